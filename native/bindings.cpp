@@ -1,0 +1,274 @@
+// The only file that knows Python. Every call that computes drops the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "model/executor.h"
+#include "runtime/ceilings.h"
+#include "runtime/isa.h"
+#include "runtime/topology.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tidewheel {
+namespace {
+
+template <typename T>
+using Array1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+DType parse_dtype(const std::string& name) {
+  if (name == "float32") return DType::kFloat32;
+  if (name == "bfloat16") return DType::kBFloat16;
+  if (name == "float16") return DType::kFloat16;
+  throw std::invalid_argument("dtype must be float32, bfloat16 or float16, not " + name);
+}
+
+Activation parse_activation(const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  throw std::invalid_argument("activation must be silu, gelu, gelu_tanh or relu, not " + name);
+}
+
+// Keeps the arrays whose memory the spans point into.
+class ArrayReader {
+ public:
+  explicit ArrayReader(nb::handle object) : object_(object) {}
+
+  template <typename T>
+  std::span<const T> get(const char* name) {
+    Array1<T> array;
+    if (!nb::try_cast(object_.attr(name), array, false)) {
+      throw std::invalid_argument(std::string(name) + " must be a contiguous one-dimensional array of its type");
+    }
+    held_.push_back(nb::cast(array));
+    return {array.data(), array.size()};
+  }
+
+ private:
+  nb::handle object_;
+  std::vector<nb::object> held_;
+};
+
+template <typename T, int N>
+using Output = std::optional<nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>>;
+
+template <typename T, int N>
+std::span<T> output_span(Output<T, N>& output) {
+  if (!output) return {};
+  return {output->data(), output->size()};
+}
+
+struct SamplingOutputs {
+  nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> tokens;
+  Output<float, 1> logprobs;
+  Output<int32_t, 2> top_ids;
+  Output<float, 2> top_logprobs;
+};
+
+Sampling read_sampling(ArrayReader& read, SamplingOutputs& outputs) {
+  Sampling sampling;
+  sampling.temperature = read.get<float>("temperature");
+  sampling.top_p = read.get<float>("top_p");
+  sampling.min_p = read.get<float>("min_p");
+  sampling.top_k = read.get<int32_t>("top_k");
+  sampling.seed = read.get<uint64_t>("seed");
+  sampling.position = read.get<int32_t>("position");
+  sampling.repetition_penalty = read.get<float>("repetition_penalty");
+  sampling.presence_penalty = read.get<float>("presence_penalty");
+  sampling.frequency_penalty = read.get<float>("frequency_penalty");
+  sampling.num_logprobs = read.get<int32_t>("num_logprobs");
+  sampling.history_start = read.get<int32_t>("history_start");
+  sampling.history_ids = read.get<int32_t>("history_ids");
+  sampling.prompt_len = read.get<int32_t>("prompt_len");
+  sampling.bias_start = read.get<int32_t>("bias_start");
+  sampling.bias_ids = read.get<int32_t>("bias_ids");
+  sampling.bias_values = read.get<float>("bias_values");
+  sampling.out_tokens = {outputs.tokens.data(), outputs.tokens.size()};
+  sampling.out_logprobs = output_span<float, 1>(outputs.logprobs);
+  sampling.out_top_ids = output_span<int32_t, 2>(outputs.top_ids);
+  sampling.out_top_logprobs = output_span<float, 2>(outputs.top_logprobs);
+  if (outputs.top_ids && outputs.top_logprobs) {
+    if (outputs.top_ids->shape(1) != outputs.top_logprobs->shape(1)) {
+      throw std::invalid_argument("top_ids and top_logprobs differ in shape");
+    }
+    sampling.top_stride = static_cast<int>(outputs.top_ids->shape(1));
+  }
+  return sampling;
+}
+
+void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::tokens) tokens, Output<float, 1> logprobs,
+              Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs, Output<float, 2> logits) {
+  ArrayReader read(batch);
+  const nb::object sampling_object = batch.attr("sampling");
+  ArrayReader read_rows(sampling_object);
+  SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(top_ids), std::move(top_logprobs)};
+  Step step;
+  step.token_ids = read.get<int32_t>("token_ids");
+  step.positions = read.get<int32_t>("positions");
+  step.query_start = read.get<int32_t>("query_start");
+  step.context_len = read.get<int32_t>("context_len");
+  step.logits_rows = read.get<int32_t>("logits_rows");
+  nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu> tables;
+  if (!nb::try_cast(batch.attr("block_tables"), tables, false) || (tables.shape(1) > 1 && tables.stride(1) != 1)) {
+    throw std::invalid_argument("block_tables must be a two-dimensional int32 array with contiguous rows");
+  }
+  if (tables.shape(0) != step.context_len.size()) throw std::invalid_argument("block_tables must have one row a sequence");
+  step.block_tables = tables.data();
+  step.block_table_stride = tables.shape(0) == 1 ? static_cast<int64_t>(tables.shape(1)) : tables.stride(0);
+  step.sampling = read_sampling(read_rows, outputs);
+  if (logits) {
+    if (logits->shape(0) < step.logits_rows.size() || logits->shape(1) != static_cast<size_t>(executor.vocab_size())) {
+      throw std::invalid_argument("logits must have the shape [rows, vocabulary]");
+    }
+    step.out_logits = logits->data();
+  }
+  nb::gil_scoped_release release;
+  executor.step(step);
+}
+
+void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
+                   nb::handle batch, decltype(SamplingOutputs::tokens) tokens, Output<float, 1> logprobs,
+                   Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs) {
+  ArrayReader read(batch);
+  SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(top_ids), std::move(top_logprobs)};
+  const Sampling sampling = read_sampling(read, outputs);
+  const Sampler sampler(choose_kernels(isa), static_cast<int>(logits.shape(1)), 1);
+  sampler.check(sampling, logits.shape(0));
+  nb::gil_scoped_release release;
+  for (size_t row = 0; row < logits.shape(0); ++row) sampler.sample(sampling, row, logits.data() + row * logits.shape(1), 0);
+}
+
+void set_weight(Executor& executor, const std::string& name, nb::ndarray<nb::ro, nb::device::cpu> array,
+                const std::string& dtype) {
+  Source source{array.data(), parse_dtype(dtype), {}, {}};
+  if (array.dtype().bits != dtype_bytes(source.type) * 8) {
+    throw std::invalid_argument(name + " does not hold elements of " + dtype);
+  }
+  for (size_t i = 0; i < array.ndim(); ++i) {
+    source.shape.push_back(static_cast<int64_t>(array.shape(i)));
+    source.strides.push_back(array.stride(i));
+  }
+  nb::gil_scoped_release release;
+  executor.set_weight(name, source);
+}
+
+nb::dict topology_dict(const Topology& topology) {
+  nb::list processors;
+  for (const Processor& p : topology.allowed) {
+    nb::dict processor;
+    processor["cpu"] = p.cpu;
+    processor["core"] = p.core;
+    processor["numa_node"] = p.numa_node;
+    processors.append(processor);
+  }
+  nb::dict result;
+  result["processors"] = processors;
+  result["cores"] = nb::cast(topology.cores);
+  result["cpu_quota"] = topology.cpu_quota;
+  result["memory_total"] = topology.memory_total;
+  result["memory_available"] = topology.memory_available;
+  result["memory_limit"] = nb::cast(topology.memory_limit);
+  result["memory_used"] = nb::cast(topology.memory_used);
+  result["default_threads"] = default_threads(topology);
+  return result;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Tidewheel's native CPU runtime.";
+
+  nb::class_<NormConfig>(m, "NormConfig")
+      .def("__init__", [](NormConfig* self, bool layer_norm, float eps, bool bias) {
+        new (self) NormConfig{layer_norm, eps, bias};
+      }, "layer_norm"_a, "eps"_a, "bias"_a);
+
+  nb::class_<LayerConfig>(m, "LayerConfig")
+      .def(nb::init<>())
+      .def_rw("num_heads", &LayerConfig::num_heads)
+      .def_rw("num_kv_heads", &LayerConfig::num_kv_heads)
+      .def_rw("head_dim", &LayerConfig::head_dim)
+      .def_rw("scale", &LayerConfig::scale)
+      .def_rw("qkv_bias", &LayerConfig::qkv_bias)
+      .def_rw("out_bias", &LayerConfig::out_bias)
+      .def_rw("qk_norm_eps", &LayerConfig::qk_norm_eps, nb::arg().none())
+      .def_rw("inv_freq", &LayerConfig::inv_freq)
+      .def_rw("rope_factor", &LayerConfig::rope_factor)
+      .def_rw("sliding_window", &LayerConfig::sliding_window)
+      .def_rw("intermediate_size", &LayerConfig::intermediate_size)
+      .def_prop_rw("activation", [](const LayerConfig& self) { return static_cast<int>(self.activation); },
+                   [](LayerConfig& self, const std::string& name) { self.activation = parse_activation(name); })
+      .def_rw("gated", &LayerConfig::gated)
+      .def_rw("mlp_bias", &LayerConfig::mlp_bias)
+      .def_rw("norm", &LayerConfig::norm)
+      .def_rw("post_norm", &LayerConfig::post_norm);
+
+  nb::class_<ModelConfig>(m, "ModelConfig")
+      .def(nb::init<>())
+      .def_rw("vocab_size", &ModelConfig::vocab_size)
+      .def_rw("hidden_size", &ModelConfig::hidden_size)
+      .def_rw("max_positions", &ModelConfig::max_positions)
+      .def_rw("embedding_size", &ModelConfig::embedding_size)
+      .def_rw("num_positions", &ModelConfig::num_positions)
+      .def_rw("position_offset", &ModelConfig::position_offset)
+      .def_rw("tied_head", &ModelConfig::tied_head)
+      .def_rw("final_norm", &ModelConfig::final_norm, nb::arg().none())
+      .def_rw("layers", &ModelConfig::layers);
+
+  nb::class_<Executor>(m, "Executor")
+      .def("__init__", [](Executor* self, const ModelConfig& config, const std::string& isa, const std::string& dtype,
+                          int num_blocks, int max_num_seqs, int max_num_batched_tokens, const std::vector<int>& cpus) {
+        if (cpus.empty()) throw std::invalid_argument("at least one CPU is needed");
+        new (self) Executor(config, choose_kernels(isa), parse_dtype(dtype),
+                            {num_blocks, max_num_seqs, max_num_batched_tokens}, cpus);
+      }, "config"_a, "isa"_a, "dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "cpus"_a)
+      .def("set_weight", &set_weight, "name"_a, "array"_a, "dtype"_a)
+      .def("check_complete", &Executor::check_complete)
+      .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "top_ids"_a.none(),
+           "top_logprobs"_a.none(), "logits"_a.none())
+      .def("copy_blocks", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs) {
+        const nb::gil_scoped_release release;
+        self.copy_blocks({pairs.data(), pairs.size()});
+      }, "pairs"_a)
+      .def("pin_caller", &Executor::pin_caller)
+      .def_prop_ro("isa", [](const Executor& self) { return self.kernels().name; })
+      .def_prop_ro("num_threads", &Executor::num_threads)
+      .def_prop_ro("weight_bytes", &Executor::weight_bytes)
+      .def_prop_ro("cache_bytes", &Executor::cache_bytes);
+
+  m.def("sample", &sample_logits, "isa"_a, "logits"_a, "sampling"_a, "token_ids"_a, "logprobs"_a.none(),
+        "top_ids"_a.none(), "top_logprobs"_a.none(), "Samples rows of logits [R, vocab] with one thread.");
+  m.def("available_isa_levels", [] {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : available_kernels()) names.emplace_back(kernels->name);
+    return names;
+  }, "Names of the ISA levels that this processor has, best first.");
+  m.def("chosen_isa_level", [](const std::string& isa) { return std::string(choose_kernels(isa).name); }, "isa"_a = "auto",
+        "The level that is used for `isa`; TIDEWHEEL_ISA decides what auto means.");
+  m.def("topology", [](const std::string& root) { return topology_dict(read_topology(root)); }, "root"_a = "/",
+        "Processors, quota and memory that this process may use.");
+  m.def("parse_cpu_list", &parse_cpu_list, "text"_a, "'0-3,8' to [0, 1, 2, 3, 8].");
+  m.def("block_tokens", [] { return kBlockTokens; }, "Tokens a KV block holds.");
+  m.def("kv_bytes_per_block", [](int num_kv_heads, int head_dim, const std::string& dtype) {
+    return Heads{num_kv_heads, num_kv_heads, head_dim}.block_elements() * dtype_bytes(parse_dtype(dtype));
+  }, "num_kv_heads"_a, "head_dim"_a, "dtype"_a, "Bytes of one layer's K and V in one block.");
+  m.def("measure_ceilings", [](const std::string& isa, const std::vector<int>& cpus, double seconds, int megabytes) {
+    const Kernels& kernels = choose_kernels(isa);
+    nb::gil_scoped_release release;
+    const Ceilings ceilings = measure_ceilings(kernels, cpus, seconds, megabytes);
+    return std::map<std::string, double>{{"read_bytes_per_second", ceilings.read_bytes_per_second},
+                                         {"bfloat16_flops", ceilings.bfloat16_flops},
+                                         {"int8_ops", ceilings.int8_ops},
+                                         {"float32_flops", ceilings.float32_flops}};
+  }, "isa"_a, "cpus"_a, "seconds"_a = 1.0, "megabytes"_a = 512, "The machine's measured limits with these threads.");
+}
+
+}  // namespace tidewheel

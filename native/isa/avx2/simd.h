@@ -1,0 +1,89 @@
+// The vector vocabulary on AVX2 with FMA and F16C: 8 floats a register, 16 registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/types.h"
+
+namespace tidewheel::TW_ISA {
+
+constexpr int kLanes = 8;
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = 2;
+
+struct F {
+  __m256 v;
+};
+
+TW_INLINE F set1(float x) { return {_mm256_set1_ps(x)}; }
+TW_INLINE F zero() { return {_mm256_setzero_ps()}; }
+TW_INLINE F load(const float* p) { return {_mm256_loadu_ps(p)}; }
+TW_INLINE F load(const bf16* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+}
+TW_INLINE F load(const f16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
+TW_INLINE void store(float* p, F a) { _mm256_storeu_ps(p, a.v); }
+TW_INLINE void store(bf16* p, F a) {
+  const __m256i bits = _mm256_castps_si256(a.v);
+  const __m256i tie = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(tie, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
+  const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+  const __m256i half = _mm256_blendv_epi8(rounded, quiet, nan);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(half, half), 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+TW_INLINE void store(f16* p, F a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+TW_INLINE F add(F a, F b) { return {_mm256_add_ps(a.v, b.v)}; }
+TW_INLINE F sub(F a, F b) { return {_mm256_sub_ps(a.v, b.v)}; }
+TW_INLINE F mul(F a, F b) { return {_mm256_mul_ps(a.v, b.v)}; }
+TW_INLINE F div(F a, F b) { return {_mm256_div_ps(a.v, b.v)}; }
+TW_INLINE F max(F a, F b) { return {_mm256_max_ps(a.v, b.v)}; }
+TW_INLINE F min(F a, F b) { return {_mm256_min_ps(a.v, b.v)}; }
+TW_INLINE F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+TW_INLINE F round(F a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+TW_INLINE F pow2(F n) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
+}
+
+TW_INLINE float hsum(F a) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+TW_INLINE float hmax(F a) {
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+using BF16Activation = float;
+struct Pairs {
+  F even, odd;
+};
+TW_INLINE Pairs load_pairs(const bf16* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {{_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))},
+          {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))}};
+}
+TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
+TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
+
+TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+struct I {
+  __m256i v;
+};
+TW_INLINE I zero_int() { return {_mm256_setzero_si256()}; }
+TW_INLINE I dot_i8(I acc, const uint8_t* u, const int8_t* s) {
+  const __m256i products = _mm256_maddubs_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(u)),
+                                                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(s)));
+  return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))};
+}
+TW_INLINE int first(I a) { return _mm256_extract_epi32(a.v, 0); }
+
+}  // namespace tidewheel::TW_ISA

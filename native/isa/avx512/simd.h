@@ -1,0 +1,98 @@
+// The vector vocabulary on AVX-512 (F, BW, DQ, VL): 16 floats a register, 32 registers. With BF16 and VNNI (the
+// avx512_bf16 level is compiled with them) pairs of bfloat16 and quads of int8 have dot instructions of their own.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/types.h"
+
+namespace tidewheel::TW_ISA {
+
+constexpr int kLanes = 16;
+constexpr int kTileRows = 12;
+constexpr int kTileVectors = 2;
+
+struct F {
+  __m512 v;
+};
+
+TW_INLINE F set1(float x) { return {_mm512_set1_ps(x)}; }
+TW_INLINE F zero() { return {_mm512_setzero_ps()}; }
+TW_INLINE F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+TW_INLINE F load(const bf16* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+TW_INLINE F load(const f16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+TW_INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
+TW_INLINE void store(bf16* p, F a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i tie = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff))), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i half = _mm512_mask_or_epi32(rounded, nan, _mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(half));
+}
+TW_INLINE void store(f16* p, F a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+TW_INLINE F add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+TW_INLINE F sub(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+TW_INLINE F mul(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+TW_INLINE F div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+TW_INLINE F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+TW_INLINE F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+TW_INLINE F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+TW_INLINE F round(F a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+TW_INLINE F pow2(F n) {
+  const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+}
+TW_INLINE float hsum(F a) { return _mm512_reduce_add_ps(a.v); }
+TW_INLINE float hmax(F a) { return _mm512_reduce_max_ps(a.v); }
+
+TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+#ifdef __AVX512BF16__
+using BF16Activation = bf16;
+struct Pairs {
+  __m512bh v;
+};
+TW_INLINE Pairs load_pairs(const bf16* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
+TW_INLINE Pairs drop_odd(Pairs b) {
+  return {(__m512bh)_mm512_and_si512((__m512i)b.v, _mm512_set1_epi32(0xffff))};
+}
+TW_INLINE F dot_pairs(F acc, Pairs b, const bf16* a) {
+  int pair;
+  std::memcpy(&pair, a, 4);
+  return {_mm512_dpbf16_ps(acc.v, b.v, (__m512bh)_mm512_set1_epi32(pair))};
+}
+#else
+using BF16Activation = float;
+struct Pairs {
+  F even, odd;
+};
+TW_INLINE Pairs load_pairs(const bf16* p) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
+          {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))}};
+}
+TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
+TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
+#endif
+
+struct I {
+  __m512i v;
+};
+TW_INLINE I zero_int() { return {_mm512_setzero_si512()}; }
+TW_INLINE I dot_i8(I acc, const uint8_t* u, const int8_t* s) {
+#ifdef __AVX512VNNI__
+  return {_mm512_dpbusd_epi32(acc.v, _mm512_loadu_si512(u), _mm512_loadu_si512(s))};
+#else
+  const __m512i products = _mm512_maddubs_epi16(_mm512_loadu_si512(u), _mm512_loadu_si512(s));
+  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(products, _mm512_set1_epi16(1)))};
+#endif
+}
+TW_INLINE int first(I a) { return _mm512_cvtsi512_si32(a.v); }
+
+}  // namespace tidewheel::TW_ISA

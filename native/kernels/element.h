@@ -1,0 +1,75 @@
+// Element<T>: how weights and cache entries of type T meet activations. `kStep` is how many consecutive K elements one
+// multiply-accumulate consumes: bfloat16 comes in pairs.
+#pragma once
+
+#include "simd.h"
+
+namespace tidewheel::TW_ISA {
+
+template <typename T>
+struct Element {  // float and f16
+  static constexpr int kStep = 1;
+  using Activation = float;
+  using Vector = F;
+  TW_INLINE Vector load_weights(const T* p) { return load(p); }
+  TW_INLINE F dot(F acc, Vector w, const float* a) { return fma(w, set1(*a), acc); }
+};
+
+template <>
+struct Element<bf16> {
+  static constexpr int kStep = 2;
+  using Activation = BF16Activation;
+  using Vector = Pairs;
+  TW_INLINE Vector load_weights(const bf16* p) { return load_pairs(p); }
+  TW_INLINE F dot(F acc, Vector w, const Activation* a) { return dot_pairs(acc, w, a); }
+};
+
+template <typename T>
+TW_INLINE T from_float(float x) {
+  if constexpr (sizeof(T) == 4) {
+    return x;
+  } else if constexpr (__is_same(T, bf16)) {
+    return to_bf16(x);
+  } else {
+    return to_f16(x);
+  }
+}
+
+// Round kLanes floats to T and store them as T's activations.
+template <typename T>
+TW_INLINE void store_activations(typename Element<T>::Activation* p, F a) {
+  if constexpr (sizeof(typename Element<T>::Activation) == sizeof(T)) {
+    store(p, a);
+  } else {
+    T rounded[kLanes];
+    store(rounded, a);
+    store(p, load(rounded));
+  }
+}
+
+template <typename T>
+TW_INLINE void store_activation(typename Element<T>::Activation* p, float a) {
+  if constexpr (sizeof(typename Element<T>::Activation) == sizeof(T)) {
+    *p = from_float<T>(a);
+  } else {
+    *p = to_float(from_float<T>(a));
+  }
+}
+
+// e^x in float: Cephes' polynomial, about 2 ulp; below -87 it gives the value at -87, above 88 the value at 88.
+TW_INLINE F exp(F x) {
+  x = min(max(x, set1(-87.0f)), set1(88.0f));
+  const F n = round(mul(x, set1(1.44269504f)));
+  F r = fma(n, set1(-0.693359375f), x);
+  r = fma(n, set1(2.12194440e-4f), r);
+  F p = set1(1.9875691500e-4f);
+  p = fma(p, r, set1(1.3981999507e-3f));
+  p = fma(p, r, set1(8.3334519073e-3f));
+  p = fma(p, r, set1(4.1665795894e-2f));
+  p = fma(p, r, set1(1.6666665459e-1f));
+  p = fma(p, r, set1(5.0000001201e-1f));
+  p = fma(p, mul(r, r), r);
+  return mul(add(p, set1(1.0f)), pow2(n));
+}
+
+}  // namespace tidewheel::TW_ISA

@@ -1,0 +1,163 @@
+// The table of kernels that every ISA level fills, and the arguments they take. Plain pointers and numbers only.
+//
+// Rows are tokens. "Activations" are GEMM and attention inputs: rounded to the weight's type, stored as
+// `activation_bytes` says (bfloat16 where the level has a bfloat16 dot product, else float32).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/types.h"
+
+namespace tidewheel {
+
+// Weights [N, K] are packed in panels of 32 output columns. bfloat16: [N/32][K/2][32][2]; float32 and float16:
+// [N/32][K][32]. Zeros fill the last panel, and the last pair when K is odd.
+constexpr int kPanel = 32;
+// KV blocks of 16 tokens. A block of one KV head holds K then V, `head_stride` elements each 16 tokens.
+// bfloat16: K [dim/2][16][2], V [16/2][dim][2]; float32 and float16: K [dim][16], V [16][dim].
+constexpr int kBlockTokens = 16;
+// Attention visits the context in tiles that start at multiples of this many tokens, whoever else is in the batch.
+constexpr int kAttentionTile = 128;
+constexpr int kAttentionRows = 48;  // query rows (tokens x heads of a group) of one attention task, at most
+
+enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
+
+enum class Epilogue : int {
+  kStore,       // y = x W^T + bias
+  kAdd,         // y += x W^T + bias
+  kActivation,  // out = act(x W^T + bias), as activations
+  kGated,       // panels hold 16 gate then 16 up columns: out = act(gate) * up, as activations
+};
+
+struct GemmArgs {
+  const void* x;       // [rows, k] activations
+  size_t x_stride;     // elements
+  int row_begin, row_end;
+  const void* weight;  // packed
+  int k;
+  int n;               // columns of the packed weight, a multiple of kPanel unless kStore or kAdd
+  int panel_begin, panel_end;
+  const float* bias;   // [n] in packed column order, or null
+  Epilogue epilogue;
+  Activation activation;
+  float* y;            // [rows, n] for kStore and kAdd
+  void* out;           // [rows, n] or [rows, n / 2] activations
+  size_t y_stride;     // of y or out, elements
+};
+
+struct PackArgs {
+  const void* source;  // [rows, cols], element strides
+  DType source_type;
+  ptrdiff_t row_stride, col_stride;
+  int rows, cols;
+  void* weight;        // packed, zeroed
+  int k;
+  // Row r of the source becomes packed column (r / group) * group_stride + r % group + offset.
+  int group, group_stride, offset;
+  int row_begin, row_end;
+};
+
+struct NormArgs {
+  float* x;             // [rows, size]
+  size_t x_stride;
+  int size;
+  bool layer_norm;      // else RMS
+  float eps;
+  const float* weight;  // [size]; null: no norm, x is only copied
+  const float* bias;    // or null
+  bool in_place;        // write the result to x too
+  void* out;            // activations, or null
+  size_t out_stride;
+};
+
+struct Heads {
+  int num_heads, num_kv_heads, head_dim;
+  int padded_dim() const { return (head_dim + 15) / 16 * 16; }
+  int group() const { return num_heads / num_kv_heads; }
+  size_t block_elements() const { return size_t{2} * num_kv_heads * padded_dim() * kBlockTokens; }
+};
+
+// One token: q and k heads are normalized and rotated, q is stored as activations, k and v go to the cache.
+struct PrepareArgs {
+  Heads heads;
+  float* qkv;               // [(heads + 2 kv_heads) * head_dim], changed in place
+  const float* q_norm;      // [head_dim] or null
+  const float* k_norm;
+  float norm_eps;
+  const float* cos;         // [rotary_pairs], or null
+  const float* sin;
+  int rotary_pairs;
+  void* q;                  // [heads, padded_dim] activations
+  void* block;              // of the cache: this layer's, this token's
+  int slot;
+};
+
+// All query heads of one KV head for a few consecutive tokens of one sequence.
+struct AttentionArgs {
+  Heads heads;
+  int kv_head;
+  const void* q;            // [tokens, q_stride] activations, heads * padded_dim used
+  size_t q_stride;
+  int num_tokens;           // times heads.group(): at most kAttentionRows, or one token
+  int first_position;       // of the first of these tokens
+  int window;               // 0: unlimited
+  float scale;
+  const char* cache;        // this layer's blocks
+  const int32_t* block_table;
+  void* scratch;            // attention_scratch_bytes
+  void* out;                // [tokens, out_stride] activations, heads * head_dim used
+  size_t out_stride;
+};
+
+struct SampleArgs {
+  const float* logits;  // [vocab]
+  int vocab;
+  float temperature, top_p, min_p;
+  int top_k;
+  uint64_t seed;
+  int position;
+  float repetition_penalty, presence_penalty, frequency_penalty;
+  const int32_t* history;
+  int history_len, prompt_len;
+  const int32_t* bias_ids;
+  const float* bias_values;
+  int bias_len;
+  int num_logprobs;
+  float* row;           // scratch [vocab rounded up to 256]
+  float* weights;       // scratch, likewise
+  double* block_sums;   // scratch [vocab / 256 rounded up]
+  int32_t* indices;     // scratch [vocab]
+  int32_t* token;
+  float* logprob;
+  int32_t* top_ids;
+  float* top_logprobs;
+};
+
+struct Kernels {
+  const char* name;
+  int activation_bytes[3];  // by DType
+  void (*pack)(DType, const PackArgs&);
+  // Row `row` of a packed weight, as float: the embedding of a tied head.
+  void (*unpack_row)(DType, const void* weight, int k, int row, float* out);
+  void (*gemm)(DType, const GemmArgs&);
+  void (*norm)(DType, const NormArgs&, int row_begin, int row_end);
+  void (*prepare)(DType, const PrepareArgs&);
+  size_t (*attention_scratch_bytes)(const Heads&);
+  void (*attention)(DType, const AttentionArgs&);
+  void (*sample)(const SampleArgs&);
+  // Ceilings: operations done (a multiply and an add are two) or bytes read.
+  double (*peak_float32)(int rounds);
+  double (*peak_bfloat16)(int rounds);
+  double (*peak_int8)(int rounds);
+  double (*read_memory)(const void* data, size_t bytes);
+};
+
+namespace scalar { extern const Kernels kKernels; }
+#if defined(__x86_64__)
+namespace avx2 { extern const Kernels kKernels; }
+namespace avx512 { extern const Kernels kKernels; }
+namespace avx512_bf16 { extern const Kernels kKernels; }
+#endif
+
+}  // namespace tidewheel

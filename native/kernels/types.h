@@ -1,0 +1,69 @@
+// Element types and the scalar conversions between them. No state, no templates that a linker could merge across ISA levels.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace tidewheel {
+
+enum class DType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+struct bf16 {
+  uint16_t bits;
+};
+
+struct f16 {
+  uint16_t bits;
+};
+
+constexpr int dtype_bytes(DType type) { return type == DType::kFloat32 ? 4 : 2; }
+
+// Forced inline: an out-of-line copy compiled for a newer ISA must never be the one the linker keeps for an older CPU.
+#define TW_INLINE static inline __attribute__((always_inline))
+
+TW_INLINE uint32_t float_bits(float x) {
+  uint32_t u;
+  std::memcpy(&u, &x, 4);
+  return u;
+}
+
+TW_INLINE float bits_float(uint32_t u) {
+  float x;
+  std::memcpy(&x, &u, 4);
+  return x;
+}
+
+TW_INLINE float to_float(float x) { return x; }
+TW_INLINE float to_float(bf16 x) { return bits_float(uint32_t{x.bits} << 16); }
+
+// IEEE 754 binary16, subnormals and infinities included.
+TW_INLINE float to_float(f16 x) {
+  const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16;
+  const uint32_t rest = x.bits & 0x7fffu;
+  if (rest >= 0x7c00u) return bits_float(sign | 0x7f800000u | ((rest & 0x3ffu) << 13));
+  // Shifted into binary32's place the exponent is 112 too small; the multiplication mends it for subnormals too.
+  return bits_float(sign | float_bits(bits_float(rest << 13) * 0x1p112f));
+}
+
+// Round to nearest, ties to even; NaN stays NaN.
+TW_INLINE bf16 to_bf16(float x) {
+  const uint32_t u = float_bits(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40u)};
+  return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+}
+
+TW_INLINE f16 to_f16(float x) {
+  const uint32_t u = float_bits(x);
+  const uint16_t sign = static_cast<uint16_t>((u >> 16) & 0x8000u);
+  const uint32_t rest = u & 0x7fffffffu;
+  if (rest > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
+  if (rest >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // 65520 and above round to infinity
+  if (rest < 0x38800000u) {  // below 2^-14: let the addition of 2^-1 * 2^-24 * 2^24 round the subnormal in place
+    const float shifted = bits_float(rest) + 0.5f;
+    return {static_cast<uint16_t>(sign | (float_bits(shifted) - 0x3f000000u))};
+  }
+  const uint32_t rounded = rest + 0xfffu + ((rest >> 13) & 1u);
+  return {static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
+}
+
+}  // namespace tidewheel

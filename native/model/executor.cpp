@@ -1,0 +1,274 @@
+#include "model/executor.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "model/require.h"
+
+namespace tidewheel {
+namespace {
+
+// GEMM rows that one task takes: they stay in the second-level cache while the task's panels pass by.
+constexpr int kRowsPerTask = 120;
+// Tasks for each worker and GEMM: enough that a worker that was interrupted does not hold up the others.
+constexpr int kTasksPerWorker = 4;
+
+}  // namespace
+
+Executor::Executor(ModelConfig config, const Kernels& kernels, DType type, ExecutorShape shape, std::vector<int> cpus)
+    : config_(std::move(config)), kernels_(kernels), type_(type), shape_(shape), pool_(std::move(cpus)),
+      weights_(config_, kernels, type), sampler_(kernels, config_.vocab_size, pool_.size()) {
+  require(shape_.num_blocks > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
+          "blocks, sequences and batched tokens must all be at least 1");
+  const size_t tokens = shape_.max_num_batched_tokens, rows = shape_.max_num_seqs;
+  const size_t unit = kernels_.activation_bytes[static_cast<int>(type_)];
+  size_t cache_bytes = 0, inputs = std::max(config_.hidden_size, config_.embedding_size);
+  for (const LayerConfig& layer : config_.layers) {
+    require(layer.num_kv_heads > 0 && layer.num_heads % layer.num_kv_heads == 0,
+            "the number of query heads must be a multiple of the number of KV heads");
+    require(layer.q_size() % 2 == 0, "the heads' total size must be even");
+    require(layer.inv_freq.size() * 2 <= size_t(layer.head_dim), "rope cannot rotate more dimensions than a head has");
+    layer_offset_.push_back(cache_bytes);
+    block_bytes_.push_back(layer.heads().block_elements() * dtype_bytes(type_));
+    cache_bytes += block_bytes_.back() * shape_.num_blocks;
+    inputs = std::max<size_t>(inputs, layer.q_size());
+    qkv_stride_ = std::max<size_t>(qkv_stride_, round_up(layer.qkv_size(), 16));
+    query_stride_ = std::max<size_t>(query_stride_, size_t(layer.num_heads) * layer.heads().padded_dim());
+    mlp_stride_ = std::max<size_t>(mlp_stride_, round_up(layer.intermediate_size, kPanel));
+    max_rotary_pairs_ = std::max(max_rotary_pairs_, static_cast<int>(layer.inv_freq.size()));
+    scratch_stride_ = std::max(scratch_stride_, round_up(kernels_.attention_scratch_bytes(layer.heads()), 64));
+  }
+  require(config_.hidden_size % 2 == 0 && config_.embedding_size % 2 == 0, "hidden and embedding sizes must be even");
+  activation_stride_ = round_up(inputs, kPanel);
+  cache_ = Arena(cache_bytes);
+  hidden_ = Arena(tokens * config_.hidden_size * sizeof(float));
+  activations_ = Arena(std::max(tokens, rows) * activation_stride_ * unit);
+  if (config_.embedding_size != config_.hidden_size) {
+    projected_ = Arena(std::max(tokens, rows) * config_.embedding_size * sizeof(float));
+  }
+  qkv_ = Arena(tokens * qkv_stride_ * sizeof(float));
+  queries_ = Arena(tokens * query_stride_ * unit);
+  mlp_ = Arena(tokens * mlp_stride_ * unit);
+  angles_ = Arena(tokens * 2 * max_rotary_pairs_ * sizeof(float));
+  logits_ = Arena(rows * config_.vocab_size * sizeof(float));
+  scratch_ = Arena(scratch_stride_ * pool_.size());
+  token_sequence_.resize(tokens);
+  tasks_.reserve(tokens + rows);
+}
+
+void Executor::check(const Step& step) const {
+  const size_t tokens = step.token_ids.size(), sequences = step.context_len.size(), rows = step.logits_rows.size();
+  if (tokens == 0 || tokens > size_t(shape_.max_num_batched_tokens)) {
+    fail("a step takes 1 to " + std::to_string(shape_.max_num_batched_tokens) + " tokens, got " + std::to_string(tokens));
+  }
+  if (rows > size_t(shape_.max_num_seqs)) {
+    fail("a step takes at most " + std::to_string(shape_.max_num_seqs) + " logits rows, got " + std::to_string(rows));
+  }
+  require(step.positions.size() == tokens, "positions must be as many as token_ids");
+  require(sequences > 0 && step.query_start.size() == sequences + 1, "query_start must have one entry more than context_len");
+  require(step.query_start[0] == 0 && step.query_start[sequences] == static_cast<int>(tokens),
+          "query_start must run from 0 to the number of tokens");
+  for (const int32_t id : step.token_ids) {
+    if (id < 0 || id >= config_.vocab_size) fail("token id " + std::to_string(id) + " is outside the vocabulary");
+  }
+  for (size_t s = 0; s < sequences; ++s) {
+    const int begin = step.query_start[s], end = step.query_start[s + 1], context = step.context_len[s];
+    require(begin < end && end <= static_cast<int>(tokens), "every sequence needs at least one token, in ascending order");
+    require(context <= config_.max_positions && context >= end - begin, "context_len is outside the model's context");
+    const int64_t blocks = (context + kBlockTokens - 1) / kBlockTokens;
+    require(blocks <= step.block_table_stride, "the block table is too short for context_len");
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int block = step.block_tables[s * step.block_table_stride + b];
+      if (block < 0 || block >= shape_.num_blocks) fail("block " + std::to_string(block) + " is outside the cache");
+    }
+    for (int t = begin; t < end; ++t) {
+      require(step.positions[t] == context - (end - t), "positions must ascend by one up to context_len - 1");
+    }
+  }
+  for (size_t r = 0; r < rows; ++r) {
+    require(step.logits_rows[r] >= 0 && step.logits_rows[r] < static_cast<int>(tokens) &&
+                (r == 0 || step.logits_rows[r] > step.logits_rows[r - 1]),
+            "logits_rows must ascend within the tokens");
+  }
+  sampler_.check(step.sampling, rows);
+}
+
+void Executor::step(const Step& step) {
+  check(step);
+  tasks_.clear();
+  for (size_t s = 0; s < step.context_len.size(); ++s) {
+    const int begin = step.query_start[s], end = step.query_start[s + 1];
+    std::fill(token_sequence_.begin() + begin, token_sequence_.begin() + end, static_cast<int>(s));
+    int group = 1;
+    for (const LayerConfig& layer : config_.layers) group = std::max(group, layer.heads().group());
+    const int tokens_per_task = std::max(1, kAttentionRows / group);
+    for (int t = begin; t < end; t += tokens_per_task) {
+      tasks_.push_back({static_cast<int>(s), t, std::min(tokens_per_task, end - t)});
+    }
+  }
+  pool_.run([&](Worker& worker) { forward(worker, step); });
+}
+
+void Executor::forward(Worker& worker, const Step& step) {
+  const int tokens = static_cast<int>(step.token_ids.size());
+  embed(worker, step);
+  for (size_t i = 0; i < config_.layers.size(); ++i) {
+    attend(worker, step, static_cast<int>(i));
+    mlp(worker, tokens, static_cast<int>(i));
+  }
+  if (step.logits_rows.empty()) return;
+  logits(worker, step);
+  sample(worker, step);
+}
+
+void Executor::angles(const std::vector<float>& inv_freq, float factor, int position, float* cos, float* sin) const {
+  for (size_t i = 0; i < inv_freq.size(); ++i) {
+    const float angle = static_cast<float>(position) * inv_freq[i];  // in float, as the models were trained
+    cos[i] = std::cos(angle) * factor;
+    sin[i] = std::sin(angle) * factor;
+  }
+}
+
+void Executor::embed(Worker& worker, const Step& step) {
+  const int tokens = static_cast<int>(step.token_ids.size());
+  const bool project = projected_.bytes() > 0;
+  float* rows = project ? reinterpret_cast<float*>(projected_.data()) : hidden();
+  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      kernels_.unpack_row(type_, weights_.embed.weight, weights_.embed.k, step.token_ids[t],
+                          rows + t * config_.embedding_size);
+    }
+  });
+  const size_t size = config_.hidden_size;
+  if (project) {
+    copy_to_activations(worker, rows, tokens, config_.embedding_size);
+    gemm(worker, weights_.project_in, inputs(tokens), {Epilogue::kStore, hidden(), nullptr, size});
+  }
+  if (config_.num_positions) {
+    worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+      float* learned = reinterpret_cast<float*>(qkv_.data());  // free until the first layer
+      for (int64_t t = begin; t < end; ++t) {
+        float* row = learned + t * qkv_stride_;
+        kernels_.unpack_row(type_, weights_.positions.weight, weights_.positions.k,
+                            step.positions[t] + config_.position_offset, row);
+        for (size_t i = 0; i < size; ++i) hidden()[t * size + i] += row[i];
+      }
+    });
+  }
+}
+
+void Executor::apply_norm(Worker& worker, const Norm& norm, int rows, bool in_place, void* out) {
+  const NormArgs args{hidden(), size_t(config_.hidden_size), config_.hidden_size, norm.layer_norm, norm.eps,
+                      norm.weight, norm.bias, in_place, out, activation_stride_};
+  worker.share(rows, 4, [&](int64_t begin, int64_t end) { kernels_.norm(type_, args, int(begin), int(end)); });
+}
+
+void Executor::copy_to_activations(Worker& worker, float* x, int rows, int size) {
+  const NormArgs args{x, size_t(size), size, false, 0, nullptr, nullptr, false, activations_.data(), activation_stride_};
+  worker.share(rows, 4, [&](int64_t begin, int64_t end) { kernels_.norm(type_, args, int(begin), int(end)); });
+}
+
+void Executor::gemm(Worker& worker, const Linear& linear, const Rows& x, const GemmOutput& output) {
+  const int panels = (linear.n + kPanel - 1) / kPanel;
+  const int row_tasks = (x.count + kRowsPerTask - 1) / kRowsPerTask;
+  const int pieces = std::max(1, kTasksPerWorker * worker.count() / row_tasks);
+  const int grain = std::max(1, panels / pieces), panel_tasks = (panels + grain - 1) / grain;
+  worker.share(int64_t(row_tasks) * panel_tasks, 1, [&](int64_t task, int64_t) {
+    const int row = static_cast<int>(task / panel_tasks) * kRowsPerTask;
+    const int panel = static_cast<int>(task % panel_tasks) * grain;
+    kernels_.gemm(type_, {x.data, x.stride, row, std::min(x.count, row + kRowsPerTask), linear.weight, linear.k, linear.n,
+                          panel, std::min(panels, panel + grain), linear.bias, output.epilogue, output.activation,
+                          output.y, output.out, output.stride});
+  });
+}
+
+void Executor::attend(Worker& worker, const Step& step, int index) {
+  const LayerConfig& config = config_.layers[index];
+  const Layer& layer = weights_.layers[index];
+  const Heads heads = config.heads();
+  const int tokens = static_cast<int>(step.token_ids.size());
+  const size_t unit = kernels_.activation_bytes[static_cast<int>(type_)];
+  float* qkv = reinterpret_cast<float*>(qkv_.data());
+  static const Norm kNone{};
+  apply_norm(worker, config.post_norm ? kNone : layer.attention_norm, tokens, false, activations_.data());
+  gemm(worker, layer.qkv, inputs(tokens), {Epilogue::kStore, qkv, nullptr, qkv_stride_});
+  const int pairs = static_cast<int>(config.inv_freq.size());
+  // Most models rotate alike in every layer: the angles are worked out in the first one and kept.
+  const bool same_angles = index > 0 && config.inv_freq == config_.layers[index - 1].inv_freq &&
+                           config.rope_factor == config_.layers[index - 1].rope_factor;
+  worker.share(tokens, 1, [&](int64_t t, int64_t) {
+    const int position = step.positions[t];
+    float* cos = reinterpret_cast<float*>(angles_.data()) + t * 2 * max_rotary_pairs_;
+    float* sin = cos + pairs;
+    if (pairs && !same_angles) angles(config.inv_freq, config.rope_factor, position, cos, sin);
+    const int32_t* table = step.block_tables + token_sequence_[t] * step.block_table_stride;
+    kernels_.prepare(type_, {heads, qkv + t * qkv_stride_, layer.q_norm, layer.k_norm, config.qk_norm_eps.value_or(0),
+                             pairs ? cos : nullptr, sin, pairs, queries_.data() + t * query_stride_ * unit,
+                             cache_block(index, table[position / kBlockTokens]), position % kBlockTokens});
+  });
+  const int64_t count = static_cast<int64_t>(tasks_.size()) * heads.num_kv_heads;
+  // The longest contexts of a prompt come last in order; starting with them evens out the end.
+  worker.share(count, 1, [&](int64_t i, int64_t) {
+    const AttentionTask& task = tasks_[(count - 1 - i) / heads.num_kv_heads];
+    kernels_.attention(type_, {heads, static_cast<int>(i % heads.num_kv_heads),
+                               queries_.data() + task.token_begin * query_stride_ * unit, query_stride_, task.num_tokens,
+                               step.positions[task.token_begin], config.sliding_window, config.scale,
+                               cache_block(index, 0), step.block_tables + task.sequence * step.block_table_stride,
+                               scratch_.data() + worker.index() * scratch_stride_,
+                               activations_.data() + task.token_begin * activation_stride_ * unit, activation_stride_});
+  });
+  gemm(worker, layer.out, inputs(tokens), {Epilogue::kAdd, hidden(), nullptr, size_t(config_.hidden_size)});
+  if (config.post_norm) apply_norm(worker, layer.attention_norm, tokens, true, activations_.data());
+}
+
+void Executor::mlp(Worker& worker, int tokens, int index) {
+  const LayerConfig& config = config_.layers[index];
+  const Layer& layer = weights_.layers[index];
+  if (!config.post_norm) apply_norm(worker, layer.mlp_norm, tokens, false, activations_.data());
+  gemm(worker, layer.up, inputs(tokens), {config.gated ? Epilogue::kGated : Epilogue::kActivation, nullptr, mlp_.data(),
+                                          mlp_stride_, config.activation});
+  gemm(worker, layer.down, {mlp_.data(), mlp_stride_, tokens}, {Epilogue::kAdd, hidden(), nullptr,
+                                                               size_t(config_.hidden_size)});
+  if (config.post_norm) apply_norm(worker, layer.mlp_norm, tokens, true, nullptr);
+}
+
+void Executor::logits(Worker& worker, const Step& step) {
+  const int rows = static_cast<int>(step.logits_rows.size());
+  const size_t unit = kernels_.activation_bytes[static_cast<int>(type_)];
+  const Norm& norm = weights_.final_norm;
+  worker.share(rows, 1, [&](int64_t r, int64_t) {
+    kernels_.norm(type_, {hidden() + size_t(step.logits_rows[r]) * config_.hidden_size, 0, config_.hidden_size, norm.layer_norm,
+                          norm.eps, norm.weight, norm.bias, false, activations_.data() + r * activation_stride_ * unit, 0},
+                  0, 1);
+  });
+  if (projected_.bytes()) {
+    float* projected = reinterpret_cast<float*>(projected_.data());
+    gemm(worker, weights_.project_out, inputs(rows), {Epilogue::kStore, projected, nullptr,
+                                                      size_t(config_.embedding_size)});
+    copy_to_activations(worker, projected, rows, config_.embedding_size);
+  }
+  gemm(worker, weights_.head, inputs(rows), {Epilogue::kStore, reinterpret_cast<float*>(logits_.data()), nullptr,
+                                             size_t(config_.vocab_size)});
+}
+
+void Executor::sample(Worker& worker, const Step& step) {
+  worker.share(static_cast<int64_t>(step.logits_rows.size()), 1, [&](int64_t r, int64_t) {
+    const float* logits = reinterpret_cast<float*>(logits_.data()) + r * config_.vocab_size;
+    sampler_.sample(step.sampling, r, logits, worker.index());
+    if (step.out_logits) std::copy(logits, logits + config_.vocab_size, step.out_logits + r * config_.vocab_size);
+  });
+}
+
+void Executor::copy_blocks(std::span<const int32_t> pairs) {
+  for (const int32_t block : pairs) {
+    if (block < 0 || block >= shape_.num_blocks) fail("block " + std::to_string(block) + " is outside the cache");
+  }
+  for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
+    for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
+      const char* from = cache_block(static_cast<int>(layer), pairs[i]);
+      std::copy(from, from + block_bytes_[layer], cache_block(static_cast<int>(layer), pairs[i + 1]));
+    }
+  }
+}
+
+}  // namespace tidewheel

@@ -1,0 +1,19 @@
+// What the model files share: refusing bad arguments, and rounding sizes up.
+#pragma once
+
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+
+namespace tidewheel {
+
+[[noreturn]] inline void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+// The message is not built unless it is needed: these checks run at every step.
+inline void require(bool ok, const char* message) {
+  if (!ok) fail(message);
+}
+
+inline size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+}  // namespace tidewheel

@@ -1,0 +1,45 @@
+// Picks the tokens of a step's rows from their logits.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "kernels/kernels.h"
+#include "runtime/arena.h"
+
+namespace tidewheel {
+
+// The arrays of tidewheel/engine/batch.py's SamplingBatch, one entry a row, and where the results go.
+struct Sampling {
+  std::span<const float> temperature, top_p, min_p;
+  std::span<const int32_t> top_k;
+  std::span<const uint64_t> seed;
+  std::span<const int32_t> position;
+  std::span<const float> repetition_penalty, presence_penalty, frequency_penalty;
+  std::span<const int32_t> num_logprobs, history_start, history_ids, prompt_len, bias_start, bias_ids;
+  std::span<const float> bias_values;
+  std::span<int32_t> out_tokens;
+  std::span<float> out_logprobs;        // [R], or empty if no row asks
+  std::span<int32_t> out_top_ids;       // [R, top_stride], likewise
+  std::span<float> out_top_logprobs;
+  int top_stride = 0;
+};
+
+class Sampler {
+ public:
+  Sampler(const Kernels& kernels, int vocab_size, int workers);
+
+  // Throws std::invalid_argument if an array does not fit the vocabulary or the others.
+  void check(const Sampling& sampling, size_t rows) const;
+
+  // `worker` chooses the scratch memory: two calls at a time must not share it.
+  void sample(const Sampling& sampling, size_t row, const float* logits, int worker) const;
+
+ private:
+  const Kernels& kernels_;
+  const int vocab_size_;
+  const size_t padded_, stride_;
+  Arena scratch_;
+};
+
+}  // namespace tidewheel

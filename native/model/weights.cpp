@@ -1,0 +1,160 @@
+#include "model/weights.h"
+
+#include <set>
+
+#include "model/require.h"
+
+namespace tidewheel {
+namespace {
+
+constexpr int kGateColumns = kPanel / 2;
+
+size_t align(size_t bytes) { return round_up(bytes, 64); }
+
+float read_float(const Source& source, int64_t index) {
+  switch (source.type) {
+    case DType::kFloat32: return static_cast<const float*>(source.data)[index];
+    case DType::kBFloat16: return to_float(static_cast<const bf16*>(source.data)[index]);
+    case DType::kFloat16: return to_float(static_cast<const f16*>(source.data)[index]);
+  }
+  return 0;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+}  // namespace
+
+Weights::Weights(const ModelConfig& config, const Kernels& kernels, DType type) : kernels_(kernels), type_(type) {
+  layers.resize(config.layers.size());
+  plan(config);
+  place();
+}
+
+void Weights::plan_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias, int n, int group,
+                          int group_stride, int offset) {
+  linear.n = n;
+  linear.k = cols;
+  slots_[name + ".weight"] = {&linear, nullptr, rows, cols, group, group_stride, offset};
+  if (bias) slots_[name + ".bias"] = {&linear, &linear.bias, rows, 0, group, group_stride, offset};
+}
+
+void Weights::plan_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias) {
+  plan_linear(name, linear, rows, cols, bias, rows, rows, 0, 0);
+}
+
+void Weights::plan_vector(const std::string& name, float*& vector, int size) {
+  slots_[name] = {nullptr, &vector, size, 0, size, 0, 0};
+}
+
+void Weights::plan_norm(const std::string& name, Norm& norm, const NormConfig& config, int size) {
+  norm.layer_norm = config.layer_norm;
+  norm.eps = config.eps;
+  plan_vector(name + ".weight", norm.weight, size);
+  if (config.bias) plan_vector(name + ".bias", norm.bias, size);
+}
+
+void Weights::plan(const ModelConfig& config) {
+  const int hidden = config.hidden_size, embedding = config.embedding_size;
+  plan_linear("embed", embed, config.vocab_size, embedding, false);
+  if (config.num_positions) {
+    plan_linear("embed.positions", positions, config.num_positions + config.position_offset, hidden, false);
+    auto slot = slots_.extract("embed.positions.weight");
+    slot.key() = "embed.positions";
+    slots_.insert(std::move(slot));
+  }
+  if (embedding != hidden) {
+    plan_linear("embed.project_in", project_in, hidden, embedding, false);
+    plan_linear("embed.project_out", project_out, embedding, hidden, false);
+  }
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const LayerConfig& c = config.layers[i];
+    Layer& layer = layers[i];
+    const std::string prefix = "layers." + std::to_string(i) + ".";
+    const int q = c.q_size(), kv = c.kv_size(), qkv = c.qkv_size();
+    plan_norm(prefix + "attention_norm", layer.attention_norm, c.norm, hidden);
+    plan_linear(prefix + "q", layer.qkv, q, hidden, c.qkv_bias, qkv, q, 0, 0);
+    plan_linear(prefix + "k", layer.qkv, kv, hidden, c.qkv_bias, qkv, kv, 0, q);
+    plan_linear(prefix + "v", layer.qkv, kv, hidden, c.qkv_bias, qkv, kv, 0, q + kv);
+    plan_linear(prefix + "o", layer.out, hidden, q, c.out_bias);
+    if (c.qk_norm_eps) {
+      plan_vector(prefix + "q_norm.weight", layer.q_norm, c.head_dim);
+      plan_vector(prefix + "k_norm.weight", layer.k_norm, c.head_dim);
+    }
+    plan_norm(prefix + "mlp_norm", layer.mlp_norm, c.norm, hidden);
+    const int width = static_cast<int>(round_up(c.intermediate_size, kGateColumns));
+    if (c.gated) {
+      plan_linear(prefix + "gate", layer.up, c.intermediate_size, hidden, c.mlp_bias, 2 * width, kGateColumns, kPanel, 0);
+      plan_linear(prefix + "up", layer.up, c.intermediate_size, hidden, c.mlp_bias, 2 * width, kGateColumns, kPanel,
+                  kGateColumns);
+    } else {
+      plan_linear(prefix + "up", layer.up, c.intermediate_size, hidden, c.mlp_bias);
+    }
+    plan_linear(prefix + "down", layer.down, hidden, c.intermediate_size, c.mlp_bias);
+  }
+  if (config.final_norm) plan_norm("final_norm", final_norm, *config.final_norm, hidden);
+  if (!config.tied_head) plan_linear("head", head, config.vocab_size, embedding, false);
+}
+
+void Weights::place() {
+  // Several slots may share one target (q, k and v one matrix): each target is placed once.
+  const auto for_each_target = [this](auto&& visit) {
+    std::set<const void*> seen;
+    for (auto& [name, slot] : slots_) {
+      const void* target = slot.cols ? static_cast<void*>(slot.linear) : static_cast<void*>(slot.vector);
+      if (!seen.insert(target).second) continue;
+      const size_t columns = round_up(slot.linear ? slot.linear->n : slot.rows, kPanel);
+      visit(slot, align(slot.cols ? columns * round_up(slot.linear->k, 2) * dtype_bytes(type_)
+                                  : columns * sizeof(float)));
+    }
+  };
+  size_t total = 0;
+  for_each_target([&](Slot&, size_t bytes) { total += bytes; });
+  arena_ = Arena(total);
+  char* next = arena_.data();
+  for_each_target([&](Slot& slot, size_t bytes) {
+    if (slot.cols) {
+      slot.linear->weight = next;
+    } else {
+      *slot.vector = reinterpret_cast<float*>(next);
+    }
+    next += bytes;
+  });
+  if (!head.weight) head = embed;
+}
+
+void Weights::set(const std::string& name, const Source& source, ThreadPool& pool) {
+  const auto found = slots_.find(name);
+  if (found == slots_.end()) fail("this model has no weight named " + name);
+  Slot& slot = found->second;
+  const std::vector<int64_t> expected = slot.cols ? std::vector<int64_t>{slot.rows, slot.cols} : std::vector<int64_t>{slot.rows};
+  if (source.shape != expected) {
+    fail(name + " must have the shape " + shape_text(expected) + ", not " + shape_text(source.shape));
+  }
+  if (slot.cols == 0) {
+    for (int r = 0; r < slot.rows; ++r) {
+      (*slot.vector)[r / slot.group * slot.group_stride + r % slot.group + slot.offset] = read_float(source, r * source.strides[0]);
+    }
+  } else {
+    const Linear& linear = *slot.linear;
+    pool.run([&](Worker& worker) {
+      worker.share(slot.rows, kPanel, [&](int64_t begin, int64_t end) {
+        kernels_.pack(type_, {source.data, source.type, source.strides[0], source.strides[1], slot.rows, slot.cols,
+                              linear.weight, linear.k, slot.group, slot.group_stride, slot.offset,
+                              static_cast<int>(begin), static_cast<int>(end)});
+      });
+    });
+  }
+  slot.done = true;
+}
+
+void Weights::check_complete() const {
+  for (const auto& [name, slot] : slots_) {
+    if (!slot.done) fail("the weight " + name + " was not loaded");
+  }
+}
+
+}  // namespace tidewheel

@@ -1,0 +1,84 @@
+// All weights of a model, packed for the kernels, in one arena.
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "runtime/arena.h"
+#include "runtime/thread_pool.h"
+
+namespace tidewheel {
+
+struct Linear {
+  int n = 0, k = 0;       // packed columns (rows of the weight) and inputs
+  char* weight = nullptr;
+  float* bias = nullptr;  // [n] in packed order, or null
+};
+
+struct Norm {
+  bool layer_norm = false;
+  float eps = 0;
+  float* weight = nullptr;
+  float* bias = nullptr;
+};
+
+struct Layer {
+  Norm attention_norm, mlp_norm;
+  Linear qkv, out, up, down;  // `up` holds gate and up interleaved by 16 columns if gated
+  float* q_norm = nullptr;
+  float* k_norm = nullptr;
+};
+
+// A tensor as it lies in a checkpoint. Strides are in elements.
+struct Source {
+  const void* data;
+  DType type;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+};
+
+class Weights {
+ public:
+  Weights(const ModelConfig& config, const Kernels& kernels, DType type);
+
+  // Pack one tensor, with all of the pool. Throws std::invalid_argument for a name or a shape that is not expected.
+  void set(const std::string& name, const Source& source, ThreadPool& pool);
+
+  // Throws std::invalid_argument, naming a tensor that was never set.
+  void check_complete() const;
+
+  size_t bytes() const { return arena_.bytes(); }
+
+  Linear embed, positions, project_in, project_out, head;
+  Norm final_norm;
+  std::vector<Layer> layers;
+
+ private:
+  // Where a named tensor goes: a matrix into packed columns, a vector into floats. Row r becomes column
+  // (r / group) * group_stride + r % group + offset.
+  struct Slot {
+    Linear* linear = nullptr;
+    float** vector = nullptr;
+    int rows = 0, cols = 0;  // cols 0: a vector
+    int group = 0, group_stride = 0, offset = 0;
+    bool done = false;
+  };
+
+  void plan_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias, int n, int group,
+                   int group_stride, int offset);
+  void plan_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias);
+  void plan_norm(const std::string& name, Norm& norm, const NormConfig& config, int size);
+  void plan_vector(const std::string& name, float*& vector, int size);
+  void plan(const ModelConfig& config);
+  void place();
+
+  const Kernels& kernels_;
+  const DType type_;
+  std::map<std::string, Slot> slots_;
+  Arena arena_;
+};
+
+}  // namespace tidewheel

@@ -1,0 +1,190 @@
+"""The sampler: the native one is the numpy one bit for bit, and both do what the parameters promise."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tidewheel import _native
+from tidewheel.engine.batch import MAX_TOP_LOGPROBS, SamplingBatch, StepOutput
+from tidewheel.engine.sampling import NO_TOKEN, exp_nonpositive, log_positive, philox_uniform, sample
+
+LEVELS = _native.available_isa_levels()
+
+
+def batch_of(rows: int, **changes: object) -> SamplingBatch:
+    """Plain sampling of `rows` rows at temperature 1; `changes` are scalars or arrays by field name."""
+    batch = SamplingBatch(
+        temperature=np.ones(rows, np.float32),
+        top_k=np.zeros(rows, np.int32),
+        top_p=np.ones(rows, np.float32),
+        min_p=np.zeros(rows, np.float32),
+        seed=np.arange(rows, dtype=np.uint64),
+        position=np.arange(rows, dtype=np.int32),
+        repetition_penalty=np.ones(rows, np.float32),
+        presence_penalty=np.zeros(rows, np.float32),
+        frequency_penalty=np.zeros(rows, np.float32),
+        num_logprobs=np.full(rows, -1, np.int32),
+        history_start=np.zeros(rows + 1, np.int32),
+        history_ids=np.zeros(0, np.int32),
+        prompt_len=np.zeros(rows, np.int32),
+        bias_start=np.zeros(rows + 1, np.int32),
+        bias_ids=np.zeros(0, np.int32),
+        bias_values=np.zeros(0, np.float32),
+    )
+    for field in dataclasses.fields(batch):
+        if field.name in changes:
+            dtype = getattr(batch, field.name).dtype
+            value = np.asarray(changes[field.name], dtype)
+            setattr(batch, field.name, value if value.ndim else np.full(rows, value, dtype))
+    return batch
+
+
+def native_sample(level: str, logits: NDArray[np.float32], batch: SamplingBatch) -> StepOutput:
+    rows = len(logits)
+    output = StepOutput(
+        np.zeros(rows, np.int32),
+        np.zeros(rows, np.float32),
+        np.zeros((rows, MAX_TOP_LOGPROBS), np.int32),
+        np.zeros((rows, MAX_TOP_LOGPROBS), np.float32),
+    )
+    _native.sample(
+        level, logits, batch, output.token_ids, output.logprobs, output.top_ids, output.top_logprobs
+    )
+    return output
+
+
+def assert_same(level: str, logits: NDArray[np.float32], batch: SamplingBatch) -> None:
+    reference, native = sample(logits, batch), native_sample(level, logits, batch)
+    np.testing.assert_array_equal(native.token_ids, reference.token_ids)
+    if reference.logprobs is not None:
+        assert native.logprobs is not None and native.top_logprobs is not None
+        assert reference.top_logprobs is not None
+        np.testing.assert_array_equal(native.logprobs.view(np.int32), reference.logprobs.view(np.int32))
+        np.testing.assert_array_equal(native.top_ids, reference.top_ids)
+        np.testing.assert_array_equal(native.top_logprobs.view(np.int32), reference.top_logprobs.view(np.int32))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingBatch]:
+    rows = draw(st.integers(1, 4))
+    vocab = draw(st.sampled_from([1, 2, 15, 16, 17, 255, 256, 257, 1000, 5003]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    logits = rng.normal(0, draw(st.sampled_from([0.01, 1.0, 5.0, 60.0])), (rows, vocab)).astype(np.float32)
+    if draw(st.booleans()):  # ties
+        logits = np.round(logits)
+    if draw(st.booleans()):
+        logits[rng.random(logits.shape) < 0.3] = -np.inf
+    if draw(st.integers(0, 9)) == 0:
+        logits[0, 0] = draw(st.sampled_from([np.nan, np.inf]))
+
+    def column(values: list[float]) -> list[float]:
+        return [draw(st.sampled_from(values)) for _ in range(rows)]
+
+    lengths = [draw(st.sampled_from([0, 0, 7, 40])) for _ in range(rows)]
+    biases = [min(vocab, draw(st.sampled_from([0, 0, 3]))) for _ in range(rows)]
+    bias_ids = [rng.choice(vocab, n, replace=False) for n in biases]
+    batch = batch_of(
+        rows,
+        temperature=column([0, 0.1, 1.0, 1.7]),
+        top_k=column([0, 1, 5, 70, 600, 6000]),
+        top_p=column([1, 0.9, 0.5, 0.01]),
+        min_p=column([0, 0.05, 1.0]),
+        seed=rng.integers(0, 2**64, rows, np.uint64),
+        position=rng.integers(0, 2**31, rows),
+        repetition_penalty=column([1, 1.3, 0.7]),
+        presence_penalty=column([0, 0.5, -1]),
+        frequency_penalty=column([0, 0.25, -2]),
+        num_logprobs=column([-1, 0, 1, 20]),
+        history_start=np.cumsum([0, *lengths]),
+        history_ids=rng.integers(0, vocab, sum(lengths)),
+        prompt_len=[rng.integers(0, n + 1) for n in lengths],
+        bias_start=np.cumsum([0, *biases]),
+        bias_ids=np.concatenate(bias_ids),
+        bias_values=rng.choice([-np.inf, -100, 3.5, 100], sum(biases)),
+    )
+    return logits, batch
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_native_agrees_with_numpy_to_the_bit(level: str, case: tuple[NDArray[np.float32], SamplingBatch]) -> None:
+    assert_same(level, *case)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_native_agrees_on_a_large_vocabulary(level: str) -> None:
+    logits = np.random.default_rng(0).normal(0, 3, (4, 152064)).astype(np.float32)
+    assert_same(level, logits, batch_of(4, top_p=[1, 0.95, 0.5, 1], top_k=[0, 0, 50, 5000], num_logprobs=20))
+
+
+def test_exponential_and_logarithm_are_accurate() -> None:
+    x = -np.linspace(0, 87, 100_001).astype(np.float32)
+    np.testing.assert_allclose(exp_nonpositive(x), np.exp(x.astype(np.float64)), rtol=3e-7)
+    assert exp_nonpositive(np.array([-87.5, -np.inf], np.float32)).tolist() == [0, 0]
+    for value in np.logspace(-30, 30, 200):
+        assert log_positive(value) == pytest.approx(float(np.log(value)), rel=1e-15, abs=1e-15)
+
+
+def test_philox_matches_its_published_vectors() -> None:
+    # Random123's known answers for philox4x32-10, whose first two words make the 53 bits.
+    def expected(low: int, high: int) -> float:
+        return float(((high << 32 | low) >> 11) * 2.0**-53)
+
+    assert philox_uniform(0, 0) == expected(0x6627E8D5, 0xE169C58D)
+    draws = [philox_uniform(7, position) for position in range(4000)]
+    assert 0.48 < float(np.mean(draws)) < 0.52
+    assert len(set(draws)) == len(draws)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_draws_follow_the_distribution(level: str) -> None:
+    logits = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], np.float32)).repeat(4000, axis=0)
+    tokens = native_sample(level, logits, batch_of(4000, seed=5)).token_ids
+    shares = np.bincount(tokens, minlength=4) / 4000
+    np.testing.assert_allclose(shares, [0.5, 0.25, 0.125, 0.125], atol=0.03)
+
+
+def test_what_each_filter_leaves() -> None:
+    logits = np.log(np.array([[0.4, 0.3, 0.2, 0.1]], np.float32)).repeat(500, axis=0)
+
+    def drawn(**changes: object) -> set[int]:
+        return set(sample(logits, batch_of(500, **changes)).token_ids.tolist())
+
+    assert drawn() == {0, 1, 2, 3}
+    assert drawn(temperature=0) == {0}
+    assert drawn(top_k=2) == {0, 1}
+    assert drawn(top_p=0.65) == {0, 1}
+    assert drawn(min_p=0.45) == {0, 1, 2}
+    every = {"bias_start": np.arange(501), "bias_ids": np.zeros(500, np.int32)}
+    assert drawn(**every, bias_values=np.full(500, -np.inf)) == {1, 2, 3}
+    assert drawn(**every, bias_values=np.full(500, 100.0)) == {0}
+
+
+def test_penalties_count_prompt_and_output_as_documented() -> None:
+    logits = np.array([[2.0, 2.0, 2.0, -2.0]], np.float32)
+    history = {"history_start": [0, 3], "history_ids": [0, 1, 1], "prompt_len": [1]}
+
+    def greedy(**changes: object) -> int:
+        return int(sample(logits, batch_of(1, temperature=0, **history, **changes)).token_ids[0])
+
+    assert greedy() == 0
+    assert greedy(repetition_penalty=1.5) == 2  # prompt and output alike
+    assert greedy(presence_penalty=0.5) == 0  # the prompt's token is not output
+    assert sample(logits, batch_of(1, temperature=0, history_start=[0, 2], history_ids=[0, 1], prompt_len=[0],
+                                   frequency_penalty=0.5)).token_ids[0] == 2  # fmt: skip
+
+
+def test_a_row_without_a_finite_maximum_gets_no_token_and_harms_no_other() -> None:
+    logits = np.zeros((3, 8), np.float32)
+    logits[1] = np.nan
+    logits[2] = -np.inf
+    for level in LEVELS:
+        tokens = native_sample(level, logits, batch_of(3, temperature=0)).token_ids
+        assert tokens.tolist() == [0, NO_TOKEN, NO_TOKEN]

@@ -1,0 +1,104 @@
+"""Types of the native extension; `native/bindings.cpp` says what each does."""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.batch import SamplingBatch, StepBatch
+
+class Processor(TypedDict):
+    cpu: int
+    core: int
+    numa_node: int
+
+class Topology(TypedDict):
+    processors: list[Processor]
+    cores: list[int]
+    cpu_quota: float
+    memory_total: int
+    memory_available: int
+    memory_limit: int | None
+    memory_used: int | None
+    default_threads: int
+
+class NormConfig:
+    def __init__(self, layer_norm: bool, eps: float, bias: bool) -> None: ...
+
+class LayerConfig:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    qkv_bias: bool
+    out_bias: bool
+    qk_norm_eps: float | None
+    inv_freq: list[float]
+    rope_factor: float
+    sliding_window: int
+    intermediate_size: int
+    activation: str
+    gated: bool
+    mlp_bias: bool
+    norm: NormConfig
+    post_norm: bool
+
+class ModelConfig:
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    embedding_size: int
+    num_positions: int
+    position_offset: int
+    tied_head: bool
+    final_norm: NormConfig | None
+    layers: list[LayerConfig]
+
+class Executor:
+    isa: str
+    num_threads: int
+    weight_bytes: int
+    cache_bytes: int
+    def __init__(
+        self,
+        config: ModelConfig,
+        isa: str,
+        dtype: str,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        cpus: Sequence[int],
+    ) -> None: ...
+    def set_weight(self, name: str, array: NDArray[np.generic], dtype: str) -> None: ...
+    def check_complete(self) -> None: ...
+    def step(
+        self,
+        batch: StepBatch,
+        token_ids: NDArray[np.int32],
+        logprobs: NDArray[np.float32] | None,
+        top_ids: NDArray[np.int32] | None,
+        top_logprobs: NDArray[np.float32] | None,
+        logits: NDArray[np.float32] | None,
+    ) -> None: ...
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None: ...
+    def pin_caller(self) -> None: ...
+
+def sample(
+    isa: str,
+    logits: NDArray[np.float32],
+    sampling: SamplingBatch,
+    token_ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32] | None,
+    top_ids: NDArray[np.int32] | None,
+    top_logprobs: NDArray[np.float32] | None,
+) -> None: ...
+def available_isa_levels() -> list[str]: ...
+def chosen_isa_level(isa: str = "auto") -> str: ...
+def topology(root: str = "/") -> Topology: ...
+def parse_cpu_list(text: str) -> list[int]: ...
+def block_tokens() -> int: ...
+def kv_bytes_per_block(num_kv_heads: int, head_dim: int, dtype: str) -> int: ...
+def measure_ceilings(
+    isa: str, cpus: Sequence[int], seconds: float = 1.0, megabytes: int = 512
+) -> dict[str, float]: ...

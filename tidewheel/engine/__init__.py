@@ -1,0 +1,1 @@
+"""The engine: sequences, KV blocks and steps. It never sees HTTP."""

@@ -1,0 +1,71 @@
+"""StepBatch and StepOutput: the flat arrays that pass between the engine and a device, once a step.
+
+T tokens of S sequences, ragged; R of the tokens want a next token sampled ("rows").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(slots=True)
+class SamplingBatch:
+    """How each of the R rows picks its token. The order of operations is that of `engine/sampling.py`.
+
+    Ragged lists are a start array of R + 1 offsets and flat values: row r owns `[start[r], start[r + 1])`.
+    """
+
+    temperature: NDArray[np.float32]  # [R]; 0 is greedy
+    top_k: NDArray[np.int32]  # [R]; 0 is off
+    top_p: NDArray[np.float32]  # [R]; 1 is off
+    min_p: NDArray[np.float32]  # [R]; 0 is off
+    seed: NDArray[np.uint64]  # [R]
+    position: NDArray[np.int32]  # [R]; of the token being sampled; with seed, the random generator's counter
+    repetition_penalty: NDArray[np.float32]  # [R]; 1 is off
+    presence_penalty: NDArray[np.float32]  # [R]; 0 is off
+    frequency_penalty: NDArray[np.float32]  # [R]; 0 is off
+    num_logprobs: NDArray[np.int32]  # [R]; -1 none, k: the sampled token's and the k most likely ones'
+    history_start: NDArray[np.int32]  # [R + 1]
+    history_ids: NDArray[np.int32]  # prompt then output tokens of the row; empty for a row without penalties
+    prompt_len: NDArray[np.int32]  # [R]; how many of the row's history tokens are prompt
+    bias_start: NDArray[np.int32]  # [R + 1]
+    bias_ids: NDArray[np.int32]  # distinct within a row
+    bias_values: NDArray[np.float32]  # added to the logits; -inf forbids a token
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """One forward pass. A sequence's tokens are consecutive and its positions ascend by one.
+
+    After the step, sequence s has `context_len[s]` tokens in the KV cache: its last token's position plus one. The
+    token at position p lies in slot `p % block_size` of block `block_tables[s, p // block_size]`.
+    """
+
+    token_ids: NDArray[np.int32]  # [T]
+    positions: NDArray[np.int32]  # [T]
+    query_start: NDArray[np.int32]  # [S + 1]; sequence s owns tokens [query_start[s], query_start[s + 1])
+    context_len: NDArray[np.int32]  # [S]
+    block_tables: NDArray[np.int32]  # [S, max_blocks]; unused entries are 0
+    logits_rows: NDArray[np.int32]  # [R]; ascending indices into T
+    sampling: SamplingBatch
+    return_logits: bool = False  # for tests and tools: costs R x vocab floats
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a step produced, row by row. Log-probabilities are of the raw logits, before penalties and temperature.
+
+    `top_ids` and `top_logprobs` have `max(num_logprobs, 0)` columns used in each row, most likely first, ties to the
+    lower id; both are None if no row asked, and so is `logprobs`.
+    """
+
+    token_ids: NDArray[np.int32]  # [R]
+    logprobs: NDArray[np.float32] | None = None  # [R], of the sampled tokens
+    top_ids: NDArray[np.int32] | None = None  # [R, MAX_TOP_LOGPROBS]
+    top_logprobs: NDArray[np.float32] | None = None  # [R, MAX_TOP_LOGPROBS]
+    logits: NDArray[np.float32] | None = None  # [R, vocab]

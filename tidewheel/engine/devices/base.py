@@ -1,0 +1,100 @@
+"""The contract between the engine and a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.models.spec import DecoderSpec
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTensor:
+    """A weight as it lies in the checkpoint, often a read-only view of a memory map.
+
+    `data` has the logical shape; its numpy dtype is float32, float16, or uint16 holding bfloat16 bits, as `dtype`
+    says. It may be strided (transposed checkpoints).
+    """
+
+    data: NDArray[np.generic]
+    dtype: DType
+
+
+class WeightSource(Protocol):
+    """All of a model's weights under Tidewheel's names (`tensor_shapes`), shapes already checked."""
+
+    dtype: DType  # what most of the checkpoint is stored as; `--dtype auto` follows it
+
+    def __getitem__(self, name: str) -> WeightTensor: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions:
+    """What a device is asked to provide. `kv_cache_bytes` bounds the KV cache; `max_model_len` is in tokens."""
+
+    dtype: DType
+    kv_cache_bytes: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    threads_bind: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """What the scheduler must obey.
+
+    `mixed_steps`: prefill chunks and decodes may share a step. `chunked_prefill`: a prompt may be split over steps.
+    """
+
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    mixed_steps: bool = True
+    chunked_prefill: bool = True
+
+
+class Executor(Protocol):
+    """A loaded model with its KV cache. All calls come from one thread."""
+
+    limits: ExecutorLimits
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Run the batch, write its K and V, and sample its rows. Drops the GIL while it works."""
+        ...
+
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
+        ...
+
+    def close(self) -> None:
+        """Free weights and cache and stop the device's threads. Calling it twice is allowed."""
+        ...
+
+
+class Device(Protocol):
+    """Something that can load a spec. `name` is what `--device` calls it."""
+
+    name: str
+
+    def default_dtype(self, checkpoint: DType) -> DType:
+        """What `--dtype auto` means for a checkpoint stored as `checkpoint`."""
+        ...
+
+    def kv_bytes_per_token(self, spec: DecoderSpec, dtype: DType) -> int:
+        """Bytes of KV cache that one token takes over all layers."""
+        ...
+
+    def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> Executor:
+        """Pack the weights and allocate the cache. Raises DeviceError, naming what is not supported."""
+        ...

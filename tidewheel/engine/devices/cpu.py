@@ -1,0 +1,179 @@
+"""The CPU device: lowers a DecoderSpec to the native runtime's plan and runs it with the kernels of this processor."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel import _native
+from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
+from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, WeightSource
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec
+
+
+def choose_cpus(threads_bind: str) -> list[int]:
+    """The processors to compute on, one thread each.
+
+    `auto` takes one hardware thread a physical core, within affinity and cgroup quota. `0-15` names processors;
+    `0-15|16-31` names several groups of them. Raises DeviceError for what this process may not use.
+    """
+    topology = _native.topology()
+    if threads_bind == "auto":
+        return topology["cores"][: topology["default_threads"]]
+    try:
+        cpus = [cpu for group in threads_bind.split("|") for cpu in _native.parse_cpu_list(group)]
+    except ValueError as error:
+        raise DeviceError(f"--threads-bind: {error}") from error
+    allowed = {processor["cpu"] for processor in topology["processors"]}
+    if missing := [cpu for cpu in cpus if cpu not in allowed]:
+        raise DeviceError(f"--threads-bind: CPU {missing[0]} is not one this process may use: {sorted(allowed)}")
+    if not cpus or len(set(cpus)) != len(cpus):
+        raise DeviceError("--threads-bind must name each CPU once, like 0-15 or 0-15|16-31")
+    return cpus
+
+
+def _norm(norm: NormSpec) -> _native.NormConfig:
+    return _native.NormConfig(norm.kind == "layer", norm.eps, norm.bias)
+
+
+def _layer(spec: LayerSpec) -> _native.LayerConfig:
+    attention, mlp, layer = spec.attention, spec.mlp, _native.LayerConfig()
+    layer.num_heads, layer.num_kv_heads, layer.head_dim = (
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_dim,
+    )
+    layer.scale = attention.scale
+    layer.qkv_bias, layer.out_bias = attention.qkv_bias, attention.out_bias
+    if attention.qk_norm:
+        if attention.qk_norm.kind != "rms" or attention.qk_norm.bias:
+            raise DeviceError("the cpu device normalizes queries and keys by RMS without bias only")
+        layer.qk_norm_eps = attention.qk_norm.eps
+    if attention.rope:
+        layer.inv_freq = list(attention.rope.inv_freq)
+        layer.rope_factor = attention.rope.attention_factor
+    layer.sliding_window = attention.sliding_window or 0
+    layer.intermediate_size, layer.activation = mlp.intermediate_size, mlp.activation
+    layer.gated, layer.mlp_bias = mlp.gated, mlp.bias
+    layer.norm, layer.post_norm = _norm(spec.norm), spec.norm_placement == "post"
+    return layer
+
+
+def _model(spec: DecoderSpec, max_positions: int) -> _native.ModelConfig:
+    model = _native.ModelConfig()
+    model.vocab_size, model.hidden_size, model.max_positions = spec.vocab_size, spec.hidden_size, max_positions
+    model.embedding_size = spec.embedding.size
+    model.num_positions, model.position_offset = spec.embedding.num_positions, spec.embedding.position_offset
+    model.tied_head = spec.tied_head
+    model.final_norm = _norm(spec.final_norm) if spec.final_norm else None
+    model.layers = [_layer(layer) for layer in spec.layers]
+    return model
+
+
+class CpuDevice:
+    """Native kernels. `isa` names an instruction set level to use instead of the best one."""
+
+    name = "cpu"
+
+    def __init__(self, isa: str = "auto") -> None:
+        try:
+            self.isa = _native.chosen_isa_level(isa)
+        except ValueError as error:
+            raise DeviceError(str(error)) from error
+
+    def default_dtype(self, checkpoint: DType) -> DType:
+        """What the checkpoint is stored as: every level computes with all three."""
+        return checkpoint
+
+    def kv_bytes_per_token(self, spec: DecoderSpec, dtype: DType) -> int:
+        """Bytes of KV cache that one token takes over all layers, padding included."""
+        block = sum(
+            _native.kv_bytes_per_block(layer.attention.num_kv_heads, layer.attention.head_dim, dtype)
+            for layer in spec.layers
+        )
+        return block // _native.block_tokens()
+
+    def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> CpuExecutor:
+        """Pack the weights and reserve the cache, whose pages appear as they are used."""
+        block_bytes = self.kv_bytes_per_token(spec, options.dtype) * _native.block_tokens()
+        num_blocks = options.kv_cache_bytes // block_bytes
+        if num_blocks < 1:
+            raise DeviceError(
+                f"a KV cache of {options.kv_cache_bytes} bytes holds no block of {block_bytes} bytes; "
+                "raise --kv-cache-space"
+            )
+        limits = ExecutorLimits(
+            _native.block_tokens(), num_blocks, options.max_num_seqs, options.max_num_batched_tokens
+        )
+        try:
+            native = _native.Executor(
+                _model(spec, options.max_model_len),
+                self.isa,
+                options.dtype,
+                num_blocks,
+                options.max_num_seqs,
+                options.max_num_batched_tokens,
+                choose_cpus(options.threads_bind),
+            )
+            for name in weights:
+                tensor = weights[name]
+                native.set_weight(name, tensor.data, tensor.dtype)
+            native.check_complete()
+        except ValueError as error:
+            raise DeviceError(f"the cpu device cannot load this model: {error}") from error
+        except MemoryError as error:
+            raise DeviceError("not enough memory for the weights and the KV cache; lower --kv-cache-space") from error
+        return CpuExecutor(native, limits, spec.vocab_size)
+
+
+class CpuExecutor:
+    """A model in the native runtime. The calling thread computes too, as worker 0."""
+
+    def __init__(self, native: _native.Executor, limits: ExecutorLimits, vocab_size: int) -> None:
+        self.limits = limits
+        self._native: _native.Executor | None = native
+        self._vocab_size = vocab_size
+        self._pinned_thread: int | None = None
+
+    @property
+    def native(self) -> _native.Executor:
+        """The runtime itself. Raises DeviceError after `close`."""
+        if self._native is None:
+            raise DeviceError("this executor was closed")
+        return self._native
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Run the batch, write its K and V, and sample its rows. Raises ValueError for arrays that do not fit."""
+        native = self.native
+        self._pin_caller(native)
+        rows = len(batch.logits_rows)
+        output = StepOutput(np.empty(rows, np.int32))
+        if rows and batch.sampling.num_logprobs.max() >= 0:
+            output.logprobs = np.zeros(rows, np.float32)
+            output.top_ids = np.zeros((rows, MAX_TOP_LOGPROBS), np.int32)
+            output.top_logprobs = np.zeros((rows, MAX_TOP_LOGPROBS), np.float32)
+        if batch.return_logits:
+            output.logits = np.empty((rows, self._vocab_size), np.float32)
+        native.step(
+            batch, output.token_ids, output.logprobs, output.top_ids, output.top_logprobs, output.logits
+        )
+        return output
+
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
+        self.native.copy_blocks(np.ascontiguousarray(pairs, np.int32))
+
+    def close(self) -> None:
+        """Free weights and cache and join the threads."""
+        self._native = None
+
+    def _pin_caller(self, native: _native.Executor) -> None:
+        # The main thread is the program's own, and what it starts would inherit its place: it stays free.
+        thread = threading.get_ident()
+        if thread != self._pinned_thread:
+            self._pinned_thread = thread
+            if threading.current_thread() is not threading.main_thread():
+                native.pin_caller()

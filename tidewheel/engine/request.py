@@ -1,0 +1,111 @@
+"""What is asked of the engine and what it answers: sampling parameters, requests, and outputs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidewheel.engine.batch import MAX_TOP_LOGPROBS
+from tidewheel.engine.errors import InvalidRequestError
+
+
+class FinishReason(str, enum.Enum):
+    """Why a sequence ended, in OpenAI's words where it has one."""
+
+    STOP = "stop"  # end of sequence, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or the context is full
+    ABORT = "abort"  # the client went away, or the server stopped
+    ERROR = "error"  # this request failed; the message is in the output
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when a sequence stops. Names and ranges are OpenAI's and vLLM's.
+
+    `max_tokens` None is as many as the context has room for. `seed` None draws one for the request. `logprobs` k
+    reports the sampled token's log-probability and those of the k most likely tokens; None reports nothing.
+    Raises InvalidRequestError naming the field that is out of range.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    n: int = 1
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        def require(ok: bool, param: str, rule: str) -> None:
+            if not ok:
+                raise InvalidRequestError(f"{param} must be {rule}, got {getattr(self, param)!r}", param)
+
+        require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1")
+        require(0.0 <= self.temperature <= 100.0, "temperature", "between 0 and 100")
+        require(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1")
+        require(self.top_k >= -1, "top_k", "at least 1, or 0 or -1 for no limit")
+        require(0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1")
+        require(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer")
+        require(0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", "above 0 and at most 100")
+        require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "between -2 and 2")
+        require(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "between -2 and 2")
+        require(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
+        require(self.min_tokens >= 0, "min_tokens", "at least 0")
+        require(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
+        require(all(self.stop), "stop", "strings that are not empty")
+        require(1 <= self.n <= 128, "n", "between 1 and 128")
+        require(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
+            "logprobs",
+            f"between 0 and {MAX_TOP_LOGPROBS}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and how to continue it. Lower `priority` values run first; equal ones in order of arrival."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None  # requests with different salts never share cached prefixes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A sampled token's log-probability, and the most likely tokens' at that place, as `(token id, logprob)`."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step added to one of a request's `n` choices. The last one of a choice has a `finish_reason`.
+
+    `text` is what these tokens added once it is certain: incomplete UTF-8 and possible stop strings are held back.
+    `token_ids` are all tokens sampled so far that were not reported before, also when `text` is empty.
+    `stop_reason` is the stop string or stop token id that ended the choice, None for end of sequence.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    error: str | None = None
