@@ -93,11 +93,15 @@ struct Task {
     for (int b = 0; b < blocks; ++b) {
       const T* k = head_block(tile * kTileBlocks + b);
       F acc[ROWS][kVectors];
+#pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
       }
       contract<T, ROWS, kVectors>(q + size_t(row) * dim, dim, k, kBlockTokens * kStep, dim / kStep, acc);
+#pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
           store(scores + (row + r) * kAttentionTile + b * kBlockTokens + v * kLanes, acc[r][v]);
         }
@@ -159,7 +163,9 @@ struct Task {
   template <int ROWS, int VECTORS>
   void sum_columns(int row, int tile, int blocks, int tokens, int d) {
     F acc[ROWS][VECTORS];
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + (row + r) * dim + d + v * kLanes);
     }
     for (int b = 0; b < blocks; ++b) {
@@ -174,7 +180,9 @@ struct Task {
         }
       }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) store(sums + (row + r) * dim + d + v * kLanes, acc[r][v]);
     }
   }
@@ -182,8 +190,10 @@ struct Task {
   // The slot after the last token may hold anything, NaN included, from the block's earlier life.
   template <int ROWS, int VECTORS>
   static void last_half_pair(const A* p, const T* v, F (&acc)[ROWS][VECTORS]) {
+#pragma GCC unroll 4
     for (int i = 0; i < VECTORS; ++i) {
       const auto pairs = drop_odd(Element<T>::load_weights(v + i * kLanes * kStep));
+#pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) acc[r][i] = Element<T>::dot(acc[r][i], pairs, p + r * kAttentionTile);
     }
   }

@@ -15,16 +15,19 @@ constexpr double kTrace = 1e-30;
 template <typename T>
 double peak(int rounds, const T* weights, const typename Element<T>::Activation* x) {
   F acc[kChains];
-  for (int c = 0; c < kChains; ++c) acc[c] = zero();
+#pragma GCC unroll 32
+  for (int c = 0; c < kChains; ++c) acc[c] = set1(static_cast<float>(c));  // else all chains are one
   for (int round = 0; round < rounds; ++round) {
     for (int i = 0; i < kInner; ++i) {
       const auto w = Element<T>::load_weights(weights);
 #pragma GCC unroll 32
       for (int c = 0; c < kChains; ++c) acc[c] = Element<T>::dot(acc[c], w, x);
-      asm volatile("" ::: "memory");  // the next iteration must not be folded into this one
+      // The operands may have changed, for all the compiler knows: nothing is folded or hoisted.
+      asm volatile("" : "+r"(weights), "+r"(x) : : "memory");
     }
   }
   F sum = zero();
+#pragma GCC unroll 32
   for (int c = 0; c < kChains; ++c) sum = add(sum, acc[c]);
   return 2.0 * rounds * kInner * kChains * kLanes * Element<T>::kStep + kTrace * hsum(sum);
 }
@@ -44,18 +47,23 @@ double peak_bfloat16(int rounds) {
 }
 
 double peak_int8(int rounds) {
-  alignas(64) uint8_t u[4 * kLanes] = {};
-  alignas(64) int8_t s[4 * kLanes] = {};
+  alignas(64) const uint8_t zeros[4 * kLanes] = {};
+  alignas(64) const int8_t weights[4 * kLanes + kChains] = {};
+  const uint8_t* u = zeros;
+  const int8_t* s = weights;
+  asm volatile("" : "+r"(u), "+r"(s) : : "memory");
   I acc[kChains];
-  for (int c = 0; c < kChains; ++c) acc[c] = zero_int();
+#pragma GCC unroll 32
+  for (int c = 0; c < kChains; ++c) acc[c] = dot_i8(zero_int(), u, s + c);
   for (int round = 0; round < rounds; ++round) {
     for (int i = 0; i < kInner; ++i) {
 #pragma GCC unroll 32
       for (int c = 0; c < kChains; ++c) acc[c] = dot_i8(acc[c], u, s);
-      asm volatile("" ::: "memory");
+      asm volatile("" : "+r"(u), "+r"(s) : : "memory");
     }
   }
   int sum = 0;
+#pragma GCC unroll 32
   for (int c = 0; c < kChains; ++c) sum += first(acc[c]);
   return 2.0 * rounds * kInner * kChains * kLanes * 4 + kTrace * sum;
 }
@@ -64,15 +72,18 @@ double read_memory(const void* data, size_t bytes) {
   const float* p = static_cast<const float*>(data);
   const size_t count = bytes / sizeof(float) / (8 * kLanes) * (8 * kLanes);
   F acc[8];
-  for (F& a : acc) a = zero();
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) acc[j] = zero();
   for (size_t i = 0; i < count; i += 8 * kLanes) {
+#pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
       acc[j] = add(acc[j], load(p + i + j * kLanes));
     }
     prefetch(reinterpret_cast<const char*>(p + i) + 4096);
   }
   F sum = zero();
-  for (const F a : acc) sum = add(sum, a);
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) sum = add(sum, acc[j]);
   return static_cast<double>(count * sizeof(float)) + kTrace * hsum(sum);
 }
 

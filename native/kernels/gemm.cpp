@@ -19,7 +19,9 @@ TW_INLINE void micro_tile(const typename Element<T>::Activation* x, size_t x_str
                           float* tile) {
   using E = Element<T>;
   F acc[ROWS][VECTORS];
+#pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) acc[r][v] = zero();
   }
   for (int s = 0; s < steps; ++s) {
@@ -40,7 +42,9 @@ TW_INLINE void micro_tile(const typename Element<T>::Activation* x, size_t x_str
     }
     x += E::kStep;
   }
+#pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) store(tile + r * kPanel + v * kLanes, acc[r][v]);
   }
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <thread>
 
 #include "runtime/arena.h"
 #include "runtime/thread_pool.h"
@@ -29,10 +30,8 @@ double best_rate(ThreadPool& pool, double seconds, const std::function<double(Wo
   return best;
 }
 
-}  // namespace
-
-Ceilings measure_ceilings(const Kernels& kernels, const std::vector<int>& cpus, double seconds, int megabytes) {
-  ThreadPool pool(cpus);
+Ceilings measure(ThreadPool& pool, const Kernels& kernels, double seconds, int megabytes) {
+  pool.pin_caller();
   const size_t share = size_t(megabytes) * 1024 * 1024 / pool.size() / 4096 * 4096;
   const Arena memory(share * pool.size());
   pool.run([&](Worker& worker) { std::memset(memory.data() + worker.index() * share, 0, share); });
@@ -46,6 +45,16 @@ Ceilings measure_ceilings(const Kernels& kernels, const std::vector<int>& cpus, 
   ceilings.bfloat16_flops = peak(kernels.peak_bfloat16);
   ceilings.int8_ops = peak(kernels.peak_int8);
   ceilings.float32_flops = peak(kernels.peak_float32);
+  return ceilings;
+}
+
+}  // namespace
+
+Ceilings measure_ceilings(const Kernels& kernels, const std::vector<int>& cpus, double seconds, int megabytes) {
+  ThreadPool pool(cpus);
+  Ceilings ceilings{};
+  // Worker 0 must sit still on its processor, and the caller's thread is not ours to pin.
+  std::thread([&] { ceilings = measure(pool, kernels, seconds, megabytes); }).join();
   return ceilings;
 }
 
