@@ -1,0 +1,88 @@
+"""What is the torch device's own; what it shares with the others is in tests/engine/models/test_families.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import models_zoo
+import numpy as np
+import pytest
+from harness import Harness, load
+
+from tidewheel.engine.devices import get_device
+from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.torch_device import TorchDevice, TorchExecutor
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.models import describe
+from tidewheel.engine.weights import open_weights, read_config
+
+
+def test_more_tokens_in_a_pass_give_the_same_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    prompts = models_zoo.prompts()
+    for name in ("mistral-window", "qwen3", "opt-350m"):
+        one = Harness(load(TorchDevice(), models_zoo.folder(name))).generate(prompts, 8)
+        with monkeypatch.context() as patch:
+            patch.setattr(TorchExecutor, "tokens_per_pass", 64)
+            many = Harness(load(TorchDevice(), models_zoo.folder(name))).generate(prompts, 8, chunk=11)
+        for a, b in zip(one, many, strict=True):
+            np.testing.assert_allclose(np.stack(a.logits), np.stack(b.logits), atol=1e-4)
+
+
+def test_the_dtype_follows_the_checkpoint() -> None:
+    assert TorchDevice().default_dtype("bfloat16") == "bfloat16"
+    assert TorchDevice().default_dtype("float16") == "float16"
+
+
+def test_a_cache_without_room_for_a_block_is_refused() -> None:
+    pytest.importorskip("transformers")
+    folder = models_zoo.folder("llama")
+    description = describe(read_config(folder))
+    device = TorchDevice()
+    # 2 layers, K and V, 2 KV heads of 16 float32
+    assert device.kv_bytes_per_token(description.spec, "float32") == 512
+    options = ExecutorOptions("float32", 512 * 15, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=64)
+    with pytest.raises(DeviceError, match="8192 bytes"):
+        device.load(description.spec, open_weights(folder, description), options)
+
+
+def test_a_closed_executor_says_so() -> None:
+    pytest.importorskip("transformers")
+    executor = load(TorchDevice(), models_zoo.folder("llama"))
+    executor.close()
+    with pytest.raises(DeviceError, match="closed"):
+        executor.copy_blocks(np.zeros((0, 2), np.int32))
+
+
+def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(DeviceError, match=r"'gpu'.*auto, cpu, torch"):
+        get_device("gpu")
+
+
+def test_without_torch_the_error_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+from tidewheel.engine.devices import get_device
+from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.models import describe
+try:
+    get_device("torch").load(None, None, ExecutorOptions("float32", 1, 1, 1, 1))
+except DeviceError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'tidewheel[torch]'" in result.stdout
+
+
+def test_describing_and_reading_a_model_imports_neither_torch_nor_transformers() -> None:
+    code = """
+import sys
+import tidewheel.engine.devices, tidewheel.engine.devices.torch_device
+import tidewheel.engine.models.generation, tidewheel.engine.weights
+print([name for name in ("torch", "transformers", "huggingface_hub") if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

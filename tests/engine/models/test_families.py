@@ -1,0 +1,113 @@
+"""Every family on every device computes what transformers computes."""
+
+from __future__ import annotations
+
+import models_zoo
+import numpy as np
+import pytest
+from harness import Harness, device_ids, load, make_device
+
+from tidewheel.engine.devices.base import Device, DType
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+OUTPUT_TOKENS = 64
+
+
+@pytest.fixture(scope="module", params=device_ids())
+def device(request: pytest.FixtureRequest) -> Device:
+    return make_device(request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", models_zoo.CASES)
+def test_greedy_tokens_and_logits_are_those_of_transformers(device: Device, name: str) -> None:
+    executor = load(device, models_zoo.folder(name))
+    harness = Harness(executor)
+    expected = models_zoo.greedy_references(name, OUTPUT_TOKENS)
+    sequences = harness.generate(models_zoo.prompts(), OUTPUT_TOKENS, chunk=7)
+    assert [s.output for s in sequences] == list(expected)
+    for sequence in sequences:
+        reference = models_zoo.reference_logits(name, sequence.tokens)
+        decoded = reference[sequence.prompt_len - 1 : -1]
+        assert np.abs(np.stack(sequence.logits) - decoded).max() <= 1e-4 * np.abs(reference).max()
+    executor.close()
+
+
+# With a length to serve, the schemes that depend on it use their extended tables, as transformers does past the
+# training length.
+@pytest.mark.parametrize(
+    ("name", "length", "max_model_len"),
+    [
+        ("llama", 230, None),
+        ("mistral-window", 230, None),
+        ("qwen2-window", 230, None),
+        ("opt", 230, None),
+        ("gpt2", 256, None),
+        ("llama-linear", 300, None),
+        ("llama-dynamic", 230, None),
+        ("llama-dynamic", 400, 400),
+        ("llama-longrope", 120, None),
+        ("llama-longrope", 230, 256),
+    ],
+)
+def test_logits_over_long_contexts(device: Device, name: str, length: int, max_model_len: int | None) -> None:
+    executor = load(device, models_zoo.folder(name), max_model_len=max_model_len)
+    tokens = np.random.default_rng(2).integers(0, models_zoo.VOCAB_SIZE, length).tolist()
+    reference = models_zoo.reference_logits(name, tokens)
+    logits = Harness(executor).logits(tokens, chunk=100)
+    assert np.abs(logits - reference).max() <= 1e-4 * np.abs(reference).max()
+    executor.close()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral-window", "opt-350m", "gpt2"])
+def test_logits_in_half_precision_differ_by_rounding(device: Device, name: str, dtype: DType) -> None:
+    folder = models_zoo.folder(name, dtype)
+    tokens = models_zoo.prompts()[-1]
+    exact = Harness(load(device, folder)).logits(tokens)
+    rounded = Harness(load(device, folder, dtype)).logits(tokens)
+    epsilon = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    error = np.abs(rounded - exact) / np.abs(exact).max()
+    # Roundings of some ten products in a row; were one of them coarser, or a weight misread, it would be far more.
+    assert np.sqrt(np.mean(error**2)) <= 2 * epsilon
+    assert error.max() <= 10 * epsilon
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "llama-mqa", "mistral-window", "opt-350m", "gpt2"])
+def test_logits_are_the_same_to_the_bit_however_batched_and_chunked(device: Device, name: str, dtype: DType) -> None:
+    folder = models_zoo.folder(name, dtype)
+    prompts = models_zoo.prompts()
+    harness = Harness(load(device, folder, dtype))
+    alone = [harness.generate([prompt], 12)[0] for prompt in prompts]
+    for chunk in (1, 7, 2048):
+        together = Harness(load(device, folder, dtype), seed=chunk).generate(prompts, 12, chunk)
+        for one, other in zip(alone, together, strict=True):
+            assert one.tokens == other.tokens
+            np.testing.assert_array_equal(np.stack(one.logits), np.stack(other.logits), strict=True)
+
+
+def test_copied_blocks_continue_like_the_original(device: Device) -> None:
+    executor = load(device, models_zoo.folder("llama"))
+    harness = Harness(executor)
+    original = harness.start(models_zoo.prompts()[-1], 16)
+    harness.step([original])
+    copy = harness.start(models_zoo.prompts()[-1], 16)
+    copy.tokens, copy.cached = list(original.tokens), original.cached
+    executor.copy_blocks(np.array([original.blocks, copy.blocks], np.int32).T.copy())
+    harness.step([original])
+    harness.step([copy])
+    np.testing.assert_array_equal(original.logits[-1], copy.logits[-1])
+    executor.close()
+
+
+def test_closing_twice_is_allowed(device: Device) -> None:
+    executor = load(device, models_zoo.folder("llama"))
+    executor.close()
+    executor.close()

@@ -1,0 +1,151 @@
+"""Resolving models: local folders, and a hub that is a small server on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.weights import resolve
+
+FILES = {
+    "config.json": b'{"architectures": []}',
+    "model.safetensors": b"weights",
+    "tokenizer.model": b"pieces",
+    "merges.txt": b"a b",
+    "chat_template.jinja": b"{{ messages }}",
+    "pytorch_model.bin": b"pickle",
+    "consolidated.safetensors": b"the same again",
+    "onnx/model.safetensors": b"another format",
+    "README.md": b"words",
+}
+WANTED = {"config.json", "model.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja"}
+COMMITS = {"main": "a" * 40, "v2": "b" * 40}
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """The hub's endpoints as its client uses them, for model own/model; own/gated is gated, the rest is not there."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path, _, _ = self.path.partition("?")
+        parts = path.strip("/").split("/")
+        if "own/gated" in path:
+            self._answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        elif path.startswith("/api/models/own/model/revision/"):
+            commit = COMMITS.get(parts[-1])
+            if commit is None:
+                self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            else:
+                siblings = [{"rfilename": name} for name in FILES]
+                self._answer(200, json.dumps({"id": "own/model", "sha": commit, "siblings": siblings}).encode())
+        elif path.startswith("/api/models/own/model/tree/"):
+            tree = [{"type": "file", "path": n, "size": len(b), "oid": n.encode().hex()} for n, b in FILES.items()]
+            self._answer(200, json.dumps(tree).encode())
+        elif path.startswith("/own/model/resolve/"):
+            name = "/".join(parts[4:])
+            headers = {"ETag": f'"{name.encode().hex()}"', "X-Repo-Commit": parts[3]}
+            self._answer(200, FILES[name], headers)
+        else:
+            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def resolve_elsewhere(endpoint: str, home: Path, *calls: str, offline: bool = False) -> tuple[list[str], str]:
+    """What each call prints in a fresh process, as the hub's client reads its environment once. Also the stderr."""
+    code = ["from pathlib import Path", "from tidewheel.engine.errors import ModelError"]
+    code += ["from tidewheel.engine.weights import resolve"]
+    for call in calls:
+        code += [f"try: print(resolve({call}))", "except ModelError as error: print('error:', error)"]
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
+    environment = {name: value for name, value in environment.items() if name not in ("HF_TOKEN", "HF_HUB_CACHE")}
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=True, env=environment
+    )
+    return result.stdout.splitlines(), result.stderr
+
+
+def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
+    assert resolve(str(tmp_path)) == tmp_path
+
+
+def test_paths_that_are_no_folders_are_refused_without_asking_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match=r"model.gguf is a file"):
+        resolve(str(tmp_path / "model.gguf"))
+    with pytest.raises(ModelError, match="none does not exist"):
+        resolve(str(tmp_path / "none"))
+
+
+def test_what_serving_needs_is_downloaded_and_then_found_offline(hub: str, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    lines, stderr = resolve_elsewhere(
+        hub, tmp_path, "'own/model'", "'own/model', revision='v2'", f"'own/model', download_dir={str(elsewhere)!r}"
+    )
+    main, v2, other = map(Path, lines)
+    assert {str(path.relative_to(main)) for path in main.rglob("*") if path.is_file()} == WANTED
+    assert (main / "model.safetensors").read_bytes() == b"weights"
+    assert main.is_relative_to(tmp_path)
+    assert (main.name, v2.name) == (COMMITS["main"], COMMITS["v2"])
+    assert other.is_relative_to(elsewhere)
+    assert "100%" in stderr
+
+    nowhere = "http://127.0.0.1:9"
+    assert resolve_elsewhere(nowhere, tmp_path, "'own/model'", offline=True)[0] == [str(main)]
+    assert resolve_elsewhere(nowhere, tmp_path, "'own/model'")[0] == [str(main)]
+
+
+def test_dummy_weights_need_no_download_of_the_real_ones(hub: str, tmp_path: Path) -> None:
+    (line,), _ = resolve_elsewhere(hub, tmp_path, "'own/model', with_weights=False")
+    assert {path.name for path in Path(line).iterdir()} == WANTED - {"model.safetensors"}
+
+
+def test_what_cannot_be_had_is_refused_with_the_reason(hub: str, tmp_path: Path) -> None:
+    lines, _ = resolve_elsewhere(
+        hub, tmp_path, "'own/none'", "'own/gated'", "'own/model', revision='v3'", "'not a model'", "'one/two/three'"
+    )
+    assert [line.split(":")[0] for line in lines] == ["error"] * 5
+    missing, gated, revision, invalid, deep = lines
+    assert f"own/none is neither a folder here nor a model at {hub}" in missing
+    assert "gated" in gated
+    assert "HF_TOKEN" in gated
+    assert "no revision v3" in revision
+    assert "neither a folder nor a hub id" in invalid
+    assert "neither a folder nor a hub id" in deep
+
+
+def test_without_a_network_the_error_says_whether_that_was_wanted(tmp_path: Path) -> None:
+    nowhere = "http://127.0.0.1:9"
+    assert "cannot be reached" in resolve_elsewhere(nowhere, tmp_path, "'own/model'")[0][0]
+    assert "HF_HUB_OFFLINE" in resolve_elsewhere(nowhere, tmp_path, "'own/model'", offline=True)[0][0]

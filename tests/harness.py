@@ -1,0 +1,170 @@
+"""Drives an executor without an engine: greedy decoding over blocks that are handed out once and never freed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.batch import SamplingBatch, StepBatch
+from tidewheel.engine.devices import get_device
+from tidewheel.engine.devices.base import Device, DType, Executor, ExecutorOptions
+from tidewheel.engine.models import describe
+from tidewheel.engine.weights import open_weights, read_config
+
+
+def device_ids() -> list[str]:
+    """Every device that this machine has: "torch", and "cpu-LEVEL" for each ISA level."""
+    try:
+        native: Any = importlib.import_module("tidewheel._native")
+        importlib.import_module("tidewheel.engine.devices.cpu")
+    except ImportError:
+        return ["torch"]
+    return ["torch", *(f"cpu-{level}" for level in native.available_isa_levels())]
+
+
+def make_device(device_id: str) -> Device:
+    """The device of an id that `device_ids` gives."""
+    kind, _, level = device_id.partition("-")
+    if not level:
+        return get_device(kind)
+    device: Device = importlib.import_module("tidewheel.engine.devices.cpu").CpuDevice(isa=level)
+    return device
+
+
+def load(device: Device, folder: Path, dtype: DType = "float32", max_model_len: int | None = None) -> Executor:
+    """The model in `folder` on `device`, with room in the cache for about 64 sequences of 128 tokens."""
+    description = describe(read_config(folder), max_model_len)
+    options = ExecutorOptions(
+        dtype=dtype,
+        kv_cache_bytes=8192 * device.kv_bytes_per_token(description.spec, dtype),
+        max_model_len=max_model_len or description.spec.max_positions,
+        max_num_seqs=256,  # also bounds the rows whose logits one step gives
+        max_num_batched_tokens=2048,
+    )
+    return device.load(description.spec, open_weights(folder, description), options)
+
+
+def greedy(positions: Sequence[int]) -> SamplingBatch:
+    """Greedy sampling of rows whose next tokens have these positions."""
+    rows = len(positions)
+
+    def fill(value: float, dtype: Any, count: int = rows) -> Any:
+        return np.full(count, value, dtype)
+
+    return SamplingBatch(
+        temperature=fill(0, np.float32),
+        top_k=fill(0, np.int32),
+        top_p=fill(1, np.float32),
+        min_p=fill(0, np.float32),
+        seed=fill(0, np.uint64),
+        position=np.array(positions, np.int32),
+        repetition_penalty=fill(1, np.float32),
+        presence_penalty=fill(0, np.float32),
+        frequency_penalty=fill(0, np.float32),
+        num_logprobs=fill(-1, np.int32),
+        history_start=fill(0, np.int32, rows + 1),
+        history_ids=fill(0, np.int32, 0),
+        prompt_len=fill(0, np.int32),
+        bias_start=fill(0, np.int32, rows + 1),
+        bias_ids=fill(0, np.int32, 0),
+        bias_values=fill(0, np.float32, 0),
+    )
+
+
+@dataclass
+class Running:
+    """A sequence: its tokens so far, how many of them are in the cache, its blocks, and the logits it was given."""
+
+    tokens: list[int]
+    prompt_len: int
+    blocks: list[int]
+    cached: int = 0
+    logits: list[NDArray[np.float32]] = field(default_factory=list)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+
+class Harness:
+    """Hands out blocks in a scattered order and runs steps of whatever sequences it is given."""
+
+    def __init__(self, executor: Executor, seed: int = 0) -> None:
+        self.executor = executor
+        self._free = np.random.default_rng(seed).permutation(executor.limits.num_blocks).tolist()
+
+    def start(self, prompt: Sequence[int], max_tokens: int) -> Running:
+        count = -(-(len(prompt) + max_tokens) // self.executor.limits.block_size)
+        assert len(self._free) >= count, "the harness ran out of blocks"
+        return Running(list(prompt), len(prompt), [self._free.pop() for _ in range(count)])
+
+    def finish(self, sequence: Running) -> None:
+        self._free += sequence.blocks
+
+    def step(self, sequences: Sequence[Running], chunk: int = 2048) -> None:
+        """Run up to `chunk` tokens of each sequence; one that has no token left to run gets its next one."""
+        counts = [min(chunk, len(s.tokens) - s.cached) for s in sequences]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        tables = np.zeros((len(sequences), max(len(s.blocks) for s in sequences)), np.int32)
+        for i, sequence in enumerate(sequences):
+            tables[i, : len(sequence.blocks)] = sequence.blocks
+        ends = [s.cached + n for s, n in zip(sequences, counts, strict=True)]
+        spans = list(zip(sequences, ends, strict=True))
+        sampled = [i for i, s in enumerate(sequences) if ends[i] == len(s.tokens)]
+        output = self.executor.step(
+            StepBatch(
+                token_ids=np.array([t for s, e in spans for t in s.tokens[s.cached : e]], np.int32),
+                positions=np.array([p for s, e in spans for p in range(s.cached, e)], np.int32),
+                query_start=starts.astype(np.int32),
+                context_len=np.array(ends, np.int32),
+                block_tables=tables,
+                logits_rows=(starts[1:][sampled] - 1).astype(np.int32),
+                sampling=greedy([ends[i] for i in sampled]),
+                return_logits=True,
+            )
+        )
+        for sequence, end in spans:
+            sequence.cached = end
+        assert output.logits is not None
+        for row, i in enumerate(sampled):
+            sequences[i].tokens.append(int(output.token_ids[row]))
+            sequences[i].logits.append(output.logits[row].copy())
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, chunk: int = 2048) -> list[Running]:
+        """Decode all prompts together, each prefilled in chunks of `chunk` while the others go on."""
+        sequences = [self.start(prompt, max_tokens) for prompt in prompts]
+        while running := [s for s in sequences if len(s.output) < max_tokens]:
+            self.step(running, chunk)
+        for sequence in sequences:
+            self.finish(sequence)
+        return sequences
+
+    def logits(self, tokens: Sequence[int], chunk: int = 2048) -> NDArray[np.float32]:
+        """The logits after every one of the tokens. Shape [T, vocab]."""
+        sequence = self.start(tokens, 0)
+        table = np.array([sequence.blocks], np.int32)
+        rows = []
+        for start in range(0, len(tokens), chunk):
+            end = min(start + chunk, len(tokens))
+            output = self.executor.step(
+                StepBatch(
+                    token_ids=np.array(tokens[start:end], np.int32),
+                    positions=np.arange(start, end, dtype=np.int32),
+                    query_start=np.array([0, end - start], np.int32),
+                    context_len=np.array([end], np.int32),
+                    block_tables=table,
+                    logits_rows=np.arange(end - start, dtype=np.int32),
+                    sampling=greedy(range(start + 1, end + 1)),
+                    return_logits=True,
+                )
+            )
+            assert output.logits is not None
+            rows.append(output.logits.copy())
+        self.finish(sequence)
+        return np.concatenate(rows)

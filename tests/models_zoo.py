@@ -1,0 +1,207 @@
+"""Tiny random models of every family, made with transformers in a temporary folder, and what transformers computes
+with them."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+VOCAB_SIZE = 320
+PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 33, 48)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to make: transformers' name of the family, and its config's fields."""
+
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+_LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+_OPT = {
+    "hidden_size": 64,
+    "ffn_dim": 144,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "word_embed_proj_dim": 64,
+}
+_GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
+
+
+def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}}
+
+
+# Lengths are not multiples of a vector's: 160, 144 and 24 lanes of one kind leave tails of another.
+CASES: dict[str, Case] = {
+    "llama": Case("llama", _LLAMA),
+    "llama-tied": Case("llama", {**_LLAMA, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama-bias": Case("llama", {**_LLAMA, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
+    "llama-mqa": Case("llama", {**_LLAMA, "num_key_value_heads": 1, "head_dim": 24, "hidden_size": 72}),
+    "llama-linear": Case("llama", {**_LLAMA, **_rope("linear", factor=4.0)}),
+    "llama-dynamic": Case("llama", {**_LLAMA, **_rope("dynamic", factor=2.0)}),
+    "llama-yarn": Case("llama", {**_LLAMA, **_rope("yarn", factor=4.0, original_max_position_embeddings=64)}),
+    "llama-longrope": Case(
+        "llama",
+        {
+            **_LLAMA,
+            **_rope(
+                "longrope",
+                short_factor=[1.0 + 0.05 * i for i in range(8)],
+                long_factor=[1.0 + 0.5 * i for i in range(8)],
+                original_max_position_embeddings=128,
+            ),
+        },
+    ),
+    "llama-llama3": Case(
+        "llama",
+        {
+            **_LLAMA,
+            **_rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=64,
+            ),
+        },
+    ),
+    "mistral": Case("mistral", {**_LLAMA, "sliding_window": None}),
+    "mistral-window": Case("mistral", {**_LLAMA, "sliding_window": 20}),
+    "qwen2": Case("qwen2", {**_LLAMA, "tie_word_embeddings": True}),
+    "qwen2-window": Case("qwen2", {**_LLAMA, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
+    "qwen3": Case("qwen3", {**_LLAMA, "head_dim": 32}),
+    "opt": Case("opt", _OPT),
+    "opt-350m": Case("opt", {**_OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 48}),
+    "gpt2": Case("gpt2", _GPT2),
+    "gpt2-scaled": Case("gpt2", {**_GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 152}),
+}
+
+_root = Path(tempfile.mkdtemp(prefix="tidewheel-zoo-"))
+atexit.register(shutil.rmtree, _root, ignore_errors=True)
+
+
+def build(case: Case, seed: int = 0) -> Any:
+    """A transformers model of the case, in float32, with weights large enough to make logits that are far apart."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **case.config}
+    config = AutoConfig.for_model(case.model_type, vocab_size=VOCAB_SIZE, **fields)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(seed)
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.ndim == 1:
+                weight.copy_(0.2 * noise + (1.0 if name.endswith("weight") else 0.0))
+            elif "embed_tokens" in name or ".wte." in name:
+                # Small, or a tied head would make every token repeat itself.
+                weight.copy_(0.1 * noise)
+            elif "embed_positions" in name or ".wpe." in name:
+                weight.copy_(noise)
+            else:
+                weight.copy_(noise * 1.5 / min(weight.shape) ** 0.5)
+    return model
+
+
+@functools.cache
+def model(name: str) -> Any:
+    """The transformers model of CASES[name]."""
+    return build(CASES[name])
+
+
+@functools.cache
+def folder(name: str, dtype: str = "float32", tokenizer: bool = False) -> Path:
+    """A model folder of CASES[name]: config.json and model.safetensors, and a byte-level tokenizer where asked."""
+    import torch
+
+    path = _root / f"{name}-{dtype}-{'text' if tokenizer else 'ids'}"
+    if dtype == "float32":
+        model(name).save_pretrained(path)
+    else:
+        build(CASES[name]).to(getattr(torch, dtype)).save_pretrained(path)
+    if tokenizer:
+        _train_tokenizer().save_pretrained(path)
+    return path
+
+
+def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 1) -> list[list[int]]:
+    """Random prompts; their lengths lie on both sides of block and tile boundaries."""
+    random = np.random.default_rng(seed)
+    return [random.integers(3, VOCAB_SIZE, PROMPT_LENGTHS[i % len(PROMPT_LENGTHS)]).tolist() for i in range(count)]
+
+
+@functools.cache
+def greedy_references(name: str, count: int) -> tuple[list[int], ...]:
+    """What transformers generates greedily, `count` tokens after each of the prompts, one prompt at a time."""
+    return tuple(_reference_tokens(name, prompt, count) for prompt in prompts())
+
+
+def _reference_tokens(name: str, prompt: Sequence[int], count: int) -> list[int]:
+    import torch
+
+    ids = torch.tensor([list(prompt)])
+    with torch.no_grad():
+        output = model(name).generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
+        )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def reference_logits(name: str, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Transformers' logits after each of the tokens, in one forward pass. Shape [T, vocab]."""
+    return _reference_logits(name, tuple(tokens))
+
+
+@functools.cache
+def _reference_logits(name: str, tokens: tuple[int, ...]) -> NDArray[np.float32]:
+    import torch
+
+    with torch.no_grad():
+        logits: NDArray[np.float32] = model(name)(torch.tensor([tokens])).logits[0].float().numpy()
+    return logits
+
+
+@functools.cache
+def _train_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["the quick brown fox jumps over the lazy dog and then the dog sleeps"] * 2, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=specials[1], eos_token=specials[2])
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return tokenizer

@@ -1,0 +1,107 @@
+"""The torch device: the readable reference. It runs a spec on paged batches with torch operations.
+
+Numbers follow the native device: the residual stream and all that is elementwise is float32; the inputs of a matrix
+product are rounded to the model's dtype and summed in float32; K and V are cached in the model's dtype.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, WeightSource
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.sampling import sample
+
+if TYPE_CHECKING:
+    from tidewheel.engine.devices.torch_decoder import TorchDecoder
+
+_BLOCK_SIZE = 16
+_ITEM_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class TorchDevice:
+    """Runs on the CPU through torch, which is imported when a model is loaded."""
+
+    name = "torch"
+
+    def default_dtype(self, checkpoint: DType) -> DType:
+        """What the checkpoint is stored as: torch computes with all of them."""
+        return checkpoint
+
+    def kv_bytes_per_token(self, spec: DecoderSpec, dtype: DType) -> int:
+        """Bytes of KV cache that one token takes over all layers."""
+        heads = sum(2 * layer.attention.num_kv_heads * layer.attention.head_dim for layer in spec.layers)
+        return heads * _ITEM_BYTES[dtype]
+
+    def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> TorchExecutor:
+        """Copy the weights and allocate the cache. Raises DeviceError if torch is missing or the cache too small."""
+        try:
+            from tidewheel.engine.devices.torch_decoder import TorchDecoder
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise DeviceError("the torch device needs torch: pip install 'tidewheel[torch]'") from error
+        block_bytes = _BLOCK_SIZE * self.kv_bytes_per_token(spec, options.dtype)
+        num_blocks = options.kv_cache_bytes // block_bytes
+        if num_blocks < 1:
+            raise DeviceError(
+                f"a KV cache of {options.kv_cache_bytes} bytes is less than one block of {_BLOCK_SIZE} tokens "
+                f"({block_bytes} bytes)"
+            )
+        limits = ExecutorLimits(_BLOCK_SIZE, num_blocks, options.max_num_seqs, options.max_num_batched_tokens)
+        return TorchExecutor(TorchDecoder(spec, weights, options.dtype, num_blocks, _BLOCK_SIZE), limits)
+
+
+class TorchExecutor:
+    """A loaded model. `tokens_per_pass` is how many of a batch's tokens go through the decoder together.
+
+    It is 1, because torch picks its kernels, their blocking and the handling of their last lanes by the number of
+    rows: a token would get other last bits in other company. Alone, a token is computed with the same shapes whatever
+    the batch, so that its result is the same to the bit. Raising it trades that for speed.
+    """
+
+    tokens_per_pass = 1
+
+    def __init__(self, decoder: TorchDecoder, limits: ExecutorLimits) -> None:
+        self.limits = limits
+        self._decoder: TorchDecoder | None = decoder
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Run the batch, write its K and V, and sample its rows."""
+        decoder = self._loaded()
+        sequence = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
+        rows = []
+        for start in range(0, len(batch.token_ids), self.tokens_per_pass):
+            stop = min(start + self.tokens_per_pass, len(batch.token_ids))
+            low, high = np.searchsorted(batch.logits_rows, (start, stop))
+            rows.append(
+                decoder.forward(
+                    batch.token_ids[start:stop],
+                    batch.positions[start:stop],
+                    batch.block_tables[sequence[start:stop]],
+                    batch.logits_rows[low:high] - start,
+                )
+            )
+        logits = np.concatenate(rows)
+        output = sample(logits, batch.sampling)
+        if batch.return_logits:
+            output.logits = logits
+        return output
+
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
+        self._loaded().copy_blocks(pairs)
+
+    def close(self) -> None:
+        """Free weights and cache. Calling it twice is allowed."""
+        self._decoder = None
+
+    def _loaded(self) -> TorchDecoder:
+        if self._decoder is None:
+            raise DeviceError("this executor was closed")
+        return self._decoder

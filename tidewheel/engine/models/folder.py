@@ -1,0 +1,38 @@
+"""The JSON files of a model folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tidewheel.engine.errors import ModelError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object. Raises ModelError, naming the file, if it cannot be read or is not that."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} does not exist") from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's `config.json`. Raises ModelError if there is none, or it does not name the model's architecture."""
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder")
+    if not path.exists():
+        raise ModelError(f"{folder} has no config.json: it is not a Hugging Face model folder")
+    config = read_json(path)
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ModelError(f"{path} does not name the model's class in architectures, as in ['LlamaForCausalLM']")
+    return config

@@ -1,0 +1,191 @@
+"""safetensors checkpoints, single and sharded, as memory-mapped views.
+
+The format: https://github.com/huggingface/safetensors#format. The `safetensors` library checks every file; the views
+are our own, because numpy has no bfloat16 for it to return and because they copy nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from tidewheel.engine.devices.base import DType, WeightTensor
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models import ModelDescription
+from tidewheel.engine.models.folder import read_json
+from tidewheel.engine.models.spec import TensorRef, tensor_shapes
+from tidewheel.engine.weights.dtypes import STORAGE
+
+_DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a file holds it. `dtype` is the file's word for it (F32, BF16, I32, ...); `data` its bytes."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]  # a read-only view of the memory map
+
+
+Checkpoint = dict[str, StoredTensor]
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """All tensors of the checkpoint in `folder`, by the names they have there.
+
+    Raises ModelError if there is no safetensors checkpoint, a shard is missing, or a file is corrupt or truncated.
+    """
+    if (folder / _SINGLE).exists():
+        return _open_file(folder / _SINGLE)
+    if (folder / _INDEX).exists():
+        return _open_shards(folder)
+    # Adapters belong beside a model; they are none.
+    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
+    if len(files) == 1:
+        return _open_file(files[0])
+    if files:
+        names = ", ".join(path.name for path in files)
+        raise ModelError(f"{folder} has several weight files ({names}) but no {_INDEX} to join them")
+    raise ModelError(_no_checkpoint(folder))
+
+
+def _open_shards(folder: Path) -> Checkpoint:
+    index = folder / _INDEX
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelError(f"{index} must have a weight_map from tensor names to file names")
+    checkpoint: Checkpoint = {}
+    for file_name in sorted(set(weight_map.values())):
+        path = folder / file_name
+        if Path(file_name).name != file_name:
+            raise ModelError(f"{index} names {file_name!r}, which is not a file name")
+        if not path.exists():
+            raise ModelError(f"{path}, a shard that {index.name} names, does not exist")
+        shard = _open_file(path)
+        wanted = [name for name, file in weight_map.items() if file == file_name]
+        for name in wanted:
+            if name not in shard:
+                raise ModelError(f"{path} lacks tensor {name}, which {index.name} says is there")
+            checkpoint[name] = shard[name]
+    return checkpoint
+
+
+def _open_file(path: Path) -> Checkpoint:
+    # The library checks that the header is well-formed and that the tensors fill the file with no gap or overlap.
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+        file = np.memmap(path, dtype=np.uint8, mode="r")
+        header_bytes = int(file[:8].view("<u8")[0])
+        header: dict[str, Any] = json.loads(file[8 : 8 + header_bytes].tobytes())
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{path} is not a valid safetensors file, it may be truncated or corrupt: {error}") from error
+    header.pop("__metadata__", None)
+    body = np.asarray(file)[8 + header_bytes :]
+    checkpoint: Checkpoint = {}
+    for name, entry in header.items():
+        start, stop = entry["data_offsets"]
+        checkpoint[name] = StoredTensor(path, entry["dtype"], tuple(entry["shape"]), body[start:stop])
+    return checkpoint
+
+
+def _no_checkpoint(folder: Path) -> str:
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if not pickles:
+        return f"{folder} has no weights: there is no {_SINGLE}, {_INDEX} or other .safetensors file"
+    return (
+        f"{folder} has its weights as pickle ({', '.join(pickles[:3])}), which can run code when it is read and is "
+        "never loaded; convert them to safetensors, for example with transformers: "
+        "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+    )
+
+
+class CheckpointWeights:
+    """A checkpoint's tensors under Tidewheel's names. Checked on construction: what is returned has the right shape.
+
+    The views of a file keep it mapped; it is unmapped when the last of them is gone.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, description: ModelDescription) -> None:
+        self._tensors: dict[str, WeightTensor] = {}
+        self._checkpoint = checkpoint
+        self._prefix = description.base_prefix
+        shapes = tensor_shapes(description.spec)
+        sources = dict(description.tensors)
+        if description.spec.tied_head:
+            sources["embed.weight"] = self._tied(sources["embed.weight"], description.head_name)
+        bytes_by_dtype: Counter[DType] = Counter()
+        for name, shape in shapes.items():
+            tensor = self._load(sources[name], shape)
+            self._tensors[name] = tensor
+            bytes_by_dtype[tensor.dtype] += tensor.data.nbytes
+        self.dtype: DType = bytes_by_dtype.most_common(1)[0][0]
+
+    def __getitem__(self, name: str) -> WeightTensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def _find(self, name: str) -> StoredTensor | None:
+        return self._checkpoint.get(name) or self._checkpoint.get(name.removeprefix(self._prefix))
+
+    def _tied(self, embedding: TensorRef, head_name: str) -> TensorRef:
+        """Where the one matrix of embedding and head lies: under either name, or under both with equal content."""
+        stored, head = self._find(embedding.name), self._find(head_name)
+        if head is None:
+            return embedding
+        if stored is None:
+            return TensorRef(head_name)
+        if stored.dtype != head.dtype or not np.array_equal(stored.data, head.data):
+            raise ModelError(
+                f"{head.path}: config.json says that head and embedding are tied, but {head_name} and {embedding.name} "
+                "differ; set tie_word_embeddings to false in config.json if both are meant"
+            )
+        return embedding
+
+    def _load(self, source: TensorRef, shape: tuple[int, ...]) -> WeightTensor:
+        stored = self._find(source.name)
+        if stored is None:
+            files = sorted({str(tensor.path) for tensor in self._checkpoint.values()}) or ["the checkpoint"]
+            raise ModelError(f"tensor {source.name} is missing from {', '.join(files)}")
+        if stored.dtype not in _DTYPES:
+            raise ModelError(
+                f"{stored.path}: tensor {source.name} is stored as {stored.dtype}; supported are {', '.join(_DTYPES)}"
+            )
+        dtype = _DTYPES[stored.dtype]
+        data: NDArray[np.generic] = _aligned(stored.data, STORAGE[dtype]).reshape(stored.shape)
+        if source.transpose:
+            data = data.T
+        if source.rows is not None and data.ndim and data.shape[0] >= source.rows[1]:
+            data = data[source.rows[0] : source.rows[1]]
+        if data.shape != shape:
+            raise ModelError(
+                f"{stored.path}: tensor {source.name} has shape {stored.shape}, which does not fit config.json: "
+                f"the model needs {_needed(source, shape)}"
+            )
+        return WeightTensor(data, dtype)
+
+
+def _aligned(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[np.generic]:
+    """`data` as `dtype`; a copy only where a file's header has an odd length, so that elements lie askew."""
+    if data.ctypes.data % dtype.itemsize:
+        data = data.copy()
+    return data.view(dtype)
+
+
+def _needed(source: TensorRef, shape: tuple[int, ...]) -> str:
+    needed = shape if source.rows is None else (f"at least {source.rows[1]}", *shape[1:])
+    return "(" + ", ".join(str(size) for size in (reversed(needed) if source.transpose else needed)) + ")"

@@ -1,0 +1,40 @@
+"""The number formats of weights, and how they are held in numpy, which has no bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.devices.base import DType, WeightTensor
+from tidewheel.engine.errors import ModelError
+
+STORAGE: dict[DType, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
+
+
+def dtype_from_config(config: Mapping[str, Any]) -> DType:
+    """The dtype that a config gives its weights, under its new name or its old one; float32 where it is silent."""
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    for dtype in STORAGE:
+        if name == dtype:
+            return dtype
+    raise ModelError(f"config.json: dtype must be one of {', '.join(STORAGE)}, got {name!r}")
+
+
+def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Finite float32 values rounded to the nearest bfloat16, ties to even, as bits. Same shape."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def to_float32(tensor: WeightTensor) -> NDArray[np.float32]:
+    """A contiguous, writable float32 copy of a weight; exact for every dtype."""
+    if tensor.dtype == "bfloat16":
+        return (tensor.data.astype(np.uint32, order="C") << 16).view(np.float32)
+    return np.array(tensor.data, dtype=np.float32, order="C")

@@ -1,0 +1,54 @@
+"""Random weights of a model's shape: to measure and to test without a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.devices.base import DType, WeightTensor
+from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
+from tidewheel.engine.weights.dtypes import STORAGE, bfloat16_bits
+
+_SCALE = 0.02
+# A prime, so that no two rows of a matrix of up to this many rows are the same numbers.
+_PERIOD = 1_048_583
+
+
+class DummyWeights:
+    """Normally distributed weights with deviation 0.02; norms are the identity. A function of `seed` and the names.
+
+    There is one buffer of random numbers, as long as the largest tensor needs and repeating with a period. A tensor
+    is a read-only view of it from a place that depends on the tensor's name, so that making a model costs next to
+    nothing.
+    """
+
+    def __init__(self, spec: DecoderSpec, dtype: DType, seed: int = 0) -> None:
+        self.dtype: DType = dtype
+        self._shapes = tensor_shapes(spec)
+        normals = np.random.default_rng(seed).standard_normal(_PERIOD, dtype=np.float32) * np.float32(_SCALE)
+        largest = max(math.prod(shape) for shape in self._shapes.values())
+        self._buffer = np.resize(_as_dtype(normals, dtype), _PERIOD + largest)
+        self._buffer.flags.writeable = False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __getitem__(self, name: str) -> WeightTensor:
+        shape = self._shapes[name]
+        if name.endswith("norm.weight"):
+            data = _as_dtype(np.ones(shape, np.float32), self.dtype)
+        elif name.endswith("norm.bias"):
+            data = np.zeros(shape, STORAGE[self.dtype])
+        else:
+            start = zlib.crc32(name.encode()) % _PERIOD
+            data = self._buffer[start : start + math.prod(shape)].reshape(shape)
+        return WeightTensor(data, self.dtype)
+
+
+def _as_dtype(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
+    return bfloat16_bits(values) if dtype == "bfloat16" else values.astype(STORAGE[dtype])

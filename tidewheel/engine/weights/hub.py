@@ -1,0 +1,65 @@
+"""From a model's name to a folder: a local one as it is, a hub id through huggingface_hub's cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidewheel.engine.errors import ModelError
+
+# What serving needs. Never pickle; not the copies in other formats that many repositories have in subfolders, nor the
+# unsharded duplicate that some keep beside the shards.
+_WANTED = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+_WEIGHTS = ["*.safetensors"]
+_UNWANTED = ["*/*", "consolidated*.safetensors"]
+
+
+def resolve(
+    model: str, revision: str | None = None, download_dir: str | Path | None = None, with_weights: bool = True
+) -> Path:
+    """The folder of a model, downloaded if need be, with progress bars on stderr.
+
+    `model` is a folder or a hub id ("owner/name"). `download_dir` is the cache's folder in place of huggingface_hub's
+    own. Without `with_weights` only the small files are downloaded, for dummy weights. The hub's variables are
+    honoured: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
+
+    Raises ModelError if the model is not there or cannot be had.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"{model} is a file; give the folder that holds the model, or a hub id such as owner/name")
+    if model.startswith(("/", "./", "../", "~")):
+        raise ModelError(f"{model} does not exist")
+    return _download(model, revision, download_dir, _WANTED + _WEIGHTS if with_weights else _WANTED)
+
+
+def _download(model: str, revision: str | None, download_dir: str | Path | None, wanted: list[str]) -> Path:
+    # Importing the hub's client takes a good part of a second, which a local folder need not pay.
+    from huggingface_hub import constants, errors, snapshot_download
+
+    at = f"{model} (revision {revision})" if revision else model
+    endpoint = constants.ENDPOINT
+    try:
+        path = snapshot_download(
+            model, revision=revision, cache_dir=download_dir, allow_patterns=wanted, ignore_patterns=_UNWANTED
+        )
+    except errors.HFValidationError as error:
+        raise ModelError(f"{model} is neither a folder nor a hub id such as owner/name") from error
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"{at} is gated: accept its terms at {endpoint}/{model}, then set HF_TOKEN to a token of that account"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"{model} is neither a folder here nor a model at {endpoint}; if it is private, set HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelError(f"{model} has no revision {revision} at {endpoint}") from error
+    except errors.LocalEntryNotFoundError as error:
+        if constants.HF_HUB_OFFLINE:
+            raise ModelError(f"{at} is not in the cache, and HF_HUB_OFFLINE forbids downloading it") from error
+        raise ModelError(f"{at} is not in the cache, and {endpoint} cannot be reached") from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        raise ModelError(f"{at} could not be downloaded from {endpoint}: {error}") from error
+    return Path(path)
