@@ -1,0 +1,189 @@
+"""Servers for the tests: in this process with a scripted engine, and the real command with a real model."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import tokenizers
+import uvicorn
+from server.scripted_engine import ScriptedEngine
+
+from tidewheel.server.app import AppOptions, build_app
+
+
+@dataclass
+class RunningServer:
+    """A server in this process. `http` talks to it over a real socket."""
+
+    engine: ScriptedEngine
+    port: int
+    http: httpx.Client
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **options)
+
+
+StartServer = Callable[..., RunningServer]
+
+
+@pytest.fixture(scope="session")
+def start_server() -> Iterator[StartServer]:
+    """Starts servers, by the options of AppOptions and, as `engine`, of ScriptedEngine; all stop in the end."""
+    running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
+
+    def start(engine: dict[str, Any] | None = None, **options: Any) -> RunningServer:
+        scripted = ScriptedEngine(**engine or {})
+        app = build_app(scripted, AppOptions(**options))
+        config = uvicorn.Config(app, port=0, loop="uvloop", http="httptools", ws="none", log_config=None, lifespan="on")
+        server = uvicorn.Server(config)
+        listener = config.bind_socket()
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        port = listener.getsockname()[1]
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
+        running.append((server, thread, client))
+        for _ in range(1000):
+            if server.started:
+                break
+            threading.Event().wait(0.01)
+        return RunningServer(scripted, port, client)
+
+    yield start
+    for server, _, client in running:
+        client.close()
+        server.should_exit = True
+    for _, thread, _ in running:
+        thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def server(start_server: StartServer) -> RunningServer:
+    """A server with default options, shared by the tests that leave it as it was."""
+    return start_server()
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The JSON of a complete event stream, which ends with [DONE]."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.endswith("\n\n")
+    frames = response.text.split("\n\n")[:-1]
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    assert frames[-1] == "data: [DONE]"
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a server answers there, and is well."""
+    try:
+        return httpx.get(f"{url}/health", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port that nobody listens on."""
+    return _free_port()
+
+
+class ServerProcess:
+    """`python -m tidewheel serve` on a free port, ready to answer."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tidewheel", "serve", *arguments, "--port", str(self.port)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._log: list[str] = []
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        deadline = time.monotonic() + 120
+        while not is_healthy(self.url):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"the server did not start:\n{self.log}")
+            time.sleep(0.02)
+
+    @property
+    def log(self) -> str:
+        """What the server has logged."""
+        return "".join(self._log)
+
+    def stop(self) -> None:
+        """Ends the process, whatever it is doing."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(10)
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        self._log.extend(self.process.stderr)
+
+
+@pytest.fixture(scope="session")
+def dummy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny Llama's config, a byte-level tokenizer and a ChatML template; its weights are dummies."""
+    folder = tmp_path_factory.mktemp("dummy-llama")
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "bos_token_id": 257, "eos_token_id": 258, "tie_word_embeddings": True, "torch_dtype": "float32",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    named = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dummy_server(dummy_model: Path) -> Iterator[ServerProcess]:
+    """The real command serving dummy weights."""
+    arguments = ("--load-format", "dummy", "--served-model-name", "tiny", "--api-key", "secret", "--max-num-seqs", "16")
+    process = ServerProcess(str(dummy_model), *arguments)
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[ServerProcess]:
+    """The real command without a model: it serves the embedded one."""
+    process = ServerProcess("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    yield process
+    process.stop()

@@ -1,0 +1,163 @@
+"""A real engine around a device that only recites: each prompt says itself what is to be generated.
+
+The text between the last `SAY(` and the next `)` is the answer, `LOOP(` asks for endless text, and other prompts are
+answered with `ok`. Tokens are UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
+from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.engine import Engine
+from tidewheel.engine.request import Request
+from tidewheel.engine.stream import RequestStream
+from tidewheel.engine.text import Tokenizer
+
+BOS, EOS, BROKEN, FATAL = 256, 257, 258, 259
+VOCAB_SIZE = 260
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'tool' %}[tool {{ message.tool_call_id }}]{% endif %}"
+    "<{{ message.role }}>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}[{{ call.function.name }} {{ call.function.arguments | tojson }}]"
+    "{% endfor %}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if messages[0].content == 'refuse' %}{{ raise_exception('no such talk') }}{% endif %}"
+    "{% if messages[0].content == 'stumble' %}{{ messages[7].content.nothing }}{% endif %}"
+    "{% if shout %}{{ shout | upper }}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+class ByteBackend:
+    """Tokens are bytes. A BROKEN token cannot be turned into text, a FATAL one kills the device."""
+
+    vocab_size = VOCAB_SIZE
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        text = b"".join(self.token_bytes(i) for i in ids if i < 256 or not skip_special_tokens)
+        return text.decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id == BROKEN:
+            raise RuntimeError("a token without text")
+        return bytes([token_id]) if token_id < 256 else (self.id_to_token(token_id) or "").encode()
+
+    def id_to_token(self, token_id: int) -> str | None:
+        names = {BOS: "<bos>", EOS: "<eos>", BROKEN: "<broken>", FATAL: "<fatal>"}
+        return names.get(token_id) or chr(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id >= 256 and token_id != BROKEN
+
+    def is_byte(self, token_id: int) -> bool:
+        return False
+
+
+def answer_to(prompt: str) -> list[int] | None:
+    """The tokens that a prompt asks for; None for endless ones."""
+    if "LOOP(" in prompt:
+        return None
+    if "BREAK(" in prompt:
+        return [ord("o"), BROKEN, EOS]
+    if "KILL(" in prompt:
+        return [FATAL]
+    said = prompt.rpartition("SAY(")[2].partition(")YAS")[0] if "SAY(" in prompt else "ok"
+    return [*said.encode(), EOS]
+
+
+class RecitingExecutor:
+    """Keeps the tokens of each slot, as a device keeps their K and V, and so knows how far each answer has come."""
+
+    def __init__(self, step_s: float, num_blocks: int) -> None:
+        self.limits = ExecutorLimits(16, num_blocks, max_num_seqs=64, max_num_batched_tokens=4096)
+        self.step_s = step_s
+        self.prompts: dict[bytes, tuple[int, list[int] | None]] = {}
+        self._slots = np.zeros((num_blocks, 16), np.int32)
+
+    def learn(self, prompt: Sequence[int], answer: list[int] | None) -> None:
+        key = np.asarray(prompt, np.int32).tobytes()
+        # The newest last, as the next step most likely asks for it; the oldest have long been answered.
+        self.prompts = {**dict(list(self.prompts.items())[-1000:]), key: (len(prompt), answer)}
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        time.sleep(self.step_s)
+        sequence_of = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
+        blocks = batch.block_tables[sequence_of, batch.positions // 16]
+        self._slots[blocks, batch.positions % 16] = batch.token_ids
+        tokens = [self._next_token(batch, int(sequence_of[row])) for row in batch.logits_rows]
+        if FATAL in tokens:
+            raise RuntimeError("the device is gone")
+        return self._output(np.array(tokens, np.int32), batch.sampling.num_logprobs)
+
+    def _next_token(self, batch: StepBatch, sequence: int) -> int:
+        length = int(batch.context_len[sequence])
+        context = self._slots[batch.block_tables[sequence]].ravel()[:length]
+        for key, (prompt_len, answer) in reversed(self.prompts.items()):
+            if length >= prompt_len and context[:prompt_len].tobytes() == key:
+                return ord("x") if answer is None else answer[min(length - prompt_len, len(answer) - 1)]
+        raise AssertionError("a prompt that was never submitted")
+
+    def _output(self, tokens: NDArray[np.int32], num_logprobs: NDArray[np.int32]) -> StepOutput:
+        if num_logprobs.size == 0 or num_logprobs.max() < 0:
+            return StepOutput(tokens)
+        ranks = np.arange(MAX_TOP_LOGPROBS)
+        top_ids = ((tokens[:, None] + ranks) % 128).astype(np.int32)
+        top = np.broadcast_to(-0.25 - ranks, top_ids.shape).astype(np.float32)
+        return StepOutput(tokens, np.full(len(tokens), -0.25, np.float32), top_ids, top)
+
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        self._slots[pairs[:, 1]] = self._slots[pairs[:, 0]]
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedEngine(Engine):
+    """The engine, with its device told beforehand what each prompt asks for."""
+
+    def __init__(
+        self, *, step_s: float = 0.0, max_model_len: int = 8192, num_blocks: int = 2048, template: str | None = None
+    ) -> None:
+        self.executor = RecitingExecutor(step_s, num_blocks)
+        special = {"bos_token": "<bos>", "eos_token": "<eos>"}
+        super().__init__(
+            self.executor,
+            Tokenizer(ByteBackend(), special, CHAT_TEMPLATE if template is None else template or None),
+            model_name="scripted",
+            max_model_len=max_model_len,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=frozenset({EOS}),
+            generation_defaults={"temperature": 0.5},
+        )
+        self.requests: list[Request] = []
+
+    def submit(self, request: Request) -> RequestStream:
+        self.requests.append(request)
+        prompt = list(request.prompt_token_ids)
+        if all(0 <= token < VOCAB_SIZE for token in prompt):
+            self.executor.learn(prompt, answer_to(self.tokenizer.decode(prompt)))
+        return super().submit(request)
+
+
+def serve(arguments: list[str]) -> int:
+    """`tidewheel serve` around a ScriptedEngine, for tests that need a process."""
+    from tidewheel.server import serve as serve_module
+
+    serve_module.load_engine = lambda options: ScriptedEngine(step_s=0.01)
+    return serve_module.run(["--model", str(Path(__file__).parent), *arguments])
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(serve(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""`tidewheel serve` without a model: what a new user meets first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from server.conftest import ServerProcess
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def client(demo_server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+def ask(client: openai.OpenAI, text: str, **options: Any) -> str:
+    messages: Any = [{"role": "user", "content": text}]
+    model = client.models.list().data[0].id
+    completion = client.chat.completions.create(model=model, messages=messages, temperature=0, **options)
+    return completion.choices[0].message.content or ""
+
+
+def test_it_knows_who_it_is_and_how_it_is_used(client: openai.OpenAI) -> None:
+    assert client.models.list().data[0].id == "tidewheel-demo"
+    assert "tidewheel" in ask(client, "Who are you?").lower()
+    assert "tidewheel serve" in ask(client, "How do I start the server?")
+
+
+def test_it_streams(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Who are you?"}]
+    stream = client.chat.completions.create(model="tidewheel-demo", messages=messages, temperature=0, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert "".join(pieces) == ask(client, "Who are you?")
+    assert len([piece for piece in pieces if piece]) > 1
+
+
+def test_it_calls_a_tool(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+    choice = client.chat.completions.create(
+        model="tidewheel-demo", messages=messages, tools=[WEATHER], temperature=0
+    ).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls
+    call: Any = choice.message.tool_calls[0]
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}

@@ -1,0 +1,177 @@
+"""Everything around the answers: health, version, models, metrics, tokens, keys, limits and request ids."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from server.conftest import RunningServer, StartServer
+
+from tidewheel import __version__
+
+COMPLETIONS = "/v1/completions"
+
+
+def test_health_and_version(server: RunningServer) -> None:
+    assert server.http.get("/health").status_code == 200
+    assert server.http.head("/health").status_code == 200
+    assert server.http.get("/version").json() == {"version": __version__}
+
+
+def test_a_dead_engine_is_unhealthy_and_says_so(start_server: StartServer) -> None:
+    dying = start_server()
+    assert dying.post(COMPLETIONS, {"prompt": "KILL("}).status_code >= 500
+    for response in (dying.http.get("/health"), dying.post(COMPLETIONS, {"prompt": "SAY(a)YAS"})):
+        assert response.status_code == 503
+        assert "the device is gone" in response.json()["error"]["message"]
+
+
+def test_models(start_server: StartServer, server: RunningServer) -> None:
+    named = start_server(served_model_names=("big", "org/small"))
+    listed = named.http.get("/v1/models").json()
+    assert [card["id"] for card in listed["data"]] == ["big", "org/small"]
+    assert listed["data"][0]["max_model_len"] == named.engine.max_model_len
+    assert named.http.get("/v1/models/org/small").json()["id"] == "org/small"
+    assert named.http.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+    assert named.post(COMPLETIONS, {"prompt": "a", "model": "org/small"}).json()["model"] == "org/small"
+    assert named.post(COMPLETIONS, {"prompt": "a"}).json()["model"] == "big"
+    assert named.post(COMPLETIONS, {"prompt": "a", "model": "scripted"}).status_code == 404
+    assert [card["id"] for card in server.http.get("/v1/models").json()["data"]] == ["scripted"]
+
+
+def test_tokenize_and_detokenize(server: RunningServer) -> None:
+    answer = server.post("/tokenize", {"prompt": "hé", "return_token_strs": True}).json()
+    assert answer["tokens"] == [256, *"hé".encode()]
+    assert (answer["count"], answer["max_model_len"]) == (4, 8192)
+    assert answer["token_strs"][:2] == ["<bos>", "h"]
+    assert server.post("/tokenize", {"prompt": "hé", "add_special_tokens": False}).json()["count"] == 3
+    messages = {"messages": [{"role": "user", "content": "hi"}]}
+    tokens = server.post("/tokenize", messages).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": tokens}).json() == {"prompt": "<user>hi<assistant>"}
+    long = "word " * 4000
+    assert server.post("/tokenize", {"prompt": long}).json()["count"] == len(long) + 1
+
+
+def test_metrics(start_server: StartServer) -> None:
+    measured = start_server(served_model_names=("m",))
+    before = _samples(measured)
+    assert before["tidewheel:generation_tokens_total", ()] == 0
+    measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS", "n": 2})
+    measured.post(COMPLETIONS, {"prompt": "LOOP(", "max_tokens": 4, "stream": True})
+    after = _samples(measured)
+    assert after["tidewheel:prompt_tokens_total", ()] > 0
+    assert after["tidewheel:generation_tokens_total", ()] == 2 * len("hello.") + 4
+    assert after["tidewheel:request_success_total", (("finished_reason", "stop"),)] == 2
+    assert after["tidewheel:request_success_total", (("finished_reason", "length"),)] == 1
+    assert after["tidewheel:time_to_first_token_seconds_count", ()] == 2
+    # Tokens that wait for a busy reader come together, with one latency.
+    assert 0 < after["tidewheel:inter_token_latency_seconds_count", ()] <= 2 * len("hello") + 3
+    assert after["tidewheel:e2e_request_latency_seconds_count", ()] == 2
+    assert after["tidewheel:e2e_request_latency_seconds_sum", ()] > 0
+    assert after["tidewheel:e2e_request_latency_seconds_bucket", (("le", "+Inf"),)] == 2
+    assert 0 <= after["tidewheel:kv_cache_usage_perc", ()] <= 1
+    for name in ("num_requests_running", "num_requests_waiting", "num_preemptions_total"):
+        assert after[f"tidewheel:{name}", ()] == 0
+    assert after["tidewheel:prefix_cache_queries_total", ()] >= after["tidewheel:prefix_cache_hits_total", ()]
+
+
+def _samples(server: RunningServer) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    response = server.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    found = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            assert sample.labels.pop("model_name") == "m"
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+@pytest.fixture(scope="module")
+def guarded(start_server: StartServer) -> RunningServer:
+    return start_server(api_keys=("first-key", "zweiter-schlüssel"))
+
+
+@pytest.mark.parametrize("path", ["/v1/models", COMPLETIONS, "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_a_key_is_needed(guarded: RunningServer, path: str) -> None:
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Bearer"},
+        {"authorization": "first-key"},
+        {"authorization": "Basic first-key"},
+        {b"authorization": b"Bearer \xff\xfe"},
+    ):
+        response = guarded.http.request("GET" if "models" in path else "POST", path, headers=headers)
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("key", ["first-key", "zweiter-schlüssel"])
+def test_each_key_opens(guarded: RunningServer, key: str) -> None:
+    headers = {b"authorization": f"Bearer {key}".encode()}
+    assert guarded.http.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/metrics"])
+def test_probes_need_no_key(guarded: RunningServer, path: str) -> None:
+    assert guarded.http.get(path).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def tight(start_server: StartServer) -> RunningServer:
+    return start_server(max_body_bytes=1000)
+
+
+def test_a_body_over_the_limit_is_refused(tight: RunningServer) -> None:
+    response = tight.post(COMPLETIONS, {"prompt": "a" * 2000})
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "body_too_large"
+    assert "1000" in response.json()["error"]["message"]
+    chunks = (b"a" * 100 for _ in range(50))
+    assert tight.http.post(COMPLETIONS, content=chunks).status_code == 413
+    assert tight.post(COMPLETIONS, {"prompt": "SAY(small)YAS"}).json()["choices"][0]["text"] == "small"
+
+
+def test_a_large_body_is_refused_before_it_is_sent(tight: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", tight.port), timeout=20) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 9999999999\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413")
+
+
+def test_request_ids(server: RunningServer) -> None:
+    assert server.http.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    given = {server.http.get("/health").headers["x-request-id"] for _ in range(3)}
+    assert len(given) == 3
+    assert server.http.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
+    assert "x-request-id" in server.post(COMPLETIONS, {"prompt": "SAY(a)YAS", "stream": True}).headers
+    assert "x-request-id" in server.http.get("/nothing").headers
+
+
+def test_requests_are_logged_unless_told_not_to(
+    start_server: StartServer, server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet = start_server(log_requests=False)
+    with caplog.at_level("INFO", logger="tidewheel.requests"):
+        for one in (quiet, server):
+            one.post(COMPLETIONS, {"prompt": "SAY(a)YAS"}, headers={"x-request-id": f"port-{one.port}"})
+    lines = [record.getMessage() for record in caplog.records if record.name == "tidewheel.requests"]
+    (line,) = lines
+    assert f"x-request-id=port-{server.port}" in line
+    assert "completion=2" in line
+    assert "finish=stop" in line
+
+
+def test_prompts_are_never_logged(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG"):
+        server.post(COMPLETIONS, {"prompt": "SAY(a secret)YAS"})
+        server.post(COMPLETIONS, {"prompt": "BREAK( a secret"})
+    assert "secret" not in caplog.text
+
+
+def test_answers_before_the_body_is_complete_do_not_break_the_connection(tight: RunningServer) -> None:
+    with httpx.Client(base_url=tight.url, timeout=20, trust_env=False) as client:
+        for _ in range(3):
+            assert client.post(COMPLETIONS, content=b"a" * 5_000_000).status_code == 413

@@ -1,0 +1,8 @@
+"""`python -m tidewheel` is the `tidewheel` command."""
+
+import sys
+
+from tidewheel.server.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The server: HTTP in, SSE out. It speaks OpenAI's protocol and never sees a tensor."""

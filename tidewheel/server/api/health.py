@@ -1,0 +1,43 @@
+"""`/health` and `/version`, for probes."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidewheel import __version__
+from tidewheel.engine.engine import Engine
+from tidewheel.server.api.json_response import json_response
+from tidewheel.server.errors import ApiError
+
+
+class Health(msgspec.Struct):
+    """A server that serves."""
+
+    status: str = "ok"
+
+
+class Version(msgspec.Struct):
+    """Tidewheel's version."""
+
+    version: str = __version__
+
+
+def health_routes(engine: Engine) -> list[Route]:
+    """`/health` is 200 while the engine runs and 503 once it has failed."""
+
+    async def health(request: Request) -> Response:
+        if engine.failure is not None:
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE, f"the engine has failed: {engine.failure}", code="engine_unavailable"
+            )
+        return json_response(Health())
+
+    async def version(request: Request) -> Response:
+        return json_response(Version())
+
+    return [Route("/health", health), Route("/version", version)]

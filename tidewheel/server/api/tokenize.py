@@ -1,0 +1,72 @@
+"""`/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidewheel.server.api.json_response import json_response
+from tidewheel.server.api.models import ServedModels
+from tidewheel.server.chat.messages import template_messages, template_tools
+from tidewheel.server.chat.templates import ChatTemplate
+from tidewheel.server.errors import bad_request
+from tidewheel.server.prompts import PromptEncoder
+from tidewheel.server.protocol.decode import BodyDecoder
+from tidewheel.server.protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+
+
+class TokenizeEndpoints:
+    """Text or messages to token ids, and back."""
+
+    def __init__(self, models: ServedModels, encoder: PromptEncoder, template: ChatTemplate) -> None:
+        self._models = models
+        self._encoder = encoder
+        self._template = template
+        self._decode_tokenize = BodyDecoder(TokenizeRequest)
+        self._decode_detokenize = BodyDecoder(DetokenizeRequest)
+
+    def routes(self) -> list[Route]:
+        """The endpoints."""
+        return [
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+        ]
+
+    async def _tokenize(self, request: Request) -> Response:
+        raw = await request.body()
+        body = self._decode_tokenize(raw)
+        self._models.resolve(body.model)
+        tokens = await self._encoder.run(len(raw), lambda: self._encode(body))
+        tokenizer = self._encoder.tokenizer
+        strings = [tokenizer.id_to_token(t) or "" for t in tokens] if body.return_token_strs else None
+        return json_response(TokenizeResponse(len(tokens), self._encoder.max_model_len, tokens, strings))
+
+    def _encode(self, body: TokenizeRequest) -> list[int]:
+        if body.messages is None:
+            if body.prompt is None:
+                raise bad_request("prompt or messages is required", "prompt", "missing_required_parameter")
+            return self._encoder.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        if body.prompt is not None:
+            raise bad_request("prompt and messages exclude each other", "prompt")
+        text = self._template.render(
+            template_messages(body.messages),
+            template_tools(body.tools),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            variables=body.chat_template_kwargs,
+        )
+        return self._encoder.encode(text, add_special_tokens=bool(body.add_special_tokens))
+
+    async def _detokenize(self, request: Request) -> Response:
+        raw = await request.body()
+        body = self._decode_detokenize(raw)
+        self._models.resolve(body.model)
+        self._encoder.check_vocabulary(body.tokens, "tokens")
+        decode = self._encoder.tokenizer.decode
+        text = await self._encoder.run(len(raw), lambda: decode(body.tokens, skip_special_tokens=False))
+        return json_response(DetokenizeResponse(text))

@@ -1,0 +1,84 @@
+"""The application: an engine and its options as an ASGI app, without globals, so that a process may hold several."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+
+from tidewheel import __version__
+from tidewheel.engine.engine import Engine
+from tidewheel.server.api.chat import ChatEndpoint
+from tidewheel.server.api.completions import CompletionsEndpoint
+from tidewheel.server.api.health import health_routes
+from tidewheel.server.api.metrics import metrics_routes
+from tidewheel.server.api.models import ServedModels
+from tidewheel.server.api.tokenize import TokenizeEndpoints
+from tidewheel.server.chat.templates import ChatTemplate
+from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
+from tidewheel.server.errors import exception_handlers
+from tidewheel.server.generation import Generations
+from tidewheel.server.metrics import ServerMetrics
+from tidewheel.server.middleware import BearerAuth, BodyLimit, RequestId
+from tidewheel.server.prompts import PromptEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppOptions:
+    """What the application needs to know besides the engine.
+
+    `chat_template` None is the tokenizer's own; `sampling_defaults` None are the engine's.
+    """
+
+    served_model_names: Sequence[str] = ()
+    api_keys: Sequence[str] = field(default=(), repr=False)
+    chat_template: str | None = None
+    sampling_defaults: Mapping[str, float | int] | None = None
+    tool_call_parser: str | None = None
+    max_body_bytes: int = 32 * 2**20
+    log_requests: bool = True
+
+
+def build_app(engine: Engine, options: AppOptions) -> Starlette:
+    """The ASGI application. Its lifespan starts and stops the engine. Raises ModelError for an unusable template."""
+    tokenizer = engine.tokenizer
+    models = ServedModels(options.served_model_names or [engine.model_name], engine.model_name, engine.max_model_len)
+    template = ChatTemplate(options.chat_template or tokenizer.chat_template, tokenizer.special_tokens_map)
+    defaults = engine.generation_defaults if options.sampling_defaults is None else options.sampling_defaults
+    tool_parser = TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None
+    encoder = PromptEncoder(tokenizer, engine.max_model_len)
+    metrics = ServerMetrics(engine, models.default)
+    generations = Generations(engine, metrics, log_requests=options.log_requests)
+    fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
+    shared = (generations, metrics, defaults, fingerprint)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await engine.stop()
+            encoder.close()
+
+    middleware = [Middleware(RequestId)]
+    if options.api_keys:
+        middleware.append(Middleware(BearerAuth, keys=options.api_keys))
+    middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
+    return Starlette(
+        routes=[
+            *ChatEndpoint(models, encoder, template, *shared, tool_parser).routes(),
+            *CompletionsEndpoint(models, encoder, *shared).routes(),
+            *models.routes(),
+            *TokenizeEndpoints(models, encoder, template).routes(),
+            *health_routes(engine),
+            *metrics_routes(metrics),
+        ],
+        middleware=middleware,
+        exception_handlers=exception_handlers(),
+        lifespan=lifespan,
+    )

@@ -1,0 +1,67 @@
+"""Messages and tools as chat templates expect them: plain dicts, content as one text, tool arguments as objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from tidewheel.server.errors import bad_request
+from tidewheel.server.protocol.chat import ContentPart, Message, Tool, ToolCall
+from tidewheel.server.protocol.decode import unsupported
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The template's `messages`. Raises ApiError (400) naming the part that is not text, or not JSON."""
+    if not messages:
+        raise bad_request("messages is empty", "messages")
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+    """The template's `tools`: None when there are none, so that templates need not look into the list."""
+    return [msgspec.to_builtins(tool) for tool in tools] if tools else None
+
+
+def _template_message(message: Message, path: str) -> dict[str, Any]:
+    # OpenAI's "developer" is what open models were trained to know as "system".
+    role = "system" if message.role == "developer" else message.role
+    if message.content is None and not message.tool_calls and role != "assistant":
+        raise bad_request(f"{path}.content is required", f"{path}.content", "missing_required_parameter")
+    rendered: dict[str, Any] = {"role": role, "content": _text(message.content, f"{path}.content")}
+    if message.name is not None:
+        rendered["name"] = message.name
+    if message.tool_call_id is not None:
+        rendered["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        rendered["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        rendered["tool_calls"] = [
+            _template_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
+    return rendered
+
+
+def _text(content: str | list[ContentPart] | None, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for i, part in enumerate(content or ()):
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("text", "refusal"):
+            raise unsupported(f"{path}[{i}].type", f": {part.type!r}; this model reads text")
+        if text is None:
+            raise bad_request(f"{path}[{i}].{part.type} is required", f"{path}[{i}].{part.type}")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _template_tool_call(call: ToolCall, path: str) -> dict[str, Any]:
+    param = f"{path}.function.arguments"
+    try:
+        arguments = orjson.loads(call.function.arguments or "{}")
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"{param} is not valid JSON: {error}", param) from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -1,0 +1,105 @@
+"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`, whatever went wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ExceptionHandler
+
+from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """An answer that is an error: an HTTP status and the four fields of OpenAI's error object."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def body(self) -> bytes:
+        """The JSON error object."""
+        error = {"message": self.message, "type": error_type(self.status), "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+
+class ClientGone(Exception):  # noqa: N818 - it is no error
+    """The client has hung up: there is nobody to answer."""
+
+
+def error_type(status: int) -> str:
+    """OpenAI's `type` for an HTTP status."""
+    if status == HTTPStatus.UNAUTHORIZED:
+        return "authentication_error"
+    if status == HTTPStatus.NOT_FOUND:
+        return "not_found_error"
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return "service_unavailable_error"
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400 about `param`."""
+    return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
+
+
+def as_api_error(failure: BaseException) -> ApiError:
+    """The answer to any failure. What was not raised for people to read is logged and answered without details."""
+    if isinstance(failure, ApiError):
+        return failure
+    if isinstance(failure, InvalidRequestError):
+        return bad_request(str(failure), failure.param)
+    if isinstance(failure, EngineDeadError):
+        return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(failure), code="engine_unavailable")
+    if isinstance(failure, RecursionError):
+        return bad_request("the body is nested too deeply", code="invalid_json")
+    logger.error("a request failed", exc_info=failure)
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal server error", code="internal_error")
+
+
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    """An ApiError as a response."""
+    return Response(error.body(), error.status, headers, "application/json")
+
+
+async def _on_http_exception(request: Request, failure: Exception) -> Response:
+    assert isinstance(failure, HTTPException)
+    message = str(failure.detail)
+    if failure.status_code == HTTPStatus.NOT_FOUND:
+        message = f"there is nothing at {request.url.path}"
+    elif failure.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (failure.headers or {}).get("Allow", "another method")
+        message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
+    return error_response(ApiError(failure.status_code, message), failure.headers)
+
+
+async def _on_failure(request: Request, failure: Exception) -> Response:
+    return error_response(as_api_error(failure))
+
+
+async def _on_client_gone(request: Request, failure: Exception) -> Response:
+    return Response(status_code=499)  # for logs only, nobody reads it
+
+
+def exception_handlers() -> dict[int | type[Exception], ExceptionHandler]:
+    """Starlette's table of handlers, so that no answer leaves in another shape."""
+    return {
+        HTTPException: _on_http_exception,
+        ClientGone: _on_client_gone,
+        ClientDisconnect: _on_client_gone,  # while its body was read
+        ApiError: _on_failure,
+        InvalidRequestError: _on_failure,
+        EngineDeadError: _on_failure,
+        RecursionError: _on_failure,
+        Exception: _on_failure,
+    }

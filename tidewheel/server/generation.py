@@ -1,0 +1,183 @@
+"""One HTTP request's way through the engine: its prompts submitted, their outputs merged, measured and logged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from http import HTTPStatus
+
+from tidewheel.engine.engine import Engine
+from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
+from tidewheel.engine.stream import RequestStream
+from tidewheel.server.errors import ApiError, ClientGone
+from tidewheel.server.metrics import RequestTimer, ServerMetrics
+from tidewheel.server.protocol.usage import PromptTokensDetails, Usage
+
+logger = logging.getLogger("tidewheel.requests")
+
+_MERGE_QUEUE_SIZE = 64  # outputs; a full queue leaves the rest in the engine's streams
+
+
+class Generation:
+    """The engine requests of one HTTP request, one for each prompt, as a single stream of outputs.
+
+    `prompt_tokens` is the length of all prompts, `n` the number of choices each has. `close` must be called in the
+    end. It aborts what is unfinished, so nothing goes on for a reader who has left.
+    """
+
+    def __init__(
+        self,
+        generation_id: str,
+        streams: Sequence[RequestStream],
+        prompt_tokens: int,
+        n: int,
+        timer: RequestTimer,
+        on_close: Callable[[Generation], None],
+    ) -> None:
+        self.id = generation_id
+        self.timer = timer
+        self.client_gone = False
+        self.num_choices = len(streams) * n
+        self._n = n
+        self._prompt_tokens = prompt_tokens
+        self._streams = streams
+        self._on_close = on_close
+        self._pumps: list[asyncio.Task[None]] = []
+        self._completion_tokens = 0
+        self._cached_tokens = [0] * len(streams)
+        self._closed = False
+
+    def usage(self) -> Usage:
+        """Tokens so far. A prompt counts once, however many choices it has."""
+        total = self._prompt_tokens + self._completion_tokens
+        details = PromptTokensDetails(sum(self._cached_tokens))
+        return Usage(self._prompt_tokens, self._completion_tokens, total, details)
+
+    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """Every output with its choice's index, which counts over prompts and then over `n`.
+
+        Raises ApiError if a choice fails or the server stops, and ClientGone after `abort`.
+        """
+        if len(self._streams) == 1:
+            async for output in self._streams[0]:
+                yield self._account(0, output), output
+        else:
+            async for prompt_index, output in self._merged():
+                yield self._account(prompt_index, output), output
+        if self.client_gone:
+            raise ClientGone
+
+    def abort(self) -> None:
+        """Ends the generation because its client has gone."""
+        self.client_gone = True
+        for stream in self._streams:
+            stream.abort()
+
+    def close(self) -> None:
+        """Aborts what is unfinished and reports the request. Later calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        for pump in self._pumps:
+            pump.cancel()
+        for stream in self._streams:
+            stream.abort()
+        self._on_close(self)
+
+    def _account(self, prompt_index: int, output: RequestOutput) -> int:
+        choice = prompt_index * self._n + output.index
+        self._completion_tokens += len(output.token_ids)
+        self._cached_tokens[prompt_index] = max(self._cached_tokens[prompt_index], output.num_cached_tokens)
+        self.timer.on_output(output, choice)
+        if output.finish_reason is FinishReason.ABORT:
+            if self.client_gone:
+                raise ClientGone
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the server stopped before the answer was complete", code="aborted"
+            )
+        if output.finish_reason is FinishReason.ERROR:
+            raise ApiError(
+                HTTPStatus.INTERNAL_SERVER_ERROR, output.error or "the request failed", code="generation_failed"
+            )
+        return choice
+
+    async def _merged(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        queue: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue(_MERGE_QUEUE_SIZE)
+
+        async def pump(prompt_index: int, stream: RequestStream) -> None:
+            try:
+                async for output in stream:
+                    await queue.put((prompt_index, output))
+            except Exception as failure:
+                await queue.put(failure)
+            await queue.put(None)
+
+        self._pumps = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(self._streams)]
+        unfinished = len(self._pumps)
+        while unfinished:
+            item = await queue.get()
+            if item is None:
+                unfinished -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+
+
+class Generations:
+    """Starts generations on the engine, and logs and counts them when they end."""
+
+    def __init__(self, engine: Engine, metrics: ServerMetrics, *, log_requests: bool) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._log_requests = log_requests
+
+    def start(
+        self,
+        kind: str,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        *,
+        timer: RequestTimer,
+        client_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Generation:
+        """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
+
+        Raises what Engine.submit raises, with nothing left running.
+        """
+        generation_id = f"{kind}-{uuid.uuid4().hex}"
+        streams: list[RequestStream] = []
+        try:
+            for i, prompt in enumerate(prompts):
+                request_id = generation_id if len(prompts) == 1 else f"{generation_id}-{i}"
+                streams.append(self._engine.submit(Request(request_id, prompt, sampling, priority, cache_salt)))
+        except BaseException:
+            for stream in streams:
+                stream.abort()
+            raise
+        prompt_tokens = sum(map(len, prompts))
+        return Generation(
+            generation_id, streams, prompt_tokens, sampling.n, timer, lambda done: self._report(done, client_id)
+        )
+
+    def _report(self, generation: Generation, client_id: str) -> None:
+        elapsed = generation.timer.stop()
+        if not self._log_requests:
+            return
+        usage = generation.usage()
+        first = generation.timer.time_to_first_token
+        logger.info(
+            "%s x-request-id=%s prompt=%d cached=%d completion=%d first_token=%s total=%.3fs finish=%s",
+            generation.id,
+            client_id,
+            usage.prompt_tokens,
+            usage.prompt_tokens_details.cached_tokens,
+            usage.completion_tokens,
+            "-" if first is None else f"{first:.3f}s",
+            elapsed,
+            "client_gone" if generation.client_gone else ",".join(generation.timer.finish_reasons) or "-",
+        )

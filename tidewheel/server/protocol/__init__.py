@@ -1,0 +1,1 @@
+"""Typed requests and responses, one file an endpoint family."""

@@ -1,0 +1,210 @@
+"""`/v1/chat/completions`: the request, the whole answer and the chunks of a streamed one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tidewheel.server.errors import bad_request
+from tidewheel.server.protocol.decode import Unsupported, unsupported
+from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody
+from tidewheel.server.protocol.usage import Usage
+
+
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message. Only text is served, the other fields are here to be refused by name."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    video_url: Any = None
+    file: Any = None
+
+
+class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A function's name and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    """One call of a tool by the model."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+    index: int | msgspec.UnsetType = msgspec.UNSET  # in chunks only
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One turn of a conversation, as the client sends it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    annotations: list[Any] | None = None  # SDKs send an answer's message back as it was
+    audio: Unsupported = None
+    function_call: Unsupported = None
+
+
+class ToolFunction(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool on offer."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class ChatCompletionRequest(GenerationBody, kw_only=True):
+    """A body of `/v1/chat/completions`."""
+
+    messages: list[Message]
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    modalities: list[str] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+    add_special_tokens: Unsupported = None
+    audio: Unsupported = None
+    chat_template: Unsupported = None
+    continue_final_message: bool | None = None
+    documents: Unsupported = None
+    function_call: Unsupported = None
+    functions: Unsupported = None
+    mm_processor_kwargs: Unsupported = None
+    prediction: Unsupported = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
+
+    def check_supported(self) -> None:
+        GenerationBody.check_supported(self)
+        if self.tool_choice not in (None, "auto", "none"):
+            raise unsupported("tool_choice", " unless it is auto or none")
+        if self.modalities not in (None, ["text"]):
+            raise unsupported("modalities", ' unless it is ["text"]')
+        if self.echo:
+            raise unsupported("echo", " unless it is false")
+        if self.continue_final_message:
+            raise unsupported("continue_final_message", " unless it is false")
+        if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
+            raise unsupported("best_of", " unless it equals n")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+
+    def endpoint_sampling(self) -> EndpointSampling:
+        """This endpoint's own spelling of the sampling parameters."""
+        names = {"logprobs": "top_logprobs"}
+        max_tokens = self.max_tokens
+        if self.max_completion_tokens is not None:
+            max_tokens = self.max_completion_tokens
+            names["max_tokens"] = "max_completion_tokens"
+        return EndpointSampling(max_tokens, (self.top_logprobs or 0) if self.logprobs else None, names)
+
+
+class TopLogprob(msgspec.Struct):
+    """A likely token; `bytes` is its text in UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobEntry(msgspec.Struct):
+    """The sampled token and the most likely ones at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of a choice, or of a piece of it."""
+
+    content: list[TokenLogprobEntry]
+    refusal: None = None
+
+
+class ResponseMessage(msgspec.Struct, kw_only=True):
+    """The model's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """One of the `n` answers."""
+
+    index: int
+    message: ResponseMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Delta(msgspec.Struct):
+    """What a chunk adds to the model's turn."""
+
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    """A piece of one of the `n` answers."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a streamed answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET

@@ -1,0 +1,68 @@
+"""Request bodies to typed structs, with errors that name the field as a client wrote it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from tidewheel.server.errors import ApiError, bad_request
+
+Unsupported: TypeAlias = None
+"""The type of a parameter that this server knows of and does not have: clients may send it as null only."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*?)`")
+_MISSING = re.compile(r"^Object missing required field `(?P<field>.*?)`")
+
+
+class BodyDecoder(Generic[T]):
+    """Decodes JSON bodies of one type. Raises ApiError (400) naming the field at fault."""
+
+    def __init__(self, body_type: type[T]) -> None:
+        self._decoder = msgspec.json.Decoder(body_type)
+        self._fields = [field.encode_name for field in msgspec.structs.fields(body_type)]
+
+    def __call__(self, body: bytes) -> T:
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise self._invalid(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        except RecursionError:
+            raise bad_request("the body is nested too deeply", code="invalid_json") from None
+
+    def _invalid(self, text: str) -> ApiError:
+        located = _PATH.search(text)
+        path = located["path"] if located else ""
+        reason = text[: located.start()] if located else text
+        if unknown := _UNKNOWN.match(reason):
+            return self._unknown_field(path, unknown["field"])
+        if missing := _MISSING.match(reason):
+            param = _join(path, missing["field"])
+            return bad_request(f"{param} is required", param, "missing_required_parameter")
+        if reason.startswith("Expected `null`"):
+            return unsupported(path)
+        if not path:
+            return bad_request(f"the body must be a JSON object: {reason}")
+        return bad_request(f"{path}: {reason[0].lower()}{reason[1:]}", path, "invalid_type")
+
+    def _unknown_field(self, path: str, field: str) -> ApiError:
+        param = _join(path, field)
+        close = difflib.get_close_matches(field, self._fields, 1) if not path else []
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return bad_request(f"unknown parameter {param}{hint}", param, "unknown_parameter")
+
+
+def _join(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field
+
+
+def unsupported(param: str, detail: str = "") -> ApiError:
+    """A 400 for a parameter, or a value of one, that other servers have and this one has not."""
+    return bad_request(f"{param} is not supported by this server{detail}", param, "unsupported_parameter")

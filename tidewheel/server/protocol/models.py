@@ -1,0 +1,26 @@
+"""`/v1/models`: the names that are served."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One served name. `root` is the model behind it, `max_model_len` the context in tokens."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "tidewheel"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All served names."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

@@ -1,0 +1,154 @@
+"""The parameters that completions and chat completions share, and their translation for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.engine.request import SamplingParams
+from tidewheel.server.errors import bad_request
+from tidewheel.server.protocol.decode import Unsupported, unsupported
+
+MAX_STOP_STRINGS = 64
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What a stream carries besides the text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: Unsupported = None
+
+
+class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A body that asks for tokens. Every field may be null, which is as good as absent."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    response_format: dict[str, Any] | None = None
+
+    # Accepted because no answer depends on them.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+
+    allowed_token_ids: Unsupported = None
+    bad_words: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_decoding_backend: Unsupported = None
+    guided_grammar: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_whitespace_pattern: Unsupported = None
+    kv_transfer_params: Unsupported = None
+    length_penalty: Unsupported = None
+    logits_processors: Unsupported = None
+    prompt_logprobs: Unsupported = None
+    return_token_ids: Unsupported = None
+    return_tokens_as_token_ids: Unsupported = None
+    spaces_between_special_tokens: Unsupported = None
+    structured_outputs: Unsupported = None
+    truncate_prompt_tokens: Unsupported = None
+    use_beam_search: Unsupported = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check_supported(self) -> None:
+        """Raises ApiError (400) for a value that this server has no way to honour."""
+        if self.stream_options is not None:
+            if not self.stream:
+                raise bad_request("stream_options is only for requests with stream", "stream_options")
+            if self.stream_options.include_obfuscation:
+                raise unsupported("stream_options.include_obfuscation", " unless it is false")
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            raise unsupported("response_format", " unless its type is text")
+        if self.store:
+            raise unsupported("store", " unless it is false")
+        if self.service_tier not in (None, "auto", "default"):
+            raise unsupported("service_tier", " unless it is auto or default")
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSampling:
+    """Where an endpoint's spelling of the sampling parameters differs: its own `max_tokens` and `logprobs` rules.
+
+    `names` maps SamplingParams' field names to the endpoint's, for error messages.
+    """
+
+    max_tokens: int | None
+    logprobs: int | None
+    names: Mapping[str, str]
+
+
+def sampling_params(
+    body: GenerationBody, endpoint: EndpointSampling, defaults: Mapping[str, float | int]
+) -> SamplingParams:
+    """The engine's sampling parameters for a body; `defaults` are the model's own (generation_config.json).
+
+    Raises InvalidRequestError naming the body's field.
+    """
+
+    def number(field: str, fallback: float) -> float:
+        value = getattr(body, field)
+        return float(defaults.get(field, fallback) if value is None else value)
+
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stop) > MAX_STOP_STRINGS:
+        raise bad_request(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(stop)}", "stop")
+    try:
+        return SamplingParams(
+            max_tokens=endpoint.max_tokens,
+            temperature=number("temperature", 1.0),
+            top_p=number("top_p", 1.0),
+            top_k=body.top_k if body.top_k is not None else int(defaults.get("top_k", 0)),
+            min_p=number("min_p", 0.0),
+            seed=body.seed,
+            repetition_penalty=number("repetition_penalty", 1.0),
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=body.logit_bias or {},
+            min_tokens=body.min_tokens or 0,
+            stop=tuple(stop),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            ignore_eos=bool(body.ignore_eos),
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            n=1 if body.n is None else body.n,
+            logprobs=endpoint.logprobs,
+        )
+    except InvalidRequestError as error:
+        name = endpoint.names.get(error.param or "")
+        if name is None:
+            raise
+        raise InvalidRequestError(str(error).replace(str(error.param), name, 1), name) from None
