@@ -1,0 +1,131 @@
+"""An executor whose tokens give every mistake of the engine away.
+
+Its "KV cache" stores the token and the position of every slot. The next token is a hash of what the block table
+reaches, of the seed, and of every other sampling parameter; so a wrong table, a missing or doubled computation, a
+stale buffer or a foreign prefix changes the tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
+from tidewheel.engine.devices.base import ExecutorLimits
+
+
+class FakeExecutor:
+    """Vocabulary of `vocab_size` tokens. `before_step` is called with each batch."""
+
+    def __init__(self, limits: ExecutorLimits, vocab_size: int = 256) -> None:
+        self.limits = limits
+        self.vocab_size = vocab_size
+        self.closed = 0
+        self.num_steps = 0
+        self.largest_batch = 0
+        slots = limits.num_blocks * limits.block_size
+        self._tokens = np.full(slots, -1, dtype=np.int32)
+        self._positions = np.full(slots, -1, dtype=np.int32)
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        self._check(batch)
+        self.num_steps += 1
+        self.largest_batch = max(self.largest_batch, len(batch.token_ids))
+        block_size = self.limits.block_size
+        contexts = []
+        for s, (start, end) in enumerate(zip(batch.query_start[:-1], batch.query_start[1:], strict=True)):
+            table = batch.block_tables[s]
+            for t in range(start, end):
+                position = int(batch.positions[t])
+                slot = table[position // block_size] * block_size + position % block_size
+                self._tokens[slot], self._positions[slot] = batch.token_ids[t], position
+        for s, length in enumerate(batch.context_len):
+            positions = np.arange(length)
+            slots = batch.block_tables[s][positions // block_size] * block_size + positions % block_size
+            assert (self._positions[slots] == positions).all(), "a slot was not computed, or belongs to another"
+            contexts.append(self._tokens[slots].tobytes())
+        owner = np.searchsorted(batch.query_start, batch.logits_rows, side="right") - 1
+        tokens = [self._sample(batch, row, contexts[s]) for row, s in enumerate(owner)]
+        asked = batch.sampling.num_logprobs
+        if not (asked >= 0).any():
+            return StepOutput(np.array(tokens, dtype=np.int32))
+        token_ids = np.array(tokens, dtype=np.int32)
+        top = np.arange(MAX_TOP_LOGPROBS, dtype=np.int32)[None, :] + token_ids[:, None]
+        return StepOutput(
+            token_ids,
+            logprobs=-(token_ids + 1).astype(np.float32) / 7,
+            top_ids=top,
+            top_logprobs=-(top + 1).astype(np.float32) / 7,
+        )
+
+    def copy_blocks(self, pairs: np.ndarray) -> None:
+        raise AssertionError("full blocks are shared, never written")
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _sample(self, batch: StepBatch, row: int, context: bytes) -> int:
+        sampling = batch.sampling
+        history = sampling.history_ids[sampling.history_start[row] : sampling.history_start[row + 1]]
+        bias = slice(sampling.bias_start[row], sampling.bias_start[row + 1])
+        state = [
+            context,
+            history.tobytes(),
+            sampling.bias_ids[bias].tobytes(),
+            sampling.bias_values[bias].tobytes(),
+        ]
+        if len(history):
+            assert history.tobytes() == context
+        state += [getattr(sampling, name)[row].tobytes() for name in _ROW_ARRAYS]
+        digest = hashlib.blake2b(b"|".join(state), digest_size=8).digest()
+        forbidden = set(sampling.bias_ids[bias][np.isneginf(sampling.bias_values[bias])].tolist())
+        token = int.from_bytes(digest, "little") % self.vocab_size
+        while token in forbidden:
+            token = (token + 1) % self.vocab_size
+        return token
+
+    def _check(self, batch: StepBatch) -> None:
+        limits, lengths = self.limits, np.diff(batch.query_start)
+        num_tokens, num_rows = len(batch.token_ids), len(batch.logits_rows)
+        assert 0 < num_tokens <= limits.max_num_batched_tokens
+        assert len(lengths) <= limits.max_num_seqs
+        assert (lengths > 0).all()
+        assert batch.query_start[0] == 0
+        assert batch.query_start[-1] == num_tokens
+        assert len(batch.positions) == num_tokens
+        assert len(batch.context_len) == len(batch.block_tables) == len(lengths)
+        assert (batch.positions[batch.query_start[1:] - 1] + 1 == batch.context_len).all()
+        assert ((batch.block_tables >= 0) & (batch.block_tables < limits.num_blocks)).all()
+        assert (np.diff(batch.logits_rows) > 0).all()
+        assert set(batch.logits_rows) <= set(batch.query_start[1:] - 1)
+        for array, dtype in _DTYPES.items():
+            value = getattr(batch, array)
+            assert value.dtype == dtype, array
+            assert value.flags.c_contiguous, array
+        for name, dtype in _ROW_ARRAYS.items():
+            value = getattr(batch.sampling, name)
+            assert value.shape == (num_rows,), name
+            assert value.dtype == dtype, name
+            assert value.flags.c_contiguous, name
+        assert batch.sampling.history_start.shape == batch.sampling.bias_start.shape == (num_rows + 1,)
+        assert batch.sampling.history_start[-1] == len(batch.sampling.history_ids)
+        assert batch.sampling.bias_start[-1] == len(batch.sampling.bias_ids) == len(batch.sampling.bias_values)
+
+
+_DTYPES = dict.fromkeys(
+    ("token_ids", "positions", "query_start", "context_len", "block_tables", "logits_rows"), np.int32
+)
+_ROW_ARRAYS = {
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "seed": np.uint64,
+    "position": np.int32,
+    "repetition_penalty": np.float32,
+    "presence_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "num_logprobs": np.int32,
+    "prompt_len": np.int32,
+}

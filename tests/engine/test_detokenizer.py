@@ -1,0 +1,92 @@
+"""Incremental detokenization: the pieces joined are what decoding everything at once gives."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from engine.tiny_tokenizers import KINDS, TEXT, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidewheel.engine.detokenizer import Detokenizer
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def pieces(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
+    return [*(detokenizer.push(token) for token in ids), detokenizer.flush()]
+
+
+@kinds
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_random_tokens(kind: str, data: st.DataObject) -> None:
+    tokenizer = tiny(kind)
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=60))
+    skip = data.draw(st.booleans())
+    assert "".join(pieces(tokenizer.detokenizer((), skip), ids)) == tokenizer.decode(ids, skip)
+
+
+@kinds
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=60) | st.sampled_from(TEXT))
+def test_text_comes_back_without_replacement_characters_on_the_way(kind: str, text: str) -> None:
+    tokenizer = tiny(kind)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    parts = pieces(tokenizer.detokenizer(), ids)
+    assert "".join(parts) == tokenizer.decode(ids)
+    if "\ufffd" not in tokenizer.decode(ids):
+        assert not any("\ufffd" in part for part in parts)
+
+
+@kinds
+def test_output_continues_the_prompt_with_its_space(kind: str) -> None:
+    tokenizer = tiny(kind)
+    ids = tokenizer.encode("The tide turns the wheel")
+    for length in range(2, len(ids)):
+        prompt, output = ids[:length], ids[length:]
+        text = "".join(pieces(tokenizer.detokenizer(prompt), output))
+        assert tokenizer.decode(prompt) + text == "The tide turns the wheel"
+
+
+@kinds
+def test_a_character_of_several_tokens_comes_in_one_piece(kind: str) -> None:
+    tokenizer = tiny(kind)
+    ids = tokenizer.encode("a 🦩 b", add_special_tokens=False)
+    parts = [part for part in pieces(tokenizer.detokenizer(), ids) if part]
+    assert len(ids) > len(parts) or kind == "metaspace"
+    assert "".join(parts) == tokenizer.decode(ids)
+
+
+@kinds
+def test_an_incomplete_character_at_the_end_is_replaced(kind: str) -> None:
+    tokenizer = tiny(kind)
+    ids = tokenizer.encode("ok 🦩", add_special_tokens=False)[:-1]
+    assert "".join(pieces(tokenizer.detokenizer(), ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(("kind", "token"), [("byte-level", "ÿ"), ("byte-fallback", "<0xFF>")])
+def test_nothing_is_held_back_for_ever(kind: str, token: str) -> None:
+    tokenizer = tiny(kind)
+    (invalid,) = (i for i in range(tokenizer.vocab_size) if tokenizer.id_to_token(i) == token)
+    detokenizer = tokenizer.detokenizer((), skip_special_tokens=False)
+    started = time.perf_counter()
+    shown = [detokenizer.push(invalid) for _ in range(5000)]
+    assert time.perf_counter() - started < 5.0
+    assert len([piece for piece in shown if piece]) > 10
+
+
+@kinds
+def test_the_price_of_a_token_does_not_depend_on_the_length_of_the_text(kind: str) -> None:
+    tokenizer = tiny(kind)
+    detokenizer = tokenizer.detokenizer()
+    ids = tokenizer.encode(" ".join(TEXT), add_special_tokens=False)
+    costs = []
+    for _ in range(8):
+        started = time.perf_counter()
+        for token in ids:
+            detokenizer.push(token)
+        costs.append((time.perf_counter() - started) / len(ids))
+    assert min(costs) < 100e-6
+    assert min(costs[4:]) < 3 * min(costs[:4])

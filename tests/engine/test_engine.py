@@ -1,0 +1,449 @@
+"""The engine as the server sees it: streams that always end, text that is right, trouble that stays where it arose."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from engine.fake_executor import FakeExecutor
+from engine.tiny_tokenizers import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.engine import Engine
+from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
+from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
+from tidewheel.engine.sampling import NO_TOKEN
+from tidewheel.engine.stream import RequestStream
+
+TOKENIZER = tiny("byte-level")
+EOS = 1
+ROOMY = ExecutorLimits(4, 64, 8, 64)
+
+
+class Reciter(FakeExecutor):
+    """Samples the tokens of `script` one after another, the same for every sequence, and then EOS for ever.
+
+    `pause_s` is the length of a step; `broken_at` is the step that raises.
+    """
+
+    def __init__(
+        self, script: list[int], limits: ExecutorLimits = ROOMY, pause_s: float = 0.0, broken_at: int = -1
+    ) -> None:
+        super().__init__(limits, TOKENIZER.vocab_size)
+        self.script = script
+        self.pause_s = pause_s
+        self.broken_at = broken_at
+        self.prompt_len = 3
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        output = super().step(batch)
+        if self.num_steps == self.broken_at:
+            raise RuntimeError("the device caught fire")
+        time.sleep(self.pause_s)
+        places = batch.sampling.position - self.prompt_len
+        script = [*self.script, EOS]
+        output.token_ids = np.array([script[min(p, len(script) - 1)] for p in places], dtype=np.int32)
+        return output
+
+
+def make(executor: FakeExecutor, **options: Any) -> Engine:
+    options = {"model_name": "fake", "max_model_len": 128, "eos_token_ids": frozenset({EOS})} | options
+    return Engine(executor, TOKENIZER, vocab_size=executor.vocab_size, **options)
+
+
+def run(engine: Engine, scenario: Callable[[Engine], Awaitable[Any]]) -> Any:
+    """Start the engine, play the scenario, stop the engine."""
+
+    async def main() -> Any:
+        engine.start()
+        try:
+            return await asyncio.wait_for(scenario(engine), 30)
+        finally:
+            await engine.stop()
+            engine._scheduler.check()
+            assert engine.stats().kv_blocks_used == 0
+            assert engine._executor.closed == 1  # type: ignore[attr-defined]
+
+    return asyncio.run(main())
+
+
+def request(sampling: SamplingParams | None = None, prompt: tuple[int, ...] = (5, 6, 7), **options: Any) -> Request:
+    return Request("r", prompt, sampling or SamplingParams(), **options)
+
+
+async def collect(stream: RequestStream) -> list[RequestOutput]:
+    return [output async for output in stream]
+
+
+def recite(text: str, sampling: SamplingParams, **options: Any) -> tuple[str, tuple[int, ...], RequestOutput]:
+    """All text, all tokens, and the last output of a request whose answer is `text`."""
+    script = TOKENIZER.encode(text, add_special_tokens=False)
+
+    async def scenario(engine: Engine) -> list[RequestOutput]:
+        return await collect(engine.submit(request(sampling)))
+
+    outputs = run(make(Reciter(script), **options), scenario)
+    assert [output.finish_reason for output in outputs[:-1]] == [None] * (len(outputs) - 1)
+    ids = tuple(token for output in outputs for token in output.token_ids)
+    return "".join(output.text for output in outputs), ids, outputs[-1]
+
+
+TEXT = "The tide turns the wheel 🦩 and the wheel grinds the corn."
+IDS = tuple(TOKENIZER.encode(TEXT, add_special_tokens=False))
+
+
+def test_end_of_sequence_ends_a_choice_and_is_not_shown() -> None:
+    for skip in (True, False):
+        text, ids, last = recite(TEXT, SamplingParams(skip_special_tokens=skip))
+        assert (text, ids) == (TEXT, (*IDS, EOS))
+        assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, None)
+
+
+def test_ignored_end_of_sequence_goes_on_to_the_length() -> None:
+    text, ids, last = recite("ok", SamplingParams(max_tokens=20, ignore_eos=True))
+    assert text == "ok"
+    assert len(ids) == 20
+    assert last.finish_reason is FinishReason.LENGTH
+
+
+def test_stop_token_ids_are_counted_but_not_shown() -> None:
+    stop = IDS[4]
+    text, ids, last = recite(TEXT, SamplingParams(stop_token_ids=(stop,)))
+    assert ids == IDS[:5]
+    assert text == TOKENIZER.decode(IDS[:4])
+    assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, stop)
+    text, _, _ = recite(TEXT, SamplingParams(stop_token_ids=(stop,), include_stop_str_in_output=True))
+    assert text == TOKENIZER.decode(IDS[:5])
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("stop", ["wheel", "el 🦩 a", "T", "corn.", " "])
+def test_stop_strings_across_tokens(stop: str, include: bool) -> None:
+    sampling = SamplingParams(stop=("never", stop), include_stop_str_in_output=include)
+    text, ids, last = recite(TEXT, sampling)
+    assert text == TEXT[: TEXT.index(stop) + (len(stop) if include else 0)]
+    assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, stop)
+    assert stop in TOKENIZER.decode(ids)
+    assert stop not in TOKENIZER.decode(ids[:-1]), "no token after the one that completed the stop string"
+
+
+def test_stop_strings_are_not_looked_for_before_min_tokens() -> None:
+    text, _, last = recite(TEXT, SamplingParams(stop=("wheel",), min_tokens=len(IDS) // 2))
+    assert text == TEXT[: TEXT.rindex("wheel")]
+    assert last.stop_reason == "wheel"
+
+
+def test_what_might_have_become_a_stop_string_is_shown_at_the_end() -> None:
+    text, _, last = recite("grinds the", SamplingParams(stop=("the corn",)))
+    assert text == "grinds the"
+    assert last.finish_reason is FinishReason.STOP
+
+
+def test_length_ends_in_the_middle_of_a_character_with_a_replacement() -> None:
+    cut = next(i for i in range(len(IDS)) if TOKENIZER.decode(IDS[:i]).endswith("\ufffd"))
+    text, _, last = recite(TEXT, SamplingParams(max_tokens=cut))
+    assert text == TOKENIZER.decode(IDS[:cut])
+    assert last.finish_reason is FinishReason.LENGTH
+
+
+def test_the_context_is_a_limit() -> None:
+    _, ids, last = recite(TEXT, SamplingParams(ignore_eos=True), max_model_len=13)
+    assert len(ids) == 10
+    assert last.finish_reason is FinishReason.LENGTH
+
+
+def test_logprobs_come_with_their_tokens() -> None:
+    async def scenario(engine: Engine) -> list[RequestOutput]:
+        quiet = engine.submit(request(SamplingParams(max_tokens=5)))
+        outputs = await collect(engine.submit(request(SamplingParams(max_tokens=5, logprobs=2, ignore_eos=True))))
+        assert all(output.logprobs is None for output in await collect(quiet))
+        return outputs
+
+    outputs = run(make(FakeExecutor(ROOMY)), scenario)
+    for output in outputs:
+        assert output.logprobs is not None
+        assert len(output.logprobs) == len(output.token_ids)
+        for token, logprob in zip(output.token_ids, output.logprobs, strict=True):
+            assert logprob.logprob == pytest.approx(-(token + 1) / 7)
+            assert [i for i, _ in logprob.top] == [token, token + 1]
+
+
+def test_choices_have_seeds_of_their_own_and_the_first_has_the_requests() -> None:
+    async def scenario(engine: Engine) -> dict[int, dict[int, list[int]]]:
+        results: dict[int, dict[int, list[int]]] = {}
+        for n in (1, 3):
+            outputs = await collect(engine.submit(request(SamplingParams(seed=-3, n=n, max_tokens=8, ignore_eos=True))))
+            assert sum(output.finish_reason is not None for output in outputs) == n
+            results[n] = {i: [t for o in outputs if o.index == i for t in o.token_ids] for i in range(n)}
+        return results
+
+    results = run(make(FakeExecutor(ROOMY)), scenario)
+    assert results[1][0] == results[3][0]
+    assert len({tuple(tokens) for tokens in results[3].values()}) == 3
+
+
+def test_without_a_seed_every_request_draws_one() -> None:
+    async def scenario(engine: Engine) -> set[tuple[int, ...]]:
+        streams = [engine.submit(request(SamplingParams(max_tokens=8, ignore_eos=True))) for _ in range(4)]
+        return {tuple(t for o in await collect(stream) for t in o.token_ids) for stream in streams}
+
+    assert len(run(make(FakeExecutor(ROOMY)), scenario)) == 4
+
+
+def test_cached_prompt_tokens_are_reported_and_counted() -> None:
+    async def scenario(engine: Engine) -> list[int]:
+        prompt = tuple(range(10, 31))
+        return [
+            (await collect(engine.submit(request(SamplingParams(max_tokens=2), prompt))))[-1].num_cached_tokens
+            for _ in range(2)
+        ]
+
+    engine = make(FakeExecutor(ROOMY))
+    assert run(engine, scenario) == [0, 20]
+    stats = engine.stats()
+    assert (stats.prompt_tokens_total, stats.cached_prompt_tokens_total) == (42, 20)
+    assert stats.generation_tokens_total in (3, 4)
+    assert stats.num_running == stats.num_waiting == stats.kv_blocks_used == 0
+    assert stats.kv_blocks_total == 64
+    assert stats.steps_total > 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "param", "message"),
+    [
+        (request(prompt=()), "prompt", "at least one token"),
+        (request(prompt=(1,) * 128), "prompt", "128 tokens.*context of 128 tokens leaves room for at most 127"),
+        (request(prompt=(1, 403)), "prompt", "token id 403.*vocabulary of 403"),
+        (request(prompt=(1, -1)), "prompt", "token id -1"),
+        (request(prompt=(2**70,)), "prompt", "not in the vocabulary"),
+        (request(SamplingParams(logit_bias={9999: 1.0})), "logit_bias", "token id 9999"),
+        (request(SamplingParams(stop_token_ids=(3, -4))), "stop_token_ids", "token id -4"),
+    ],
+)
+def test_requests_that_can_never_be_served(bad: Request, param: str, message: str) -> None:
+    async def scenario(engine: Engine) -> None:
+        with pytest.raises(InvalidRequestError, match=message) as caught:
+            engine.submit(bad)
+        assert caught.value.param == param
+        assert len(await collect(engine.submit(request(SamplingParams(max_tokens=1))))) == 1
+
+    assert TOKENIZER.vocab_size == 403
+    run(make(Reciter([2] * 9)), scenario)
+
+
+def test_a_prompt_larger_than_the_whole_cache_is_refused() -> None:
+    async def scenario(engine: Engine) -> RequestOutput:
+        assert engine.max_model_len == 16
+        with pytest.raises(InvalidRequestError, match="context of 16 tokens"):
+            engine.submit(request(prompt=(3,) * 16))
+        return (await collect(engine.submit(request(SamplingParams(ignore_eos=True), (3,) * 15))))[-1]
+
+    last = run(make(FakeExecutor(ExecutorLimits(4, 4, 8, 64))), scenario)
+    assert last.finish_reason is FinishReason.LENGTH
+
+
+def test_a_closed_stream_frees_its_blocks_and_leaves_the_others_alone() -> None:
+    async def scenario(engine: Engine) -> None:
+        streams = [engine.submit(request(SamplingParams(ignore_eos=True, n=2))) for _ in range(3)]
+        outputs = [await anext(stream) for stream in streams]
+        assert all(output.token_ids for output in outputs)
+        await streams[1].aclose()
+        assert [output async for output in streams[1]] == []
+        for stream in (streams[0], streams[2]):
+            rest = await collect(stream)
+            assert {output.finish_reason for output in rest if output.finish_reason} == {FinishReason.LENGTH}
+
+    run(make(Reciter([2], pause_s=0.001)), scenario)
+
+
+def test_an_aborted_stream_says_so_for_every_choice() -> None:
+    async def scenario(engine: Engine) -> None:
+        stream = engine.submit(request(SamplingParams(ignore_eos=True, n=3)))
+        await anext(stream)
+        stream.abort()
+        stream.abort()
+        rest = await collect(stream)
+        assert [output.finish_reason for output in rest].count(FinishReason.ABORT) == 3
+        await asyncio.sleep(0.1)
+        assert engine.stats().kv_blocks_used == 0
+
+    run(make(Reciter([2], pause_s=0.001)), scenario)
+
+
+def test_a_slow_reader_gets_everything_in_few_pieces() -> None:
+    async def scenario(engine: Engine) -> tuple[list[RequestOutput], list[RequestOutput]]:
+        slow, fast = (engine.submit(request()) for _ in range(2))
+        rest = await collect(fast)
+        return await collect(slow), rest
+
+    slow, fast = run(make(Reciter(list(IDS), pause_s=0.002)), scenario)
+    assert "".join(o.text for o in slow) == "".join(o.text for o in fast) == TEXT
+    assert len(slow) == 1 < len(fast)
+
+
+def test_drain_refuses_the_new_and_finishes_the_old() -> None:
+    async def scenario(engine: Engine) -> list[RequestOutput]:
+        stream = engine.submit(request())
+        draining = asyncio.ensure_future(engine.drain(20))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineDeadError, match="shutting down"):
+            engine.submit(request())
+        await draining
+        return await collect(stream)
+
+    outputs = run(make(Reciter(list(IDS), pause_s=0.001)), scenario)
+    assert "".join(output.text for output in outputs) == TEXT
+
+
+def test_drain_aborts_what_takes_too_long() -> None:
+    async def scenario(engine: Engine) -> list[RequestOutput]:
+        stream = engine.submit(request(SamplingParams(ignore_eos=True)))
+        await engine.drain(0.05)
+        return await collect(stream)
+
+    assert run(make(Reciter([2], pause_s=0.02)), scenario)[-1].finish_reason is FinishReason.ABORT
+
+
+def test_stop_ends_every_stream_and_may_be_called_twice() -> None:
+    async def scenario(engine: Engine) -> list[RequestOutput]:
+        stream = engine.submit(request(SamplingParams(ignore_eos=True)))
+        reader = asyncio.ensure_future(collect(stream))
+        await asyncio.sleep(0.05)
+        await engine.stop()
+        with pytest.raises(EngineDeadError, match="stopped"):
+            engine.submit(request())
+        return await reader
+
+    assert run(make(Reciter([2], pause_s=0.01)), scenario)[-1].finish_reason is FinishReason.ABORT
+
+
+def test_an_engine_that_was_never_started_refuses_and_stops() -> None:
+    async def main() -> None:
+        executor = FakeExecutor(ROOMY)
+        engine = make(executor)
+        with pytest.raises(EngineDeadError, match="not been started"):
+            engine.submit(request())
+        await engine.stop()
+        await engine.stop()
+        assert executor.closed
+
+    asyncio.run(main())
+
+
+def test_a_failing_device_ends_every_stream_with_an_error() -> None:
+    async def scenario(engine: Engine) -> None:
+        streams = [engine.submit(request(SamplingParams(ignore_eos=True))) for _ in range(12)]
+        for outputs in await asyncio.gather(*map(collect, streams)):
+            assert outputs[-1].finish_reason is FinishReason.ERROR
+            assert "caught fire" in (outputs[-1].error or "")
+        assert isinstance(engine.failure, RuntimeError)
+        with pytest.raises(EngineDeadError, match="caught fire"):
+            engine.submit(request())
+        await engine.drain(1)
+
+    engine = make(Reciter([2], broken_at=5))
+
+    async def main() -> None:
+        engine.start()
+        await asyncio.wait_for(scenario(engine), 30)
+        await engine.stop()
+
+    asyncio.run(main())
+    assert engine._executor.closed == 1  # type: ignore[attr-defined]
+
+
+def test_trouble_with_one_requests_text_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def push(self, token: int) -> str:
+            raise ValueError("no such character")
+
+        def flush(self) -> str:
+            raise ValueError("no such character")
+
+    good = TOKENIZER.detokenizer
+
+    def detokenizer(prompt: Any, skip_special_tokens: bool) -> Any:
+        return Broken() if prompt == (9,) * 3 else good(prompt, skip_special_tokens)
+
+    monkeypatch.setattr(TOKENIZER, "detokenizer", detokenizer)
+
+    async def scenario(engine: Engine) -> None:
+        fine, broken = engine.submit(request()), engine.submit(request(prompt=(9,) * 3))
+        outputs = await collect(broken)
+        assert outputs[-1].finish_reason is FinishReason.ERROR
+        assert "no such character" in (outputs[-1].error or "")
+        assert "".join(output.text for output in await collect(fine)) == TEXT
+
+    run(make(Reciter(list(IDS), pause_s=0.001)), scenario)
+
+
+def test_logits_that_are_not_numbers_are_that_requests_error() -> None:
+    async def scenario(engine: Engine) -> RequestOutput:
+        return (await collect(engine.submit(request())))[-1]
+
+    last = run(make(Reciter([2, 2, NO_TOKEN])), scenario)
+    assert last.finish_reason is FinishReason.ERROR
+    assert "not finite" in (last.error or "")
+    assert NO_TOKEN not in last.token_ids
+
+
+def test_an_idle_engine_does_nothing_and_wakes_at_once() -> None:
+    async def scenario(engine: Engine) -> None:
+        for _ in range(3):
+            before = time.process_time()
+            await asyncio.sleep(0.2)
+            assert time.process_time() - before < 0.1
+            started = time.perf_counter()
+            await collect(engine.submit(request(SamplingParams(max_tokens=1))))
+            assert time.perf_counter() - started < 0.1
+
+    run(make(Reciter([2])), scenario)
+
+
+actions = st.lists(
+    st.tuples(
+        st.integers(1, 40),  # prompt length
+        st.integers(1, 3),  # n
+        st.sampled_from([None, 1, 5]),  # max_tokens
+        st.sampled_from(["read", "close at once", "close after one", "abort later"]),
+        st.sampled_from([(), ("e",), ("tid", "x")]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(actions, st.sampled_from([0.0, 0.0005]), st.sampled_from(["drain", "drain quickly", "stop"]))
+def test_every_stream_ends_whatever_its_readers_do(plan: list[Any], pause_s: float, end: str) -> None:
+    async def read(engine: Engine, prompt_len: int, n: int, max_tokens: int | None, manner: str, stop: Any) -> None:
+        sampling = SamplingParams(n=n, max_tokens=max_tokens, stop=stop, ignore_eos=True)
+        stream = engine.submit(request(sampling, tuple(range(2, 2 + prompt_len))))
+        if manner == "close at once":
+            await stream.aclose()
+        elif manner == "close after one":
+            await anext(stream)
+            await stream.aclose()
+        elif manner == "abort later":
+            asyncio.get_running_loop().call_later(0.005, stream.abort)
+        ended = [output.index for output in await collect(stream) if output.finish_reason]
+        assert sorted(ended) == ([] if manner.startswith("close") else list(range(n)))
+
+    async def scenario(engine: Engine) -> None:
+        readers = [asyncio.ensure_future(read(engine, *action)) for action in plan]
+        await asyncio.sleep(0)
+        if end == "stop":
+            await engine.stop()
+        else:
+            await engine.drain(10 if end == "drain" else 0.002)
+        await asyncio.gather(*readers)
+
+    limits = ExecutorLimits(4, 24, 4, 16)
+    run(make(Reciter(list(IDS), limits, pause_s), max_model_len=64), scenario)

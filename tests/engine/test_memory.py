@@ -1,0 +1,72 @@
+"""How much memory is left, with and without control groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidewheel.engine.memory import available_memory_bytes
+
+MIB = 2**20
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    for name, content in {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4096 kB\n", **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+def test_without_groups_it_is_what_the_machine_has(tmp_path: Path) -> None:
+    assert available_memory_bytes(machine(tmp_path, {})) == 4 * MIB
+
+
+def test_version_2_every_parent_counts_and_droppable_cache_is_available(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/pods/mine\n",
+            "sys/fs/cgroup/pods/mine/memory.max": "max\n",
+            "sys/fs/cgroup/pods/mine/memory.current": "100\n",
+            "sys/fs/cgroup/pods/memory.max": f"{3 * MIB}\n",
+            "sys/fs/cgroup/pods/memory.current": f"{2 * MIB}\n",
+            "sys/fs/cgroup/pods/memory.stat": f"anon 5\ninactive_file {MIB}\n",
+        },
+    )
+    assert available_memory_bytes(root) == 2 * MIB
+
+
+def test_version_2_in_a_container_the_mount_is_the_group(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/not/visible/here\n",
+            "sys/fs/cgroup/memory.max": f"{3 * MIB}\n",
+            "sys/fs/cgroup/memory.current": f"{MIB}\n",
+        },
+    )
+    assert available_memory_bytes(root) == 2 * MIB
+
+
+def test_version_1(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/x\n1:name=systemd:/y\n",
+            "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{2 * MIB}\n",
+            "sys/fs/cgroup/memory/x/memory.usage_in_bytes": f"{MIB}\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{MIB}\n",
+        },
+    )
+    assert available_memory_bytes(root) == MIB
+
+
+def test_an_overdrawn_group_has_nothing_left(tmp_path: Path) -> None:
+    files = {"sys/fs/cgroup/memory.max": "5\n", "sys/fs/cgroup/memory.current": "9\n", "proc/self/cgroup": "0::/\n"}
+    assert available_memory_bytes(machine(tmp_path, files)) == 0
+
+
+def test_a_system_that_does_not_say(tmp_path: Path) -> None:
+    assert available_memory_bytes(tmp_path) is None
+    assert (available_memory_bytes() or 0) > MIB

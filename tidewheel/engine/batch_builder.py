@@ -1,0 +1,150 @@
+"""BatchBuilder: the scheduler's step as the flat arrays a device gets.
+
+Decoding one token each for a few dozen sequences is what the engine does most of the time, thousands of times a
+second. So the arrays of an unchanged set of decoding sequences are kept, and a step only refreshes what moves.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.batch import SamplingBatch, StepBatch
+from tidewheel.engine.scheduler import Step
+from tidewheel.engine.sequence import Sequence
+
+Scalar = TypeVar("Scalar", np.int32, np.float32)
+
+_TABLE_ROOM = 8  # block table columns kept free, so that growing sequences rarely make a new table
+
+
+class BatchBuilder:
+    """Builds one StepBatch at a time. A batch is valid until the next one is built."""
+
+    def __init__(self) -> None:
+        self._version: int | None = None
+        self._decodes = _empty_batch()
+
+    def build(self, step: Step) -> StepBatch:
+        """The arrays of `step`: decodes first, then chunks."""
+        decodes = self._decode_batch(step)
+        if not step.chunks:
+            return decodes
+        sequences = [*step.decodes, *(chunk.sequence for chunk in step.chunks)]
+        num_decodes = len(step.decodes)
+        lengths = np.ones(len(sequences), dtype=np.int32)
+        lengths[num_decodes:] = [chunk.num_tokens for chunk in step.chunks]
+        query_start = np.zeros(len(sequences) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=query_start[1:])
+        token_ids, positions = [decodes.token_ids], [decodes.positions]
+        for chunk in step.chunks:
+            start = chunk.sequence.num_computed
+            end = start + chunk.num_tokens
+            token_ids.append(chunk.sequence.tokens[start:end])
+            positions.append(np.arange(start, end, dtype=np.int32))
+        last = [chunk.is_last for chunk in step.chunks]
+        sampled = np.ones(len(sequences), dtype=np.bool_)
+        sampled[num_decodes:] = last
+        return StepBatch(
+            token_ids=np.concatenate(token_ids),
+            positions=np.concatenate(positions),
+            query_start=query_start,
+            context_len=np.concatenate([decodes.context_len, [int(p[-1]) + 1 for p in positions[1:]]], dtype=np.int32),
+            block_tables=_block_tables(sequences),
+            logits_rows=query_start[1:][sampled] - 1,
+            sampling=self._sampling_with(step, sequences, sampled) if any(last) else decodes.sampling,
+        )
+
+    def _sampling_with(self, step: Step, sequences: list[Sequence], sampled: NDArray[np.bool_]) -> SamplingBatch:
+        return _sampling([sequence for sequence, is_row in zip(sequences, sampled, strict=True) if is_row])
+
+    def _decode_batch(self, step: Step) -> StepBatch:
+        batch, sequences = self._decodes, step.decodes
+        count = len(sequences)
+        if step.decode_version != self._version:
+            self._decodes = batch = _empty_batch(count)
+            batch.block_tables = _block_tables(sequences, room=_TABLE_ROOM)
+            batch.sampling = _sampling(sequences)
+            self._version = step.decode_version
+        else:
+            self._refresh_tables(batch, step)
+        batch.token_ids[:] = [sequence.last_token for sequence in sequences]
+        batch.positions[:] = [sequence.num_computed for sequence in sequences]
+        np.add(batch.positions, 1, out=batch.context_len)
+        batch.sampling.position[:] = batch.context_len
+        if any(s.uses_history for s in sequences):
+            _set_history(batch.sampling, sequences)
+        return batch
+
+    @staticmethod
+    def _refresh_tables(batch: StepBatch, step: Step) -> None:
+        width = batch.block_tables.shape[1]
+        for row in step.grown:
+            sequence = step.decodes[row]
+            column = sequence.num_blocks - 1
+            if column >= width:
+                batch.block_tables = _block_tables(step.decodes, room=_TABLE_ROOM)
+                return
+            batch.block_tables[row, column] = sequence.block_table[column]
+
+
+def _empty_batch(count: int = 0) -> StepBatch:
+    return StepBatch(
+        token_ids=np.empty(count, dtype=np.int32),
+        positions=np.empty(count, dtype=np.int32),
+        query_start=np.arange(count + 1, dtype=np.int32),
+        context_len=np.empty(count, dtype=np.int32),
+        block_tables=np.zeros((count, 1), dtype=np.int32),
+        logits_rows=np.arange(count, dtype=np.int32),
+        sampling=_sampling([]),
+    )
+
+
+def _block_tables(sequences: list[Sequence], room: int = 0) -> NDArray[np.int32]:
+    width = max([sequence.num_blocks for sequence in sequences], default=0) + room
+    tables = np.zeros((len(sequences), width), dtype=np.int32)
+    for row, sequence in enumerate(sequences):
+        tables[row, : sequence.num_blocks] = sequence.block_table[: sequence.num_blocks]
+    return tables
+
+
+def _sampling(sequences: list[Sequence]) -> SamplingBatch:
+    count = len(sequences)
+    # One array a kind of number: its rows are contiguous arrays of one parameter each.
+    floats = np.array([s.float_params for s in sequences], dtype=np.float32).reshape(count, 6).T.copy()
+    ints = np.array([s.int_params for s in sequences], dtype=np.int32).reshape(count, 3).T.copy()
+    bias_start = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum([len(s.bias_ids) for s in sequences], out=bias_start[1:])
+    sampling = SamplingBatch(
+        temperature=floats[0],
+        top_p=floats[1],
+        min_p=floats[2],
+        repetition_penalty=floats[3],
+        presence_penalty=floats[4],
+        frequency_penalty=floats[5],
+        top_k=ints[0],
+        num_logprobs=ints[1],
+        prompt_len=ints[2],
+        seed=np.array([s.seed for s in sequences], dtype=np.uint64),
+        position=np.array([s.num_tokens for s in sequences], dtype=np.int32),
+        history_start=np.zeros(count + 1, dtype=np.int32),
+        history_ids=np.empty(0, dtype=np.int32),
+        bias_start=bias_start,
+        bias_ids=_joined([s.bias_ids for s in sequences], np.int32),
+        bias_values=_joined([s.bias_values for s in sequences], np.float32),
+    )
+    if any(s.uses_history for s in sequences):
+        _set_history(sampling, sequences)
+    return sampling
+
+
+def _set_history(sampling: SamplingBatch, sequences: list[Sequence]) -> None:
+    histories = [s.tokens[: s.num_tokens if s.uses_history else 0] for s in sequences]
+    np.cumsum([len(history) for history in histories], out=sampling.history_start[1:])
+    sampling.history_ids = np.concatenate(histories)
+
+
+def _joined(parts: list[NDArray[Scalar]], dtype: type[Scalar]) -> NDArray[Scalar]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)

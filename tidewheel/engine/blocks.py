@@ -1,0 +1,157 @@
+"""Paged KV bookkeeping: which blocks are free, who shares one, and what a full block contains.
+
+The pool knows block numbers only; the tensors live in the executor. A full block's identity is a digest chained over
+its tokens, its predecessors' tokens and the cache salt, so equal digests mean equal KV content. Freed blocks keep
+their content and their digest until they are needed for something else, least recently used first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Digest = bytes
+
+_DIGEST_BYTES = 16
+
+
+def root_digest(cache_salt: str | None) -> Digest:
+    """The parent of a sequence's first block. Different salts never lead to equal block digests."""
+    content = b"" if cache_salt is None else b"salt:" + cache_salt.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, person=b"kv-root").digest()
+
+
+def block_digest(parent: Digest, token_ids: NDArray[np.int32]) -> Digest:
+    """The digest of a full block with these tokens that follows the block (or root) `parent`.
+
+    Cryptographic, so that no prompt can be made up that collides into the KV cache of another, and the same in
+    every process.
+    """
+    return hashlib.blake2b(parent + token_ids.tobytes(), digest_size=_DIGEST_BYTES, person=b"kv-block").digest()
+
+
+class BlockPool:
+    """`num_blocks` blocks of `block_size` tokens. Every operation is O(1) a block.
+
+    A block is used while its reference count is above zero. `pending` digests are being computed by a running
+    sequence: whoever needs the same content does well to wait for it.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._ref_counts = [0] * num_blocks
+        self._digests: list[Digest | None] = [None] * num_blocks
+        self._cached: dict[Digest, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next to be reused first
+        self._pending: dict[Digest, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no sequence holds, with or without cached content."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that at least one sequence holds."""
+        return self.num_blocks - len(self._free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def match(self, digests: Iterable[Digest]) -> list[int]:
+        """The blocks that hold the longest cached prefix of `digests`. They are not acquired yet."""
+        found: list[int] = []
+        for digest in digests:
+            block = self._cached.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_unreferenced(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` acquiring would take from the free ones."""
+        return sum(1 for block in blocks if self._ref_counts[block] == 0)
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Add a reference to each of `blocks`, which `match` has just found."""
+        for block in blocks:
+            if self._ref_counts[block] == 0:
+                del self._free[block]
+            self._ref_counts[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` free blocks, forgetting what they held. Raises MemoryError, taking none, if there are fewer."""
+        if count > len(self._free):
+            raise MemoryError(f"{count} KV blocks wanted, {len(self._free)} of {self.num_blocks} are free")
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            digest = self._digests[block]
+            if digest is not None:
+                del self._cached[digest]
+                self._digests[block] = None
+            self._ref_counts[block] = 1
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference from each of a sequence's `blocks`, given in the sequence's order.
+
+        A block without references becomes free: behind all others if its content is cached, the later ones of the
+        sequence to be reused earlier (a chain is only found from its start); before all others if it is not.
+        """
+        for block in reversed(blocks):
+            count = self._ref_counts[block] - 1
+            if count < 0:
+                raise RuntimeError(f"KV block {block} was released more often than acquired")
+            self._ref_counts[block] = count
+            if count == 0:
+                self._free[block] = None
+                if self._digests[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def register(self, block: int, digest: Digest) -> None:
+        """Say that `block` is full, computed, and holds the content named `digest`.
+
+        If another block already holds that content, `block` stays its holder's own.
+        """
+        if digest not in self._cached and self._digests[block] is None:
+            self._cached[digest] = block
+            self._digests[block] = digest
+
+    def announce(self, digests: Iterable[Digest]) -> None:
+        """Say that a running sequence is about to compute blocks with these digests."""
+        for digest in digests:
+            self._pending[digest] = self._pending.get(digest, 0) + 1
+
+    def retract(self, digests: Iterable[Digest]) -> None:
+        """Take back an announcement: the blocks are computed, or never will be by that sequence."""
+        for digest in digests:
+            count = self._pending[digest] - 1
+            if count:
+                self._pending[digest] = count
+            else:
+                del self._pending[digest]
+
+    def is_pending(self, digest: Digest) -> bool:
+        """Whether a running sequence has announced this content and not yet computed it."""
+        return digest in self._pending
+
+    def check(self, holders: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless the books balance, given the blocks of every sequence that holds some."""
+        counts = [0] * self.num_blocks
+        for blocks in holders:
+            for block in blocks:
+                counts[block] += 1
+        assert counts == self._ref_counts, "reference counts differ from what the sequences hold"
+        assert all((self._ref_counts[block] == 0) == (block in self._free) for block in range(self.num_blocks)), (
+            "a block is free exactly when nobody holds it"
+        )
+        assert self.num_free + self.num_used == self.num_blocks
+        assert all(self._digests[block] == digest for digest, block in self._cached.items())
+        assert sum(digest is not None for digest in self._digests) == len(self._cached)
+        assert all(count > 0 for count in self._pending.values())

@@ -1,0 +1,149 @@
+"""CostModel: how long a step will take, learned from the steps so far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_DECODE_UNITS = (1.0, 16.0, 65536.0)  # one, decodes, attention pairs: scaled to be of like size
+_PREFILL_UNITS = (1.0, 128.0, 65536.0)  # one, tokens, attention pairs
+_DECODE_FORGET = 0.99
+_PREFILL_FORGET = 0.95
+_RIDGE = 0.05  # evidence, in squared units, that a coefficient needs to leave zero
+_OUTLIER_FACTOR = 4.0
+_TRUSTED_AFTER = 16  # observations
+_FIRST_CHUNK = 64
+_SMALLEST_CHUNK = 32
+_LEAST_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they should
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a step asks of the device.
+
+    Attention pairs are pairs of a query token and a context token: the context of each decode, and that of each
+    token of a prefill chunk.
+    """
+
+    num_decodes: int = 0
+    decode_pairs: int = 0
+    prefill_tokens: int = 0
+    prefill_pairs: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step runs."""
+        return self.num_decodes + self.prefill_tokens
+
+    def plus_chunk(self, start: int, num_tokens: int) -> StepLoad:
+        """The load with `num_tokens` more tokens of a prompt, from position `start` on."""
+        pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+        return StepLoad(
+            self.num_decodes, self.decode_pairs, self.prefill_tokens + num_tokens, self.prefill_pairs + pairs
+        )
+
+
+class CostModel:
+    """Step time as that of its decodes, `a + b x decodes + c x pairs`, plus `d + e x tokens + f x pairs` for prefill.
+
+    The two parts are learned apart, decodes from the steps that do nothing else, so that a long time without prompts
+    does not wear out what is known about them. Because a fit extrapolates badly, prefill beside decodes starts small
+    and at most doubles from what has been seen to fit.
+    """
+
+    def __init__(self, max_step_ms: float) -> None:
+        self.max_step_ms = max_step_ms
+        self._decode = _Fit(len(_DECODE_UNITS), _DECODE_FORGET)
+        self._prefill = _Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
+        self._proven_chunk = _FIRST_CHUNK
+
+    def predict_ms(self, load: StepLoad) -> float:
+        """The expected duration of a step."""
+        decode_ms = self._decode_ms(load)
+        return decode_ms + self._prefill.predict(_prefill_features(load)) if load.prefill_tokens else decode_ms
+
+    def observe(self, load: StepLoad, elapsed_ms: float) -> None:
+        """Learn from a step that has run."""
+        if load.prefill_tokens == 0:
+            self._decode.observe(_decode_features(load), elapsed_ms)
+            return
+        self._prove(load, elapsed_ms)
+        self._prefill.observe(_prefill_features(load), max(elapsed_ms - self._decode_ms(load), 0.0))
+
+    def limit_ms(self, decodes: StepLoad) -> float:
+        """How long a step with these decodes may take when prompts want to join it.
+
+        Prefill gets the time that decodes leave, and at least a quarter of theirs, so that prompts advance however
+        many sequences decode.
+        """
+        return max(self.max_step_ms, _LEAST_PREFILL_SHARE * self._decode_ms(decodes))
+
+    def chunk_tokens(self, load: StepLoad, context: int, limit_ms: float) -> int:
+        """How many tokens of a prompt, `context` of which are computed already, fit beside `load` in `limit_ms`.
+
+        Never less than one small chunk for the first prompt of a step.
+        """
+        once, per_token, per_pair = (
+            w / unit for w, unit in zip(self._prefill.coefficients, _PREFILL_UNITS, strict=True)
+        )
+        spare_ms = limit_ms - self.predict_ms(load) - (0.0 if load.prefill_tokens else once)
+        fitting = _positive_root(per_pair / 2, per_token + per_pair * context, spare_ms)
+        smallest = 0 if load.prefill_tokens else _SMALLEST_CHUNK
+        return max(int(min(fitting, self._proven_chunk - load.prefill_tokens)), smallest)
+
+    def _decode_ms(self, load: StepLoad) -> float:
+        return self._decode.predict(_decode_features(load)) if load.num_decodes else 0.0
+
+    def _prove(self, load: StepLoad, elapsed_ms: float) -> None:
+        fits = int(load.prefill_tokens * min(2.0, self.max_step_ms / max(elapsed_ms, 1e-3)))
+        if load.num_decodes and elapsed_ms > 2 * self.max_step_ms:
+            self._proven_chunk = max(fits, _SMALLEST_CHUNK)
+        else:
+            self._proven_chunk = max(self._proven_chunk, fits)
+
+
+class _Fit:
+    """Exponentially weighted least squares with coefficients that are never negative.
+
+    One sweep of coordinate descent an observation, from the last solution on. One slow step (a noisy neighbour) is
+    clipped, and a feature that hardly varied above zero is left out rather than blamed for the neighbour's drift.
+    """
+
+    def __init__(self, size: int, forget: float) -> None:
+        self.coefficients = [0.0] * size
+        self._forget = forget
+        self._gram = [[0.0] * size for _ in range(size)]
+        self._moment = [0.0] * size
+        self._observations = 0
+
+    def predict(self, x: tuple[float, ...]) -> float:
+        return sum([w * xi for w, xi in zip(self.coefficients, x, strict=True)])
+
+    def observe(self, x: tuple[float, ...], y: float) -> None:
+        if self._observations >= _TRUSTED_AFTER:
+            y = min(y, _OUTLIER_FACTOR * self.predict(x) + 1.0)
+        self._observations += 1
+        gram, moment, w, forget = self._gram, self._moment, self.coefficients, self._forget
+        for i, xi in enumerate(x):
+            moment[i] = forget * moment[i] + xi * y
+            gram[i] = row = [forget * g + xi * xj for g, xj in zip(gram[i], x, strict=True)]
+            rest = sum([g * v for g, v in zip(row, w, strict=True)]) - row[i] * w[i]
+            w[i] = max((moment[i] - rest) / (row[i] + _RIDGE), 0.0)
+
+
+def _decode_features(load: StepLoad) -> tuple[float, ...]:
+    _, decodes, pairs = _DECODE_UNITS
+    return 1.0, load.num_decodes / decodes, load.decode_pairs / pairs
+
+
+def _prefill_features(load: StepLoad) -> tuple[float, ...]:
+    _, tokens, pairs = _PREFILL_UNITS
+    return 1.0, load.prefill_tokens / tokens, load.prefill_pairs / pairs
+
+
+def _positive_root(quadratic: float, linear: float, value: float) -> float:
+    """The x at which `quadratic * x^2 + linear * x` reaches `value`; infinity if it never does."""
+    if value <= 0.0:
+        return 0.0
+    denominator = linear + math.sqrt(linear * linear + 4 * quadratic * value)
+    return 2 * value / denominator if denominator > 0.0 else math.inf

@@ -1,0 +1,85 @@
+"""Incremental detokenization: tokens in, text out as soon as it is certain."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+_LONGEST_HOLD = 128  # tokens; text that never becomes certain is let go then
+_REPLACEMENT = "\ufffd"
+
+
+class Detokenizer(Protocol):
+    """Turns one sequence's tokens into text. The pieces, joined, are the text of all the tokens."""
+
+    def push(self, token: int) -> str:
+        """The text that `token` makes certain; empty while a character is incomplete."""
+        ...
+
+    def flush(self) -> str:
+        """The text still held back, when no more tokens will come."""
+        ...
+
+
+class BytesDetokenizer:
+    """For tokenizers whose tokens are plain byte strings, as in byte-level BPE: an incremental UTF-8 decoder."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes], is_skipped: Callable[[int], bool]) -> None:
+        self._token_bytes = token_bytes
+        self._is_skipped = is_skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """See Detokenizer."""
+        return "" if self._is_skipped(token) else self._decoder.decode(self._token_bytes(token))
+
+    def flush(self) -> str:
+        """See Detokenizer."""
+        return self._decoder.decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For any tokenizer: decodes a short window of tokens, and shows by how much the newest ones lengthened it.
+
+    The window starts with the tokens shown last, because a token's text may depend on its left neighbour (a leading
+    space is dropped at the start only). While the text ends in a replacement character or in a byte token, what
+    follows may still change it, so it is held back.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        is_skipped: Callable[[int], bool],
+        is_byte: Callable[[int], bool],
+        context: Sequence[int] = (),
+    ) -> None:
+        """`context` are the tokens before the first one, `is_skipped` says which tokens never have text."""
+        self._decode = decode
+        self._is_skipped = is_skipped
+        self._is_byte = is_byte
+        self._window = [token for token in context if not is_skipped(token)]
+        self._num_shown = len(self._window)
+        self._shown_text = decode(self._window) if self._window else ""
+
+    def push(self, token: int) -> str:
+        """See Detokenizer."""
+        if self._is_skipped(token):
+            return ""
+        self._window.append(token)
+        if self._is_byte(token) and len(self._window) - self._num_shown < _LONGEST_HOLD:
+            return ""
+        text = self._decode(self._window)
+        piece = text[len(self._shown_text) :]
+        if not piece or (piece.endswith(_REPLACEMENT) and len(self._window) - self._num_shown < _LONGEST_HOLD):
+            return ""
+        del self._window[: self._num_shown]
+        self._num_shown = len(self._window)
+        self._shown_text = self._decode(self._window)
+        return piece
+
+    def flush(self) -> str:
+        """See Detokenizer."""
+        piece = self._decode(self._window)[len(self._shown_text) :]
+        self._num_shown, self._shown_text = len(self._window), self._shown_text + piece
+        return piece

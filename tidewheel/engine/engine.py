@@ -1,0 +1,252 @@
+"""Engine: what the server talks to. `submit` a request, read its stream."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.blocks import BlockPool
+from tidewheel.engine.cost_model import CostModel
+from tidewheel.engine.devices.base import Executor
+from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
+from tidewheel.engine.loop import Delivery, EngineLoop
+from tidewheel.engine.request import FinishReason, Request
+from tidewheel.engine.sampling import NO_TOKEN
+from tidewheel.engine.scheduler import Scheduler
+from tidewheel.engine.sequence import Sequence
+from tidewheel.engine.stream import Choice, RequestStream
+from tidewheel.engine.text import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A look at the engine from outside; totals count since the start."""
+
+    num_running: int
+    num_waiting: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    prompt_tokens_total: int
+    generation_tokens_total: int
+    cached_prompt_tokens_total: int
+    preemptions_total: int
+    steps_total: int
+
+
+class Engine:
+    """A loaded model that serves requests. Everything but `stats` is called on the event loop's thread.
+
+    The engine thread owns scheduler, blocks and sequences; this side owns the streams. They exchange messages:
+    sequences and aborts one way, one Delivery a step the other way.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        *,
+        model_name: str,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        generation_defaults: Mapping[str, float | int] | None = None,
+        max_step_ms: float = 100.0,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        """`max_model_len` is lowered to what the executor's KV cache can hold."""
+        limits = executor.limits
+        self.model_name = model_name
+        self.tokenizer = tokenizer
+        self.generation_defaults: Mapping[str, float | int] = generation_defaults or {}
+        self.failure: BaseException | None = None
+        self.max_model_len = min(max_model_len, limits.num_blocks * limits.block_size)
+        if not limits.chunked_prefill:
+            self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._block_size = limits.block_size
+        self._executor = executor
+        self._scheduler = Scheduler(
+            BlockPool(limits.num_blocks, limits.block_size),
+            CostModel(max_step_ms),
+            limits,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self._engine_loop = EngineLoop(self._scheduler, executor, self._post)
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[int, tuple[Choice, RequestStream]] = {}
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+        self._refusal: str | None = "the engine has not been started"
+        self._keys = itertools.count()
+        self._arrivals = itertools.count()
+
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Start the engine thread; outputs are delivered on `loop`, by default the running one."""
+        self._event_loop = loop or asyncio.get_running_loop()
+        self._refusal = None
+        self._engine_loop.start()
+
+    def submit(self, request: Request) -> RequestStream:
+        """Queue a request. Raises InvalidRequestError if it can never be served, EngineDeadError if nothing can."""
+        if self._refusal is not None:
+            raise EngineDeadError(self._refusal)
+        prompt = self._checked_prompt(request)
+        self._check_token_ids(request)
+        sampling = request.sampling
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
+        arrival = next(self._arrivals)
+        sequences = [
+            Sequence(
+                next(self._keys),
+                prompt,
+                sampling,
+                index=index,
+                seed=seed,
+                arrival=arrival,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                eos_ids=self._eos_token_ids,
+                max_length=self.max_model_len,
+                block_size=self._block_size,
+            )
+            for index in range(sampling.n)
+        ]
+        ids, skip = request.prompt_token_ids, sampling.skip_special_tokens
+        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(ids, skip)) for s in sequences]
+        stream = RequestStream(choices, self._abort)
+        for choice in choices:
+            self._streams[choice.key] = (choice, stream)
+        self._idle.clear()
+        self._engine_loop.add(sequences)
+        return stream
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and wait for those that run; after `timeout_s` abort the rest."""
+        self._refusal = self._refusal or "the server is shutting down"
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            logger.warning("Aborting %d sequences that did not finish in %g s", len(self._streams), timeout_s)
+            self._abort_all()
+
+    async def stop(self) -> None:
+        """Abort everything and end the engine thread; the executor is closed. Calling it twice is allowed."""
+        self._refusal = self._refusal or "the engine has been stopped"
+        self._abort_all()
+        if self._event_loop is None:
+            self._executor.close()
+            return
+        self._engine_loop.stop()
+        await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.join)
+
+    def stats(self) -> EngineStats:
+        """Figures for metrics; may be called from any thread."""
+        scheduler, pool = self._scheduler, self._scheduler.pool
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_blocks_total=pool.num_blocks,
+            kv_blocks_used=pool.num_used,
+            prompt_tokens_total=scheduler.prompt_tokens_total,
+            generation_tokens_total=scheduler.generation_tokens_total,
+            cached_prompt_tokens_total=scheduler.cached_prompt_tokens_total,
+            preemptions_total=scheduler.preemptions_total,
+            steps_total=self._engine_loop.steps_total,
+        )
+
+    def _checked_prompt(self, request: Request) -> NDArray[np.int32]:
+        ids = request.prompt_token_ids
+        longest = self.max_model_len - 1
+        if len(ids) == 0:
+            raise InvalidRequestError("the prompt must have at least one token", "prompt")
+        if len(ids) > longest:
+            raise InvalidRequestError(
+                f"the prompt has {len(ids)} tokens, but this model's context of {self.max_model_len} tokens leaves "
+                f"room for at most {longest} and one to generate",
+                "prompt",
+            )
+        self._require_in_vocabulary(ids, "prompt")
+        return np.asarray(ids, dtype=np.int32)
+
+    def _check_token_ids(self, request: Request) -> None:
+        sampling = request.sampling
+        self._require_in_vocabulary(list(sampling.logit_bias), "logit_bias")
+        self._require_in_vocabulary(sampling.stop_token_ids, "stop_token_ids")
+
+    def _require_in_vocabulary(self, ids: Collection[int], param: str) -> None:
+        for token in (min(ids), max(ids)) if ids else ():
+            if not 0 <= token < self._vocab_size:
+                raise InvalidRequestError(
+                    f"{param} has token id {token}, which is not in the vocabulary of {self._vocab_size} tokens", param
+                )
+
+    def _post(self, delivery: Delivery) -> None:
+        """Pass a delivery from the engine thread to the event loop."""
+        assert self._event_loop is not None
+        try:
+            self._event_loop.call_soon_threadsafe(self._distribute, delivery)
+        except RuntimeError:
+            logger.debug("The event loop is closed; nobody is left to deliver to")
+
+    def _distribute(self, delivery: Delivery) -> None:
+        if delivery.failure is not None:
+            self._fail(delivery.failure)
+            return
+        streams, logprobs = self._streams, delivery.logprobs
+        for key, num_cached_tokens in delivery.started:
+            if key in streams:
+                streams[key][0].num_cached_tokens = num_cached_tokens
+        finished = {end.key: end for end in delivery.finished}
+        for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
+            entry = streams.get(key)
+            if entry is None:
+                continue
+            choice, stream = entry
+            end = finished.get(key)
+            if token == NO_TOKEN:
+                continue
+            ends = end is not None and end.reason is FinishReason.STOP
+            stopped = choice.push(token, logprobs.get(key) if logprobs else None, ends=ends)
+            if stopped:
+                self._abort([choice])
+            if stopped or end is None:
+                stream.notify(choice)
+        for end in delivery.finished:
+            entry = streams.pop(end.key, None)
+            if entry is not None:
+                choice, stream = entry
+                choice.finish(end.reason, end.stop_reason, end.error)
+                stream.notify(choice)
+        if not streams:
+            self._idle.set()
+
+    def _abort(self, choices: list[Choice]) -> None:
+        """Forget choices that ended on this side, and let the engine thread know."""
+        for choice in choices:
+            self._streams.pop(choice.key, None)
+        self._engine_loop.abort([choice.key for choice in choices])
+        if not self._streams:
+            self._idle.set()
+
+    def _abort_all(self) -> None:
+        for _, stream in list(self._streams.values()):
+            stream.abort()
+
+    def _fail(self, failure: BaseException) -> None:
+        self.failure = failure
+        self._refusal = f"the engine has failed: {failure}"
+        for choice, stream in list(self._streams.values()):
+            choice.finish(FinishReason.ERROR, error=self._refusal)
+            stream.notify(choice)
+        self._streams.clear()
+        self._idle.set()

@@ -1,0 +1,172 @@
+"""From options to an engine: find the model, size the KV cache, load the weights."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidewheel.engine.devices import get_device
+from tidewheel.engine.devices.base import DType, ExecutorOptions
+from tidewheel.engine.engine import Engine
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.memory import available_memory_bytes
+from tidewheel.engine.models import describe
+from tidewheel.engine.models.generation import GenerationConfig, read_generation_config
+from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
+from tidewheel.engine.text import Tokenizer
+from tidewheel.engine.weights import open_weights, read_config, resolve
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+_LARGEST_DEFAULT_CACHE = 4 * _GIB
+_ITEM_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
+
+    `kv_cache_space` is in GiB, `max_step_ms` in milliseconds, the other maxima in tokens and sequences.
+    """
+
+    model: str
+    revision: str | None = None
+    download_dir: str | None = None
+    load_format: str = "auto"
+    tokenizer: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    max_step_ms: float = 100.0
+    kv_cache_space: float | None = None
+    enable_prefix_caching: bool = True
+    threads_bind: str = "auto"
+    seed: int = 0
+
+
+def load_engine(options: EngineOptions) -> Engine:
+    """Load a model; the engine still has to be started. Raises ModelError and DeviceError, saying what to change."""
+    started = time.perf_counter()
+    folder = resolve(options.model, options.revision, options.download_dir)
+    config = read_config(folder)
+    generation = read_generation_config(folder, config)
+    description = describe(config, options.max_model_len)
+    spec = description.spec
+    tokenizer = Tokenizer.load(_tokenizer_folder(options, folder))
+    weights = open_weights(folder, description, options.load_format, options.seed)
+    device = get_device(options.device)
+    dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else _dtype(options.dtype)
+    max_model_len, kv_cache_bytes = plan_kv_cache(
+        options,
+        model_limit=spec.max_positions,
+        bytes_per_token=device.kv_bytes_per_token(spec, dtype),
+        available_bytes=_left_beside_weights(spec, dtype),
+    )
+    executor = device.load(
+        spec,
+        weights,
+        ExecutorOptions(
+            dtype=dtype,
+            kv_cache_bytes=kv_cache_bytes,
+            max_model_len=max_model_len,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            threads_bind=options.threads_bind,
+        ),
+    )
+    # A chat model's files may name the end of a turn in one place and the end of a text in another.
+    eos_token_ids = {*generation.eos_token_ids, tokenizer.eos_token_id}
+    engine = Engine(
+        executor,
+        tokenizer,
+        model_name=options.model,
+        max_model_len=max_model_len,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=frozenset(i for i in eos_token_ids if i is not None),
+        generation_defaults=_generation_defaults(generation),
+        max_step_ms=options.max_step_ms,
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+    limits = executor.limits
+    logger.info(
+        "Loaded %s (%s, %s on %s) in %.2f s: context %d tokens, KV cache %.2f GiB (%d blocks of %d tokens)",
+        options.model,
+        spec.family,
+        dtype,
+        device.name,
+        time.perf_counter() - started,
+        engine.max_model_len,
+        kv_cache_bytes / _GIB,
+        limits.num_blocks,
+        limits.block_size,
+    )
+    return engine
+
+
+def plan_kv_cache(
+    options: EngineOptions, *, model_limit: int, bytes_per_token: int, available_bytes: int | None
+) -> tuple[int, int]:
+    """The context length, in tokens, and the KV cache, in bytes.
+
+    Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB and
+    at most half of `available_bytes`. A context that was not asked for is cut to what one sequence can have of the
+    cache. Raises ModelError if the one that was asked for does not fit.
+    """
+    wanted = options.max_model_len or model_limit
+    full_length = _rounded(wanted) * bytes_per_token
+    if options.kv_cache_space is None:
+        half = _LARGEST_DEFAULT_CACHE if available_bytes is None else available_bytes // 2
+        cache_bytes = min(options.max_num_seqs * full_length, _LARGEST_DEFAULT_CACHE, half)
+    else:
+        cache_bytes = int(options.kv_cache_space * _GIB)
+    if cache_bytes >= full_length:
+        return wanted, cache_bytes
+    fitting = cache_bytes // bytes_per_token // _ROUND_TOKENS * _ROUND_TOKENS
+    what = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
+    if options.max_model_len is not None or fitting < 1:
+        raise ModelError(
+            f"{what}, less than one sequence of {wanted}, which takes {full_length / _GIB:.2f} GiB: "
+            "lower --max-model-len or raise --kv-cache-space"
+        )
+    logger.warning(
+        "The context is cut from the model's %d tokens to %d, because %s; raise --kv-cache-space for more",
+        wanted,
+        fitting,
+        what,
+    )
+    return fitting, cache_bytes
+
+
+def _rounded(num_tokens: int) -> int:
+    return -(-num_tokens // _ROUND_TOKENS) * _ROUND_TOKENS
+
+
+def _tokenizer_folder(options: EngineOptions, folder: Path) -> Path:
+    return folder if options.tokenizer is None else resolve(options.tokenizer, None, options.download_dir)
+
+
+def _dtype(name: str) -> DType:
+    for dtype in _ITEM_BYTES:
+        if name == dtype:
+            return dtype
+    raise ModelError(f"dtype {name!r} is not known; known are auto, {', '.join(_ITEM_BYTES)}")
+
+
+def _left_beside_weights(spec: DecoderSpec, dtype: DType) -> int | None:
+    available = available_memory_bytes()
+    if available is None:
+        return None
+    parameters = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
+    return max(available - parameters * _ITEM_BYTES[dtype], 0)
+
+
+def _generation_defaults(generation: GenerationConfig) -> dict[str, float | int]:
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: value for name in names if (value := getattr(generation, name)) is not None}

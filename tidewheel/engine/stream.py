@@ -1,0 +1,144 @@
+"""RequestStream: a request's outputs as they come. Lives on the event loop, as does everything in this file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from tidewheel.engine.detokenizer import Detokenizer
+from tidewheel.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprob
+from tidewheel.engine.stop_strings import StopStrings
+
+logger = logging.getLogger(__name__)
+
+
+class Choice:
+    """One choice of a request: turns its tokens into text, and gathers what has not been read yet."""
+
+    def __init__(self, key: int, index: int, sampling: SamplingParams, detokenizer: Detokenizer) -> None:
+        self.key = key
+        self.index = index
+        self.finished = False
+        self.is_queued = False  # for the stream's reader
+        self.num_cached_tokens = 0
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
+        self._min_tokens = sampling.min_tokens
+        self._show_stop_token = sampling.include_stop_str_in_output
+        self._num_tokens = 0
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
+        self._finish_reason: FinishReason | None = None
+        self._stop_reason: str | int | None = None
+        self._error: str | None = None
+
+    def push(self, token: int, logprob: TokenLogprob | None, *, ends: bool) -> bool:
+        """Add a token; `ends` says it is one that stops the choice. Returns whether its text has ended the choice."""
+        self._token_ids.append(token)
+        self._num_tokens += 1
+        if logprob is not None and self._logprobs is not None:
+            self._logprobs.append(logprob)
+        if not ends or self._show_stop_token:
+            try:
+                self._show(self._detokenizer.push(token))
+            except Exception as error:
+                self._break(error)
+        return self.finished
+
+    def finish(self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None) -> None:
+        """End the choice, with the text that was held back, unless it has already ended."""
+        try:
+            self._show("" if self.finished else self._detokenizer.flush())
+        except Exception as text_error:
+            self._break(text_error)
+        if not self.finished:
+            if self._stops is not None:
+                self._text.append(self._stops.flush())
+            self._end(reason, stop_reason, error)
+
+    def take(self) -> RequestOutput:
+        """Everything since the last output."""
+        output = RequestOutput(
+            self.index,
+            "".join(self._text),
+            tuple(self._token_ids),
+            None if self._logprobs is None else tuple(self._logprobs),
+            self._finish_reason,
+            self._stop_reason,
+            self.num_cached_tokens,
+            self._error,
+        )
+        self._text.clear()
+        self._token_ids.clear()
+        if self._logprobs:
+            self._logprobs.clear()
+        return output
+
+    def _show(self, piece: str) -> None:
+        if self._stops is None or self._num_tokens <= self._min_tokens:
+            self._text.append(piece)
+        elif piece:
+            shown, stop = self._stops.push(piece)
+            self._text.append(shown)
+            if stop is not None:
+                self._end(FinishReason.STOP, stop, None)
+
+    def _break(self, error: Exception) -> None:
+        """End with an error: trouble with one request's text must not reach the others."""
+        logger.error("The text of a request cannot be made", exc_info=error)
+        self._end(FinishReason.ERROR, None, f"the tokens cannot be turned into text: {error}")
+
+    def _end(self, reason: FinishReason, stop_reason: str | int | None, error: str | None) -> None:
+        self.finished = True
+        self._finish_reason, self._stop_reason, self._error = reason, stop_reason, error
+
+
+class RequestStream:
+    """An async iterator of RequestOutput, for one reader. What is not read at once is merged, never lost."""
+
+    def __init__(self, choices: list[Choice], on_abort: Callable[[list[Choice]], None]) -> None:
+        self._choices = choices
+        self._on_abort = on_abort
+        self._ready: deque[Choice] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while not self._ready:
+            if all(choice.finished for choice in self._choices):
+                raise StopAsyncIteration
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        choice = self._ready.popleft()
+        choice.is_queued = False
+        return choice.take()
+
+    def abort(self) -> None:
+        """End all unfinished choices; each gives one last output that says so."""
+        unfinished = [choice for choice in self._choices if not choice.finished]
+        for choice in unfinished:
+            choice.finish(FinishReason.ABORT)
+            self.notify(choice)
+        if unfinished:
+            self._on_abort(unfinished)
+
+    async def aclose(self) -> None:
+        """Abort; nothing more will be read."""
+        self.abort()
+        self._ready.clear()
+
+    def notify(self, choice: Choice) -> None:
+        """Say that `choice` has something to take."""
+        if not choice.is_queued:
+            choice.is_queued = True
+            self._ready.append(choice)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

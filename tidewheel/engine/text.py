@@ -1,0 +1,144 @@
+"""Tokenizer: a model folder's tokenizer and all that its files say about text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tidewheel.engine.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models.folder import read_json
+from tidewheel.engine.tokenizer_backends import (
+    SentencePieceBackend,
+    TokenizerBackend,
+    TokenizersBackend,
+    load_with_transformers,
+)
+
+_CONTEXT_TOKENS = 8  # of the prompt, for the first piece of output
+_LEGACY_FILES = ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer_config.json")
+
+SpecialTokens = Mapping[str, str | list[str]]
+ChatTemplate = str | dict[str, str]
+
+
+class Tokenizer:
+    """Text to token ids and back. Safe to use from several threads.
+
+    `special_tokens_map` gives the names that templates use (`bos_token`, `eos_token`, ...) their tokens.
+    `chat_template` is one template or several by name, None if the folder has none.
+    """
+
+    def __init__(
+        self,
+        backend: TokenizerBackend,
+        special_tokens_map: SpecialTokens | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self._backend = backend
+        self.vocab_size = backend.vocab_size
+        self.special_tokens_map: SpecialTokens = special_tokens_map or {}
+        self.chat_template = chat_template
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """The tokenizer in a model folder. Raises ModelError if there is none or it is broken."""
+        path = folder / "tokenizer_config.json"
+        config = read_json(path) if path.exists() else {}
+        return cls(_backend(folder, config), _special_tokens(folder, config), _chat_template(folder, config))
+
+    @property
+    def bos_token(self) -> str | None:
+        """The beginning-of-sequence token, if the folder names one."""
+        return self._special("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """The end-of-sequence token, if the folder names one."""
+        return self._special("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of `eos_token`."""
+        return None if self.eos_token is None else self._backend.token_to_id(self.eos_token)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; with special tokens, those that the tokenizer puts around a text are added."""
+        return self._backend.encode(text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`."""
+        return self._backend.decode(ids, skip_special_tokens)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as its vocabulary spells it; None for an id that it lacks."""
+        return self._backend.id_to_token(token_id)
+
+    def detokenizer(self, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
+        """An incremental detokenizer for what follows `prompt`."""
+        backend = self._backend
+        is_special = backend.is_special if skip_special_tokens else _never
+        if backend.token_bytes is not None:
+            return BytesDetokenizer(backend.token_bytes, is_special)
+        return WindowDetokenizer(
+            lambda ids: backend.decode(ids, skip_special_tokens),
+            lambda token: is_special(token) or backend.id_to_token(token) is None,
+            backend.is_byte,
+            prompt[max(len(prompt) - _CONTEXT_TOKENS, 0) :],
+        )
+
+    def _special(self, name: str) -> str | None:
+        token = self.special_tokens_map.get(name)
+        return token if isinstance(token, str) else None
+
+
+def _never(token_id: int) -> bool:
+    return False
+
+
+def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
+    if (folder / "tokenizer.json").exists():
+        return TokenizersBackend.load(folder / "tokenizer.json")
+    if (folder / "tokenizer.model").exists():
+        return SentencePieceBackend(folder / "tokenizer.model", config)
+    if any((folder / name).exists() for name in _LEGACY_FILES):
+        return load_with_transformers(folder)
+    raise ModelError(
+        f"{folder} has no tokenizer: add the model's tokenizer.json (or tokenizer.model) and tokenizer_config.json, "
+        "or name another folder with --tokenizer"
+    )
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str | list[str]]:
+    path = folder / "special_tokens_map.json"
+    tokens: dict[str, str | list[str]] = {}
+    for source in (read_json(path) if path.exists() else {}, config):
+        for name, value in source.items():
+            if name.endswith("_token") and (text := _token_text(value)) is not None:
+                tokens[name] = text
+            elif name == "additional_special_tokens" and isinstance(value, list):
+                tokens[name] = [text for text in map(_token_text, value) if text is not None]
+    return tokens
+
+
+def _token_text(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
+    """The files win over the config, as in transformers."""
+    templates: dict[str, str] = {}
+    inline = config.get("chat_template")
+    if isinstance(inline, str):
+        templates["default"] = inline
+    elif isinstance(inline, list):
+        templates |= {entry["name"]: entry["template"] for entry in inline if {"name", "template"} <= entry.keys()}
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = path.read_text("utf-8")
+    single = folder / "chat_template.jinja"
+    if single.exists():
+        templates["default"] = single.read_text("utf-8")
+    return templates.get("default") if set(templates) <= {"default"} else templates

@@ -1,0 +1,233 @@
+"""The libraries that know a tokenizer's files: tokenizers, sentencepiece, and as a last resort transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from tidewheel.engine.errors import ModelError
+
+
+class TokenizerBackend(Protocol):
+    """Text to ids and back. `token_bytes` is there if tokens are plain byte strings, whatever their neighbours."""
+
+    vocab_size: int
+    token_bytes: Callable[[int], bytes] | None
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+    def id_to_token(self, token_id: int) -> str | None: ...
+
+    def token_to_id(self, token: str) -> int | None: ...
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token marks structure, and has no text when special tokens are skipped."""
+        ...
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether the token is one byte that only has text together with its neighbours."""
+        ...
+
+
+class TokenizersBackend:
+    """A `tokenizer.json`, by the tokenizers library."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._bytes: dict[int, bytes] = {}  # filled as tokens are met: a whole vocabulary would take a while
+        is_byte_level = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
+        self.token_bytes: Callable[[int], bytes] | None = self._token_bytes if is_byte_level else None
+
+    @classmethod
+    def load(cls, path: Path) -> TokenizersBackend:
+        """Read a `tokenizer.json`. Raises ModelError if it is not one."""
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises nothing narrower
+            raise ModelError(f"{path} is not a tokenizer that can be used: {error}") from error
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """See TokenizerBackend."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """See TokenizerBackend."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """See TokenizerBackend."""
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+    def token_to_id(self, token: str) -> int | None:
+        """See TokenizerBackend."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
+    def is_special(self, token_id: int) -> bool:
+        """See TokenizerBackend."""
+        return token_id in self._special
+
+    def is_byte(self, token_id: int) -> bool:
+        """See TokenizerBackend."""
+        token = self.id_to_token(token_id)
+        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = self.id_to_token(token_id) or ""
+            try:
+                known = bytes([_BYTE_OF_CHARACTER[character] for character in token])
+            except KeyError:  # an added token, which is stored as plain text
+                known = token.encode()
+            self._bytes[token_id] = known
+        return known
+
+
+class SentencePieceBackend:
+    """A `tokenizer.model`, by the sentencepiece library, with the tokens that `tokenizer_config.json` adds to it."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        """Raises ModelError if the file is not a sentencepiece model."""
+        import sentencepiece
+
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.Load(str(path))
+        except (OSError, RuntimeError) as error:
+            raise ModelError(f"{path} is not a sentencepiece model: {error}") from error
+        self.token_bytes: Callable[[int], bytes] | None = None
+        self._size: int = self._processor.GetPieceSize()
+        added = {int(i): token for i, token in (config.get("added_tokens_decoder") or {}).items()}
+        self._added = {i: str(token["content"]) for i, token in added.items()}
+        self._added_special = {i for i, token in added.items() if token.get("special", False)}
+        self._added_ids = {content: i for i, content in self._added.items()}
+        self.vocab_size = max([self._size, *(i + 1 for i in self._added)])
+        longest_first = sorted(self._added_ids, key=len, reverse=True)
+        self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+        bos, eos = self._processor.bos_id(), self._processor.eos_id()
+        self._prefix = [bos] if bos >= 0 and config.get("add_bos_token", True) else []
+        self._suffix = [eos] if eos >= 0 and config.get("add_eos_token", False) else []
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """See TokenizerBackend."""
+        ids: list[int] = []
+        for part in self._split.split(text) if self._split else [text]:
+            if part in self._added_ids:
+                ids.append(self._added_ids[part])
+            elif part:
+                ids += self._processor.EncodeAsIds(part)
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """See TokenizerBackend."""
+        text, run = "", list[int]()
+        for token_id in ids:
+            if token_id in self._added or self.is_special(token_id) or token_id >= self._size:
+                if skip_special_tokens and self.is_special(token_id):
+                    continue
+                text += self._processor.DecodeIds(run) + (self.id_to_token(token_id) or "")
+                run = []
+            else:
+                run.append(token_id)
+        return text + str(self._processor.DecodeIds(run))
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """See TokenizerBackend."""
+        if token_id in self._added:
+            return self._added[token_id]
+        return str(self._processor.IdToPiece(token_id)) if 0 <= token_id < self._size else None
+
+    def token_to_id(self, token: str) -> int | None:
+        """See TokenizerBackend."""
+        if token in self._added_ids:
+            return self._added_ids[token]
+        token_id: int = self._processor.PieceToId(token)
+        return token_id if self._processor.IdToPiece(token_id) == token else None
+
+    def is_special(self, token_id: int) -> bool:
+        """See TokenizerBackend."""
+        return token_id in self._added_special or (token_id < self._size and self._processor.IsControl(token_id))
+
+    def is_byte(self, token_id: int) -> bool:
+        """See TokenizerBackend."""
+        return token_id < self._size and bool(self._processor.IsByte(token_id))
+
+
+class TransformersBackend:
+    """Whatever transformers makes of a folder that has neither of the files above."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = len(tokenizer)
+        self.token_bytes: Callable[[int], bytes] | None = None
+        self._special = set(tokenizer.all_special_ids)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """See TokenizerBackend."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """See TokenizerBackend."""
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """See TokenizerBackend."""
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        return token if isinstance(token, str) else None
+
+    def token_to_id(self, token: str) -> int | None:
+        """See TokenizerBackend."""
+        token_id = self._tokenizer.convert_tokens_to_ids(token)
+        return token_id if isinstance(token_id, int) else None
+
+    def is_special(self, token_id: int) -> bool:
+        """See TokenizerBackend."""
+        return token_id in self._special
+
+    def is_byte(self, token_id: int) -> bool:
+        """See TokenizerBackend."""
+        token = self.id_to_token(token_id)
+        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+
+
+def load_with_transformers(folder: Path) -> TokenizerBackend:
+    """Ask transformers, which is imported only here. Raises ModelError if it does not know either."""
+    import transformers
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # anything may go wrong inside
+        raise ModelError(f"transformers cannot make a tokenizer of the files in {folder}: {error}") from error
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    return TransformersBackend(tokenizer) if inner is None else TokenizersBackend(inner)
+
+
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes: itself where printable, else the next one from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_characters()
