@@ -36,6 +36,10 @@ class WeightSource(Protocol):
 
     def __iter__(self) -> Iterator[str]: ...
 
+    def release(self, name: str) -> None:
+        """Say that a weight has been copied: its memory may go, and comes back if it is read again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:

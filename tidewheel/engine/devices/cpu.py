@@ -121,6 +121,7 @@ class CpuDevice:
             for name in weights:
                 tensor = weights[name]
                 native.set_weight(name, tensor.data, tensor.dtype)
+                weights.release(name)  # so that the checkpoint is never in memory beside the packed model
             native.check_complete()
         except ValueError as error:
             raise DeviceError(f"the cpu device cannot load this model: {error}") from error

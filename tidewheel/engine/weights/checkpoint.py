@@ -7,6 +7,7 @@ are our own, because numpy has no bfloat16 for it to return and because they cop
 from __future__ import annotations
 
 import json
+import mmap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +37,14 @@ class StoredTensor:
     path: Path
     dtype: str
     shape: tuple[int, ...]
-    data: NDArray[np.uint8]  # a read-only view of the memory map
+    data: NDArray[np.uint8]  # a read-only view of `file`, from byte `start` on
+    file: mmap.mmap
+    start: int
+
+    def forget(self) -> None:
+        """Let the system take back the memory behind the view. Reading it again reads the file again."""
+        first_page = self.start // mmap.PAGESIZE * mmap.PAGESIZE
+        self.file.madvise(mmap.MADV_DONTNEED, first_page, self.start + self.data.nbytes - first_page)
 
 
 Checkpoint = dict[str, StoredTensor]
@@ -87,17 +95,19 @@ def _open_file(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="numpy"):
             pass
-        file = np.memmap(path, dtype=np.uint8, mode="r")
-        header_bytes = int(file[:8].view("<u8")[0])
-        header: dict[str, Any] = json.loads(file[8 : 8 + header_bytes].tobytes())
+        with path.open("rb") as opened:
+            file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        header_bytes = int.from_bytes(file[:8], "little")
+        header: dict[str, Any] = json.loads(file[8 : 8 + header_bytes])
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path} is not a valid safetensors file, it may be truncated or corrupt: {error}") from error
     header.pop("__metadata__", None)
-    body = np.asarray(file)[8 + header_bytes :]
+    content = np.frombuffer(file, np.uint8)
     checkpoint: Checkpoint = {}
     for name, entry in header.items():
-        start, stop = entry["data_offsets"]
-        checkpoint[name] = StoredTensor(path, entry["dtype"], tuple(entry["shape"]), body[start:stop])
+        start, stop = (8 + header_bytes + offset for offset in entry["data_offsets"])
+        shape = tuple(entry["shape"])
+        checkpoint[name] = StoredTensor(path, entry["dtype"], shape, content[start:stop], file, start)
     return checkpoint
 
 
@@ -120,6 +130,7 @@ class CheckpointWeights:
 
     def __init__(self, checkpoint: Checkpoint, description: ModelDescription) -> None:
         self._tensors: dict[str, WeightTensor] = {}
+        self._stored: dict[str, StoredTensor] = {}
         self._checkpoint = checkpoint
         self._prefix = description.base_prefix
         shapes = tensor_shapes(description.spec)
@@ -128,8 +139,8 @@ class CheckpointWeights:
             sources["embed.weight"] = self._tied(sources["embed.weight"], description.head_name)
         bytes_by_dtype: Counter[DType] = Counter()
         for name, shape in shapes.items():
-            tensor = self._load(sources[name], shape)
-            self._tensors[name] = tensor
+            stored = self._stored[name] = self._require(sources[name].name)
+            tensor = self._tensors[name] = self._load(stored, sources[name], shape)
             bytes_by_dtype[tensor.dtype] += tensor.data.nbytes
         self.dtype: DType = bytes_by_dtype.most_common(1)[0][0]
 
@@ -138,6 +149,17 @@ class CheckpointWeights:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
+
+    def release(self, name: str) -> None:
+        """Let the system take back the memory behind the view of a weight."""
+        self._stored[name].forget()
+
+    def _require(self, name: str) -> StoredTensor:
+        stored = self._find(name)
+        if stored is None:
+            files = sorted({str(tensor.path) for tensor in self._checkpoint.values()}) or ["the checkpoint"]
+            raise ModelError(f"tensor {name} is missing from {', '.join(files)}")
+        return stored
 
     def _find(self, name: str) -> StoredTensor | None:
         return self._checkpoint.get(name) or self._checkpoint.get(name.removeprefix(self._prefix))
@@ -156,11 +178,8 @@ class CheckpointWeights:
             )
         return embedding
 
-    def _load(self, source: TensorRef, shape: tuple[int, ...]) -> WeightTensor:
-        stored = self._find(source.name)
-        if stored is None:
-            files = sorted({str(tensor.path) for tensor in self._checkpoint.values()}) or ["the checkpoint"]
-            raise ModelError(f"tensor {source.name} is missing from {', '.join(files)}")
+    @staticmethod
+    def _load(stored: StoredTensor, source: TensorRef, shape: tuple[int, ...]) -> WeightTensor:
         if stored.dtype not in _DTYPES:
             raise ModelError(
                 f"{stored.path}: tensor {source.name} is stored as {stored.dtype}; supported are {', '.join(_DTYPES)}"
