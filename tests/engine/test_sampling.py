@@ -53,9 +53,7 @@ def native_sample(level: str, logits: NDArray[np.float32], batch: SamplingBatch)
         np.zeros((rows, MAX_TOP_LOGPROBS), np.int32),
         np.zeros((rows, MAX_TOP_LOGPROBS), np.float32),
     )
-    _native.sample(
-        level, logits, batch, output.token_ids, output.logprobs, output.top_ids, output.top_logprobs
-    )
+    _native.sample(level, logits, batch, output.token_ids, output.logprobs, output.top_ids, output.top_logprobs)
     return output
 
 
@@ -63,7 +61,8 @@ def assert_same(level: str, logits: NDArray[np.float32], batch: SamplingBatch) -
     reference, native = sample(logits, batch), native_sample(level, logits, batch)
     np.testing.assert_array_equal(native.token_ids, reference.token_ids)
     if reference.logprobs is not None:
-        assert native.logprobs is not None and native.top_logprobs is not None
+        assert native.logprobs is not None
+        assert native.top_logprobs is not None
         assert reference.top_logprobs is not None
         np.testing.assert_array_equal(native.logprobs.view(np.int32), reference.logprobs.view(np.int32))
         np.testing.assert_array_equal(native.top_ids, reference.top_ids)

@@ -92,8 +92,14 @@ def _descending(weights: F32) -> NDArray[np.intp]:
     return np.argsort(-weights, kind="stable")
 
 
-def _penalize(logits: F32, history: NDArray[np.int32], prompt_len: int, repetition: np.float32, frequency: np.float32,
-              presence: np.float32) -> None:
+def _penalize(
+    logits: F32,
+    history: NDArray[np.int32],
+    prompt_len: int,
+    repetition: np.float32,
+    frequency: np.float32,
+    presence: np.float32,
+) -> None:
     seen = np.unique(history)
     values = logits[seen]
     logits[seen] = np.where(values > 0, values / repetition, values * repetition)
@@ -142,8 +148,14 @@ def sample(logits: F32, batch: SamplingBatch) -> StepOutput:
         row = logits[r].copy()
         history = batch.history_ids[batch.history_start[r] : batch.history_start[r + 1]]
         if history.size:
-            _penalize(row, history, int(batch.prompt_len[r]), batch.repetition_penalty[r],
-                      batch.frequency_penalty[r], batch.presence_penalty[r])
+            _penalize(
+                row,
+                history,
+                int(batch.prompt_len[r]),
+                batch.repetition_penalty[r],
+                batch.frequency_penalty[r],
+                batch.presence_penalty[r],
+            )
         bias = slice(batch.bias_start[r], batch.bias_start[r + 1])
         row[batch.bias_ids[bias]] += batch.bias_values[bias]
         best = int(np.argmax(row))
@@ -157,7 +169,9 @@ def sample(logits: F32, batch: SamplingBatch) -> StepOutput:
             _keep(weights, batch.min_p[r], int(batch.top_k[r]), batch.top_p[r])
             tokens[r] = _draw(weights, philox_uniform(int(batch.seed[r]), int(batch.position[r])))
         if batch.num_logprobs[r] >= 0:
-            assert logprobs is not None and top_ids is not None and top_logprobs is not None
+            assert logprobs is not None
+            assert top_ids is not None
+            assert top_logprobs is not None
             raw = logits[r]
             top = _descending(raw)[: batch.num_logprobs[r]]
             log_total = log_positive(float(_block_sums(exp_nonpositive(raw - raw.max()))[-1]))

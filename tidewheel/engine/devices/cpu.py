@@ -158,9 +158,7 @@ class CpuExecutor:
             output.top_logprobs = np.zeros((rows, MAX_TOP_LOGPROBS), np.float32)
         if batch.return_logits:
             output.logits = np.empty((rows, self._vocab_size), np.float32)
-        native.step(
-            batch, output.token_ids, output.logprobs, output.top_ids, output.top_logprobs, output.logits
-        )
+        native.step(batch, output.token_ids, output.logprobs, output.top_ids, output.top_logprobs, output.logits)
         return output
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:

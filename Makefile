@@ -1,0 +1,92 @@
+# One command serves, one command checks. All that is made is made inside $(VENV); nothing outside is touched.
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?=
+HOST ?= 127.0.0.1
+PORT ?= 8000
+ARGS ?=
+PYTEST_ARGS ?=
+IMAGE ?= tidewheel:cpu
+BASE ?= debian:bookworm-slim
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tidewheel/__init__.py)
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+# The object files stay here between builds, so that a change of one source compiles one source.
+NATIVE_BUILD := $(VENV)/native
+BUILD_TOOLS := scikit-build-core nanobind cmake ninja
+# Directories are listed too: a file that goes away changes nothing but its directory.
+SOURCES := pyproject.toml CMakeLists.txt \
+    $(shell find tidewheel native \( -name __pycache__ -o -path tidewheel/server/demo/training \) -prune -o -print)
+
+INSTALL := $(PIP) install --quiet --no-build-isolation \
+    --config-settings=build-dir=$(NATIVE_BUILD) --config-settings=cmake.define.TIDEWHEEL_TESTS=OFF
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help serve test lint format native-test python-test bench image clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'Variables: PYTHON=python3.12 MODEL=path-or-hub-id HOST=0.0.0.0 PORT=8080 ARGS="--dtype float32" PYTEST_ARGS="-k sampling"'
+
+serve: $(VENV)/.installed  ## build, install and serve the embedded model (MODEL=, HOST=, PORT=, ARGS= override)
+	$(BIN)/tidewheel serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+bench: $(VENV)/.installed  ## measure this machine: prefill, decode, start-up, memory (MODEL=, ARGS= override)
+	$(BIN)/tidewheel bench $(MODEL) $(ARGS)
+
+test: lint native-test python-test  ## lint, types, C++ tests and Python tests
+
+lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolint
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/mypy --strict load_tests/*.py
+	@if [ -x $(BIN)/hadolint ]; then \
+	    echo $(BIN)/hadolint Dockerfile.*; $(BIN)/hadolint Dockerfile.*; \
+	else \
+	    echo 'hadolint has no build for this machine: the Dockerfiles were not checked'; \
+	fi
+
+format: $(VENV)/.test-tools  ## lay the Python sources out with ruff
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+native-test: $(VENV)/.test-tools $(VENV)/.installed  ## the C++ tests
+	$(BIN)/cmake -S . -B $(NATIVE_BUILD) -DTIDEWHEEL_TESTS=ON
+	$(BIN)/cmake --build $(NATIVE_BUILD)
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
+
+# The command and not `python -m pytest`, which would put the sources before the installed package.
+python-test: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests (PYTEST_ARGS= chooses)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+image:  ## docker build of Dockerfile.cpu (IMAGE=, BASE= override)
+	docker build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) -f Dockerfile.cpu -t $(IMAGE) .
+
+clean:  ## remove everything that was made
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find tidewheel tests load_tests -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.tools:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	    || { echo 'Tidewheel needs Python 3.10 or newer; name one with PYTHON=' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")' \
+	    || { echo 'Python lacks venv or its C headers; on Debian: apt-get install python3-venv python3-dev' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade $(BUILD_TOOLS)
+	touch $@
+
+# A stamp carries the time at which its recipe began: a source saved during the build is newer and builds again.
+$(VENV)/.installed: $(SOURCES) | $(VENV)/.tools
+	touch $@.begun
+	$(INSTALL) .
+	mv $@.begun $@
+
+$(VENV)/.test-tools: pyproject.toml | $(VENV)/.tools
+	touch $@.begun
+	$(INSTALL) '.[test]'
+	cp -p $@.begun $(VENV)/.installed
+	mv $@.begun $@

@@ -1,0 +1,246 @@
+"""What long prompts do to the streams that are already running.
+
+Steady streams decode; long prompts arrive all at once; how long do the steady streams stand still, and how soon do the
+newcomers get their first text? Then many streams decode and `/health` is asked all the while.
+
+    python load_tests/stall.py --url http://127.0.0.1:8000 --json stall.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import httpx
+from measure import StreamError, StreamTimer, summarize, table
+from target import Target, TargetError, discover
+
+# A steady stream counts as running after this many pieces of text.
+_WARM_CHUNKS = 4
+_WARM_TIMEOUT_SECONDS = 120
+
+
+@dataclass
+class SteadyStreams:
+    """Streams that decode until they are told to stop; an answer that ends is followed by another request."""
+
+    client: httpx.AsyncClient
+    target: Target
+    count: int
+    prompt_tokens: int
+    max_tokens: int
+    timers: list[StreamTimer] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def running(self, seed: int) -> AsyncIterator[None]:
+        """Enter when every stream is running; stop them on the way out. A stream that fails ends the run."""
+        tasks = [asyncio.create_task(self._keep_streaming(random.Random(seed + i))) for i in range(self.count)]
+        try:
+            await self._wait_until_warm(tasks)
+            yield
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def gaps_ms(self, since: float, until: float) -> list[float]:
+        """The gaps between texts of all streams that overlap the given time, in milliseconds."""
+        return [
+            (after - before) * 1e3
+            for timer in self.timers
+            for before, after in pairwise(timer.arrivals)
+            if after > since and before < until
+        ]
+
+    async def _wait_until_warm(self, tasks: list[asyncio.Task[None]]) -> None:
+        deadline = time.perf_counter() + _WARM_TIMEOUT_SECONDS
+        while sum(len(timer.arrivals) >= _WARM_CHUNKS for timer in self.timers) < self.count:
+            done, _ = await asyncio.wait(tasks, timeout=0.01, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            if time.perf_counter() > deadline:
+                raise StreamError(f"not all {self.count} streams were running after {_WARM_TIMEOUT_SECONDS} seconds")
+
+    async def _keep_streaming(self, rng: random.Random) -> None:
+        while True:
+            prompt = self.target.prompt(self.prompt_tokens, rng)
+            timer = StreamTimer(time.perf_counter())
+            self.timers.append(timer)
+            await stream(self.client, self.target, prompt, self.max_tokens, timer)
+
+
+async def stream(
+    client: httpx.AsyncClient, target: Target, prompt: str, max_tokens: int, timer: StreamTimer
+) -> StreamTimer:
+    """Stream one completion of exactly `max_tokens` tokens into `timer`.
+
+    Raises StreamError where the server refuses, reports an error or ends early.
+    """
+    body = target.completion(prompt, max_tokens, ignore_eos=True)
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            text = (await response.aread()).decode(errors="replace")
+            raise StreamError(f"status {response.status_code}: {text[:300]}")
+        async for chunk in response.aiter_raw():
+            timer.feed(chunk, time.perf_counter())
+    timer.finish()
+    return timer
+
+
+async def measure_stall(client: httpx.AsyncClient, target: Target, args: argparse.Namespace) -> dict[str, Any]:
+    """Let long prompts arrive while streams run. Times in milliseconds."""
+    steady = SteadyStreams(client, target, args.streams, args.prompt_tokens, args.max_tokens)
+    newcomer_rng = random.Random(args.seed + 10_000)
+    async with steady.running(args.seed):
+        quiet_from = time.perf_counter()
+        await asyncio.sleep(args.quiet_seconds)
+        arrival = time.perf_counter()
+        newcomers = await asyncio.gather(
+            *(
+                stream(
+                    client,
+                    target,
+                    target.prompt(args.long_prompt_tokens, newcomer_rng),
+                    args.long_max_tokens,
+                    StreamTimer(arrival),
+                )
+                for _ in range(args.long_prompts)
+            )
+        )
+        last_first_text = max(timer.arrivals[0] for timer in newcomers)
+        # The gap that was open when the last prompt was done closes only with the next text.
+        await asyncio.sleep(args.quiet_seconds)
+    return {
+        "newcomer_prompt_tokens": [timer.prompt_tokens for timer in newcomers],
+        "steady_itl_before_ms": summarize(steady.gaps_ms(quiet_from, arrival)),
+        "steady_itl_while_prompts_run_ms": summarize(steady.gaps_ms(arrival, last_first_text)),
+        "newcomer_ttft_ms": summarize([timer.ttft_ms for timer in newcomers]),
+    }
+
+
+def probe_health(base_url: str, headers: dict[str, str], seconds: float, interval: float) -> list[float]:
+    """Ask `/health` over one connection, every `interval` seconds; the latencies in milliseconds.
+
+    Raises StreamError on any other status than 200.
+    """
+    latencies = []
+    with httpx.Client(base_url=base_url, headers=headers) as client:
+        since = time.perf_counter()
+        while (asked := time.perf_counter()) < since + seconds:
+            status = client.get("/health").status_code
+            latencies.append((time.perf_counter() - asked) * 1e3)
+            if status != 200:
+                raise StreamError(f"/health answered {status}")
+            time.sleep(interval)
+    return latencies
+
+
+async def measure_health(client: httpx.AsyncClient, target: Target, args: argparse.Namespace) -> dict[str, Any]:
+    """Ask `/health` over and over while streams decode. Times in milliseconds."""
+    steady = SteadyStreams(client, target, args.health_streams, args.prompt_tokens, args.max_tokens)
+    # In a process of its own: here an answer would wait its turn behind the texts of the streams.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        async with steady.running(args.seed + 20_000):
+            since = time.perf_counter()
+            latencies = await asyncio.get_running_loop().run_in_executor(
+                pool, probe_health, target.base_url, target.headers, args.health_seconds, args.health_interval
+            )
+            gaps = steady.gaps_ms(since, time.perf_counter())
+    return {"health_ms": summarize(latencies), "itl_with_health_streams_ms": summarize(gaps)}
+
+
+async def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure both scenarios against one server. Raises TargetError, StreamError or httpx.HTTPError."""
+    target = discover(args.url, args.api_key, args.model)
+    async with httpx.AsyncClient(
+        base_url=target.base_url,
+        headers=target.headers,
+        limits=httpx.Limits(max_connections=None),
+        timeout=httpx.Timeout(args.timeout),
+    ) as client:
+        result = {"url": target.base_url, "model": target.model, "streams": args.streams}
+        result |= await measure_stall(client, target, args)
+        if args.health_streams:
+            result |= {"health_streams": args.health_streams, **await measure_health(client, target, args)}
+    return result
+
+
+def report(result: dict[str, Any]) -> str:
+    """The result as text for a terminal."""
+    health_streams = result.get("health_streams")
+    rows = {
+        "steady ITL, before (ms)": "steady_itl_before_ms",
+        "steady ITL, prompts running (ms)": "steady_itl_while_prompts_run_ms",
+        "newcomers' TTFT (ms)": "newcomer_ttft_ms",
+        f"/health, {health_streams} streams (ms)": "health_ms",
+        f"ITL, {health_streams} streams (ms)": "itl_with_health_streams_ms",
+    }
+    prompts = ", ".join(map(str, result["newcomer_prompt_tokens"]))
+    title = f"{result['model']} at {result['url']}: {result['streams']} streams; prompts of {prompts} tokens arrive"
+    return f"{title}\n{table({name: result[key] for name, key in rows.items() if key in result})}"
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description="Measure how far long prompts stall running streams.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="root of an OpenAI-compatible server")
+    parser.add_argument("--model", default=os.environ.get("MODEL"), help="model to ask for; the first served if none")
+    parser.add_argument("--api-key", default=os.environ.get("API_KEY"), help="sent as a bearer token")
+    parser.add_argument("--streams", type=int, default=8, help="steady streams")
+    parser.add_argument("--prompt-tokens", type=int, default=32, help="tokens in a steady stream's prompt, about")
+    parser.add_argument("--max-tokens", type=int, default=512, help="tokens in a steady stream's answer")
+    parser.add_argument("--long-prompts", type=int, default=4, help="long prompts that arrive at once")
+    parser.add_argument("--long-prompt-tokens", type=int, default=1200, help="tokens in a long prompt, about")
+    parser.add_argument("--long-max-tokens", type=int, default=32, help="tokens in the answer to a long prompt")
+    parser.add_argument("--quiet-seconds", type=float, default=2.0, help="time before the prompts arrive, and after")
+    parser.add_argument("--health-streams", type=int, default=32, help="streams while /health is asked; 0: none")
+    parser.add_argument("--health-seconds", type=float, default=10.0, help="how long /health is asked")
+    parser.add_argument("--health-interval", type=float, default=0.02, help="seconds between two askings")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds a stream may be silent")
+    parser.add_argument("--seed", type=int, default=0, help="decides the prompts")
+    parser.add_argument("--json", metavar="FILE", help="file for the result; '-': JSON in place of the table")
+    args = parser.parse_args(argv)
+    if min(args.streams, args.long_prompts) < 1:
+        parser.error("--streams and --long-prompts must be at least 1")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run from the command line; 1 where the server could not be measured."""
+    args = parse_args(argv)
+    try:
+        result = asyncio.run(run(args))
+    except (TargetError, StreamError, httpx.HTTPError) as error:
+        sys.stderr.write(f"stall: {str(error) or type(error).__name__}\n")
+        return 1
+    document = json.dumps(result, indent=2) + "\n"
+    if args.json == "-":
+        sys.stdout.write(document)
+        return 0
+    sys.stdout.write(report(result) + "\n")
+    if args.json:
+        Path(args.json).write_text(document)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

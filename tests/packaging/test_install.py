@@ -1,0 +1,62 @@
+"""What is installed is what the sources say, all of it and nothing else."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+import pytest
+
+import tidewheel
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "tidewheel"
+INSTALLED = Path(tidewheel.__file__).parent
+TRAINING = Path("server", "demo", "training")
+
+installed_only = pytest.mark.skipif(INSTALLED == SOURCES, reason="runs from the sources: nothing is installed")
+
+
+@pytest.fixture
+def distribution() -> importlib.metadata.Distribution:
+    try:
+        return importlib.metadata.distribution("tidewheel")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("runs from the sources: nothing is installed")
+
+
+def files_of(package: Path) -> dict[Path, bytes]:
+    return {
+        path.relative_to(package): path.read_bytes()
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
+    }
+
+
+@installed_only
+def test_the_tests_see_the_sources_as_they_are_now() -> None:
+    sources = {path: data for path, data in files_of(SOURCES).items() if TRAINING not in path.parents}
+    installed = files_of(INSTALLED)
+    assert sorted(installed) == sorted(sources)
+    assert [path for path in sources if sources[path] != installed[path]] == []
+
+
+@installed_only
+def test_the_native_module_and_the_type_marker_are_there() -> None:
+    assert list(INSTALLED.glob("_native*.so"))
+    assert (INSTALLED / "py.typed").exists()
+
+
+def test_the_metadata_names_version_licence_and_command(distribution: importlib.metadata.Distribution) -> None:
+    assert distribution.version == tidewheel.__version__
+    assert distribution.metadata["License-Expression"] == "Apache-2.0"
+    (command,) = distribution.entry_points.select(group="console_scripts")
+    assert (command.name, command.value) == ("tidewheel", "tidewheel.server.cli:main")
+
+
+def test_torch_comes_only_with_an_extra(distribution: importlib.metadata.Distribution) -> None:
+    always = [line for line in distribution.requires or () if "extra ==" not in line]
+    needed = {re.split(r"[^\w-]", line, maxsplit=1)[0] for line in always}
+    assert "transformers" in needed
+    assert not needed & {"torch", "onnxruntime", "pytest"}
