@@ -1,0 +1,94 @@
+"""The command line of `tidewheel bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.server.bench.measure import measure
+from tidewheel.server.bench.report import render
+from tidewheel.server.bench.workload import QUICK, Workload, parse_counts, parse_prefills
+from tidewheel.server.options import OptionParser, model_parser, positive_count, read_model_options
+
+_SKIPPABLE = ("engine", "startup")
+_STDOUT = "-"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The `bench` command. Raises TidewheelError if the model cannot be loaded or the workload does not fit."""
+    parser = _parser()
+    given = vars(parser.parse_known(arguments))
+    workload = _workload(parser, given)
+    target, skip = given.pop("json"), frozenset(given.pop("skip"))
+    options = read_model_options(parser, given)
+    if target not in (None, _STDOUT) and not Path(target).parent.is_dir():
+        raise TidewheelError(f"--json: there is no folder {Path(target).parent}")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    report = measure(options, workload, skip, _say)
+    print(render(report), end="", file=sys.stderr if target == _STDOUT else sys.stdout)
+    if target is not None:
+        _write(target, json.dumps(asdict(report), indent=2) + "\n")
+    return 0
+
+
+def _parser() -> OptionParser:
+    parser = model_parser("tidewheel bench", "Measure a model's speed and memory beside this machine's own ceilings.")
+    group = parser.add_argument_group("benchmark")
+    add = group.add_argument
+    default = Workload()
+    add("--prefill", type=_typed(parse_prefills), metavar="PROMPTSxTOKENS,...",
+        help=f"prompts to compute [{','.join(map(str, default.prefills))}]")  # fmt: skip
+    add("--batch-sizes", type=_typed(parse_counts), metavar="N,...",
+        help=f"sequences to decode together [{','.join(map(str, default.batch_sizes))}]")  # fmt: skip
+    add("--contexts", type=_typed(parse_counts), metavar="TOKENS,...",
+        help=f"how many tokens are before the decoded ones [{','.join(map(str, default.contexts))}]")  # fmt: skip
+    add("--decode-tokens", type=_typed(positive_count), metavar="TOKENS",
+        help=f"how many to decode, at least 2 [{default.decode_tokens}]")  # fmt: skip
+    add("--repeats", type=_typed(positive_count), metavar="N", help=f"of everything [{default.repeats}]")
+    add("--quick", action="store_true", help="a look and not a measurement: less and shorter of everything")
+    add("--skip", nargs="+", choices=_SKIPPABLE, default=[], help="leave this out")
+    add("--json", metavar="FILE", help="write JSON, too; with - to standard output, and the table to standard error")
+    return parser
+
+
+def _workload(parser: OptionParser, given: dict[str, Any]) -> Workload:
+    """Take the workload's options out of what was given."""
+    base = QUICK if given.pop("quick") else Workload()
+    names = {"prefills": "prefill", "batch_sizes": "batch_sizes", "contexts": "contexts",
+             "decode_tokens": "decode_tokens", "repeats": "repeats"}  # fmt: skip
+    values = {field: given.pop(option) for field, option in names.items()}
+    workload = replace(base, **{field: value for field, value in values.items() if value is not None})
+    if workload.decode_tokens < 2:
+        parser.error("--decode-tokens must be at least 2: the time between tokens is what is measured")
+    return workload
+
+
+def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _say(what: str) -> None:
+    print(f"{what} ...", file=sys.stderr, flush=True)
+
+
+def _write(target: str, text: str) -> None:
+    if target == _STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(target).write_text(text)
+    except OSError as error:
+        raise TidewheelError(f"--json {target} cannot be written: {error.strerror}") from error

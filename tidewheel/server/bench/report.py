@@ -1,0 +1,206 @@
+"""What was measured, as data and as text. The JSON is `asdict` of Report, so these fields are its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tidewheel.server.bench.ceilings import MEMORY
+from tidewheel.server.bench.costs import BYTES_COUNTED, FLOPS_COUNTED
+from tidewheel.server.bench.spread import Spread
+from tidewheel.server.bench.startup import Startup
+from tidewheel.server.devices_report import cpu_list
+
+_CEILING_UNITS = {MEMORY: ("memory read", "GB/s"), "bfloat16_flops": ("bfloat16", "GFLOP/s"),
+                  "int8_ops": ("int8", "GOP/s"), "float32_flops": ("float32", "GFLOP/s")}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The model's shape; of layers that differ, the first. `weight_bytes` are as the device packs them."""
+
+    name: str
+    family: str
+    parameters: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    dtype: str
+    load_format: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What computed. `isa` and `cpus` are None for a device that leaves them to a library of its own."""
+
+    cpu_model: str
+    device: str
+    isa: str | None
+    threads: int
+    cpus: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """`prompts` of `tokens` each. Rates are the device's, without an engine; fractions are of `compute_ceiling`."""
+
+    prompts: int
+    tokens: int
+    tokens_per_second: Spread
+    flops_per_second: float
+    compute_fraction: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeResult:
+    """`batch_size` sequences, each with `context` tokens before. Rates are the device's, but the engine's."""
+
+    batch_size: int
+    context: int
+    tokens_per_second: Spread
+    engine_tokens_per_second: Spread | None
+    bytes_per_second: float
+    memory_fraction: float | None
+    flops_per_second: float
+    compute_fraction: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Resident sets in bytes: of the server when it is ready, its peak until then, and the benchmark's peak.
+
+    Peaks count the mapped checkpoint's pages, which the system may take back. What measuring the ceilings takes does
+    not count.
+    """
+
+    server_ready: int | None
+    server_peak: int | None
+    bench_peak: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole run. `compute_ceiling` names the ceiling of the type that is multiplied in; `ceilings` are per second.
+
+    Fractions hold a median against the higher of the ceilings measured before and after it. What could not be
+    measured is None, and `notes` say why.
+    """
+
+    version: str
+    model: ModelFacts
+    machine: MachineFacts
+    repeats: int
+    decode_tokens: int
+    ceilings: dict[str, Spread] | None
+    compute_ceiling: str
+    prefill: list[PrefillResult]
+    decode: list[DecodeResult]
+    startup: Startup | None
+    memory: MemoryUse
+    flops_counted: str = FLOPS_COUNTED
+    bytes_counted: str = BYTES_COUNTED
+    notes: list[str] = field(default_factory=list)
+
+
+def render(report: Report) -> str:
+    """The report for people. With repeats, rates are medians with least..most."""
+    compute, _ = _CEILING_UNITS[report.compute_ceiling]
+    prefill = [["prompts", "tokens/s", "GFLOP/s", f"of {compute}"]]
+    for p in report.prefill:
+        arithmetic = [f"{p.flops_per_second / 1e9:.0f}", _share(p.compute_fraction)]
+        prefill.append([f"{p.prompts} x {p.tokens}", _spread(p.tokens_per_second), *arithmetic])
+    decode = [["batch", "context", "tokens/s", "with the engine", "GB/s", "of memory", "GFLOP/s", f"of {compute}"]]
+    for d in report.decode:
+        engine = "-" if d.engine_tokens_per_second is None else _spread(d.engine_tokens_per_second)
+        memory = [f"{d.bytes_per_second / 1e9:.1f}", _share(d.memory_fraction)]
+        arithmetic = [f"{d.flops_per_second / 1e9:.0f}", _share(d.compute_fraction)]
+        decode.append([str(d.batch_size), str(d.context), _spread(d.tokens_per_second), engine, *memory, *arithmetic])
+    parts = [
+        _facts([*_heading(report), *_ceilings(report.ceilings)]),
+        "Prefill\n" + _table(prefill),
+        f"Decode, {report.decode_tokens} tokens a sequence\n" + _table(decode),
+        _facts([*_startup(report.startup), *_memory(report.memory)]),
+        "".join(f"{line}\n" for line in (_explained(report), FLOPS_COUNTED, BYTES_COUNTED)),
+    ]
+    if report.notes:
+        parts.append("".join(f"note: {note}\n" for note in report.notes))
+    return "\n".join(parts)
+
+
+def _heading(report: Report) -> list[tuple[str, str]]:
+    model, machine = report.model, report.machine
+    shape = (
+        f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, "
+        f"{model.num_kv_heads} KV heads, head dim {model.head_dim}, MLP {model.intermediate_size}, "
+        f"vocabulary {model.vocab_size}"
+    )
+    where = "" if machine.cpus is None else f" on CPUs {cpu_list(machine.cpus)}"
+    isa = "" if machine.isa is None else f", {machine.isa}"
+    return [
+        ("model", f"{model.name} ({model.family}), {model.parameters / 1e6:.1f} M parameters"),
+        ("shape", shape),
+        ("weights", f"{model.dtype}, {_size(model.weight_bytes)}; KV cache {model.kv_bytes_per_token} bytes a token"),
+        ("device", f"{machine.device}{isa}, {machine.threads} threads{where}, {machine.cpu_model}"),
+    ]
+
+
+def _ceilings(ceilings: dict[str, Spread] | None) -> list[tuple[str, str]]:
+    if ceilings is None:
+        return []
+    return [
+        (f"{what} ceiling", f"{_spread(ceilings[name], 1e9)} {unit}") for name, (what, unit) in _CEILING_UNITS.items()
+    ]
+
+
+def _startup(startup: Startup | None) -> list[tuple[str, str]]:
+    if startup is None:
+        return []
+    seconds = _spread(startup.seconds)
+    return [("start-up", f"{seconds} s, from the start of a `tidewheel serve` process to /health answering 200")]
+
+
+def _memory(memory: MemoryUse) -> list[tuple[str, str]]:
+    amounts = [
+        (memory.server_ready, "the server when ready"),
+        (memory.server_peak, "its peak until then"),
+        (memory.bench_peak, "this benchmark's peak"),
+    ]
+    known = [f"{_size(amount)} {what}" for amount, what in amounts if amount is not None]
+    return [("memory resident", ", ".join(known))] if known else []
+
+
+def _explained(report: Report) -> str:
+    spread = "" if report.repeats == 1 else f"medians of {report.repeats} repeats (least..most); "
+    shares = "" if report.ceilings is None else "shares are of the higher of the ceilings measured before and after; "
+    return f"{spread}{shares}device alone but for what is said to be with the engine"
+
+
+def _spread(spread: Spread, unit: float = 1.0) -> str:
+    values = [value / unit for value in (spread.median, spread.min, spread.max)]
+    median, least, most = (f"{value:.0f}" if values[0] >= 100 else f"{value:.3g}" for value in values)
+    return median if least == most else f"{median} ({least}..{most})"
+
+
+def _share(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.2f}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.0f} MB"
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> str:
+    width = max((len(name) for name, _ in facts), default=0)
+    return "".join(f"{name:{width}}  {value}\n" for name, value in facts)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "".join(f"  {line}\n" for line in lines)
