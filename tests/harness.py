@@ -37,15 +37,22 @@ def make_device(device_id: str) -> Device:
     return device
 
 
-def load(device: Device, folder: Path, dtype: DType = "float32", max_model_len: int | None = None) -> Executor:
+def load(
+    device: Device,
+    folder: Path,
+    dtype: DType = "float32",
+    max_model_len: int | None = None,
+    kv_cache_dtype: DType | None = None,
+) -> Executor:
     """The model in `folder` on `device`, with room in the cache for about 64 sequences of 128 tokens."""
     description = describe(read_config(folder), max_model_len)
     options = ExecutorOptions(
         dtype=dtype,
-        kv_cache_bytes=8192 * device.kv_bytes_per_token(description.spec, dtype),
+        kv_cache_bytes=8192 * device.kv_bytes_per_token(description.spec, kv_cache_dtype or dtype),
         max_model_len=max_model_len or description.spec.max_positions,
         max_num_seqs=256,  # also bounds the rows whose logits one step gives
         max_num_batched_tokens=2048,
+        kv_cache_dtype=kv_cache_dtype,
     )
     return device.load(description.spec, open_weights(folder, description), options)
 

@@ -65,6 +65,7 @@ class Executor:
         config: ModelConfig,
         isa: str,
         dtype: str,
+        cache_dtype: str,
         num_blocks: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,

@@ -231,19 +231,25 @@ struct Task {
         visit_rows(count, row, tile, blocks, tokens, std::make_integer_sequence<int, kTileRows>{});
       }
     }
-    finish();
+    switch (args.out_type) {
+      case DType::kFloat32: return finish<float>();
+      case DType::kBFloat16: return finish<bf16>();
+      case DType::kFloat16: return finish<f16>();
+    }
   }
 
+  template <typename Out>
   void finish() {
+    using O = typename Element<Out>::Activation;
     for (int r = 0; r < rows; ++r) {
       const F inverse = set1(1.0f / total[r]);
       const size_t head = args.kv_head * group + r % group;
-      A* out = static_cast<A*>(args.out) + (r / group) * args.out_stride + head * args.heads.head_dim;
+      O* out = static_cast<O*>(args.out) + (r / group) * args.out_stride + head * args.heads.head_dim;
       float* s = sums + r * dim;
       for (int d = 0; d < dim; d += kLanes) store(s + d, mul(load(s + d), inverse));
       int d = 0;
-      for (; d + kLanes <= args.heads.head_dim; d += kLanes) store_activations<T>(out + d, load(s + d));
-      for (; d < args.heads.head_dim; ++d) store_activation<T>(out + d, s[d]);
+      for (; d + kLanes <= args.heads.head_dim; d += kLanes) store_activations<Out>(out + d, load(s + d));
+      for (; d < args.heads.head_dim; ++d) store_activation<Out>(out + d, s[d]);
     }
   }
 };

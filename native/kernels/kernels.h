@@ -88,7 +88,7 @@ struct PrepareArgs {
   const float* cos;         // [rotary_pairs], or null
   const float* sin;
   int rotary_pairs;
-  void* q;                  // [heads, padded_dim] activations
+  void* q;                  // [heads, padded_dim] activations of the cache's type
   void* block;              // of the cache: this layer's, this token's
   int slot;
 };
@@ -97,7 +97,7 @@ struct PrepareArgs {
 struct AttentionArgs {
   Heads heads;
   int kv_head;
-  const void* q;            // [tokens, q_stride] activations, heads * padded_dim used
+  const void* q;            // [tokens, q_stride] activations of the cache's type, heads * padded_dim used
   size_t q_stride;
   int num_tokens;           // times heads.group(): at most kAttentionRows, or one token
   int first_position;       // of the first of these tokens
@@ -106,7 +106,8 @@ struct AttentionArgs {
   const char* cache;        // this layer's blocks
   const int32_t* block_table;
   void* scratch;            // attention_scratch_bytes
-  void* out;                // [tokens, out_stride] activations, heads * head_dim used
+  DType out_type;           // of the weights that read the result; the cache and q may be of another
+  void* out;                // [tokens, out_stride] activations of out_type, heads * head_dim used
   size_t out_stride;
 };
 

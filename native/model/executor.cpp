@@ -15,8 +15,9 @@ constexpr int kTasksPerWorker = 4;
 
 }  // namespace
 
-Executor::Executor(ModelConfig config, const Kernels& kernels, DType type, ExecutorShape shape, std::vector<int> cpus)
-    : config_(std::move(config)), kernels_(kernels), type_(type), shape_(shape), pool_(std::move(cpus)),
+Executor::Executor(ModelConfig config, const Kernels& kernels, DType type, DType cache_type, ExecutorShape shape,
+                   std::vector<int> cpus)
+    : config_(std::move(config)), kernels_(kernels), type_(type), cache_type_(cache_type), shape_(shape), pool_(std::move(cpus)),
       weights_(config_, kernels, type), sampler_(kernels, config_.vocab_size, pool_.size()) {
   require(shape_.num_blocks > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
           "blocks, sequences and batched tokens must all be at least 1");
@@ -29,7 +30,7 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, DType type, Execu
     require(layer.q_size() % 2 == 0, "the heads' total size must be even");
     require(layer.inv_freq.size() * 2 <= size_t(layer.head_dim), "rope cannot rotate more dimensions than a head has");
     layer_offset_.push_back(cache_bytes);
-    block_bytes_.push_back(layer.heads().block_elements() * dtype_bytes(type_));
+    block_bytes_.push_back(layer.heads().block_elements() * dtype_bytes(cache_type_));
     cache_bytes += block_bytes_.back() * shape_.num_blocks;
     inputs = std::max<size_t>(inputs, layer.q_size());
     qkv_stride_ = std::max<size_t>(qkv_stride_, round_up(layer.qkv_size(), 16));
@@ -47,7 +48,7 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, DType type, Execu
     projected_ = Arena(std::max(tokens, rows) * config_.embedding_size * sizeof(float));
   }
   qkv_ = Arena(tokens * qkv_stride_ * sizeof(float));
-  queries_ = Arena(tokens * query_stride_ * unit);
+  queries_ = Arena(tokens * query_stride_ * kernels_.activation_bytes[static_cast<int>(cache_type_)]);
   mlp_ = Arena(tokens * mlp_stride_ * unit);
   angles_ = Arena(tokens * 2 * max_rotary_pairs_ * sizeof(float));
   logits_ = Arena(rows * config_.vocab_size * sizeof(float));
@@ -188,6 +189,7 @@ void Executor::attend(Worker& worker, const Step& step, int index) {
   const Heads heads = config.heads();
   const int tokens = static_cast<int>(step.token_ids.size());
   const size_t unit = kernels_.activation_bytes[static_cast<int>(type_)];
+  const size_t query_unit = kernels_.activation_bytes[static_cast<int>(cache_type_)];
   float* qkv = reinterpret_cast<float*>(qkv_.data());
   static const Norm kNone{};
   apply_norm(worker, config.post_norm ? kNone : layer.attention_norm, tokens, false, activations_.data());
@@ -202,19 +204,19 @@ void Executor::attend(Worker& worker, const Step& step, int index) {
     float* sin = cos + pairs;
     if (pairs && !same_angles) angles(config.inv_freq, config.rope_factor, position, cos, sin);
     const int32_t* table = step.block_tables + token_sequence_[t] * step.block_table_stride;
-    kernels_.prepare(type_, {heads, qkv + t * qkv_stride_, layer.q_norm, layer.k_norm, config.qk_norm_eps.value_or(0),
-                             pairs ? cos : nullptr, sin, pairs, queries_.data() + t * query_stride_ * unit,
+    kernels_.prepare(cache_type_, {heads, qkv + t * qkv_stride_, layer.q_norm, layer.k_norm, config.qk_norm_eps.value_or(0),
+                             pairs ? cos : nullptr, sin, pairs, queries_.data() + t * query_stride_ * query_unit,
                              cache_block(index, table[position / kBlockTokens]), position % kBlockTokens});
   });
   const int64_t count = static_cast<int64_t>(tasks_.size()) * heads.num_kv_heads;
   // The longest contexts of a prompt come last in order; starting with them evens out the end.
   worker.share(count, 1, [&](int64_t i, int64_t) {
     const AttentionTask& task = tasks_[(count - 1 - i) / heads.num_kv_heads];
-    kernels_.attention(type_, {heads, static_cast<int>(i % heads.num_kv_heads),
-                               queries_.data() + task.token_begin * query_stride_ * unit, query_stride_, task.num_tokens,
+    kernels_.attention(cache_type_, {heads, static_cast<int>(i % heads.num_kv_heads),
+                               queries_.data() + task.token_begin * query_stride_ * query_unit, query_stride_, task.num_tokens,
                                step.positions[task.token_begin], config.sliding_window, config.scale,
                                cache_block(index, 0), step.block_tables + task.sequence * step.block_table_stride,
-                               scratch_.data() + worker.index() * scratch_stride_,
+                               scratch_.data() + worker.index() * scratch_stride_, type_,
                                activations_.data() + task.token_begin * activation_stride_ * unit, activation_stride_});
   });
   gemm(worker, layer.out, inputs(tokens), {Epilogue::kAdd, hidden(), nullptr, size_t(config_.hidden_size)});

@@ -32,7 +32,8 @@ struct ExecutorShape {
 class Executor {
  public:
   // Throws std::invalid_argument for a config that the kernels cannot run, std::bad_alloc for want of memory.
-  Executor(ModelConfig config, const Kernels& kernels, DType type, ExecutorShape shape, std::vector<int> cpus);
+  Executor(ModelConfig config, const Kernels& kernels, DType type, DType cache_type, ExecutorShape shape,
+           std::vector<int> cpus);
 
   void set_weight(const std::string& name, const Source& source) { weights_.set(name, source, pool_); }
   void check_complete() const { weights_.check_complete(); }
@@ -85,7 +86,7 @@ class Executor {
 
   const ModelConfig config_;
   const Kernels& kernels_;
-  const DType type_;
+  const DType type_, cache_type_;  // of the weights, and of K and V
   const ExecutorShape shape_;
   ThreadPool pool_;
   Weights weights_;

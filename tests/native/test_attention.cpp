@@ -58,7 +58,7 @@ struct Paged {
     std::vector<char> out(count * stride * unit()), scratch(kernels.attention_scratch_bytes(heads) + 64);
     for (int kv = 0; kv < heads.num_kv_heads; ++kv) {
       kernels.attention(type, {heads, kv, queries.data() + first * query_stride() * unit(), query_stride(), count, first,
-                               window, 0.3f, cache.data(), table.data(), scratch.data(), out.data(), stride});
+                               window, 0.3f, cache.data(), table.data(), scratch.data(), type, out.data(), stride});
     }
     std::vector<float> values(count * stride);
     for (size_t i = 0; i < values.size(); ++i) values[i] = read_activation(kernels, type, out.data(), i);

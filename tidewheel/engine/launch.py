@@ -18,12 +18,12 @@ from tidewheel.engine.models.generation import GenerationConfig, read_generation
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
 from tidewheel.engine.text import Tokenizer
 from tidewheel.engine.weights import open_weights, read_config, resolve
+from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype
 
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 _LARGEST_DEFAULT_CACHE = 4 * _GIB
-_ITEM_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
 
@@ -40,6 +40,7 @@ class EngineOptions:
     load_format: str = "auto"
     tokenizer: str | None = None
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 128
@@ -54,7 +55,8 @@ class EngineOptions:
 def load_engine(options: EngineOptions) -> Engine:
     """Load a model; the engine still has to be started. Raises ModelError and DeviceError, saying what to change."""
     started = time.perf_counter()
-    folder = resolve(options.model, options.revision, options.download_dir)
+    with_weights = options.load_format != "dummy"
+    folder = resolve(options.model, options.revision, options.download_dir, with_weights)
     config = read_config(folder)
     generation = read_generation_config(folder, config)
     description = describe(config, options.max_model_len)
@@ -62,11 +64,12 @@ def load_engine(options: EngineOptions) -> Engine:
     tokenizer = Tokenizer.load(_tokenizer_folder(options, folder))
     weights = open_weights(folder, description, options.load_format, options.seed)
     device = get_device(options.device)
-    dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else _dtype(options.dtype)
+    dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else parse_dtype(options.dtype)
+    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_dtype(options.kv_cache_dtype)
     max_model_len, kv_cache_bytes = plan_kv_cache(
         options,
         model_limit=spec.max_positions,
-        bytes_per_token=device.kv_bytes_per_token(spec, dtype),
+        bytes_per_token=device.kv_bytes_per_token(spec, kv_cache_dtype),
         available_bytes=_left_beside_weights(spec, dtype),
     )
     executor = device.load(
@@ -79,6 +82,7 @@ def load_engine(options: EngineOptions) -> Engine:
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             threads_bind=options.threads_bind,
+            kv_cache_dtype=kv_cache_dtype,
         ),
     )
     # A chat model's files may name the end of a turn in one place and the end of a text in another.
@@ -149,14 +153,9 @@ def _rounded(num_tokens: int) -> int:
 
 
 def _tokenizer_folder(options: EngineOptions, folder: Path) -> Path:
-    return folder if options.tokenizer is None else resolve(options.tokenizer, None, options.download_dir)
-
-
-def _dtype(name: str) -> DType:
-    for dtype in _ITEM_BYTES:
-        if name == dtype:
-            return dtype
-    raise ModelError(f"dtype {name!r} is not known; known are auto, {', '.join(_ITEM_BYTES)}")
+    if options.tokenizer is None:
+        return folder
+    return resolve(options.tokenizer, None, options.download_dir, with_weights=False)
 
 
 def _left_beside_weights(spec: DecoderSpec, dtype: DType) -> int | None:
@@ -164,7 +163,7 @@ def _left_beside_weights(spec: DecoderSpec, dtype: DType) -> int | None:
     if available is None:
         return None
     parameters = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
-    return max(available - parameters * _ITEM_BYTES[dtype], 0)
+    return max(available - parameters * STORAGE[dtype].itemsize, 0)
 
 
 def _generation_defaults(generation: GenerationConfig) -> dict[str, float | int]:

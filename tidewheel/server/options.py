@@ -122,6 +122,12 @@ class ModelOptions:
         parse=dtype_name,
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "the type of K and V in the cache; auto is as the weights",
+        parse=dtype_name,
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
     device: str = option("auto", "what runs the model", choices=("auto", "cpu", "torch"))
     max_model_len: int | None = option(
         None, "the context in tokens, e.g. 4096, 4k or 4K [the model's]", parse=positive_count, metavar="TOKENS"

@@ -79,6 +79,19 @@ def test_logits_in_half_precision_differ_by_rounding(device: Device, name: str, 
     assert error.max() <= 10 * epsilon
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "float16")]
+)
+def test_the_cache_may_have_a_type_of_its_own(device: Device, dtype: DType, kv_cache_dtype: DType) -> None:
+    folder = models_zoo.folder("llama", dtype)
+    tokens = models_zoo.prompts()[-1]
+    exact = Harness(load(device, folder)).logits(tokens)
+    executor = load(device, folder, dtype, kv_cache_dtype=kv_cache_dtype)
+    logits = Harness(executor).logits(tokens)
+    assert np.sqrt(np.mean((logits - exact) ** 2)) <= 2 * 2.0**-8 * np.abs(exact).max()
+    np.testing.assert_array_equal(logits, Harness(executor, seed=1).logits(tokens, chunk=5))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "llama-mqa", "mistral-window", "opt-350m", "gpt2"])
 def test_logits_are_the_same_to_the_bit_however_batched_and_chunked(device: Device, name: str, dtype: DType) -> None:

@@ -43,7 +43,10 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
-    """What a device is asked to provide. `kv_cache_bytes` bounds the KV cache; `max_model_len` is in tokens."""
+    """What a device is asked to provide. `kv_cache_bytes` bounds the KV cache; `max_model_len` is in tokens.
+
+    `dtype` is the weights', `kv_cache_dtype` that of the cached K and V.
+    """
 
     dtype: DType
     kv_cache_bytes: int
@@ -51,6 +54,12 @@ class ExecutorOptions:
     max_num_seqs: int
     max_num_batched_tokens: int
     threads_bind: str = "auto"
+    kv_cache_dtype: DType | None = None  # None: as `dtype`
+
+    @property
+    def cache_dtype(self) -> DType:
+        """What K and V are cached as."""
+        return self.kv_cache_dtype or self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,7 @@ class Device(Protocol):
         """What `--dtype auto` means for a checkpoint stored as `checkpoint`."""
         ...
 
-    def kv_bytes_per_token(self, spec: DecoderSpec, dtype: DType) -> int:
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: DType) -> int:
         """Bytes of KV cache that one token takes over all layers."""
         ...
 

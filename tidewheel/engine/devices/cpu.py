@@ -88,17 +88,17 @@ class CpuDevice:
         """What the checkpoint is stored as: every level computes with all three."""
         return checkpoint
 
-    def kv_bytes_per_token(self, spec: DecoderSpec, dtype: DType) -> int:
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: DType) -> int:
         """Bytes of KV cache that one token takes over all layers, padding included."""
         block = sum(
-            _native.kv_bytes_per_block(layer.attention.num_kv_heads, layer.attention.head_dim, dtype)
+            _native.kv_bytes_per_block(layer.attention.num_kv_heads, layer.attention.head_dim, kv_cache_dtype)
             for layer in spec.layers
         )
         return block // _native.block_tokens()
 
     def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> CpuExecutor:
         """Pack the weights and reserve the cache, whose pages appear as they are used."""
-        block_bytes = self.kv_bytes_per_token(spec, options.dtype) * _native.block_tokens()
+        block_bytes = self.kv_bytes_per_token(spec, options.cache_dtype) * _native.block_tokens()
         num_blocks = options.kv_cache_bytes // block_bytes
         if num_blocks < 1:
             raise DeviceError(
@@ -113,6 +113,7 @@ class CpuDevice:
                 _model(spec, options.max_model_len),
                 self.isa,
                 options.dtype,
+                options.cache_dtype,
                 num_blocks,
                 options.max_num_seqs,
                 options.max_num_batched_tokens,

@@ -28,16 +28,23 @@ class TorchDecoder:
     """Weights, KV cache and the forward pass. All of its state is here; `forward` is otherwise a pure function."""
 
     def __init__(
-        self, spec: DecoderSpec, weights: WeightSource, dtype: DType, num_blocks: int, block_size: int
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        dtype: DType,
+        kv_cache_dtype: DType,
+        num_blocks: int,
+        block_size: int,
     ) -> None:
         self._spec = spec
         self._dtype = _DTYPES[dtype]
+        self._cache_dtype = _DTYPES[kv_cache_dtype]
         self._block_size = block_size
         # float32 that holds the dtype's values: products of two such values are exact, and their sum is float32.
         self._weights = {name: self._round(torch.from_numpy(to_float32(weights[name]))) for name in weights}
         shapes = [(num_blocks, block_size, a.num_kv_heads, a.head_dim) for a in (s.attention for s in spec.layers)]
-        self._keys = [torch.zeros(shape, dtype=self._dtype) for shape in shapes]
-        self._values = [torch.zeros(shape, dtype=self._dtype) for shape in shapes]
+        self._keys = [torch.zeros(shape, dtype=self._cache_dtype) for shape in shapes]
+        self._values = [torch.zeros(shape, dtype=self._cache_dtype) for shape in shapes]
 
     @torch.inference_mode()
     def forward(
@@ -109,9 +116,10 @@ class TorchDecoder:
         if attention.rope:
             q, k = _rotate(attention.rope, q, positions), _rotate(attention.rope, k, positions)
         blocks = tables[torch.arange(T), positions // self._block_size]
-        self._keys[index][blocks, positions % self._block_size] = k.to(self._dtype)
-        self._values[index][blocks, positions % self._block_size] = v.to(self._dtype)
-        return self._linear(f"{prefix}.o", self._attend(index, attention, self._round(q), positions, tables))
+        self._keys[index][blocks, positions % self._block_size] = k.to(self._cache_dtype)
+        self._values[index][blocks, positions % self._block_size] = v.to(self._cache_dtype)
+        q = q.to(self._cache_dtype).float()
+        return self._linear(f"{prefix}.o", self._attend(index, attention, q, positions, tables))
 
     def _attend(self, index: int, attention: AttentionSpec, q: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
         """Softmax attention over the cache, tile by tile with a running maximum and sum.

@@ -16,12 +16,12 @@ from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.sampling import sample
+from tidewheel.engine.weights.dtypes import STORAGE
 
 if TYPE_CHECKING:
     from tidewheel.engine.devices.torch_decoder import TorchDecoder
 
 _BLOCK_SIZE = 16
-_ITEM_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class TorchDevice:
@@ -33,10 +33,10 @@ class TorchDevice:
         """What the checkpoint is stored as: torch computes with all of them."""
         return checkpoint
 
-    def kv_bytes_per_token(self, spec: DecoderSpec, dtype: DType) -> int:
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: DType) -> int:
         """Bytes of KV cache that one token takes over all layers."""
         heads = sum(2 * layer.attention.num_kv_heads * layer.attention.head_dim for layer in spec.layers)
-        return heads * _ITEM_BYTES[dtype]
+        return heads * STORAGE[kv_cache_dtype].itemsize
 
     def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> TorchExecutor:
         """Copy the weights and allocate the cache. Raises DeviceError if torch is missing or the cache too small."""
@@ -46,7 +46,7 @@ class TorchDevice:
             if error.name != "torch":
                 raise
             raise DeviceError("the torch device needs torch: pip install 'tidewheel[torch]'") from error
-        block_bytes = _BLOCK_SIZE * self.kv_bytes_per_token(spec, options.dtype)
+        block_bytes = _BLOCK_SIZE * self.kv_bytes_per_token(spec, options.cache_dtype)
         num_blocks = options.kv_cache_bytes // block_bytes
         if num_blocks < 1:
             raise DeviceError(
@@ -54,7 +54,9 @@ class TorchDevice:
                 f"({block_bytes} bytes)"
             )
         limits = ExecutorLimits(_BLOCK_SIZE, num_blocks, options.max_num_seqs, options.max_num_batched_tokens)
-        return TorchExecutor(TorchDecoder(spec, weights, options.dtype, num_blocks, _BLOCK_SIZE), limits)
+        return TorchExecutor(
+            TorchDecoder(spec, weights, options.dtype, options.cache_dtype, num_blocks, _BLOCK_SIZE), limits
+        )
 
 
 class TorchExecutor:

@@ -20,11 +20,18 @@ STORAGE: dict[DType, np.dtype[Any]] = {
 
 def dtype_from_config(config: Mapping[str, Any]) -> DType:
     """The dtype that a config gives its weights, under its new name or its old one; float32 where it is silent."""
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    try:
+        return parse_dtype(config.get("dtype") or config.get("torch_dtype") or "float32")
+    except ModelError as error:
+        raise ModelError(f"config.json: {error}") from None
+
+
+def parse_dtype(name: object) -> DType:
+    """The dtype of that name. Raises ModelError with the list of those there are."""
     for dtype in STORAGE:
         if name == dtype:
             return dtype
-    raise ModelError(f"config.json: dtype must be one of {', '.join(STORAGE)}, got {name!r}")
+    raise ModelError(f"dtype must be one of {', '.join(STORAGE)}, got {name!r}")
 
 
 def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
