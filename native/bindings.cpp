@@ -173,10 +173,6 @@ nb::dict topology_dict(const Topology& topology) {
   result["processors"] = processors;
   result["cores"] = nb::cast(topology.cores);
   result["cpu_quota"] = topology.cpu_quota;
-  result["memory_total"] = topology.memory_total;
-  result["memory_available"] = topology.memory_available;
-  result["memory_limit"] = nb::cast(topology.memory_limit);
-  result["memory_used"] = nb::cast(topology.memory_used);
   result["default_threads"] = default_threads(topology);
   return result;
 }
@@ -254,7 +250,7 @@ NB_MODULE(_native, m) {
   m.def("chosen_isa_level", [](const std::string& isa) { return std::string(choose_kernels(isa).name); }, "isa"_a = "auto",
         "The level that is used for `isa`; TIDEWHEEL_ISA decides what auto means.");
   m.def("topology", [](const std::string& root) { return topology_dict(read_topology(root)); }, "root"_a = "/",
-        "Processors, quota and memory that this process may use.");
+        "Processors and quota that this process may use.");
   m.def("parse_cpu_list", &parse_cpu_list, "text"_a, "'0-3,8' to [0, 1, 2, 3, 8].");
   m.def("block_tokens", [] { return kBlockTokens; }, "Tokens a KV block holds.");
   m.def("kv_bytes_per_block", [](int num_kv_heads, int head_dim, const std::string& dtype) {

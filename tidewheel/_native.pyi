@@ -17,10 +17,6 @@ class Topology(TypedDict):
     processors: list[Processor]
     cores: list[int]
     cpu_quota: float
-    memory_total: int
-    memory_available: int
-    memory_limit: int | None
-    memory_used: int | None
     default_threads: int
 
 class NormConfig:

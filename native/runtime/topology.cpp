@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -64,7 +65,7 @@ int first_sibling(const std::string& root, int cpu) {
 }
 
 struct CgroupPaths {
-  std::vector<std::string> v2, cpu, memory;  // this process's group and its parents, innermost first
+  std::vector<std::string> v2, cpu;  // this process's group and its parents, innermost first
 };
 
 std::vector<std::string> with_parents(const std::string& mount, std::string group) {
@@ -92,7 +93,6 @@ CgroupPaths cgroup_paths(const std::string& root) {
     std::stringstream names(controllers);
     for (std::string name; std::getline(names, name, ',');) {
       if (name == "cpu") paths.cpu = with_parents(mount + "/cpu", group);
-      if (name == "memory") paths.memory = with_parents(mount + "/memory", group);
     }
   }
   return paths;
@@ -115,32 +115,6 @@ double cpu_quota(const CgroupPaths& paths) {
     if (limit && period) take(static_cast<double>(*limit), static_cast<double>(*period));
   }
   return quota;
-}
-
-void memory_limits(const CgroupPaths& paths, Topology& topology) {
-  const auto take = [&topology](std::optional<int64_t> limit, std::optional<int64_t> used) {
-    if (!limit || *limit >= topology.memory_total) return;
-    if (!topology.memory_limit || *limit < *topology.memory_limit) {
-      topology.memory_limit = limit;
-      topology.memory_used = used.value_or(0);
-    }
-  };
-  for (const auto& path : paths.v2) take(read_number(path + "/memory.max"), read_number(path + "/memory.current"));
-  for (const auto& path : paths.memory) {
-    take(read_number(path + "/memory.limit_in_bytes"), read_number(path + "/memory.usage_in_bytes"));
-  }
-}
-
-void memory_size(const std::string& root, Topology& topology) {
-  std::ifstream file(root + "proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    std::stringstream fields(line);
-    std::string name;
-    int64_t kibibytes = 0;
-    if (!(fields >> name >> kibibytes)) continue;
-    if (name == "MemTotal:") topology.memory_total = kibibytes * 1024;
-    if (name == "MemAvailable:") topology.memory_available = kibibytes * 1024;
-  }
 }
 
 }  // namespace
@@ -174,10 +148,7 @@ Topology read_topology(const std::string& root) {
     topology.allowed.push_back(processor);
     if (seen.insert(processor.core).second) topology.cores.push_back(cpu);
   }
-  const CgroupPaths paths = cgroup_paths(root);
-  memory_size(root, topology);
-  topology.cpu_quota = cpu_quota(paths);
-  memory_limits(paths, topology);
+  topology.cpu_quota = cpu_quota(cgroup_paths(root));
   return topology;
 }
 

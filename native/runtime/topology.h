@@ -1,8 +1,6 @@
-// What this process may use: processors of its affinity mask, one a physical core, and its cgroup's limits.
+// Which processors this process may use: those of its affinity mask, one a physical core, and its cgroup's quota.
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,10 +16,6 @@ struct Topology {
   std::vector<Processor> allowed;         // by cpu
   std::vector<int> cores;                 // one allowed cpu for each physical core
   double cpu_quota = 0;                   // cores' worth of time that the cgroup allows; 0 is no limit
-  int64_t memory_total = 0;               // bytes
-  int64_t memory_available = 0;           // bytes, before the cgroup's limit
-  std::optional<int64_t> memory_limit;    // bytes, the lowest of the cgroup's and its parents'
-  std::optional<int64_t> memory_used;     // bytes charged against that limit
 };
 
 // `root` is "/" but in tests, which lay out /proc and /sys trees of their own.

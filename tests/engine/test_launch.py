@@ -81,7 +81,7 @@ def test_a_folder_is_served(folder: Path) -> None:
 
 
 def test_options_that_name_what_is_not_there(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="dtype 'int3' is not known; known are auto, float32"):
+    with pytest.raises(ModelError, match="dtype must be one of float32, float16, bfloat16, got 'int3'"):
         load_engine(EngineOptions(str(folder), device="torch", dtype="int3"))
     with pytest.raises(ModelError, match="no tokenizer"):
         load_engine(EngineOptions(str(folder), device="torch", tokenizer=str(tmp_path)))

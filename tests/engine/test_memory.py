@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidewheel.engine.memory import available_memory_bytes
+from tidewheel.engine.memory import Memory, available_memory_bytes, read_memory
 
 MIB = 2**20
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
-    for name, content in {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4096 kB\n", **files}.items():
+    for name, content in {"proc/meminfo": "MemTotal: 8192 kB\nMemAvailable: 4096 kB\n", **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
@@ -18,7 +18,7 @@ def machine(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_without_groups_it_is_what_the_machine_has(tmp_path: Path) -> None:
-    assert available_memory_bytes(machine(tmp_path, {})) == 4 * MIB
+    assert read_memory(machine(tmp_path, {})) == Memory(8 * MIB, 4 * MIB, None, None)
 
 
 def test_version_2_every_parent_counts_and_droppable_cache_is_available(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_version_2_every_parent_counts_and_droppable_cache_is_available(tmp_path
             "sys/fs/cgroup/pods/memory.stat": f"anon 5\ninactive_file {MIB}\n",
         },
     )
-    assert available_memory_bytes(root) == 2 * MIB
+    assert read_memory(root) == Memory(8 * MIB, 2 * MIB, 3 * MIB, MIB)
 
 
 def test_version_2_in_a_container_the_mount_is_the_group(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_version_2_in_a_container_the_mount_is_the_group(tmp_path: Path) -> None
             "sys/fs/cgroup/memory.current": f"{MIB}\n",
         },
     )
-    assert available_memory_bytes(root) == 2 * MIB
+    assert read_memory(root).available == 2 * MIB
 
 
 def test_version_1(tmp_path: Path) -> None:
@@ -59,14 +59,14 @@ def test_version_1(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{MIB}\n",
         },
     )
-    assert available_memory_bytes(root) == MIB
+    assert read_memory(root).available == MIB
 
 
 def test_an_overdrawn_group_has_nothing_left(tmp_path: Path) -> None:
     files = {"sys/fs/cgroup/memory.max": "5\n", "sys/fs/cgroup/memory.current": "9\n", "proc/self/cgroup": "0::/\n"}
-    assert available_memory_bytes(machine(tmp_path, files)) == 0
+    assert read_memory(machine(tmp_path, files)).available == 0
 
 
 def test_a_system_that_does_not_say(tmp_path: Path) -> None:
-    assert available_memory_bytes(tmp_path) is None
+    assert read_memory(tmp_path) == Memory(None, None, None, None)
     assert (available_memory_bytes() or 0) > MIB

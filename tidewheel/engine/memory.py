@@ -1,49 +1,83 @@
-"""How much memory this process may still use: the machine's, and what its control groups leave of it."""
+"""How much memory this process may use: the machine's, and what its control groups leave of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
 
 
-def available_memory_bytes(root: Path = _ROOT) -> int | None:
-    """The lesser of the machine's available memory and what each control group above this process has left.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Amounts in bytes; None where the system does not say, or no control group limits this process.
 
-    Page cache that can be dropped counts as available. None where the system does not say. `root` is where `/proc`
-    and `/sys` are found.
+    `available` is what this process may still take: the lesser of what the machine has available and what each
+    control group above the process has left. Page cache that can be dropped counts as available. `cgroup_limit` and
+    `cgroup_used` are those of the group with the lowest limit.
     """
-    amounts = [*_machine(root), *_control_groups(root)]
-    return max(min(amounts), 0) if amounts else None
+
+    total: int | None
+    available: int | None
+    cgroup_limit: int | None
+    cgroup_used: int | None
 
 
-def _machine(root: Path) -> Iterator[int]:
+@dataclass(frozen=True, slots=True)
+class _Group:
+    limit: int
+    used: int  # without page cache that can be dropped
+
+
+def read_memory(root: Path = _ROOT) -> Memory:
+    """What this process may use. `root` is where `/proc` and `/sys` are found."""
+    machine = dict(_meminfo(root))
+    total, available = machine.get("MemTotal"), machine.get("MemAvailable")
+    # Version 1 writes no limit as a number far above what any machine has.
+    groups = [group for group in _groups(root) if total is None or group.limit < total]
+    lowest = min(groups, key=lambda group: group.limit, default=None)
+    left = [group.limit - group.used for group in groups] + ([] if available is None else [available])
+    return Memory(
+        total=total,
+        available=max(min(left), 0) if left else None,
+        cgroup_limit=lowest.limit if lowest else None,
+        cgroup_used=lowest.used if lowest else None,
+    )
+
+
+def available_memory_bytes() -> int | None:
+    """`Memory.available` of this machine."""
+    return read_memory().available
+
+
+def _meminfo(root: Path) -> Iterator[tuple[str, int]]:
     for line in _lines(root / "proc/meminfo"):
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            yield int(value.split()[0]) * 1024
+        if name in ("MemTotal", "MemAvailable"):
+            yield name, int(value.split()[0]) * 1024
 
 
-def _control_groups(root: Path) -> Iterator[int]:
+def _groups(root: Path) -> Iterator[_Group]:
     for line in _lines(root / "proc/self/cgroup"):
         hierarchy, controllers, group = line.split(":", 2)
         if hierarchy == "0" and not controllers:
-            yield from _left(root / "sys/fs/cgroup", group, "memory.max", "memory.current", "inactive_file")
+            yield from _with_parents(root / "sys/fs/cgroup", group, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             mount = root / "sys/fs/cgroup/memory"
-            yield from _left(mount, group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _with_parents(mount, group, *names)
 
 
-def _left(mount: Path, group: str, limit_file: str, usage_file: str, cache_field: str) -> Iterator[int]:
-    """What is left in a group and in each of its parents. In a container, the mount itself is often the group."""
+def _with_parents(mount: Path, group: str, limit_file: str, usage_file: str, cache_field: str) -> Iterator[_Group]:
+    """A group and each of its parents. In a container, the mount itself is often the group."""
     inner = PurePosixPath(group.lstrip("/"))
     for folder in dict.fromkeys([mount / inner, *(mount / parent for parent in inner.parents), mount]):
         limit, usage = _number(folder / limit_file), _number(folder / usage_file)
         if limit is None or usage is None:
             continue
         fields = dict(line.split(maxsplit=1) for line in _lines(folder / "memory.stat"))
-        yield limit - usage + int(fields.get(cache_field, 0))
+        yield _Group(limit, usage - int(fields.get(cache_field, 0)))
 
 
 def _number(path: Path) -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.memory import available_memory_bytes
+from tidewheel.engine.memory import Memory, read_memory
 
 if TYPE_CHECKING:
     from tidewheel import _native
@@ -48,19 +48,6 @@ class Cores:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Amounts in bytes. `cgroup_limit` and `cgroup_used` are None where no control group limits this process.
-
-    `available` is what a model may take: the machine's available memory, or what the control groups leave of it.
-    """
-
-    total: int
-    available: int | None
-    cgroup_limit: int | None
-    cgroup_used: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class HugePages:
     """`transparent` is the kernel's mode (always, madvise, never), None if it has none. `size` is in bytes."""
 
@@ -83,7 +70,7 @@ class DevicesReport:
     isa_levels: list[str]
     isa: str | None
     cores: Cores | None
-    memory: Memory | None
+    memory: Memory
     huge_pages: HugePages
 
 
@@ -93,7 +80,9 @@ def detect() -> DevicesReport:
         from tidewheel import _native as native
     except ImportError as error:
         cpu = DeviceState("cpu", False, f"the native extension cannot be loaded: {error}")
-        return DevicesReport([cpu, _torch()], cpu_model(), platform.machine(), [], None, None, None, huge_pages())
+        return DevicesReport(
+            [cpu, _torch()], cpu_model(), platform.machine(), [], None, None, read_memory(), huge_pages()
+        )
     try:
         isa = native.chosen_isa_level()
     except ValueError as error:
@@ -106,12 +95,7 @@ def detect() -> DevicesReport:
         isa_levels=native.available_isa_levels(),
         isa=isa,
         cores=_cores(topology),
-        memory=Memory(
-            total=topology["memory_total"],
-            available=available_memory_bytes(),
-            cgroup_limit=topology["memory_limit"],
-            cgroup_used=topology["memory_used"],
-        ),
+        memory=read_memory(),
         huge_pages=huge_pages(),
     )
 
@@ -156,8 +140,7 @@ def render(report: DevicesReport) -> str:
         lines.append(("ISA levels", ", ".join(levels)))
     if report.cores is not None:
         lines += _core_lines(report.cores)
-    if report.memory is not None:
-        lines += _memory_lines(report.memory)
+    lines += _memory_lines(report.memory)
     lines.append(("huge pages", _huge_pages_line(report.huge_pages)))
     width = max(len(name) for name, _ in lines)
     return "".join(f"{name:{width}}  {value}\n" for name, value in lines)
@@ -214,13 +197,11 @@ def _core_lines(cores: Cores) -> list[tuple[str, str]]:
 
 
 def _memory_lines(memory: Memory) -> list[tuple[str, str]]:
-    available = "unknown" if memory.available is None else _gib(memory.available)
-    if memory.cgroup_limit is None:
-        cgroup = "none"
-    else:
-        used = "" if memory.cgroup_used is None else f", {_gib(memory.cgroup_used)} used"
-        cgroup = f"{_gib(memory.cgroup_limit)}{used}"
-    return [("memory", f"{_gib(memory.total)}, {available} available"), ("cgroup memory limit", cgroup)]
+    cgroup = "none"
+    if memory.cgroup_limit is not None:
+        cgroup = f"{_gib(memory.cgroup_limit)}, {_gib(memory.cgroup_used)} used"
+    size = f"{_gib(memory.total)}, {_gib(memory.available)} available"
+    return [("memory", size), ("cgroup memory limit", cgroup)]
 
 
 def _huge_pages_line(pages: HugePages) -> str:
@@ -231,8 +212,8 @@ def _huge_pages_line(pages: HugePages) -> str:
     )
 
 
-def _gib(count: int) -> str:
-    return f"{count / _GIB:.2f} GiB"
+def _gib(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / _GIB:.2f} GiB"
 
 
 def _fields(path: Path) -> dict[str, str]:
