@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -43,6 +44,8 @@ def run(arguments: Sequence[str]) -> int:
     with _bind(options.host, options.port) as listener:
         engine = _load(model_options)
         app = build_app(engine, app_options)
+        gc.collect()
+        gc.freeze()  # what was made until now stays: no collection need walk it while streams wait
         address = _printable_address(listener)
         logger.info("Serving %s on %s", ", ".join(names) or engine.model_name, address)
         config = uvicorn.Config(
