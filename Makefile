@@ -7,6 +7,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
 PYTEST_ARGS ?=
+# ON takes C++ warnings for errors, as .ci/run does.
+WERROR ?= OFF
 IMAGE ?= tidewheel:cpu
 BASE ?= debian:bookworm-slim
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tidewheel/__init__.py)
@@ -21,7 +23,8 @@ SOURCES := pyproject.toml CMakeLists.txt \
     $(shell find tidewheel native \( -name __pycache__ -o -path tidewheel/server/demo/training \) -prune -o -print)
 
 INSTALL := $(PIP) install --quiet --no-build-isolation \
-    --config-settings=build-dir=$(NATIVE_BUILD) --config-settings=cmake.define.TIDEWHEEL_TESTS=OFF
+    --config-settings=build-dir=$(NATIVE_BUILD) --config-settings=cmake.define.TIDEWHEEL_TESTS=OFF \
+    --config-settings=cmake.define.TIDEWHEEL_WERROR=$(WERROR)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -55,7 +58,7 @@ format: $(VENV)/.test-tools  ## lay the Python sources out with ruff
 	$(BIN)/ruff format .
 
 native-test: $(VENV)/.test-tools $(VENV)/.installed  ## the C++ tests
-	$(BIN)/cmake -S . -B $(NATIVE_BUILD) -DTIDEWHEEL_TESTS=ON
+	$(BIN)/cmake -S . -B $(NATIVE_BUILD) -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR)
 	$(BIN)/cmake --build $(NATIVE_BUILD)
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
 
