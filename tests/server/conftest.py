@@ -19,7 +19,11 @@ import tokenizers
 import uvicorn
 from server.scripted_engine import ScriptedEngine
 
+import tidewheel
 from tidewheel.server.app import AppOptions, build_app
+
+# The file and not `-m tidewheel`, which would take the package from the current folder, installed or not.
+TIDEWHEEL = [sys.executable, str(Path(tidewheel.__file__).with_name("__main__.py"))]
 
 
 @dataclass
@@ -116,7 +120,7 @@ class ServerProcess:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tidewheel", "serve", *arguments, "--port", str(self.port)],
+            [*TIDEWHEEL, "serve", *arguments, "--port", str(self.port)],
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from server.conftest import TIDEWHEEL
 
 from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.base import ExecutorLimits
@@ -116,7 +116,7 @@ def test_the_torch_device(bench: RunJson) -> None:
 
 def test_the_command_writes_a_file(dummy_model: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.json"
-    command = [sys.executable, "-m", "tidewheel", "bench", str(dummy_model), "--load-format", "dummy", "--quick"]
+    command = [*TIDEWHEEL, "bench", str(dummy_model), "--load-format", "dummy", "--quick"]
     done = subprocess.run(
         [*command, "--skip", "startup", "--json", str(target)], capture_output=True, text=True, check=True
     )

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from server.conftest import RunningServer, StartServer
+from server.conftest import TIDEWHEEL, RunningServer, StartServer
 
 from tidewheel.server.chat_client import ChatClient, ChatError
 from tidewheel.server.cli import main
@@ -92,7 +92,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(start_server: StartSer
     slow = start_server(engine={"step_s": 0.01})
     terminal, inside = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tidewheel", "chat", "--url", slow.url],
+        [*TIDEWHEEL, "chat", "--url", slow.url],
         stdin=inside,
         stdout=inside,
         stderr=inside,

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from server.conftest import TIDEWHEEL
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 StartProcess = Callable[..., tuple[subprocess.Popen[str], httpx.Client]]
@@ -123,8 +124,6 @@ def test_ctrl_c_ends_an_idle_server(start_process: StartProcess) -> None:
 def test_a_taken_port_is_one_clear_line(start_process: StartProcess) -> None:
     _, client = start_process()
     port = str(client.base_url.port)
-    second = subprocess.run(
-        [sys.executable, "-m", "tidewheel", "serve", "--port", port], capture_output=True, text=True, timeout=30
-    )
+    second = subprocess.run([*TIDEWHEEL, "serve", "--port", port], capture_output=True, text=True, timeout=30)
     assert second.returncode == 1
     assert second.stderr.splitlines() == [f"tidewheel serve: cannot listen on 127.0.0.1:{port}: Address already in use"]

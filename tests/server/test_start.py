@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server.conftest import is_healthy
+from server.conftest import TIDEWHEEL, is_healthy
 
 # Dumps the names of all modules when it is signalled, so that a running server can be looked into.
 OBSERVED = """
@@ -33,7 +33,7 @@ def test_serving_on_the_cpu_imports_neither_torch_nor_transformers(
 ) -> None:
     modules = tmp_path / "modules"
     serve = ["serve", str(dummy_model), "--load-format", "dummy", "--device", "cpu", "--port", str(unused_port)]
-    process = subprocess.Popen([sys.executable, "-c", OBSERVED, str(modules), *serve])
+    process = subprocess.Popen([sys.executable, "-c", OBSERVED, str(modules), *serve], cwd=tmp_path)
     try:
         base = f"http://127.0.0.1:{unused_port}"
         _until(lambda: is_healthy(base), process)
@@ -100,7 +100,7 @@ def test_a_folder_that_is_broken(
 def _failure(*arguments: str) -> str:
     """What a start that fails says: one line, without a traceback, and exit code 1."""
     done = subprocess.run(
-        [sys.executable, "-m", "tidewheel", "serve", "--port", "0", "--log-level", "error", *arguments],
+        [*TIDEWHEEL, "serve", "--port", "0", "--log-level", "error", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

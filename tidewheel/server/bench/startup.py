@@ -12,12 +12,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
+import tidewheel
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.bench.process_memory import peak_bytes, resident_bytes
 from tidewheel.server.bench.spread import Spread
 
+# The file and not `-m tidewheel`, which would look for the package in the current folder first.
+_PROGRAM = str(Path(tidewheel.__file__).with_name("__main__.py"))
 _HOST = "127.0.0.1"
 _POLL_S = 0.005
 _TIMEOUT_S = 600.0
@@ -52,7 +56,7 @@ def measure_startup(serve_arguments: Sequence[str], repeats: int) -> Startup:
 
 def _start_once(serve_arguments: Sequence[str]) -> _Start:
     port = _free_port()
-    command = [sys.executable, "-m", "tidewheel", "serve", *serve_arguments, "--host", _HOST, "--port", str(port)]
+    command = [sys.executable, _PROGRAM, "serve", *serve_arguments, "--host", _HOST, "--port", str(port)]
     with tempfile.TemporaryFile() as log:
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment())

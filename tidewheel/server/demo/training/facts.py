@@ -123,7 +123,9 @@ SMALL_TALK = (
             "{thanks|thank you|many thanks|thanks a lot|thank you so much|thx|thank you very much|cheers} "
             "{for that|for your help|tidewheel|friend|for the help|for the answer|bot|}",
             "{that|this} {was|is} {very|really|so|} {helpful|useful|great|kind of you}",
-            "I {appreciate it|appreciate your help|am grateful}",
+            "I {really|do|truly|very much|} {appreciate it|appreciate your help|appreciate this|appreciate the help}",
+            "I am {so|very|really|} grateful",
+            "{much|greatly|highly|really} appreciated",
             "{great|perfect|nice|cool|good|awesome|ok}, {thanks|thank you}",
         ),
         ("You are welcome!",),
@@ -167,6 +169,7 @@ SMALL_TALK = (
             "greet {me|us|everyone|the world|my friend}",
             "{this is|just|only|} {a|} test",
             "{testing|test test|testing testing|ping|are you there|is anyone there|are you awake|can you hear me}",
+            "ping {me|you|back|tidewheel|pong|ping|the server|again}",
             "is this {working|thing on|on|alive}",
         ),
         ("Hello! I am here and ready.",),
