@@ -57,33 +57,6 @@ def load(
     return device.load(description.spec, open_weights(folder, description), options)
 
 
-def greedy(positions: Sequence[int]) -> SamplingBatch:
-    """Greedy sampling of rows whose next tokens have these positions."""
-    rows = len(positions)
-
-    def fill(value: float, dtype: Any, count: int = rows) -> Any:
-        return np.full(count, value, dtype)
-
-    return SamplingBatch(
-        temperature=fill(0, np.float32),
-        top_k=fill(0, np.int32),
-        top_p=fill(1, np.float32),
-        min_p=fill(0, np.float32),
-        seed=fill(0, np.uint64),
-        position=np.array(positions, np.int32),
-        repetition_penalty=fill(1, np.float32),
-        presence_penalty=fill(0, np.float32),
-        frequency_penalty=fill(0, np.float32),
-        num_logprobs=fill(-1, np.int32),
-        history_start=fill(0, np.int32, rows + 1),
-        history_ids=fill(0, np.int32, 0),
-        prompt_len=fill(0, np.int32),
-        bias_start=fill(0, np.int32, rows + 1),
-        bias_ids=fill(0, np.int32, 0),
-        bias_values=fill(0, np.float32, 0),
-    )
-
-
 @dataclass
 class Running:
     """A sequence: its tokens so far, how many of them are in the cache, its blocks, and the logits it was given."""
@@ -132,7 +105,7 @@ class Harness:
                 context_len=np.array(ends, np.int32),
                 block_tables=tables,
                 logits_rows=(starts[1:][sampled] - 1).astype(np.int32),
-                sampling=greedy([ends[i] for i in sampled]),
+                sampling=SamplingBatch.greedy([ends[i] for i in sampled]),
                 return_logits=True,
             )
         )
@@ -167,7 +140,7 @@ class Harness:
                     context_len=np.array([end], np.int32),
                     block_tables=table,
                     logits_rows=np.arange(end - start, dtype=np.int32),
-                    sampling=greedy(range(start + 1, end + 1)),
+                    sampling=SamplingBatch.greedy(range(start + 1, end + 1)),
                     return_logits=True,
                 )
             )

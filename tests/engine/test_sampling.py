@@ -19,24 +19,9 @@ LEVELS = _native.available_isa_levels()
 
 def batch_of(rows: int, **changes: object) -> SamplingBatch:
     """Plain sampling of `rows` rows at temperature 1; `changes` are scalars or arrays by field name."""
-    batch = SamplingBatch(
-        temperature=np.ones(rows, np.float32),
-        top_k=np.zeros(rows, np.int32),
-        top_p=np.ones(rows, np.float32),
-        min_p=np.zeros(rows, np.float32),
-        seed=np.arange(rows, dtype=np.uint64),
-        position=np.arange(rows, dtype=np.int32),
-        repetition_penalty=np.ones(rows, np.float32),
-        presence_penalty=np.zeros(rows, np.float32),
-        frequency_penalty=np.zeros(rows, np.float32),
-        num_logprobs=np.full(rows, -1, np.int32),
-        history_start=np.zeros(rows + 1, np.int32),
-        history_ids=np.zeros(0, np.int32),
-        prompt_len=np.zeros(rows, np.int32),
-        bias_start=np.zeros(rows + 1, np.int32),
-        bias_ids=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-    )
+    batch = SamplingBatch.greedy(range(rows))
+    batch.temperature[:] = 1
+    batch.seed[:] = range(rows)
     for field in dataclasses.fields(batch):
         if field.name in changes:
             dtype = getattr(batch, field.name).dtype

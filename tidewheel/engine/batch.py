@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 MAX_TOP_LOGPROBS = 20
 
@@ -36,6 +36,30 @@ class SamplingBatch:
     bias_start: NDArray[np.int32]  # [R + 1]
     bias_ids: NDArray[np.int32]  # distinct within a row
     bias_values: NDArray[np.float32]  # added to the logits; -inf forbids a token
+
+    @classmethod
+    def greedy(cls, positions: ArrayLike) -> SamplingBatch:
+        """Rows that take the most likely token and ask for nothing else; their next tokens have these positions [R]."""
+        position = np.array(positions, np.int32)
+        rows = len(position)
+        return cls(
+            temperature=np.zeros(rows, np.float32),
+            top_k=np.zeros(rows, np.int32),
+            top_p=np.ones(rows, np.float32),
+            min_p=np.zeros(rows, np.float32),
+            seed=np.zeros(rows, np.uint64),
+            position=position,
+            repetition_penalty=np.ones(rows, np.float32),
+            presence_penalty=np.zeros(rows, np.float32),
+            frequency_penalty=np.zeros(rows, np.float32),
+            num_logprobs=np.full(rows, -1, np.int32),
+            history_start=np.zeros(rows + 1, np.int32),
+            history_ids=np.empty(0, np.int32),
+            prompt_len=np.zeros(rows, np.int32),
+            bias_start=np.zeros(rows + 1, np.int32),
+            bias_ids=np.empty(0, np.int32),
+            bias_values=np.empty(0, np.float32),
+        )
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ class DeviceRuns:
             context_len=ends,
             block_tables=np.ascontiguousarray(tables[[sequence for sequence, _, _ in spans]]),
             logits_rows=query_start[1:][complete] - 1,
-            sampling=_greedy(ends[complete]),
+            sampling=SamplingBatch.greedy(ends[complete]),
         )
 
 
@@ -105,26 +105,3 @@ def _steps(prefill: Prefill, max_tokens: int) -> Iterator[list[tuple[int, int, i
                 spans, room = [], max_tokens
     if spans:
         yield spans
-
-
-def _greedy(positions: NDArray[np.int32]) -> SamplingBatch:
-    """Greedy sampling of the rows whose next tokens have these positions."""
-    rows = len(positions)
-    return SamplingBatch(
-        temperature=np.zeros(rows, np.float32),
-        top_k=np.zeros(rows, np.int32),
-        top_p=np.ones(rows, np.float32),
-        min_p=np.zeros(rows, np.float32),
-        seed=np.zeros(rows, np.uint64),
-        position=positions.copy(),
-        repetition_penalty=np.ones(rows, np.float32),
-        presence_penalty=np.zeros(rows, np.float32),
-        frequency_penalty=np.zeros(rows, np.float32),
-        num_logprobs=np.full(rows, -1, np.int32),
-        history_start=np.zeros(rows + 1, np.int32),
-        history_ids=np.zeros(0, np.int32),
-        prompt_len=np.zeros(rows, np.int32),
-        bias_start=np.zeros(rows + 1, np.int32),
-        bias_ids=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-    )
