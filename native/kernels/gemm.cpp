@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kHalf = kPanel / 2;
 // Far enough ahead of the loads that a panel streamed from memory arrives in time at one row.
-constexpr int kPrefetchBytes = 1536;
+constexpr int kPrefetchBytes = 4096;
 
 // Accumulate ROWS x (VECTORS * kLanes) outputs. Weights advance by one panel row of kPanel * kStep elements.
 template <typename T, int ROWS, int VECTORS>
