@@ -221,11 +221,13 @@ NB_MODULE(_native, m) {
 
   nb::class_<Executor>(m, "Executor")
       .def("__init__", [](Executor* self, const ModelConfig& config, const std::string& isa, const std::string& dtype,
-                          const std::string& cache_dtype, int num_blocks, int max_num_seqs, int max_num_batched_tokens, const std::vector<int>& cpus) {
+                          const std::string& cache_dtype, int num_blocks, int max_num_seqs,
+                          int max_num_batched_tokens, const std::vector<int>& cpus) {
         if (cpus.empty()) throw std::invalid_argument("at least one CPU is needed");
         new (self) Executor(config, choose_kernels(isa), parse_dtype(dtype), parse_dtype(cache_dtype),
                             {num_blocks, max_num_seqs, max_num_batched_tokens}, cpus);
-      }, "config"_a, "isa"_a, "dtype"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "cpus"_a)
+      }, "config"_a, "isa"_a, "dtype"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a,
+           "max_num_batched_tokens"_a, "cpus"_a)
       .def("set_weight", &set_weight, "name"_a, "array"_a, "dtype"_a)
       .def("check_complete", &Executor::check_complete)
       .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "top_ids"_a.none(),

@@ -17,8 +17,8 @@ constexpr int kTasksPerWorker = 4;
 
 Executor::Executor(ModelConfig config, const Kernels& kernels, DType type, DType cache_type, ExecutorShape shape,
                    std::vector<int> cpus)
-    : config_(std::move(config)), kernels_(kernels), type_(type), cache_type_(cache_type), shape_(shape), pool_(std::move(cpus)),
-      weights_(config_, kernels, type), sampler_(kernels, config_.vocab_size, pool_.size()) {
+    : config_(std::move(config)), kernels_(kernels), type_(type), cache_type_(cache_type), shape_(shape),
+      pool_(std::move(cpus)), weights_(config_, kernels, type), sampler_(kernels, config_.vocab_size, pool_.size()) {
   require(shape_.num_blocks > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
           "blocks, sequences and batched tokens must all be at least 1");
   const size_t tokens = shape_.max_num_batched_tokens, rows = shape_.max_num_seqs;

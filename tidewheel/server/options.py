@@ -278,7 +278,7 @@ def _add_option(group: argparse._ArgumentGroup, name: str, default: Any, metadat
         action: Any = argparse.BooleanOptionalAction if default else "store_true"
         group.add_argument(*flags, action=action, **shared)
         return
-    shared["type"] = _argument_type(metadata["parse"])
+    shared["type"] = argument_type(metadata["parse"])
     shared["choices"] = metadata["choices"]
     shared["metavar"] = metadata["metavar"]
     if isinstance(default, tuple):
@@ -287,7 +287,9 @@ def _add_option(group: argparse._ArgumentGroup, name: str, default: Any, metadat
         group.add_argument(*flags, **shared)
 
 
-def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`parse` as an argparse type whose ValueError's own words reach the user."""
+
     def convert(text: str) -> Any:
         try:
             return parse(text)

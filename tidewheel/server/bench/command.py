@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.bench.measure import measure
 from tidewheel.server.bench.report import render
 from tidewheel.server.bench.workload import QUICK, Workload, parse_counts, parse_prefills
-from tidewheel.server.options import OptionParser, model_parser, positive_count, read_model_options
+from tidewheel.server.options import OptionParser, argument_type, model_parser, positive_count, read_model_options
 
 _SKIPPABLE = ("engine", "startup")
 _STDOUT = "-"
@@ -43,15 +42,15 @@ def _parser() -> OptionParser:
     group = parser.add_argument_group("benchmark")
     add = group.add_argument
     default = Workload()
-    add("--prefill", type=_typed(parse_prefills), metavar="PROMPTSxTOKENS,...",
+    add("--prefill", type=argument_type(parse_prefills), metavar="PROMPTSxTOKENS,...",
         help=f"prompts to compute [{','.join(map(str, default.prefills))}]")  # fmt: skip
-    add("--batch-sizes", type=_typed(parse_counts), metavar="N,...",
+    add("--batch-sizes", type=argument_type(parse_counts), metavar="N,...",
         help=f"sequences to decode together [{','.join(map(str, default.batch_sizes))}]")  # fmt: skip
-    add("--contexts", type=_typed(parse_counts), metavar="TOKENS,...",
+    add("--contexts", type=argument_type(parse_counts), metavar="TOKENS,...",
         help=f"how many tokens are before the decoded ones [{','.join(map(str, default.contexts))}]")  # fmt: skip
-    add("--decode-tokens", type=_typed(positive_count), metavar="TOKENS",
+    add("--decode-tokens", type=argument_type(positive_count), metavar="TOKENS",
         help=f"how many to decode, at least 2 [{default.decode_tokens}]")  # fmt: skip
-    add("--repeats", type=_typed(positive_count), metavar="N", help=f"of everything [{default.repeats}]")
+    add("--repeats", type=argument_type(positive_count), metavar="N", help=f"of everything [{default.repeats}]")
     add("--quick", action="store_true", help="a look and not a measurement: less and shorter of everything")
     add("--skip", nargs="+", choices=_SKIPPABLE, default=[], help="leave this out")
     add("--json", metavar="FILE", help="write JSON, too; with - to standard output, and the table to standard error")
@@ -68,16 +67,6 @@ def _workload(parser: OptionParser, given: dict[str, Any]) -> Workload:
     if workload.decode_tokens < 2:
         parser.error("--decode-tokens must be at least 2: the time between tokens is what is measured")
     return workload
-
-
-def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
 
 
 def _say(what: str) -> None:
