@@ -29,6 +29,20 @@ DType parse_dtype(const std::string& name) {
   throw std::invalid_argument("dtype must be float32, bfloat16 or float16, not " + name);
 }
 
+// `dtype` for what stays floats; `quantization` is none, int8, int8-channel or int4.
+WeightFormats parse_formats(const std::string& dtype, const std::string& quantization, int group, bool zero_points) {
+  const WeightFormat floats{static_cast<WeightKind>(parse_dtype(dtype))};
+  if (quantization == "none") return {floats, floats, floats};
+  const WeightFormat int8{WeightKind::kInt8}, channel{WeightKind::kInt8Channel};
+  if (quantization == "int8") return {int8, int8, floats};
+  if (quantization == "int8-channel") return {channel, channel, floats};
+  if (quantization != "int4") {
+    throw std::invalid_argument("quantization must be none, int8, int8-channel or int4, not " + quantization);
+  }
+  if (group != 32 && group != 64 && group != 128) throw std::invalid_argument("int4 has groups of 32, 64 or 128");
+  return {{WeightKind::kInt4, group, zero_points}, int8, floats};
+}
+
 Activation parse_activation(const std::string& name) {
   if (name == "silu") return Activation::kSilu;
   if (name == "gelu") return Activation::kGelu;
@@ -221,12 +235,13 @@ NB_MODULE(_native, m) {
 
   nb::class_<Executor>(m, "Executor")
       .def("__init__", [](Executor* self, const ModelConfig& config, const std::string& isa, const std::string& dtype,
+                          const std::string& quantization, int quantization_group, bool zero_points,
                           const std::string& cache_dtype, int num_blocks, int max_num_seqs,
                           int max_num_batched_tokens, const std::vector<int>& cpus) {
         if (cpus.empty()) throw std::invalid_argument("at least one CPU is needed");
-        new (self) Executor(config, choose_kernels(isa), parse_dtype(dtype), parse_dtype(cache_dtype),
-                            {num_blocks, max_num_seqs, max_num_batched_tokens}, cpus);
-      }, "config"_a, "isa"_a, "dtype"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a,
+        new (self) Executor(config, choose_kernels(isa), parse_formats(dtype, quantization, quantization_group, zero_points),
+                            parse_dtype(cache_dtype), {num_blocks, max_num_seqs, max_num_batched_tokens}, cpus);
+      }, "config"_a, "isa"_a, "dtype"_a, "quantization"_a, "quantization_group"_a, "zero_points"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a,
            "max_num_batched_tokens"_a, "cpus"_a)
       .def("set_weight", &set_weight, "name"_a, "array"_a, "dtype"_a)
       .def("check_complete", &Executor::check_complete)
@@ -237,6 +252,16 @@ NB_MODULE(_native, m) {
         self.copy_blocks({pairs.data(), pairs.size()});
       }, "pairs"_a)
       .def("pin_caller", &Executor::pin_caller)
+      .def("start_profile", [](Executor& self) { self.profile().start(); })
+      .def("stop_profile", [](Executor& self) { self.profile().stop(); })
+      .def("profile", [](Executor& self) {
+        nb::dict phases;
+        for (int i = 0; i < static_cast<int>(Phase::kCount); ++i) {
+          const Profile::Entry& entry = self.profile().entry(static_cast<Phase>(i));
+          if (entry.calls) phases[kPhaseNames[i]] = nb::make_tuple(entry.calls, entry.seconds);
+        }
+        return phases;
+      })
       .def_prop_ro("isa", [](const Executor& self) { return self.kernels().name; })
       .def_prop_ro("num_threads", &Executor::num_threads)
       .def_prop_ro("weight_bytes", &Executor::weight_bytes)

@@ -61,6 +61,9 @@ class Executor:
         config: ModelConfig,
         isa: str,
         dtype: str,
+        quantization: str,
+        quantization_group: int,
+        zero_points: bool,
         cache_dtype: str,
         num_blocks: int,
         max_num_seqs: int,
@@ -80,6 +83,9 @@ class Executor:
     ) -> None: ...
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None: ...
     def pin_caller(self) -> None: ...
+    def start_profile(self) -> None: ...
+    def stop_profile(self) -> None: ...
+    def profile(self) -> dict[str, tuple[int, float]]: ...
 
 def sample(
     isa: str,

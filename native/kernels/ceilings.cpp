@@ -48,23 +48,23 @@ double peak_bfloat16(int rounds) {
 
 double peak_int8(int rounds) {
   alignas(64) const uint8_t zeros[4 * kLanes] = {};
-  alignas(64) const int8_t weights[4 * kLanes + kChains] = {};
-  const uint8_t* u = zeros;
-  const int8_t* s = weights;
-  asm volatile("" : "+r"(u), "+r"(s) : : "memory");
+  const int8_t quad[4] = {1, 1, 1, 1};
+  const uint8_t* w = zeros;
+  const int8_t* x = quad;
   I acc[kChains];
 #pragma GCC unroll 32
-  for (int c = 0; c < kChains; ++c) acc[c] = dot_i8(zero_int(), u, s + c);
+  for (int c = 0; c < kChains; ++c) acc[c] = set1_int(c);
   for (int round = 0; round < rounds; ++round) {
     for (int i = 0; i < kInner; ++i) {
+      const Quads quads = load_quads(w);
 #pragma GCC unroll 32
-      for (int c = 0; c < kChains; ++c) acc[c] = dot_i8(acc[c], u, s);
-      asm volatile("" : "+r"(u), "+r"(s) : : "memory");
+      for (int c = 0; c < kChains; ++c) acc[c] = dot_quads(acc[c], quads, x);
+      asm volatile("" : "+r"(w), "+r"(x) : : "memory");
     }
   }
   int sum = 0;
 #pragma GCC unroll 32
-  for (int c = 0; c < kChains; ++c) sum += first(acc[c]);
+  for (int c = 0; c < kChains; ++c) sum += hsum(acc[c]);
   return 2.0 * rounds * kInner * kChains * kLanes * 4 + kTrace * sum;
 }
 

@@ -1,7 +1,7 @@
 // The table of kernels that every ISA level fills, and the arguments they take. Plain pointers and numbers only.
 //
-// Rows are tokens. "Activations" are GEMM and attention inputs: rounded to the weight's type, stored as
-// `activation_bytes` says (bfloat16 where the level has a bfloat16 dot product, else float32).
+// Rows are tokens. Between kernels they are float32; GEMM rounds or quantizes its inputs to what its weights want, row
+// by row, so that a row never depends on another.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,24 @@
 
 namespace tidewheel {
 
-// Weights [N, K] are packed in panels of 32 output columns. bfloat16: [N/32][K/2][32][2]; float32 and float16:
-// [N/32][K][32]. Zeros fill the last panel, and the last pair when K is odd.
+// Columns of a packed weight are shared out, and finished, in panels of this many.
 constexpr int kPanel = 32;
+// Inputs that share a scale when a row is quantized for int8 and int4 weights.
+constexpr int kRowGroup = 32;
+
+// How a weight is stored. Quantized ones meet activations quantized to int8:
+// kInt8: a float16 scale for every 32 inputs of a column, likewise a scale for every 32 inputs of a row.
+// kInt8Channel: a float32 scale a column, and one a row.
+// kInt4: 4 bits an input, a float16 scale for every `group` inputs of a column, w = scale * (q - 8), or
+// w = scale * (q - zero) with zero points; rows as for kInt8.
+enum class WeightKind : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt8Channel = 4, kInt4 = 5 };
+
+struct WeightFormat {
+  WeightKind kind = WeightKind::kFloat32;
+  int group = kRowGroup;  // kInt4: 32, 64 or 128
+  bool zero_points = false;
+};
+
 // KV blocks of 16 tokens. A block of one KV head holds K then V, `head_stride` elements each 16 tokens.
 // bfloat16: K [dim/2][16][2], V [16/2][dim][2]; float32 and float16: K [dim][16], V [16][dim].
 constexpr int kBlockTokens = 16;
@@ -26,14 +41,14 @@ enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
 enum class Epilogue : int {
   kStore,       // y = x W^T + bias
   kAdd,         // y += x W^T + bias
-  kActivation,  // out = act(x W^T + bias), as activations
-  kGated,       // panels hold 16 gate then 16 up columns: out = act(gate) * up, as activations
+  kActivation,  // y = act(x W^T + bias)
+  kGated,       // panels hold 16 gate then 16 up columns: y = act(gate) * up
 };
 
 struct GemmArgs {
-  const void* x;       // [rows, k] activations
-  size_t x_stride;     // elements
-  int row_begin, row_end;
+  const void* x;       // packed rows, from row 0
+  int num_rows;        // all of them
+  int row_begin, row_end;  // row_begin is a multiple of tile_rows
   const void* weight;  // packed
   int k;
   int n;               // columns of the packed weight, a multiple of kPanel unless kStore or kAdd
@@ -41,9 +56,8 @@ struct GemmArgs {
   const float* bias;   // [n] in packed column order, or null
   Epilogue epilogue;
   Activation activation;
-  float* y;            // [rows, n] for kStore and kAdd
-  void* out;           // [rows, n] or [rows, n / 2] activations
-  size_t y_stride;     // of y or out, elements
+  float* y;            // [rows, n], or [rows, n / 2] for kGated
+  size_t y_stride;     // elements
 };
 
 struct PackArgs {
@@ -58,17 +72,22 @@ struct PackArgs {
   int row_begin, row_end;
 };
 
-struct NormArgs {
-  float* x;             // [rows, size]
-  size_t x_stride;
-  int size;
-  bool layer_norm;      // else RMS
-  float eps;
-  const float* weight;  // [size]; null: no norm, x is only copied
-  const float* bias;    // or null
-  bool in_place;        // write the result to x too
-  void* out;            // activations, or null
-  size_t out_stride;
+struct Norm {
+  bool layer_norm = false;  // else RMS
+  float eps = 0;
+  float* weight = nullptr;  // null: no norm
+  float* bias = nullptr;    // or null
+};
+
+// GEMM inputs. They are packed in tiles of tile_rows rows, the last of what is left, so that a tile is read in order.
+struct RowsArgs {
+  const float* x;
+  size_t x_stride;        // elements
+  const int32_t* gather;  // row r is x's row gather[r]; or null
+  int num_rows, k;
+  Norm norm;              // applied on the way
+  float* scratch;         // [k + kRowGroup]
+  void* out;              // num_rows * row_bytes
 };
 
 struct Heads {
@@ -138,11 +157,16 @@ struct SampleArgs {
 struct Kernels {
   const char* name;
   int activation_bytes[3];  // by DType
-  void (*pack)(DType, const PackArgs&);
-  // Row `row` of a packed weight, as float: the embedding of a tied head.
-  void (*unpack_row)(DType, const void* weight, int k, int row, float* out);
-  void (*gemm)(DType, const GemmArgs&);
-  void (*norm)(DType, const NormArgs&, int row_begin, int row_end);
+  int tile_rows;
+  size_t (*row_bytes)(const WeightFormat&, int k);    // of one packed input row
+  size_t (*panel_bytes)(const WeightFormat&, int k);  // of one packed panel
+  void (*pack)(const WeightFormat&, const PackArgs&);
+  // Column `row` of a packed weight, as float: the embedding of a tied head.
+  void (*unpack_row)(const WeightFormat&, const void* weight, int k, int row, float* out);
+  // row_begin is a multiple of tile_rows.
+  void (*pack_rows)(const WeightFormat&, const RowsArgs&, int row_begin, int row_end);
+  void (*gemm)(const WeightFormat&, const GemmArgs&);
+  void (*normalize)(const Norm&, float* x, int size);
   void (*prepare)(DType, const PrepareArgs&);
   size_t (*attention_scratch_bytes)(const Heads&);
   void (*attention)(DType, const AttentionArgs&);

@@ -7,10 +7,13 @@
 
 namespace tidewheel::TW_ISA {
 
-void pack(DType type, const PackArgs& args);
-void unpack_row(DType type, const void* weight, int k, int row, float* out);
-void gemm(DType type, const GemmArgs& args);
-void norm(DType type, const NormArgs& args, int row_begin, int row_end);
+size_t row_bytes(const WeightFormat& format, int k);
+size_t panel_bytes(const WeightFormat& format, int k);
+void pack(const WeightFormat& format, const PackArgs& args);
+void unpack_row(const WeightFormat& format, const void* weight, int k, int row, float* out);
+void pack_rows(const WeightFormat& format, const RowsArgs& args, int row_begin, int row_end);
+void gemm(const WeightFormat& format, const GemmArgs& args);
+void normalize(const Norm& norm, float* x, int size);
 void prepare(DType type, const PrepareArgs& args);
 size_t attention_scratch_bytes(const Heads& heads);
 void attention(DType type, const AttentionArgs& args);

@@ -8,48 +8,57 @@
 namespace tidewheel {
 namespace {
 
-// GEMM rows that one task takes: they stay in the second-level cache while the task's panels pass by.
-constexpr int kRowsPerTask = 120;
+// Tiles of rows that one GEMM task takes: they stay in the second-level cache while the task's panels pass by.
+constexpr int kTilesPerTask = 10;
 // Tasks for each worker and GEMM: enough that a worker that was interrupted does not hold up the others.
 constexpr int kTasksPerWorker = 4;
+// Elements of GEMM inputs that take about as long to pack as a barrier takes.
+constexpr int64_t kMostPackedAlone = 8192;
 
 }  // namespace
 
-Executor::Executor(ModelConfig config, const Kernels& kernels, DType type, DType cache_type, ExecutorShape shape,
-                   std::vector<int> cpus)
-    : config_(std::move(config)), kernels_(kernels), type_(type), cache_type_(cache_type), shape_(shape),
-      pool_(std::move(cpus)), weights_(config_, kernels, type), sampler_(kernels, config_.vocab_size, pool_.size()) {
+Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightFormats& formats, DType cache_type,
+                   ExecutorShape shape, std::vector<int> cpus)
+    : config_(std::move(config)), kernels_(kernels), cache_type_(cache_type), shape_(shape), pool_(std::move(cpus)),
+      weights_(config_, kernels, formats), sampler_(kernels, config_.vocab_size, pool_.size()) {
   require(shape_.num_blocks > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
           "blocks, sequences and batched tokens must all be at least 1");
   const size_t tokens = shape_.max_num_batched_tokens, rows = shape_.max_num_seqs;
-  const size_t unit = kernels_.activation_bytes[static_cast<int>(type_)];
-  size_t cache_bytes = 0, inputs = std::max(config_.hidden_size, config_.embedding_size);
-  for (const LayerConfig& layer : config_.layers) {
+  size_t cache_bytes = 0, row_bytes = 0;
+  int inputs = 0;
+  const auto takes_rows = [&](const Linear& linear) {
+    row_bytes = std::max(row_bytes, kernels_.row_bytes(linear.format, linear.k));
+    inputs = std::max(inputs, linear.k);
+  };
+  for (const Linear* linear : {&weights_.project_in, &weights_.project_out, &weights_.head}) takes_rows(*linear);
+  for (size_t i = 0; i < config_.layers.size(); ++i) {
+    const LayerConfig& layer = config_.layers[i];
     require(layer.num_kv_heads > 0 && layer.num_heads % layer.num_kv_heads == 0,
             "the number of query heads must be a multiple of the number of KV heads");
-    require(layer.q_size() % 2 == 0, "the heads' total size must be even");
     require(layer.inv_freq.size() * 2 <= size_t(layer.head_dim), "rope cannot rotate more dimensions than a head has");
+    const Layer& w = weights_.layers[i];
+    for (const Linear* linear : {&w.qkv, &w.out, &w.up, &w.down}) takes_rows(*linear);
     layer_offset_.push_back(cache_bytes);
     block_bytes_.push_back(layer.heads().block_elements() * dtype_bytes(cache_type_));
     cache_bytes += block_bytes_.back() * shape_.num_blocks;
-    inputs = std::max<size_t>(inputs, layer.q_size());
     qkv_stride_ = std::max<size_t>(qkv_stride_, round_up(layer.qkv_size(), 16));
     query_stride_ = std::max<size_t>(query_stride_, size_t(layer.num_heads) * layer.heads().padded_dim());
     mlp_stride_ = std::max<size_t>(mlp_stride_, round_up(layer.intermediate_size, kPanel));
     max_rotary_pairs_ = std::max(max_rotary_pairs_, static_cast<int>(layer.inv_freq.size()));
     scratch_stride_ = std::max(scratch_stride_, round_up(kernels_.attention_scratch_bytes(layer.heads()), 64));
   }
-  require(config_.hidden_size % 2 == 0 && config_.embedding_size % 2 == 0, "hidden and embedding sizes must be even");
-  activation_stride_ = round_up(inputs, kPanel);
+  row_scratch_bytes_ = round_up((inputs + kRowGroup) * sizeof(float), 64);
+  // A small GEMM's inputs are at least one row, and at most as many as there may be.
+  scratch_stride_ = std::max(scratch_stride_, row_scratch_bytes_ + round_up(std::max(tokens, rows) * row_bytes, 64));
   cache_ = Arena(cache_bytes);
   hidden_ = Arena(tokens * config_.hidden_size * sizeof(float));
-  activations_ = Arena(std::max(tokens, rows) * activation_stride_ * unit);
+  packed_ = Arena(std::max(tokens, rows) * row_bytes);
   if (config_.embedding_size != config_.hidden_size) {
     projected_ = Arena(std::max(tokens, rows) * config_.embedding_size * sizeof(float));
   }
   qkv_ = Arena(tokens * qkv_stride_ * sizeof(float));
   queries_ = Arena(tokens * query_stride_ * kernels_.activation_bytes[static_cast<int>(cache_type_)]);
-  mlp_ = Arena(tokens * mlp_stride_ * unit);
+  mlp_ = Arena(tokens * mlp_stride_ * sizeof(float));
   angles_ = Arena(tokens * 2 * max_rotary_pairs_ * sizeof(float));
   logits_ = Arena(rows * config_.vocab_size * sizeof(float));
   scratch_ = Arena(scratch_stride_ * pool_.size());
@@ -112,14 +121,18 @@ void Executor::step(const Step& step) {
 
 void Executor::forward(Worker& worker, const Step& step) {
   const int tokens = static_cast<int>(step.token_ids.size());
+  profile_.begin(worker);
   embed(worker, step);
+  profile_.end(worker, Phase::kEmbed);
   for (size_t i = 0; i < config_.layers.size(); ++i) {
     attend(worker, step, static_cast<int>(i));
     mlp(worker, tokens, static_cast<int>(i));
   }
   if (step.logits_rows.empty()) return;
   logits(worker, step);
+  profile_.end(worker, Phase::kHead);
   sample(worker, step);
+  profile_.end(worker, Phase::kSample);
 }
 
 void Executor::angles(const std::vector<float>& inv_freq, float factor, int position, float* cos, float* sin) const {
@@ -136,21 +149,20 @@ void Executor::embed(Worker& worker, const Step& step) {
   float* rows = project ? reinterpret_cast<float*>(projected_.data()) : hidden();
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      kernels_.unpack_row(type_, weights_.embed.weight, weights_.embed.k, step.token_ids[t],
+      kernels_.unpack_row(weights_.embed.format, weights_.embed.weight, weights_.embed.k, step.token_ids[t],
                           rows + t * config_.embedding_size);
     }
   });
   const size_t size = config_.hidden_size;
   if (project) {
-    copy_to_activations(worker, rows, tokens, config_.embedding_size);
-    gemm(worker, weights_.project_in, inputs(tokens), {Epilogue::kStore, hidden(), nullptr, size});
+    gemm(worker, weights_.project_in, {rows, size_t(config_.embedding_size), tokens}, {Epilogue::kStore, hidden(), size});
   }
   if (config_.num_positions) {
     worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
       float* learned = reinterpret_cast<float*>(qkv_.data());  // free until the first layer
       for (int64_t t = begin; t < end; ++t) {
         float* row = learned + t * qkv_stride_;
-        kernels_.unpack_row(type_, weights_.positions.weight, weights_.positions.k,
+        kernels_.unpack_row(weights_.positions.format, weights_.positions.weight, weights_.positions.k,
                             step.positions[t] + config_.position_offset, row);
         for (size_t i = 0; i < size; ++i) hidden()[t * size + i] += row[i];
       }
@@ -158,28 +170,42 @@ void Executor::embed(Worker& worker, const Step& step) {
   }
 }
 
-void Executor::apply_norm(Worker& worker, const Norm& norm, int rows, bool in_place, void* out) {
-  const NormArgs args{hidden(), size_t(config_.hidden_size), config_.hidden_size, norm.layer_norm, norm.eps,
-                      norm.weight, norm.bias, in_place, out, activation_stride_};
-  worker.share(rows, 4, [&](int64_t begin, int64_t end) { kernels_.norm(type_, args, int(begin), int(end)); });
+void Executor::normalize(Worker& worker, const Norm& norm, int rows) {
+  worker.share(rows, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) kernels_.normalize(norm, hidden() + r * config_.hidden_size, config_.hidden_size);
+  });
+  profile_.end(worker, Phase::kNorm);
 }
 
-void Executor::copy_to_activations(Worker& worker, float* x, int rows, int size) {
-  const NormArgs args{x, size_t(size), size, false, 0, nullptr, nullptr, false, activations_.data(), activation_stride_};
-  worker.share(rows, 4, [&](int64_t begin, int64_t end) { kernels_.norm(type_, args, int(begin), int(end)); });
+const char* Executor::pack_rows(Worker& worker, const Linear& linear, const Rows& rows) {
+  char* scratch = scratch_.data() + worker.index() * scratch_stride_;
+  // Few rows are packed by every worker for itself, which is quicker than to meet.
+  const bool alone = int64_t{rows.count} * linear.k <= kMostPackedAlone;
+  char* out = alone ? scratch + row_scratch_bytes_ : packed_.data();
+  const RowsArgs args{rows.x, rows.stride, rows.gather, rows.count, linear.k, rows.norm, reinterpret_cast<float*>(scratch), out};
+  if (alone) {
+    kernels_.pack_rows(linear.format, args, 0, rows.count);
+  } else {
+    worker.share(rows.count, kernels_.tile_rows, [&](int64_t begin, int64_t end) {
+      kernels_.pack_rows(linear.format, args, static_cast<int>(begin), static_cast<int>(end));
+    });
+  }
+  return out;
 }
 
-void Executor::gemm(Worker& worker, const Linear& linear, const Rows& x, const GemmOutput& output) {
+void Executor::gemm(Worker& worker, const Linear& linear, const Rows& rows, const GemmOutput& output) {
+  const char* x = pack_rows(worker, linear, rows);
   const int panels = (linear.n + kPanel - 1) / kPanel;
-  const int row_tasks = (x.count + kRowsPerTask - 1) / kRowsPerTask;
+  const int rows_per_task = kTilesPerTask * kernels_.tile_rows;
+  const int row_tasks = (rows.count + rows_per_task - 1) / rows_per_task;
   const int pieces = std::max(1, kTasksPerWorker * worker.count() / row_tasks);
   const int grain = std::max(1, panels / pieces), panel_tasks = (panels + grain - 1) / grain;
   worker.share(int64_t(row_tasks) * panel_tasks, 1, [&](int64_t task, int64_t) {
-    const int row = static_cast<int>(task / panel_tasks) * kRowsPerTask;
+    const int row = static_cast<int>(task / panel_tasks) * rows_per_task;
     const int panel = static_cast<int>(task % panel_tasks) * grain;
-    kernels_.gemm(type_, {x.data, x.stride, row, std::min(x.count, row + kRowsPerTask), linear.weight, linear.k, linear.n,
-                          panel, std::min(panels, panel + grain), linear.bias, output.epilogue, output.activation,
-                          output.y, output.out, output.stride});
+    kernels_.gemm(linear.format, {x, rows.count, row, std::min(rows.count, row + rows_per_task), linear.weight, linear.k,
+                                  linear.n, panel, std::min(panels, panel + grain), linear.bias, output.epilogue,
+                                  output.activation, output.y, output.stride});
   });
 }
 
@@ -188,12 +214,12 @@ void Executor::attend(Worker& worker, const Step& step, int index) {
   const Layer& layer = weights_.layers[index];
   const Heads heads = config.heads();
   const int tokens = static_cast<int>(step.token_ids.size());
-  const size_t unit = kernels_.activation_bytes[static_cast<int>(type_)];
   const size_t query_unit = kernels_.activation_bytes[static_cast<int>(cache_type_)];
   float* qkv = reinterpret_cast<float*>(qkv_.data());
-  static const Norm kNone{};
-  apply_norm(worker, config.post_norm ? kNone : layer.attention_norm, tokens, false, activations_.data());
-  gemm(worker, layer.qkv, inputs(tokens), {Epilogue::kStore, qkv, nullptr, qkv_stride_});
+  const size_t hidden_size = config_.hidden_size;
+  gemm(worker, layer.qkv, {hidden(), hidden_size, tokens, nullptr, config.post_norm ? Norm{} : layer.attention_norm},
+       {Epilogue::kStore, qkv, qkv_stride_});
+  profile_.end(worker, Phase::kQkv);
   const int pairs = static_cast<int>(config.inv_freq.size());
   // Most models rotate alike in every layer: the angles are worked out in the first one and kept.
   const bool same_angles = index > 0 && config.inv_freq == config_.layers[index - 1].inv_freq &&
@@ -208,6 +234,7 @@ void Executor::attend(Worker& worker, const Step& step, int index) {
                              pairs ? cos : nullptr, sin, pairs, queries_.data() + t * query_stride_ * query_unit,
                              cache_block(index, table[position / kBlockTokens]), position % kBlockTokens});
   });
+  profile_.end(worker, Phase::kRope);
   const int64_t count = static_cast<int64_t>(tasks_.size()) * heads.num_kv_heads;
   // The longest contexts of a prompt come last in order; starting with them evens out the end.
   worker.share(count, 1, [&](int64_t i, int64_t) {
@@ -216,41 +243,38 @@ void Executor::attend(Worker& worker, const Step& step, int index) {
                                queries_.data() + task.token_begin * query_stride_ * query_unit, query_stride_, task.num_tokens,
                                step.positions[task.token_begin], config.sliding_window, config.scale,
                                cache_block(index, 0), step.block_tables + task.sequence * step.block_table_stride,
-                               scratch_.data() + worker.index() * scratch_stride_, type_,
-                               activations_.data() + task.token_begin * activation_stride_ * unit, activation_stride_});
+                               scratch_.data() + worker.index() * scratch_stride_, DType::kFloat32,
+                               qkv + task.token_begin * qkv_stride_, qkv_stride_});
   });
-  gemm(worker, layer.out, inputs(tokens), {Epilogue::kAdd, hidden(), nullptr, size_t(config_.hidden_size)});
-  if (config.post_norm) apply_norm(worker, layer.attention_norm, tokens, true, activations_.data());
+  profile_.end(worker, Phase::kAttention);
+  gemm(worker, layer.out, {qkv, qkv_stride_, tokens}, {Epilogue::kAdd, hidden(), hidden_size});
+  profile_.end(worker, Phase::kOut);
+  if (config.post_norm) normalize(worker, layer.attention_norm, tokens);
 }
 
 void Executor::mlp(Worker& worker, int tokens, int index) {
   const LayerConfig& config = config_.layers[index];
   const Layer& layer = weights_.layers[index];
-  if (!config.post_norm) apply_norm(worker, layer.mlp_norm, tokens, false, activations_.data());
-  gemm(worker, layer.up, inputs(tokens), {config.gated ? Epilogue::kGated : Epilogue::kActivation, nullptr, mlp_.data(),
-                                          mlp_stride_, config.activation});
-  gemm(worker, layer.down, {mlp_.data(), mlp_stride_, tokens}, {Epilogue::kAdd, hidden(), nullptr,
-                                                               size_t(config_.hidden_size)});
-  if (config.post_norm) apply_norm(worker, layer.mlp_norm, tokens, true, nullptr);
+  const size_t size = config_.hidden_size;
+  float* activated = reinterpret_cast<float*>(mlp_.data());
+  gemm(worker, layer.up, {hidden(), size, tokens, nullptr, config.post_norm ? Norm{} : layer.mlp_norm},
+       {config.gated ? Epilogue::kGated : Epilogue::kActivation, activated, mlp_stride_, config.activation});
+  profile_.end(worker, Phase::kUp);
+  gemm(worker, layer.down, {activated, mlp_stride_, tokens}, {Epilogue::kAdd, hidden(), size});
+  profile_.end(worker, Phase::kDown);
+  if (config.post_norm) normalize(worker, layer.mlp_norm, tokens);
 }
 
 void Executor::logits(Worker& worker, const Step& step) {
   const int rows = static_cast<int>(step.logits_rows.size());
-  const size_t unit = kernels_.activation_bytes[static_cast<int>(type_)];
-  const Norm& norm = weights_.final_norm;
-  worker.share(rows, 1, [&](int64_t r, int64_t) {
-    kernels_.norm(type_, {hidden() + size_t(step.logits_rows[r]) * config_.hidden_size, 0, config_.hidden_size, norm.layer_norm,
-                          norm.eps, norm.weight, norm.bias, false, activations_.data() + r * activation_stride_ * unit, 0},
-                  0, 1);
-  });
+  Rows last{hidden(), size_t(config_.hidden_size), rows, step.logits_rows.data(), weights_.final_norm};
   if (projected_.bytes()) {
     float* projected = reinterpret_cast<float*>(projected_.data());
-    gemm(worker, weights_.project_out, inputs(rows), {Epilogue::kStore, projected, nullptr,
-                                                      size_t(config_.embedding_size)});
-    copy_to_activations(worker, projected, rows, config_.embedding_size);
+    const size_t size = config_.embedding_size;
+    gemm(worker, weights_.project_out, last, {Epilogue::kStore, projected, size});
+    last = {projected, size, rows};
   }
-  gemm(worker, weights_.head, inputs(rows), {Epilogue::kStore, reinterpret_cast<float*>(logits_.data()), nullptr,
-                                             size_t(config_.vocab_size)});
+  gemm(worker, weights_.head, last, {Epilogue::kStore, reinterpret_cast<float*>(logits_.data()), size_t(config_.vocab_size)});
 }
 
 void Executor::sample(Worker& worker, const Step& step) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/profile.h"
 #include "model/sampler.h"
 #include "model/weights.h"
 #include "runtime/arena.h"
@@ -32,8 +33,8 @@ struct ExecutorShape {
 class Executor {
  public:
   // Throws std::invalid_argument for a config that the kernels cannot run, std::bad_alloc for want of memory.
-  Executor(ModelConfig config, const Kernels& kernels, DType type, DType cache_type, ExecutorShape shape,
-           std::vector<int> cpus);
+  Executor(ModelConfig config, const Kernels& kernels, const WeightFormats& formats, DType cache_type,
+           ExecutorShape shape, std::vector<int> cpus);
 
   void set_weight(const std::string& name, const Source& source) { weights_.set(name, source, pool_); }
   void check_complete() const { weights_.check_complete(); }
@@ -43,6 +44,7 @@ class Executor {
   void copy_blocks(std::span<const int32_t> pairs);
 
   int vocab_size() const { return config_.vocab_size; }
+  Profile& profile() { return profile_; }
   size_t weight_bytes() const { return weights_.bytes(); }
   size_t cache_bytes() const { return cache_.bytes(); }
   int num_threads() const { return pool_.size(); }
@@ -50,15 +52,17 @@ class Executor {
   const Kernels& kernels() const { return kernels_; }
 
  private:
+  // Rows of floats, of which GEMM makes its inputs: x, or norm(x).
   struct Rows {
-    const void* data;  // activations
+    const float* x;
     size_t stride;
     int count;
+    const int32_t* gather = nullptr;  // which of x's rows; null: the first ones
+    Norm norm = {};
   };
   struct GemmOutput {
     Epilogue epilogue;
     float* y;
-    void* out;
     size_t stride;
     Activation activation = Activation::kSilu;
   };
@@ -75,10 +79,9 @@ class Executor {
   void mlp(Worker& worker, int tokens, int layer);
   void logits(Worker& worker, const Step& step);
   void sample(Worker& worker, const Step& step);
-  void apply_norm(Worker& worker, const Norm& norm, int rows, bool in_place, void* out);
-  void copy_to_activations(Worker& worker, float* x, int rows, int size);
-  void gemm(Worker& worker, const Linear& linear, const Rows& x, const GemmOutput& output);
-  Rows inputs(int rows) const { return {activations_.data(), activation_stride_, rows}; }
+  void normalize(Worker& worker, const Norm& norm, int rows);
+  void gemm(Worker& worker, const Linear& linear, const Rows& rows, const GemmOutput& output);
+  const char* pack_rows(Worker& worker, const Linear& linear, const Rows& rows);
 
   char* cache_block(int layer, int block) const {
     return cache_.data() + layer_offset_[layer] + size_t(block) * block_bytes_[layer];
@@ -86,7 +89,7 @@ class Executor {
 
   const ModelConfig config_;
   const Kernels& kernels_;
-  const DType type_, cache_type_;  // of the weights, and of K and V
+  const DType cache_type_;
   const ExecutorShape shape_;
   ThreadPool pool_;
   Weights weights_;
@@ -95,22 +98,23 @@ class Executor {
   std::vector<size_t> layer_offset_, block_bytes_;
 
   // Buffers of a step, sized for the largest one. T tokens, R rows.
-  size_t activation_stride_ = 0, qkv_stride_ = 0, query_stride_ = 0, mlp_stride_ = 0;
+  size_t qkv_stride_ = 0, query_stride_ = 0, mlp_stride_ = 0;
   int max_rotary_pairs_ = 0;
   float* hidden() const { return reinterpret_cast<float*>(hidden_.data()); }
 
-  Arena hidden_;       // [T, hidden] float: the residual stream
-  Arena activations_;  // [T, activation_stride_]: inputs of qkv, out, up and head
-  Arena projected_;    // [T, embedding size] float, for models that project their embedding
-  Arena qkv_;          // [T, qkv_stride_] float
-  Arena queries_;      // [T, query_stride_] activations
-  Arena mlp_;          // [T, mlp_stride_] activations
-  Arena angles_;       // [T, 2, max_rotary_pairs_] float
-  Arena logits_;       // [R, vocab] float
-  Arena scratch_;      // one piece a worker: attention
-  size_t scratch_stride_ = 0;
+  Arena hidden_;     // [T, hidden] float: the residual stream
+  Arena packed_;     // inputs of one GEMM, packed by the whole team
+  Arena projected_;  // [T, embedding size] float, for models that project their embedding
+  Arena qkv_;        // [T, qkv_stride_] float; then what attention gives
+  Arena queries_;    // [T, query_stride_] activations
+  Arena mlp_;        // [T, mlp_stride_] float
+  Arena angles_;     // [T, 2, max_rotary_pairs_] float
+  Arena logits_;     // [R, vocab] float
+  Arena scratch_;    // one piece a worker: attention, or the inputs of a small GEMM
+  size_t scratch_stride_ = 0, row_scratch_bytes_ = 0;
   std::vector<int> token_sequence_;           // [T]: which sequence a token belongs to
   std::vector<AttentionTask> tasks_;
+  Profile profile_;
 };
 
 }  // namespace tidewheel

@@ -28,22 +28,24 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 }  // namespace
 
-Weights::Weights(const ModelConfig& config, const Kernels& kernels, DType type) : kernels_(kernels), type_(type) {
+Weights::Weights(const ModelConfig& config, const Kernels& kernels, const WeightFormats& formats) : kernels_(kernels) {
   layers.resize(config.layers.size());
-  plan(config);
+  plan(config, formats);
   place();
 }
 
-void Weights::plan_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias, int n, int group,
-                          int group_stride, int offset) {
+void Weights::plan_linear(const std::string& name, Linear& linear, const WeightFormat& format, int rows, int cols,
+                          bool bias, int n, int group, int group_stride, int offset) {
+  linear.format = format;
   linear.n = n;
   linear.k = cols;
   slots_[name + ".weight"] = {&linear, nullptr, rows, cols, group, group_stride, offset};
   if (bias) slots_[name + ".bias"] = {&linear, &linear.bias, rows, 0, group, group_stride, offset};
 }
 
-void Weights::plan_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias) {
-  plan_linear(name, linear, rows, cols, bias, rows, rows, 0, 0);
+void Weights::plan_linear(const std::string& name, Linear& linear, const WeightFormat& format, int rows, int cols,
+                          bool bias) {
+  plan_linear(name, linear, format, rows, cols, bias, rows, rows, 0, 0);
 }
 
 void Weights::plan_vector(const std::string& name, float*& vector, int size) {
@@ -57,18 +59,19 @@ void Weights::plan_norm(const std::string& name, Norm& norm, const NormConfig& c
   if (config.bias) plan_vector(name + ".bias", norm.bias, size);
 }
 
-void Weights::plan(const ModelConfig& config) {
+void Weights::plan(const ModelConfig& config, const WeightFormats& formats) {
   const int hidden = config.hidden_size, embedding = config.embedding_size;
-  plan_linear("embed", embed, config.vocab_size, embedding, false);
+  const WeightFormat& linears = formats.layers;
+  plan_linear("embed", embed, formats.embedding, config.vocab_size, embedding, false);
   if (config.num_positions) {
-    plan_linear("embed.positions", positions, config.num_positions + config.position_offset, hidden, false);
+    plan_linear("embed.positions", positions, formats.positions, config.num_positions + config.position_offset, hidden, false);
     auto slot = slots_.extract("embed.positions.weight");
     slot.key() = "embed.positions";
     slots_.insert(std::move(slot));
   }
   if (embedding != hidden) {
-    plan_linear("embed.project_in", project_in, hidden, embedding, false);
-    plan_linear("embed.project_out", project_out, embedding, hidden, false);
+    plan_linear("embed.project_in", project_in, linears, hidden, embedding, false);
+    plan_linear("embed.project_out", project_out, linears, embedding, hidden, false);
   }
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const LayerConfig& c = config.layers[i];
@@ -76,10 +79,10 @@ void Weights::plan(const ModelConfig& config) {
     const std::string prefix = "layers." + std::to_string(i) + ".";
     const int q = c.q_size(), kv = c.kv_size(), qkv = c.qkv_size();
     plan_norm(prefix + "attention_norm", layer.attention_norm, c.norm, hidden);
-    plan_linear(prefix + "q", layer.qkv, q, hidden, c.qkv_bias, qkv, q, 0, 0);
-    plan_linear(prefix + "k", layer.qkv, kv, hidden, c.qkv_bias, qkv, kv, 0, q);
-    plan_linear(prefix + "v", layer.qkv, kv, hidden, c.qkv_bias, qkv, kv, 0, q + kv);
-    plan_linear(prefix + "o", layer.out, hidden, q, c.out_bias);
+    plan_linear(prefix + "q", layer.qkv, linears, q, hidden, c.qkv_bias, qkv, q, 0, 0);
+    plan_linear(prefix + "k", layer.qkv, linears, kv, hidden, c.qkv_bias, qkv, kv, 0, q);
+    plan_linear(prefix + "v", layer.qkv, linears, kv, hidden, c.qkv_bias, qkv, kv, 0, q + kv);
+    plan_linear(prefix + "o", layer.out, linears, hidden, q, c.out_bias);
     if (c.qk_norm_eps) {
       plan_vector(prefix + "q_norm.weight", layer.q_norm, c.head_dim);
       plan_vector(prefix + "k_norm.weight", layer.k_norm, c.head_dim);
@@ -87,16 +90,16 @@ void Weights::plan(const ModelConfig& config) {
     plan_norm(prefix + "mlp_norm", layer.mlp_norm, c.norm, hidden);
     const int width = static_cast<int>(round_up(c.intermediate_size, kGateColumns));
     if (c.gated) {
-      plan_linear(prefix + "gate", layer.up, c.intermediate_size, hidden, c.mlp_bias, 2 * width, kGateColumns, kPanel, 0);
-      plan_linear(prefix + "up", layer.up, c.intermediate_size, hidden, c.mlp_bias, 2 * width, kGateColumns, kPanel,
+      plan_linear(prefix + "gate", layer.up, linears, c.intermediate_size, hidden, c.mlp_bias, 2 * width, kGateColumns, kPanel, 0);
+      plan_linear(prefix + "up", layer.up, linears, c.intermediate_size, hidden, c.mlp_bias, 2 * width, kGateColumns, kPanel,
                   kGateColumns);
     } else {
-      plan_linear(prefix + "up", layer.up, c.intermediate_size, hidden, c.mlp_bias);
+      plan_linear(prefix + "up", layer.up, linears, c.intermediate_size, hidden, c.mlp_bias);
     }
-    plan_linear(prefix + "down", layer.down, hidden, c.intermediate_size, c.mlp_bias);
+    plan_linear(prefix + "down", layer.down, linears, hidden, c.intermediate_size, c.mlp_bias);
   }
   if (config.final_norm) plan_norm("final_norm", final_norm, *config.final_norm, hidden);
-  if (!config.tied_head) plan_linear("head", head, config.vocab_size, embedding, false);
+  if (!config.tied_head) plan_linear("head", head, formats.embedding, config.vocab_size, embedding, false);
 }
 
 void Weights::place() {
@@ -107,7 +110,7 @@ void Weights::place() {
       const void* target = slot.cols ? static_cast<void*>(slot.linear) : static_cast<void*>(slot.vector);
       if (!seen.insert(target).second) continue;
       const size_t columns = round_up(slot.linear ? slot.linear->n : slot.rows, kPanel);
-      visit(slot, align(slot.cols ? columns * round_up(slot.linear->k, 2) * dtype_bytes(type_)
+      visit(slot, align(slot.cols ? columns / kPanel * kernels_.panel_bytes(slot.linear->format, slot.linear->k)
                                   : columns * sizeof(float)));
     }
   };
@@ -142,7 +145,7 @@ void Weights::set(const std::string& name, const Source& source, ThreadPool& poo
     const Linear& linear = *slot.linear;
     pool.run([&](Worker& worker) {
       worker.share(slot.rows, kPanel, [&](int64_t begin, int64_t end) {
-        kernels_.pack(type_, {source.data, source.type, source.strides[0], source.strides[1], slot.rows, slot.cols,
+        kernels_.pack(linear.format, {source.data, source.type, source.strides[0], source.strides[1], slot.rows, slot.cols,
                               linear.weight, linear.k, slot.group, slot.group_stride, slot.offset,
                               static_cast<int>(begin), static_cast<int>(end)});
       });

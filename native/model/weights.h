@@ -13,16 +13,10 @@
 namespace tidewheel {
 
 struct Linear {
+  WeightFormat format;
   int n = 0, k = 0;       // packed columns (rows of the weight) and inputs
   char* weight = nullptr;
   float* bias = nullptr;  // [n] in packed order, or null
-};
-
-struct Norm {
-  bool layer_norm = false;
-  float eps = 0;
-  float* weight = nullptr;
-  float* bias = nullptr;
 };
 
 struct Layer {
@@ -40,9 +34,14 @@ struct Source {
   std::vector<int64_t> strides;
 };
 
+// How the weights are to be stored. Learned positions are only looked up: they stay floats.
+struct WeightFormats {
+  WeightFormat layers, embedding, positions;  // `embedding` is the head's too
+};
+
 class Weights {
  public:
-  Weights(const ModelConfig& config, const Kernels& kernels, DType type);
+  Weights(const ModelConfig& config, const Kernels& kernels, const WeightFormats& formats);
 
   // Pack one tensor, with all of the pool. Throws std::invalid_argument for a name or a shape that is not expected.
   void set(const std::string& name, const Source& source, ThreadPool& pool);
@@ -67,16 +66,15 @@ class Weights {
     bool done = false;
   };
 
-  void plan_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias, int n, int group,
-                   int group_stride, int offset);
-  void plan_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias);
+  void plan_linear(const std::string& name, Linear& linear, const WeightFormat& format, int rows, int cols, bool bias,
+                   int n, int group, int group_stride, int offset);
+  void plan_linear(const std::string& name, Linear& linear, const WeightFormat& format, int rows, int cols, bool bias);
   void plan_norm(const std::string& name, Norm& norm, const NormConfig& config, int size);
   void plan_vector(const std::string& name, float*& vector, int size);
-  void plan(const ModelConfig& config);
+  void plan(const ModelConfig& config, const WeightFormats& formats);
   void place();
 
   const Kernels& kernels_;
-  const DType type_;
   std::map<std::string, Slot> slots_;
   Arena arena_;
 };

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -21,6 +22,27 @@ inline float rounded(DType type, float x) {
   if (type == DType::kFloat16) return to_float(to_f16(x));
   return x;
 }
+
+struct NamedFormat {
+  std::string name;
+  WeightFormat format;
+};
+
+// Every way to store a weight.
+inline const NamedFormat kFormats[] = {
+    {"float32", {WeightKind::kFloat32}},
+    {"bfloat16", {WeightKind::kBFloat16}},
+    {"float16", {WeightKind::kFloat16}},
+    {"int8", {WeightKind::kInt8}},
+    {"int8-channel", {WeightKind::kInt8Channel}},
+    {"int4 32", {WeightKind::kInt4, 32}},
+    {"int4 64", {WeightKind::kInt4, 64}},
+    {"int4 128", {WeightKind::kInt4, 128}},
+    {"int4 32 zero points", {WeightKind::kInt4, 32, true}},
+    {"int4 128 zero points", {WeightKind::kInt4, 128, true}},
+};
+
+inline bool is_float(const WeightFormat& format) { return format.kind <= WeightKind::kFloat16; }
 
 // What a result may be off by, relative to the sum of the magnitudes that went into it.
 inline double tolerance(DType type) { return type == DType::kFloat32 ? 1e-5 : 1e-4; }
@@ -62,5 +84,42 @@ inline float read_activation(const Kernels& kernels, DType type, const void* dat
   if (kernels.activation_bytes[static_cast<int>(type)] == 4) return static_cast<const float*>(data)[index];
   return to_float(static_cast<const bf16*>(data)[index]);
 }
+
+// A weight [n, k] of floats as one format packs it.
+struct PackedWeight {
+  const Kernels& kernels;
+  WeightFormat format;
+  int n, k;
+  std::vector<char> bytes;
+
+  PackedWeight(const Kernels& with, const WeightFormat& as, const std::vector<float>& weight, int rows, int cols)
+      : kernels(with), format(as), n(rows), k(cols), bytes(panels() * with.panel_bytes(as, cols)) {
+    kernels.pack(format, {weight.data(), DType::kFloat32, k, 1, n, k, bytes.data(), k, n, 0, 0, 0, n});
+  }
+
+  int panels() const { return (n + kPanel - 1) / kPanel; }
+
+  // What was stored, as floats [n, k].
+  std::vector<float> unpacked() const {
+    std::vector<float> weight(size_t(n) * k);
+    for (int r = 0; r < n; ++r) kernels.unpack_row(format, bytes.data(), k, r, weight.data() + size_t(r) * k);
+    return weight;
+  }
+
+  // `epilogue` of x W^T, where x is [m, k].
+  void multiply(const std::vector<float>& x, int m, Epilogue epilogue, Activation activation, const float* bias, float* y,
+                size_t y_stride) const {
+    std::vector<char> rows(size_t(m) * kernels.row_bytes(format, k));
+    std::vector<float> scratch(k + kRowGroup);
+    kernels.pack_rows(format, {x.data(), size_t(k), nullptr, m, k, {}, scratch.data(), rows.data()}, 0, m);
+    kernels.gemm(format, {rows.data(), m, 0, m, bytes.data(), k, n, 0, panels(), bias, epilogue, activation, y, y_stride});
+  }
+
+  std::vector<float> multiply(const std::vector<float>& x, int m) const {
+    std::vector<float> y(size_t(m) * n);
+    multiply(x, m, Epilogue::kStore, Activation::kSilu, nullptr, y.data(), n);
+    return y;
+  }
+};
 
 }  // namespace tidewheel::test

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <tuple>
 
 #include "support.h"
@@ -8,20 +9,6 @@ using namespace tidewheel;
 using namespace tidewheel::test;
 
 namespace {
-
-struct Packed {
-  std::vector<char> bytes;
-  int n, k;
-};
-
-Packed pack(const Kernels& kernels, DType type, const std::vector<float>& weight, int n, int k) {
-  const size_t columns = (n + kPanel - 1) / kPanel * kPanel;
-  Packed packed{std::vector<char>(columns * (k + 1) * 4 + 64), n, k};
-  kernels.pack(type, {weight.data(), DType::kFloat32, k, 1, n, k, packed.bytes.data(), k, n, 0, 0, 0, n});
-  return packed;
-}
-
-int panels(int n) { return (n + kPanel - 1) / kPanel; }
 
 float activate(Activation activation, float x) {
   switch (activation) {
@@ -33,35 +20,124 @@ float activate(Activation activation, float x) {
   return 0;
 }
 
+// A row as a GEMM sees it: rounded, or quantized to int8 with the scale of its group or of the whole row.
+std::vector<double> as_input(const WeightFormat& format, const float* x, int k) {
+  std::vector<double> out(x, x + k);
+  if (is_float(format)) {
+    for (int i = 0; i < k; ++i) out[i] = rounded(static_cast<DType>(format.kind), x[i]);
+    return out;
+  }
+  const int group = format.kind == WeightKind::kInt8Channel ? k : kRowGroup;
+  for (int begin = 0; begin < k; begin += group) {
+    const int end = std::min(k, begin + group);
+    float largest = 0;
+    for (int i = begin; i < end; ++i) largest = std::max(largest, std::abs(x[i]));
+    for (int i = begin; i < end; ++i) {
+      out[i] = largest > 0 ? double(std::nearbyint(x[i] * (127.0f / largest))) * double(largest / 127.0f) : 0.0;
+    }
+  }
+  return out;
+}
+
+double relative_error(const std::vector<float>& y, const std::vector<double>& expected) {
+  double errors = 0, squares = 0;
+  for (size_t i = 0; i < y.size(); ++i) {
+    errors += (y[i] - expected[i]) * (y[i] - expected[i]);
+    squares += expected[i] * expected[i];
+  }
+  return std::sqrt(errors / squares);
+}
+
+// What a language model's activations look like: heavy tails, and a few channels that are always large.
+std::vector<float> heavy_tailed(int rows, int k) {
+  std::mt19937 engine(11);
+  std::student_t_distribution<float> values(4.0f);
+  std::vector<float> x(size_t(rows) * k);
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < k; ++i) x[size_t(r) * k + i] = values(engine) * (i % 251 == 17 ? 30.0f : 1.0f);
+  }
+  return x;
+}
+
 }  // namespace
 
-TEST_CASE("gemm agrees with the plain sum, for every level, type and odd shape") {
+TEST_CASE("gemm agrees with the plain sum over what was stored, for every level, format and odd shape") {
   Random random;
   for (const Kernels* kernels : available_kernels()) {
-    for (const DType type : kTypes) {
-      for (const auto& [m, n, k] : {std::tuple{1, 32, 2}, std::tuple{3, 33, 7}, std::tuple{13, 100, 65}, std::tuple{40, 64, 256}}) {
+    for (const auto& [name, format] : kFormats) {
+      for (const auto& [m, n, k] : {std::tuple{1, 32, 2}, std::tuple{3, 33, 7}, std::tuple{13, 100, 65}, std::tuple{40, 64, 256},
+                                   std::tuple{2, 40, 200}}) {
         CAPTURE(kernels->name);
-        CAPTURE(name_of(type));
+        CAPTURE(name);
         CAPTURE(m);
-        const auto x = random.normals(m * k), weight = random.normals(n * k), bias = random.normals(panels(n) * kPanel);
-        const auto packed = pack(*kernels, type, weight, n, k);
-        const size_t stride = k + 5 - k % 2;
-        const auto inputs = activations(*kernels, type, x, m, k, stride);
+        const auto x = random.normals(m * k), weight = random.normals(n * k), bias = random.normals((n + 31) / 32 * 32);
+        const PackedWeight packed(*kernels, format, weight, n, k);
+        const auto stored = packed.unpacked();
         std::vector<float> y(m * n, 1.0f);
-        kernels->gemm(type, {inputs.data(), stride, 0, m, packed.bytes.data(), k, n, 0, panels(n), bias.data(), Epilogue::kAdd,
-                             Activation::kSilu, y.data(), nullptr, size_t(n)});
+        packed.multiply(x, m, Epilogue::kAdd, Activation::kSilu, bias.data(), y.data(), n);
         for (int r = 0; r < m; ++r) {
+          const auto row = as_input(format, x.data() + r * k, k);
           for (int c = 0; c < n; ++c) {
-            double sum = 1.0 + bias[c], magnitude = 1.0;
+            double sum = 1.0 + bias[c], magnitude = 1.0 + std::abs(bias[c]);
             for (int i = 0; i < k; ++i) {
-              const double product = double(rounded(type, x[r * k + i])) * rounded(type, weight[c * k + i]);
+              const double product = row[i] * stored[c * k + i];
               sum += product;
               magnitude += std::abs(product);
             }
-            CHECK(std::abs(y[r * n + c] - sum) <= tolerance(type) * magnitude);
+            CHECK(std::abs(y[r * n + c] - sum) <= 1e-5 * magnitude);
           }
         }
       }
+    }
+  }
+}
+
+TEST_CASE("all levels store the same quantized weights and agree on the result") {
+  Random random;
+  const int m = 5, n = 64, k = 288;
+  const auto x = heavy_tailed(m, k), weight = random.normals(n * k, 0.05f);
+  for (const auto& [name, format] : kFormats) {
+    CAPTURE(name);
+    const PackedWeight first(*available_kernels().back(), format, weight, n, k);
+    const auto expected = first.multiply(x, m);
+    for (const Kernels* kernels : available_kernels()) {
+      CAPTURE(kernels->name);
+      const PackedWeight packed(*kernels, format, weight, n, k);
+      CHECK(packed.unpacked() == first.unpacked());
+      CHECK(relative_error(packed.multiply(x, m), {expected.begin(), expected.end()}) <= 1e-6);
+    }
+  }
+}
+
+TEST_CASE("the error against float32 on heavy-tailed activations is what the bits allow") {
+  Random random;
+  const int m = 24, n = 96, k = 1024;
+  const auto x = heavy_tailed(m, k), weight = random.normals(n * k, 0.02f);
+  std::vector<double> expected(m * n);
+  for (int r = 0; r < m; ++r) {
+    for (int c = 0; c < n; ++c) {
+      for (int i = 0; i < k; ++i) expected[r * n + c] += double(x[r * k + i]) * weight[c * k + i];
+    }
+  }
+  // Root mean square of the error over that of the result.
+  const auto bound = [](const WeightFormat& format) {
+    switch (format.kind) {
+      case WeightKind::kFloat32: return 1e-6;
+      case WeightKind::kBFloat16: return 0.004;
+      case WeightKind::kFloat16: return 0.0005;
+      case WeightKind::kInt8: return 0.016;
+      case WeightKind::kInt8Channel: return 0.1;  // one scale a row: what the outliers leave of seven bits
+      case WeightKind::kInt4: return format.group == 32 ? 0.1 : 0.13;
+    }
+    return 0.0;
+  };
+  for (const Kernels* kernels : available_kernels()) {
+    for (const auto& [name, format] : kFormats) {
+      CAPTURE(kernels->name);
+      CAPTURE(name);
+      const double error = relative_error(PackedWeight(*kernels, format, weight, n, k).multiply(x, m), expected);
+      CHECK(error <= bound(format));
+      CHECK(error >= bound(format) / 40);  // a bound that says something
     }
   }
 }
@@ -71,19 +147,37 @@ TEST_CASE("a row's result is the same to the bit alone and among others") {
   const int m = 61, n = 96, k = 130;
   const auto x = random.normals(m * k), weight = random.normals(n * k);
   for (const Kernels* kernels : available_kernels()) {
-    for (const DType type : kTypes) {
-      const auto packed = pack(*kernels, type, weight, n, k);
-      const auto inputs = activations(*kernels, type, x, m, k, k);
-      const int unit = kernels->activation_bytes[static_cast<int>(type)];
-      std::vector<float> together(m * n), alone(n);
-      const auto run = [&](const char* rows, int count, float* y) {
-        kernels->gemm(type, {rows, size_t(k), 0, count, packed.bytes.data(), k, n, 0, panels(n), nullptr, Epilogue::kStore,
-                             Activation::kSilu, y, nullptr, size_t(n)});
-      };
-      run(inputs.data(), m, together.data());
+    for (const auto& [name, format] : kFormats) {
+      CAPTURE(kernels->name);
+      CAPTURE(name);
+      const PackedWeight packed(*kernels, format, weight, n, k);
+      const auto together = packed.multiply(x, m);
       for (int r = 0; r < m; ++r) {
-        run(inputs.data() + size_t(r) * k * unit, 1, alone.data());
+        const auto alone = packed.multiply({x.begin() + r * k, x.begin() + (r + 1) * k}, 1);
         CHECK(std::memcmp(alone.data(), together.data() + r * n, n * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("a row that is not finite gives no finite result, and leaves the others alone") {
+  Random random;
+  const int m = 3, n = 32, k = 96;
+  auto x = random.normals(m * k);
+  const auto weight = random.normals(n * k);
+  for (const Kernels* kernels : available_kernels()) {
+    for (const auto& [name, format] : kFormats) {
+      for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+        CAPTURE(kernels->name);
+        CAPTURE(name);
+        const PackedWeight packed(*kernels, format, weight, n, k);
+        const auto good = packed.multiply(x, m);
+        auto broken = x;
+        broken[k + 40] = bad;
+        const auto y = packed.multiply(broken, m);
+        for (int c = 0; c < n; ++c) CHECK(!std::isfinite(y[n + c]));
+        CHECK(std::memcmp(y.data(), good.data(), n * sizeof(float)) == 0);
+        CHECK(std::memcmp(y.data() + 2 * n, good.data() + 2 * n, n * sizeof(float)) == 0);
       }
     }
   }
@@ -93,41 +187,70 @@ TEST_CASE("gated and plain activations") {
   Random random;
   const int m = 5, k = 32, width = 48;
   const auto x = random.normals(m * k, 0.3f), gate = random.normals(width * k, 0.3f), up = random.normals(width * k, 0.3f);
+  // Sixteen columns of gate, sixteen of up, as the executor places them.
+  std::vector<float> weight(2 * width * k);
+  for (int c = 0; c < width; ++c) {
+    const int column = c / 16 * 32 + c % 16;
+    std::copy_n(gate.data() + c * k, k, weight.data() + column * k);
+    std::copy_n(up.data() + c * k, k, weight.data() + (column + 16) * k);
+  }
   for (const Kernels* kernels : available_kernels()) {
-    for (const Activation activation : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu}) {
-      const DType type = DType::kFloat32;
-      std::vector<char> packed(2 * width * k * sizeof(float));
-      kernels->pack(type, {gate.data(), type, k, 1, width, k, packed.data(), k, 16, kPanel, 0, 0, width});
-      kernels->pack(type, {up.data(), type, k, 1, width, k, packed.data(), k, 16, kPanel, 16, 0, width});
-      std::vector<float> out(m * width);
-      kernels->gemm(type, {x.data(), size_t(k), 0, m, packed.data(), k, 2 * width, 0, panels(2 * width), nullptr,
-                           Epilogue::kGated, activation, nullptr, out.data(), size_t(width)});
-      const auto dot = [&](const std::vector<float>& weight, int r, int c) {
-        float sum = 0;
-        for (int i = 0; i < k; ++i) sum += x[r * k + i] * weight[c * k + i];
-        return sum;
-      };
-      for (int r = 0; r < m; ++r) {
-        for (int c = 0; c < width; ++c) {
-          const float expected = activate(activation, dot(gate, r, c)) * dot(up, r, c);
-          CHECK(out[r * width + c] == doctest::Approx(expected).epsilon(1e-5).scale(1.0));
+    for (const auto& [name, format] : kFormats) {
+      CAPTURE(kernels->name);
+      CAPTURE(name);
+      const PackedWeight packed(*kernels, format, weight, 2 * width, k);
+      const auto plain = packed.multiply(x, m);
+      for (const Activation activation : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu}) {
+        std::vector<float> gated(m * width), activated(m * 2 * width);
+        packed.multiply(x, m, Epilogue::kGated, activation, nullptr, gated.data(), width);
+        packed.multiply(x, m, Epilogue::kActivation, activation, nullptr, activated.data(), 2 * width);
+        for (int r = 0; r < m; ++r) {
+          for (int c = 0; c < width; ++c) {
+            const int column = c / 16 * 32 + c % 16;
+            const float a = activate(activation, plain[r * 2 * width + column]);
+            CHECK(activated[r * 2 * width + column] == doctest::Approx(a).epsilon(1e-5).scale(1.0));
+            CHECK(gated[r * width + c] == doctest::Approx(a * plain[r * 2 * width + column + 16]).epsilon(1e-5).scale(1.0));
+          }
         }
       }
     }
   }
 }
 
-TEST_CASE("a packed row unpacks to what was packed") {
+TEST_CASE("a packed row unpacks to what was packed, as near as its format comes") {
   Random random;
-  const int n = 70, k = 9;
+  const int n = 70, k = 130;
   const auto weight = random.normals(n * k);
   for (const Kernels* kernels : available_kernels()) {
-    for (const DType type : kTypes) {
-      const auto packed = pack(*kernels, type, weight, n, k);
-      std::vector<float> row(k);
-      for (int r = 0; r < n; ++r) {
-        kernels->unpack_row(type, packed.bytes.data(), k, r, row.data());
-        for (int c = 0; c < k; ++c) CHECK(row[c] == rounded(type, weight[r * k + c]));
+    for (const auto& [name, format] : kFormats) {
+      CAPTURE(kernels->name);
+      CAPTURE(name);
+      const auto stored = PackedWeight(*kernels, format, weight, n, k).unpacked();
+      for (size_t i = 0; i < stored.size(); ++i) {
+        if (is_float(format)) {
+          CHECK(stored[i] == rounded(static_cast<DType>(format.kind), weight[i]));
+        } else {
+          // Half a step of the coarsest scale there can be, and what clipping extremes may cost on top.
+          const double largest = 5.0, step = format.kind == WeightKind::kInt4 ? largest / 7 : largest / 127;
+          CHECK(std::abs(stored[i] - weight[i]) <= 0.5 * step + (format.kind == WeightKind::kInt4 ? 1.3 : 1e-3));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("zero weights and zero rows stay zero") {
+  const int n = 32, k = 64;
+  for (const Kernels* kernels : available_kernels()) {
+    for (const auto& [name, format] : kFormats) {
+      CAPTURE(kernels->name);
+      CAPTURE(name);
+      const std::vector<float> zeros(n * k), ones(n * k, 1.0f);
+      const auto by_zero = PackedWeight(*kernels, format, zeros, n, k).multiply(ones, 1);
+      const auto of_zero = PackedWeight(*kernels, format, ones, n, k).multiply(zeros, 1);
+      for (int c = 0; c < n; ++c) {
+        CHECK(by_zero[c] == 0.0f);
+        CHECK(of_zero[c] == 0.0f);
       }
     }
   }

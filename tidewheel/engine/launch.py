@@ -16,6 +16,7 @@ from tidewheel.engine.memory import available_memory_bytes
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.generation import GenerationConfig, read_generation_config
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
+from tidewheel.engine.quantization import Quantization, parse_quantization
 from tidewheel.engine.text import Tokenizer
 from tidewheel.engine.weights import open_weights, read_config, resolve
 from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype
@@ -40,6 +41,9 @@ class EngineOptions:
     load_format: str = "auto"
     tokenizer: str | None = None
     dtype: str = "auto"
+    quantization: str | None = None
+    quantization_group_size: int | None = None
+    quantization_zero_points: bool = False
     kv_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
@@ -65,12 +69,15 @@ def load_engine(options: EngineOptions) -> Engine:
     weights = open_weights(folder, description, options.load_format, options.seed)
     device = get_device(options.device)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else parse_dtype(options.dtype)
+    quantization = parse_quantization(
+        options.quantization, options.quantization_group_size, options.quantization_zero_points
+    )
     kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_dtype(options.kv_cache_dtype)
     max_model_len, kv_cache_bytes = plan_kv_cache(
         options,
         model_limit=spec.max_positions,
         bytes_per_token=device.kv_bytes_per_token(spec, kv_cache_dtype),
-        available_bytes=_left_beside_weights(spec, dtype),
+        available_bytes=_left_beside_weights(spec, dtype, quantization),
     )
     executor = device.load(
         spec,
@@ -83,6 +90,7 @@ def load_engine(options: EngineOptions) -> Engine:
             max_num_batched_tokens=options.max_num_batched_tokens,
             threads_bind=options.threads_bind,
             kv_cache_dtype=kv_cache_dtype,
+            quantization=quantization,
         ),
     )
     # A chat model's files may name the end of a turn in one place and the end of a text in another.
@@ -103,7 +111,7 @@ def load_engine(options: EngineOptions) -> Engine:
         "Loaded %s (%s, %s on %s) in %.2f s: context %d tokens, KV cache %.2f GiB (%d blocks of %d tokens)",
         options.model,
         spec.family,
-        dtype,
+        quantization or dtype,
         device.name,
         time.perf_counter() - started,
         engine.max_model_len,
@@ -158,12 +166,13 @@ def _tokenizer_folder(options: EngineOptions, folder: Path) -> Path:
     return resolve(options.tokenizer, None, options.download_dir, with_weights=False)
 
 
-def _left_beside_weights(spec: DecoderSpec, dtype: DType) -> int | None:
+def _left_beside_weights(spec: DecoderSpec, dtype: DType, quantization: Quantization | None) -> int | None:
     available = available_memory_bytes()
     if available is None:
         return None
     parameters = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
-    return max(available - parameters * STORAGE[dtype].itemsize, 0)
+    each = quantization.bytes_per_parameter if quantization else STORAGE[dtype].itemsize
+    return max(available - round(parameters * each), 0)
 
 
 def _generation_defaults(generation: GenerationConfig) -> dict[str, float | int]:

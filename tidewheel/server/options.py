@@ -122,6 +122,15 @@ class ModelOptions:
         parse=dtype_name,
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    quantization: str | None = option(
+        None,
+        "store weights in fewer bits; they are quantized while they are loaded",
+        choices=("int8", "int8-channel", "int4"),
+    )
+    quantization_group_size: int | None = option(
+        None, "inputs that share a scale in int4 weights: 32, 64 or 128 [32]", parse=positive_count, metavar="N"
+    )
+    quantization_zero_points: bool = option(False, "int4 weights with zero points")
     kv_cache_dtype: str = option(
         "auto",
         "the type of K and V in the cache; auto is as the weights",

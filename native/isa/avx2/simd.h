@@ -41,6 +41,7 @@ TW_INLINE F add(F a, F b) { return {_mm256_add_ps(a.v, b.v)}; }
 TW_INLINE F sub(F a, F b) { return {_mm256_sub_ps(a.v, b.v)}; }
 TW_INLINE F mul(F a, F b) { return {_mm256_mul_ps(a.v, b.v)}; }
 TW_INLINE F div(F a, F b) { return {_mm256_div_ps(a.v, b.v)}; }
+TW_INLINE F abs(F a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
 TW_INLINE F max(F a, F b) { return {_mm256_max_ps(a.v, b.v)}; }
 TW_INLINE F min(F a, F b) { return {_mm256_min_ps(a.v, b.v)}; }
 TW_INLINE F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
@@ -78,12 +79,41 @@ TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p
 struct I {
   __m256i v;
 };
-TW_INLINE I zero_int() { return {_mm256_setzero_si256()}; }
-TW_INLINE I dot_i8(I acc, const uint8_t* u, const int8_t* s) {
-  const __m256i products = _mm256_maddubs_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(u)),
-                                                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(s)));
+TW_INLINE I set1_int(int x) { return {_mm256_set1_epi32(x)}; }
+TW_INLINE I add(I a, I b) { return {_mm256_add_epi32(a.v, b.v)}; }
+TW_INLINE int hsum(I a) {
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+TW_INLINE F to_floats(I a) { return {_mm256_cvtepi32_ps(a.v)}; }
+TW_INLINE I round_to_int(F a) { return {_mm256_cvtps_epi32(a.v)}; }
+TW_INLINE void store(int8_t* p, I a) {
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+TW_INLINE F load(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+
+// Sums of two products must fit in 16 bits: |w| <= 127 takes the unsigned place and x takes w's sign.
+constexpr int kQuadZero = 0;
+struct Quads {
+  __m256i w;
+};
+TW_INLINE Quads load_quads(const uint8_t* p) {
+  return {_mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_set1_epi8(static_cast<char>(0x80)))};
+}
+TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
+  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
+  low = {_mm256_and_si256(both, mask)};
+  high = {_mm256_and_si256(_mm256_srli_epi16(both, 4), mask)};
+}
+TW_INLINE I dot_quads(I acc, Quads q, const int8_t* p) {
+  int four;
+  std::memcpy(&four, p, 4);
+  const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(q.w), _mm256_sign_epi8(_mm256_set1_epi32(four), q.w));
   return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))};
 }
-TW_INLINE int first(I a) { return _mm256_extract_epi32(a.v, 0); }
 
 }  // namespace tidewheel::TW_ISA

@@ -40,6 +40,7 @@ TW_INLINE F add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
 TW_INLINE F sub(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
 TW_INLINE F mul(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
 TW_INLINE F div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+TW_INLINE F abs(F a) { return {_mm512_abs_ps(a.v)}; }
 TW_INLINE F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
 TW_INLINE F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
 TW_INLINE F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
@@ -84,15 +85,55 @@ TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a
 struct I {
   __m512i v;
 };
-TW_INLINE I zero_int() { return {_mm512_setzero_si512()}; }
-TW_INLINE I dot_i8(I acc, const uint8_t* u, const int8_t* s) {
-#ifdef __AVX512VNNI__
-  return {_mm512_dpbusd_epi32(acc.v, _mm512_loadu_si512(u), _mm512_loadu_si512(s))};
-#else
-  const __m512i products = _mm512_maddubs_epi16(_mm512_loadu_si512(u), _mm512_loadu_si512(s));
-  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(products, _mm512_set1_epi16(1)))};
-#endif
+TW_INLINE I set1_int(int x) { return {_mm512_set1_epi32(x)}; }
+TW_INLINE I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+TW_INLINE int hsum(I a) { return _mm512_reduce_add_epi32(a.v); }
+TW_INLINE F to_floats(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+TW_INLINE I round_to_int(F a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+TW_INLINE void store(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v)); }
+TW_INLINE F load(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
-TW_INLINE int first(I a) { return _mm512_cvtsi512_si32(a.v); }
+
+TW_INLINE __m512i four_bytes(const int8_t* p) {
+  int four;
+  std::memcpy(&four, p, 4);
+  return _mm512_set1_epi32(four);
+}
+
+#ifdef __AVX512VNNI__
+constexpr int kQuadZero = 128;
+struct Quads {
+  __m512i v;
+};
+TW_INLINE Quads load_quads(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
+  const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+  low = {_mm512_and_si512(both, mask)};
+  high = {_mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
+}
+TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
+#else
+// Sums of two products must fit in 16 bits: |w| <= 127 takes the unsigned place and x takes w's sign.
+constexpr int kQuadZero = 0;
+struct Quads {
+  __m512i magnitude;
+  __mmask64 negative;
+};
+TW_INLINE Quads load_quads(const uint8_t* p) {
+  const __m512i w = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(0x80)));
+  return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
+}
+TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
+  const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+  low = {_mm512_and_si512(both, mask), 0};
+  high = {_mm512_and_si512(_mm512_srli_epi16(both, 4), mask), 0};
+}
+TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
+  const __m512i x = four_bytes(p), signed_x = _mm512_mask_sub_epi8(x, w.negative, _mm512_setzero_si512(), x);
+  const __m512i products = _mm512_maddubs_epi16(w.magnitude, signed_x);
+  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(products, _mm512_set1_epi16(1)))};
+}
+#endif
 
 }  // namespace tidewheel::TW_ISA

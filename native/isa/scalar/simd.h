@@ -29,6 +29,7 @@ TW_INLINE F add(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] + b.v[i]; return r; }
 TW_INLINE F sub(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] - b.v[i]; return r; }
 TW_INLINE F mul(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] * b.v[i]; return r; }
 TW_INLINE F div(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] / b.v[i]; return r; }
+TW_INLINE F abs(F a) { F r; TW_EACH r.v[i] = a.v[i] < 0.0f ? -a.v[i] : a.v[i]; return r; }
 TW_INLINE F max(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return r; }
 TW_INLINE F min(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return r; }
 TW_INLINE F fma(F a, F b, F c) { F r; TW_EACH r.v[i] = a.v[i] * b.v[i] + c.v[i]; return r; }
@@ -74,18 +75,48 @@ TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a
 
 TW_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
-// acc[i] += sum over four of u8 * s8.
 struct I {
   int v[kLanes];
 };
-TW_INLINE I zero_int() { I r; TW_EACH r.v[i] = 0; return r; }
-TW_INLINE I dot_i8(I acc, const uint8_t* u, const int8_t* s) {
+TW_INLINE I set1_int(int x) { I r; TW_EACH r.v[i] = x; return r; }
+TW_INLINE I add(I a, I b) { I r; TW_EACH r.v[i] = a.v[i] + b.v[i]; return r; }
+TW_INLINE int hsum(I a) { int sum = 0; TW_EACH sum += a.v[i]; return sum; }
+TW_INLINE F to_floats(I a) { F r; TW_EACH r.v[i] = static_cast<float>(a.v[i]); return r; }
+// To the nearest, ties to even, of what fits in 22 bits. NaN gives some number.
+TW_INLINE I round_to_int(F a) {
+  const F rounded = round(min(max(a, set1(-4194303.0f)), set1(4194303.0f)));
+  I r;
+  TW_EACH r.v[i] = static_cast<int>(rounded.v[i]);
+  return r;
+}
+// Of numbers that fit.
+TW_INLINE void store(int8_t* p, I a) { TW_EACH p[i] = static_cast<int8_t>(a.v[i]); }
+TW_INLINE F load(const uint8_t* p) { F r; TW_EACH r.v[i] = p[i]; return r; }
+
+// kLanes columns of four bytes. What `load_quads` reads stands for the bytes minus 128, what a dot product computes with
+// is higher by kQuadZero. Nibbles are taken as they are, 0 to 15.
+constexpr int kQuadZero = 128;
+struct Quads {
+  uint8_t v[4 * kLanes];
+};
+TW_INLINE Quads load_quads(const uint8_t* p) {
+  Quads r;
+  std::memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
+  for (int i = 0; i < 4 * kLanes; ++i) {
+    low.v[i] = p[i] & 15;
+    high.v[i] = p[i] >> 4;
+  }
+}
+// acc[i] += the sum over column i's four of w * x, exact.
+TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   TW_EACH {
-    for (int j = 0; j < 4; ++j) acc.v[i] += int{u[4 * i + j]} * int{s[4 * i + j]};
+    for (int j = 0; j < 4; ++j) acc.v[i] += int{w.v[4 * i + j]} * int{x[j]};
   }
   return acc;
 }
-TW_INLINE int first(I a) { return a.v[0]; }
 
 #undef TW_EACH
 

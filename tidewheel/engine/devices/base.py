@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.quantization import Quantization
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -55,6 +56,7 @@ class ExecutorOptions:
     max_num_batched_tokens: int
     threads_bind: str = "auto"
     kv_cache_dtype: DType | None = None  # None: as `dtype`
+    quantization: Quantization | None = None  # None: all weights are of `dtype`
 
     @property
     def cache_dtype(self) -> DType:

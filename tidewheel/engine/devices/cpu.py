@@ -12,6 +12,7 @@ from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
 from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, WeightSource
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec
+from tidewheel.engine.quantization import Quantization
 
 
 def choose_cpus(threads_bind: str) -> list[int]:
@@ -73,6 +74,12 @@ def _model(spec: DecoderSpec, max_positions: int) -> _native.ModelConfig:
     return model
 
 
+def _quantization(quantization: Quantization | None) -> tuple[str, int, bool]:
+    if quantization is None:
+        return "none", 0, False
+    return quantization.method, quantization.group_size, quantization.zero_points
+
+
 class CpuDevice:
     """Native kernels. `isa` names an instruction set level to use instead of the best one."""
 
@@ -113,6 +120,7 @@ class CpuDevice:
                 _model(spec, options.max_model_len),
                 self.isa,
                 options.dtype,
+                *_quantization(options.quantization),
                 options.cache_dtype,
                 num_blocks,
                 options.max_num_seqs,

@@ -1,0 +1,161 @@
+// Micro-tiles: ROWS packed rows times one panel of columns, into tile [ROWS][kPanel]. One accumulator an output, inputs in
+// order.
+#pragma once
+
+#include "kernels/layout.h"
+
+namespace tidewheel::TW_ISA {
+
+// Far enough ahead of the loads that a panel streamed from memory arrives in time at one row.
+constexpr int kPrefetchBytes = 4096;
+
+// How a kind of weight is multiplied: `rows<ROWS>(format, packed rows, panel, k, tile)`.
+template <typename T>
+struct FloatTile {
+  using E = Element<T>;
+
+  template <int ROWS>
+  static void rows(const WeightFormat&, const char* x, const char* panel, int k, float* tile) {
+    for (int column = 0; column < kPanel; column += kTileVectors * kLanes) {
+      columns<ROWS, kTileVectors>(reinterpret_cast<const typename E::Activation*>(x),
+                                  reinterpret_cast<const T*>(panel) + column * E::kStep, float_steps<T>(k), tile + column);
+    }
+  }
+
+  template <int ROWS, int VECTORS>
+  TW_INLINE void columns(const typename E::Activation* x, const T* weight, int steps, float* tile) {
+    F acc[ROWS][VECTORS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = zero();
+    }
+    for (int s = 0; s < steps; ++s) {
+      typename E::Vector w[VECTORS];
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) w[v] = E::load_weights(weight + v * kLanes * E::kStep);
+      prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes);
+      if constexpr (VECTORS * kLanes * E::kStep * sizeof(T) > 64) {
+        prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes + 64);
+      }
+      weight += kPanel * E::kStep;
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) acc[r][v] = E::dot(acc[r][v], w[v], x + r * E::kStep);
+      }
+      x += ROWS * E::kStep;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) store(tile + r * kPanel + v * kLanes, acc[r][v]);
+    }
+  }
+};
+
+// A group's head, then its integers.
+template <int ROWS>
+struct RowGroup {
+  float scale[ROWS];
+  int32_t correction[ROWS];
+  int8_t quads[kRowGroup / kQuad][ROWS][kQuad];
+};
+
+template <int ROWS>
+TW_INLINE void multiply_quads(I (&dot)[ROWS], Quads w, const int8_t (*x)[kQuad]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) dot[r] = dot_quads(dot[r], w, x[r]);
+}
+
+// The dot products of one group; weights advance past it.
+template <int ROWS, bool NIBBLES>
+TW_INLINE void multiply_group(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
+#pragma GCC unroll 8
+  for (int s = 0; s < kRowGroup / kQuad; s += NIBBLES ? 2 : 1) {
+    prefetch(weight + kPrefetchBytes);
+    if constexpr (NIBBLES) {
+      Quads low, high;
+      load_nibbles(weight, low, high);
+      multiply_quads<ROWS>(dot, low, x[s]);
+      multiply_quads<ROWS>(dot, high, x[s + 1]);
+    } else {
+      multiply_quads<ROWS>(dot, load_quads(weight), x[s]);
+    }
+    weight += kLanes * kQuad;
+  }
+}
+
+struct Int8ChannelTile {
+  template <int ROWS>
+  static void rows(const WeightFormat& format, const char* x, const char* panel, int k, float* tile) {
+    const auto* scale = reinterpret_cast<const float*>(x);
+    const auto* correction = reinterpret_cast<const int32_t*>(x) + ROWS;
+    for (int strip = 0; strip < kStrips; ++strip) {
+      const char* base = panel + strip * strip_bytes(format, k);
+      const auto* weight = reinterpret_cast<const uint8_t*>(base);
+      const auto* quads = reinterpret_cast<const int8_t(*)[ROWS][kQuad]>(x + ROWS * kHeadBytes);
+      I dot[ROWS];
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(correction[r]);
+      for (int g = 0; g < row_groups(k); ++g) {
+        multiply_group<ROWS, false>(dot, weight, quads);
+        quads += kRowGroup / kQuad;
+      }
+      const F w = load(reinterpret_cast<const float*>(base + strip_value_bytes(format, k)));
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) {
+        store(tile + r * kPanel + strip * kLanes, mul(to_floats(dot[r]), mul(w, set1(scale[r]))));
+      }
+    }
+  }
+};
+
+template <bool NIBBLES, bool ZERO_POINTS>
+struct GroupTile {
+  template <int ROWS>
+  static void rows(const WeightFormat& format, const char* x, const char* panel, int k, float* tile) {
+    for (int strip = 0; strip < kStrips; ++strip) {
+      columns<ROWS>(format, reinterpret_cast<const RowGroup<ROWS>*>(x), panel + strip * strip_bytes(format, k), k,
+                    tile + strip * kLanes);
+    }
+  }
+
+  template <int ROWS>
+  TW_INLINE void columns(const WeightFormat& format, const RowGroup<ROWS>* group, const char* strip, int k, float* tile) {
+    const auto* weight = reinterpret_cast<const uint8_t*>(strip);
+    const auto* scales = reinterpret_cast<const f16*>(strip + strip_value_bytes(format, k));
+    [[maybe_unused]] const auto* zeros = reinterpret_cast<const uint8_t*>(scales + size_t(weight_groups(format, k)) * kLanes);
+    const int per_scale = format.group / kRowGroup;
+    F acc[ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) acc[r] = zero();
+    const int groups = row_groups(k);
+    for (int begin = 0; begin < groups; begin += per_scale) {
+      const F w = load(scales);
+      [[maybe_unused]] F shift;
+      if constexpr (ZERO_POINTS) {
+        shift = mul(w, sub(zero(), load(zeros)));
+        zeros += kLanes;
+      }
+      prefetch(reinterpret_cast<const char*>(scales) + kPrefetchBytes / 8);
+      scales += kLanes;
+      const int end = begin + per_scale < groups ? begin + per_scale : groups;
+      for (int g = begin; g < end; ++g, ++group) {
+        I dot[ROWS];
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(ZERO_POINTS ? 0 : group->correction[r]);
+        multiply_group<ROWS, NIBBLES>(dot, weight, group->quads);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+          acc[r] = fma(to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+          if constexpr (ZERO_POINTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[r]), acc[r]);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
+  }
+};
+
+}  // namespace tidewheel::TW_ISA

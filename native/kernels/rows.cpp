@@ -1,0 +1,170 @@
+// GEMM inputs: rows of the float32 stream, normalized on the way, rounded or quantized to what the weights want.
+#include <cmath>
+
+#include "kernels/layout.h"
+#include "kernels/table.h"
+
+namespace tidewheel::TW_ISA {
+namespace {
+
+struct Moments {
+  float shift, scale;
+};
+
+Moments moments(const Norm& norm, const float* x, int size) {
+  float mean = 0.0f;
+  int i = 0;
+  if (norm.layer_norm) {
+    F sum = zero();
+    for (; i + kLanes <= size; i += kLanes) sum = add(sum, load(x + i));
+    mean = hsum(sum);
+    for (; i < size; ++i) mean += x[i];
+    mean /= static_cast<float>(size);
+  }
+  F squares = zero();
+  for (i = 0; i + kLanes <= size; i += kLanes) {
+    const F centred = sub(load(x + i), set1(mean));
+    squares = fma(centred, centred, squares);
+  }
+  float variance = hsum(squares);
+  for (; i < size; ++i) variance += (x[i] - mean) * (x[i] - mean);
+  return {mean, 1.0f / std::sqrt(variance / static_cast<float>(size) + norm.eps)};
+}
+
+void normalize_to(const Norm& norm, const float* x, int size, float* out) {
+  const Moments m = moments(norm, x, size);
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    F y = mul(mul(sub(load(x + i), set1(m.shift)), set1(m.scale)), load(norm.weight + i));
+    if (norm.bias) y = add(y, load(norm.bias + i));
+    store(out + i, y);
+  }
+  for (; i < size; ++i) {
+    out[i] = (x[i] - m.shift) * m.scale * norm.weight[i];
+    if (norm.bias) out[i] += norm.bias[i];
+  }
+}
+
+// Row `r` of a tile of `n`. `x` is [k], and zeros up to a whole group.
+template <typename T>
+void round_row(const float* x, int k, int r, int n, char* tile) {
+  using A = typename Element<T>::Activation;
+  constexpr int kStep = Element<T>::kStep;
+  A* out = reinterpret_cast<A*>(tile);
+  const int padded = float_steps<T>(k) * kStep;
+  if (n == 1 && padded % kLanes == 0) {
+    for (int i = 0; i < padded; i += kLanes) store_activations<T>(out + i, load(x + i));
+    return;
+  }
+  for (int i = 0; i < padded; i += kLanes) {
+    A values[kLanes];
+    store_activations<T>(values, load(x + i));
+    const int count = padded - i < kLanes ? padded - i : kLanes;
+    for (int j = 0; j < count; j += kStep) {
+      std::memcpy(out + (size_t(i + j) * n + r * kStep), values + j, sizeof(A) * kStep);
+    }
+  }
+}
+
+// Symmetric: a scale of 1/127 of the largest magnitude. Anything not finite makes the scale NaN, and so the result.
+struct Scale {
+  float scale, inverse;
+};
+
+Scale find_scale(const float* x, int count) {
+  F largest = zero(), poison = zero();
+  for (int i = 0; i < count; i += kLanes) {
+    const F value = load(x + i);
+    largest = max(abs(value), largest);
+    poison = fma(value, zero(), poison);
+  }
+  const float magnitude = hmax(largest);
+  return {magnitude / 127.0f + hsum(poison), magnitude > 0.0f ? 127.0f / magnitude : 0.0f};
+}
+
+// Quantizes 32 values into the quads of row `r` of `n`; returns their sum.
+TW_INLINE int quantize_group(const float* x, float inverse, int r, int n, char* quads) {
+  int8_t values[kRowGroup];
+  I sum = set1_int(0);
+#pragma GCC unroll 4
+  for (int i = 0; i < kRowGroup; i += kLanes) {
+    const I rounded = round_to_int(mul(load(x + i), set1(inverse)));
+    sum = add(sum, rounded);
+    store(values + i, rounded);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRowGroup; i += kQuad) std::memcpy(quads + (size_t(i) * n + r * kQuad), values + i, kQuad);
+  return hsum(sum);
+}
+
+void put_head(char* head, int r, int n, float scale, const void* correction) {
+  std::memcpy(head + r * sizeof(float), &scale, sizeof(float));
+  std::memcpy(head + (n + r) * sizeof(float), correction, sizeof(float));
+}
+
+void quantize_row(const WeightFormat& format, const float* x, int k, int r, int n, char* tile) {
+  const int offset = format.kind == WeightKind::kInt4 ? kNibbleZero : kQuadZero;
+  const int groups = row_groups(k);
+  if (format.kind == WeightKind::kInt8Channel) {
+    const Scale s = find_scale(x, groups * kRowGroup);
+    int sum = 0;
+    for (int g = 0; g < groups; ++g) {
+      sum += quantize_group(x + g * kRowGroup, s.inverse, r, n, tile + size_t(n) * (kHeadBytes + g * kRowGroup));
+    }
+    const int correction = -offset * sum;
+    put_head(tile, r, n, s.scale, &correction);
+    return;
+  }
+  for (int g = 0; g < groups; ++g) {
+    char* group = tile + size_t(g) * n * (kHeadBytes + kRowGroup);
+    const Scale s = find_scale(x + g * kRowGroup, kRowGroup);
+    const int sum = quantize_group(x + g * kRowGroup, s.inverse, r, n, group + size_t(n) * kHeadBytes);
+    const int correction = -offset * sum;
+    const float scaled_sum = s.scale * static_cast<float>(sum);
+    put_head(group, r, n, s.scale, format.zero_points ? static_cast<const void*>(&scaled_sum) : &correction);
+  }
+}
+
+}  // namespace
+
+void normalize(const Norm& norm, float* x, int size) { normalize_to(norm, x, size, x); }
+
+size_t row_bytes(const WeightFormat& format, int k) {
+  switch (format.kind) {
+    case WeightKind::kFloat32: return sizeof(Element<float>::Activation) * k;
+    case WeightKind::kBFloat16: return sizeof(Element<bf16>::Activation) * float_steps<bf16>(k) * Element<bf16>::kStep;
+    case WeightKind::kFloat16: return sizeof(Element<f16>::Activation) * k;
+    case WeightKind::kInt8Channel: return kHeadBytes + size_t(row_groups(k)) * kRowGroup;
+    case WeightKind::kInt8:
+    case WeightKind::kInt4: return size_t(row_groups(k)) * (kHeadBytes + kRowGroup);
+  }
+  return 0;
+}
+
+void pack_rows(const WeightFormat& format, const RowsArgs& args, int row_begin, int row_end) {
+  const int padded = row_groups(args.k) * kRowGroup;
+  const size_t bytes = row_bytes(format, args.k);
+  for (int i = args.k; i < padded; ++i) args.scratch[i] = 0.0f;
+  for (int row = row_begin; row < row_end; ++row) {
+    const float* x = args.x + (args.gather ? args.gather[row] : row) * args.x_stride;
+    if (args.norm.weight) {
+      normalize_to(args.norm, x, args.k, args.scratch);
+      x = args.scratch;
+    } else if (padded != args.k) {
+      std::memcpy(args.scratch, x, sizeof(float) * args.k);
+      x = args.scratch;
+    }
+    const int r = row % kTileRows, n = args.num_rows - (row - r) < kTileRows ? args.num_rows - (row - r) : kTileRows;
+    char* tile = static_cast<char*>(args.out) + (row - r) * bytes;
+    switch (format.kind) {
+      case WeightKind::kFloat32: round_row<float>(x, args.k, r, n, tile); break;
+      case WeightKind::kBFloat16: round_row<bf16>(x, args.k, r, n, tile); break;
+      case WeightKind::kFloat16: round_row<f16>(x, args.k, r, n, tile); break;
+      case WeightKind::kInt8:
+      case WeightKind::kInt8Channel:
+      case WeightKind::kInt4: quantize_row(format, x, args.k, r, n, tile); break;
+    }
+  }
+}
+
+}  // namespace tidewheel::TW_ISA

@@ -1,0 +1,38 @@
+#include <doctest/doctest.h>
+
+#include "support.h"
+
+using namespace tidewheel;
+using namespace tidewheel::test;
+
+TEST_CASE("rms and layer norm agree with their definitions, whatever the width, in place and on the way into a GEMM") {
+  Random random;
+  for (const Kernels* kernels : available_kernels()) {
+    for (const bool layer_norm : {false, true}) {
+      for (const int size : {2, 15, 16, 64, 100}) {
+        CAPTURE(kernels->name);
+        CAPTURE(size);
+        auto x = random.normals(3 * size);
+        const auto original = x;
+        auto weight = random.normals(size), bias = random.normals(size);
+        const Norm norm{layer_norm, 1e-5f, weight.data(), bias.data()};
+        // Rows of float32 weights are packed as they are, one row a tile when it is alone.
+        std::vector<float> packed(size), scratch(size + kRowGroup);
+        const int32_t second = 1;
+        kernels->pack_rows({WeightKind::kFloat32}, {x.data(), size_t(size), &second, 1, size, norm, scratch.data(), packed.data()},
+                           0, 1);
+        for (int r = 0; r < 3; ++r) {
+          kernels->normalize(norm, x.data() + r * size, size);
+          double mean = 0, variance = 0;
+          for (int i = 0; i < size; ++i) mean += layer_norm ? original[r * size + i] / double(size) : 0.0;
+          for (int i = 0; i < size; ++i) variance += std::pow(original[r * size + i] - mean, 2) / size;
+          for (int i = 0; i < size; ++i) {
+            const double expected = (original[r * size + i] - mean) / std::sqrt(variance + 1e-5) * weight[i] + bias[i];
+            CHECK(x[r * size + i] == doctest::Approx(expected).epsilon(1e-4).scale(1.0));
+            if (r == second) CHECK(packed[i] == x[r * size + i]);
+          }
+        }
+      }
+    }
+  }
+}
