@@ -32,15 +32,17 @@ DType parse_dtype(const std::string& name) {
 // `dtype` for what stays floats; `quantization` is none, int8, int8-channel or int4.
 WeightFormats parse_formats(const std::string& dtype, const std::string& quantization, int group, bool zero_points) {
   const WeightFormat floats{static_cast<WeightKind>(parse_dtype(dtype))};
-  if (quantization == "none") return {floats, floats, floats};
+  if (quantization == "none") return {floats, floats, floats, floats};
   const WeightFormat int8{WeightKind::kInt8}, channel{WeightKind::kInt8Channel};
-  if (quantization == "int8") return {int8, int8, floats};
-  if (quantization == "int8-channel") return {channel, channel, floats};
+  if (quantization == "int8") return {int8, int8, int8, floats};
+  // What the activation function lets through has outliers that one scale a row cannot hold: `down` keeps groups.
+  if (quantization == "int8-channel") return {channel, int8, int8, floats};
   if (quantization != "int4") {
     throw std::invalid_argument("quantization must be none, int8, int8-channel or int4, not " + quantization);
   }
   if (group != 32 && group != 64 && group != 128) throw std::invalid_argument("int4 has groups of 32, 64 or 128");
-  return {{WeightKind::kInt4, group, zero_points}, int8, floats};
+  const WeightFormat int4{WeightKind::kInt4, group, zero_points};
+  return {int4, int4, int8, floats};
 }
 
 Activation parse_activation(const std::string& name) {

@@ -96,7 +96,7 @@ void Weights::plan(const ModelConfig& config, const WeightFormats& formats) {
     } else {
       plan_linear(prefix + "up", layer.up, linears, c.intermediate_size, hidden, c.mlp_bias);
     }
-    plan_linear(prefix + "down", layer.down, linears, hidden, c.intermediate_size, c.mlp_bias);
+    plan_linear(prefix + "down", layer.down, formats.down, hidden, c.intermediate_size, c.mlp_bias);
   }
   if (config.final_norm) plan_norm("final_norm", final_norm, *config.final_norm, hidden);
   if (!config.tied_head) plan_linear("head", head, formats.embedding, config.vocab_size, embedding, false);

@@ -34,9 +34,9 @@ struct Source {
   std::vector<int64_t> strides;
 };
 
-// How the weights are to be stored. Learned positions are only looked up: they stay floats.
+// How the weights are to be stored. `embedding` is the head's too. Learned positions are only looked up: they stay floats.
 struct WeightFormats {
-  WeightFormat layers, embedding, positions;  // `embedding` is the head's too
+  WeightFormat layers, down, embedding, positions;
 };
 
 class Weights {

@@ -18,9 +18,9 @@ class Quantization:
     """How weights are stored.
 
     `int8` keeps a scale for every 32 inputs of an output and quantizes activations likewise, in groups of 32.
-    `int8-channel` keeps one scale an output, and one a token for the activations. `int4` keeps a scale, and with
-    `zero_points` also a zero point, for every `group_size` inputs; its embedding and head are int8, its activations
-    are quantized as for int8.
+    `int8-channel` keeps one scale an output, and one a token for the activations; the MLP's last matrix, whose inputs
+    have outliers, and embedding and head are as in int8. `int4` keeps a scale, and with `zero_points` also a zero
+    point, for every `group_size` inputs; its embedding and head are int8, its activations are quantized as for int8.
     """
 
     method: Method
