@@ -81,18 +81,20 @@ void quantize_int8(const float* x, int count, float scale, uint8_t* out) {
 }
 
 struct Int4Scale {
-  float scale;
-  int zero;
+  float scale, shift;
 };
+
+TW_INLINE float int4_level(float x, float inverse, const Int4Scale& s) {
+  return clamp(nearest((x - s.shift) * inverse), 0.0f, 15.0f);
+}
 
 // Sum of squared errors of a group's values at one scale, in sixteen partial sums.
 float int4_error(const float* x, int count, const Int4Scale& s) {
-  const float inverse = 1.0f / s.scale, zero = static_cast<float>(s.zero);
+  const float inverse = 1.0f / s.scale;
   float sums[16] = {};
   for (int i = 0; i < count; i += 16) {
     for (int j = 0; j < 16; ++j) {
-      const float q = clamp(nearest(x[i + j] * inverse + zero), 0.0f, 15.0f);
-      const float error = (q - zero) * s.scale - x[i + j];
+      const float error = int4_level(x[i + j], inverse, s) * s.scale + s.shift - x[i + j];
       sums[j] += error * error;
     }
   }
@@ -109,16 +111,16 @@ Int4Scale find_int4_scale(const float* x, int count, bool zero_points) {
     low = x[i] < low ? x[i] : low;
     high = x[i] > high ? x[i] : high;
   }
-  if (low == 0.0f && high == 0.0f) return {0.0f, kNibbleZero};
   // Without zero points 16 levels reach from -8 to 7: the longer side gets the 8, with a negative scale if it must.
   const float longer = -low > high ? low : high;
   const float span = zero_points ? (high - low) / 15.0f : longer / -8.0f;
-  Int4Scale best{0.0f, kNibbleZero};
+  const float middle = (low + high) / 2.0f;
+  Int4Scale best{0.0f, 0.0f};
   float least = 0.0f;
   for (int step = -2; step <= 9; ++step) {
-    Int4Scale candidate{stored_scale(span * (1.0f - 0.03f * static_cast<float>(step))), kNibbleZero};
-    if (candidate.scale == 0.0f) continue;
-    if (zero_points) candidate.zero = static_cast<int>(clamp(nearest(-low / candidate.scale), 0.0f, 15.0f));
+    const float scale = stored_scale(span * (1.0f - 0.03f * static_cast<float>(step)));
+    if (scale == 0.0f) continue;
+    const Int4Scale candidate{scale, zero_points ? stored_scale(middle - 7.5f * scale) : -8.0f * scale};
     const float error = int4_error(x, count, candidate);
     if (best.scale == 0.0f || error < least) {
       best = candidate;
@@ -129,84 +131,80 @@ Int4Scale find_int4_scale(const float* x, int count, bool zero_points) {
 }
 
 void quantize_int4(const float* x, int count, const Int4Scale& s, uint8_t* out) {
-  const float inverse = s.scale != 0.0f ? 1.0f / s.scale : 0.0f, zero = static_cast<float>(s.zero);
-  for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(clamp(nearest(x[i] * inverse + zero), 0.0f, 15.0f));
+  const float inverse = s.scale != 0.0f ? 1.0f / s.scale : 0.0f;
+  for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(int4_level(x[i], inverse, s));
 }
 
 // Where a packed column lies: its strip, and its lane there.
 struct Column {
-  uint8_t* values;
-  char* scales;
+  char* strip;
   int lane;
 };
 
 Column find_column(const WeightFormat& format, void* weight, int k, int column) {
-  const int strip = column / kLanes;
-  char* base = static_cast<char*>(weight) + size_t(strip) * strip_bytes(format, k);
-  return {reinterpret_cast<uint8_t*>(base), base + strip_value_bytes(format, k), column % kLanes};
+  return {static_cast<char*>(weight) + size_t(column / kLanes) * strip_bytes(format, k), column % kLanes};
 }
 
-TW_INLINE uint8_t* quad_at(const Column& column, int i) { return column.values + (size_t(i / kQuad) * kLanes + column.lane) * kQuad; }
+// Input i of a column within quads or nibbles, eight inputs of which share four bytes.
+TW_INLINE uint8_t* quad_at(char* values, int lane, int i) {
+  return reinterpret_cast<uint8_t*>(values) + (size_t(i / kQuad) * kLanes + lane) * kQuad;
+}
+TW_INLINE uint8_t* nibbles_at(char* values, int lane, int i) { return quad_at(values, lane, i / 2); }
 
-// Eight inputs share four bytes.
-TW_INLINE uint8_t* nibbles_at(const Column& column, int i) {
-  return column.values + (size_t(i / (2 * kQuad)) * kLanes + column.lane) * kQuad;
+void put_half(char* halves, int lane, float value) {
+  const f16 half = to_f16(value);
+  std::memcpy(halves + lane * sizeof(f16), &half, sizeof(f16));
 }
 
-void put_scale(char* scales, size_t index, float scale) {
-  const f16 half = to_f16(scale);
-  std::memcpy(scales + index * sizeof(f16), &half, sizeof(f16));
-}
-
-float get_scale(const char* scales, size_t index) {
+float get_half(const char* halves, int lane) {
   f16 half;
-  std::memcpy(&half, scales + index * sizeof(f16), sizeof(f16));
+  std::memcpy(&half, halves + lane * sizeof(f16), sizeof(f16));
   return to_float(half);
 }
 
 template <typename S>
-void pack_int8(const WeightFormat& format, const PackArgs& args, int row) {
+void pack_int8_channel(const WeightFormat& format, const PackArgs& args, int row) {
   const Column column = find_column(format, args.weight, args.k, packed_column(args, row));
-  float x[kRowGroup];
+  float x[kRowGroup], largest = 0.0f;
   uint8_t q[kRowGroup];
-  const bool by_channel = format.kind == WeightKind::kInt8Channel;
-  float scale = 0.0f;
-  if (by_channel) {
-    for (int i = 0; i < args.cols; i += kRowGroup) {
-      read_group<S>(args, row, i, kRowGroup, x);
-      const float largest = largest_magnitude(x, kRowGroup);
-      scale = scale < largest ? largest : scale;
-    }
-    scale /= 127.0f;
-    std::memcpy(column.scales + column.lane * sizeof(float), &scale, sizeof(float));
-  }
   for (int i = 0; i < args.cols; i += kRowGroup) {
     read_group<S>(args, row, i, kRowGroup, x);
-    if (!by_channel) {
-      scale = stored_scale(largest_magnitude(x, kRowGroup) / 127.0f);
-      put_scale(column.scales, size_t(i / kRowGroup) * kLanes + column.lane, scale);
-    }
+    const float magnitude = largest_magnitude(x, kRowGroup);
+    largest = largest < magnitude ? magnitude : largest;
+  }
+  const float scale = largest / 127.0f;
+  char* scales = column.strip + size_t(row_groups(args.k)) * kRowGroup * kLanes;
+  std::memcpy(scales + column.lane * sizeof(float), &scale, sizeof(float));
+  for (int i = 0; i < args.cols; i += kRowGroup) {
+    read_group<S>(args, row, i, kRowGroup, x);
     quantize_int8(x, kRowGroup, scale, q);
-    for (int j = 0; j < kRowGroup; j += kQuad) std::memcpy(quad_at(column, i + j), q + j, kQuad);
+    for (int j = 0; j < kRowGroup; j += kQuad) std::memcpy(quad_at(column.strip, column.lane, i + j), q + j, kQuad);
   }
 }
 
 template <typename S>
-void pack_int4(const WeightFormat& format, const PackArgs& args, int row) {
+void pack_groups(const WeightFormat& format, const PackArgs& args, int row) {
   const Column column = find_column(format, args.weight, args.k, packed_column(args, row));
-  char* zeros = column.scales + sizeof(f16) * weight_groups(format, args.k) * kLanes;
+  const GroupLayout layout = GroupLayout::of(format, args.k);
   float x[kLargestGroup];
   uint8_t q[kLargestGroup];
-  for (int i = 0; i < args.cols; i += format.group) {
-    read_group<S>(args, row, i, format.group, x);
+  for (int g = 0; g < layout.groups; ++g) {
+    read_group<S>(args, row, g * format.group, format.group, x);
+    char* scales = column.strip + layout.scale_at(g);
+    char* values = column.strip + layout.values_at(g);
+    if (format.kind == WeightKind::kInt8) {
+      const float scale = stored_scale(largest_magnitude(x, kRowGroup) / 127.0f);
+      put_half(scales, column.lane, scale);
+      quantize_int8(x, kRowGroup, scale, q);
+      for (int j = 0; j < kRowGroup; j += kQuad) std::memcpy(quad_at(values, column.lane, j), q + j, kQuad);
+      continue;
+    }
     const Int4Scale s = find_int4_scale(x, format.group, format.zero_points);
-    const size_t index = size_t(i / format.group) * kLanes + column.lane;
-    put_scale(column.scales, index, s.scale);
-    if (format.zero_points) zeros[index] = static_cast<char>(s.zero);
+    put_half(scales, column.lane, s.scale);
+    if (format.zero_points) put_half(scales + layout.shift_bytes, column.lane, s.shift);
     quantize_int4(x, format.group, s, q);
-    const int end = row_groups(args.k) * kRowGroup - i < format.group ? row_groups(args.k) * kRowGroup - i : format.group;
-    for (int j = 0; j < end; j += 2 * kQuad) {
-      uint8_t* bytes = nibbles_at(column, i + j);
+    for (int j = 0; j < format.group; j += 2 * kQuad) {
+      uint8_t* bytes = nibbles_at(values, column.lane, j);
       for (int b = 0; b < kQuad; ++b) bytes[b] = static_cast<uint8_t>(q[j + b] | q[j + kQuad + b] << 4);
     }
   }
@@ -218,12 +216,12 @@ void pack_from(const WeightFormat& format, const PackArgs& args) {
     case WeightKind::kFloat32: return pack_floats<float, S>(args);
     case WeightKind::kBFloat16: return pack_floats<bf16, S>(args);
     case WeightKind::kFloat16: return pack_floats<f16, S>(args);
-    case WeightKind::kInt8:
     case WeightKind::kInt8Channel:
-      for (int row = args.row_begin; row < args.row_end; ++row) pack_int8<S>(format, args, row);
+      for (int row = args.row_begin; row < args.row_end; ++row) pack_int8_channel<S>(format, args, row);
       return;
+    case WeightKind::kInt8:
     case WeightKind::kInt4:
-      for (int row = args.row_begin; row < args.row_end; ++row) pack_int4<S>(format, args, row);
+      for (int row = args.row_begin; row < args.row_end; ++row) pack_groups<S>(format, args, row);
       return;
   }
 }
@@ -238,22 +236,26 @@ void unpack_floats(const void* weight, int k, int row, float* out) {
 
 void unpack_integers(const WeightFormat& format, const void* weight, int k, int row, float* out) {
   const Column column = find_column(format, const_cast<void*>(weight), k, row);
-  if (format.kind == WeightKind::kInt4) {
-    const char* zeros = column.scales + sizeof(f16) * weight_groups(format, k) * kLanes;
-    for (int i = 0; i < k; ++i) {
-      const size_t index = size_t(i / format.group) * kLanes + column.lane;
-      const uint8_t byte = nibbles_at(column, i)[i % kQuad];
-      const int zero = format.zero_points ? zeros[index] : kNibbleZero;
-      const int q = i / kQuad % 2 ? byte >> 4 : byte & 15;
-      out[i] = get_scale(column.scales, index) * static_cast<float>(q - zero);
-    }
+  if (format.kind == WeightKind::kInt8Channel) {
+    float scale;
+    std::memcpy(&scale, column.strip + (size_t(row_groups(k)) * kRowGroup * kLanes + column.lane * sizeof(float)), sizeof(float));
+    for (int i = 0; i < k; ++i) out[i] = scale * static_cast<float>(quad_at(column.strip, column.lane, i)[i % kQuad] - 128);
     return;
   }
-  float scale = 0.0f;
-  if (format.kind == WeightKind::kInt8Channel) std::memcpy(&scale, column.scales + column.lane * sizeof(float), sizeof(float));
+  const GroupLayout layout = GroupLayout::of(format, k);
   for (int i = 0; i < k; ++i) {
-    if (format.kind == WeightKind::kInt8) scale = get_scale(column.scales, size_t(i / kRowGroup) * kLanes + column.lane);
-    out[i] = scale * static_cast<float>(quad_at(column, i)[i % kQuad] - 128);
+    const int g = i / format.group, j = i % format.group;
+    const char* scales = column.strip + layout.scale_at(g);
+    char* values = column.strip + layout.values_at(g);
+    const float scale = get_half(scales, column.lane);
+    if (format.kind == WeightKind::kInt8) {
+      out[i] = scale * static_cast<float>(quad_at(values, column.lane, j)[j % kQuad] - 128);
+      continue;
+    }
+    const uint8_t byte = nibbles_at(values, column.lane, j)[j % kQuad];
+    const float q = static_cast<float>(j / kQuad % 2 ? byte >> 4 : byte & 15);
+    out[i] = format.zero_points ? scale * q + get_half(scales + layout.shift_bytes, column.lane)
+                                : scale * (q - static_cast<float>(kNibbleZero));
   }
 }
 

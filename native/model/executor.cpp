@@ -10,8 +10,6 @@ namespace {
 
 // Tiles of rows that one GEMM task takes: they stay in the second-level cache while the task's panels pass by.
 constexpr int kTilesPerTask = 10;
-// Tasks for each worker and GEMM: enough that a worker that was interrupted does not hold up the others.
-constexpr int kTasksPerWorker = 4;
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
 constexpr int64_t kMostPackedAlone = 8192;
 
@@ -197,15 +195,18 @@ void Executor::gemm(Worker& worker, const Linear& linear, const Rows& rows, cons
   const char* x = pack_rows(worker, linear, rows);
   const int panels = (linear.n + kPanel - 1) / kPanel;
   const int rows_per_task = kTilesPerTask * kernels_.tile_rows;
-  const int row_tasks = (rows.count + rows_per_task - 1) / rows_per_task;
-  const int pieces = std::max(1, kTasksPerWorker * worker.count() / row_tasks);
-  const int grain = std::max(1, panels / pieces), panel_tasks = (panels + grain - 1) / grain;
-  worker.share(int64_t(row_tasks) * panel_tasks, 1, [&](int64_t task, int64_t) {
-    const int row = static_cast<int>(task / panel_tasks) * rows_per_task;
-    const int panel = static_cast<int>(task % panel_tasks) * grain;
-    kernels_.gemm(linear.format, {x, rows.count, row, std::min(rows.count, row + rows_per_task), linear.weight, linear.k,
-                                  linear.n, panel, std::min(panels, panel + grain), linear.bias, output.epilogue,
-                                  output.activation, output.y, output.stride});
+  const int blocks = (rows.count + rows_per_task - 1) / rows_per_task;
+  // Panel by panel of one block of rows after the other.
+  worker.share_guided(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int row = static_cast<int>(begin / panels) * rows_per_task;
+      const int panel = static_cast<int>(begin % panels);
+      const int panel_end = static_cast<int>(std::min<int64_t>(panels, panel + (end - begin)));
+      kernels_.gemm(linear.format, {x, rows.count, row, std::min(rows.count, row + rows_per_task), linear.weight, linear.k,
+                                    linear.n, panel, panel_end, linear.bias, output.epilogue, output.activation, output.y,
+                                    output.stride});
+      begin += panel_end - panel;
+    }
   });
 }
 

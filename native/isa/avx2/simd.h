@@ -92,9 +92,6 @@ TW_INLINE void store(int8_t* p, I a) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
-TW_INLINE F load(const uint8_t* p) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
-}
 
 // Sums of two products must fit in 16 bits: |w| <= 127 takes the unsigned place and x takes w's sign.
 constexpr int kQuadZero = 0;

@@ -91,9 +91,6 @@ TW_INLINE int hsum(I a) { return _mm512_reduce_add_epi32(a.v); }
 TW_INLINE F to_floats(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 TW_INLINE I round_to_int(F a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 TW_INLINE void store(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v)); }
-TW_INLINE F load(const uint8_t* p) {
-  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
-}
 
 TW_INLINE __m512i four_bytes(const int8_t* p) {
   int four;

@@ -91,7 +91,6 @@ TW_INLINE I round_to_int(F a) {
 }
 // Of numbers that fit.
 TW_INLINE void store(int8_t* p, I a) { TW_EACH p[i] = static_cast<int8_t>(a.v[i]); }
-TW_INLINE F load(const uint8_t* p) { F r; TW_EACH r.v[i] = p[i]; return r; }
 
 // kLanes columns of four bytes. What `load_quads` reads stands for the bytes minus 128, what a dot product computes with
 // is higher by kQuadZero. Nibbles are taken as they are, 0 to 15.
