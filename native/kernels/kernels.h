@@ -147,6 +147,7 @@ struct SampleArgs {
   float* row;           // scratch [vocab rounded up to 256]
   float* weights;       // scratch, likewise
   double* block_sums;   // scratch [vocab / 256 rounded up]
+  float* maxima;        // scratch, twice that
   int32_t* indices;     // scratch [vocab]
   int32_t* token;
   float* logprob;

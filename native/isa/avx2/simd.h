@@ -61,6 +61,29 @@ TW_INLINE float hmax(F a) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+TW_INLINE F keep_if(F value, F x, F bound) { return {_mm256_and_ps(value.v, _mm256_cmp_ps(x.v, bound.v, _CMP_GE_OQ))}; }
+TW_INLINE uint32_t unordered(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_UNORD_Q)); }
+
+// The set bits of every byte.
+struct SetBits {
+  uint8_t lanes[256][8];
+};
+constexpr SetBits kSetBits = [] {
+  SetBits r{};
+  for (int mask = 0; mask < 256; ++mask) {
+    for (int lane = 0, n = 0; lane < 8; ++lane) {
+      if (mask >> lane & 1) r.lanes[mask][n++] = static_cast<uint8_t>(lane);
+    }
+  }
+  return r;
+}();
+TW_INLINE int compress(float* p, F a, F low, F high) {
+  const __m256 within = _mm256_and_ps(_mm256_cmp_ps(a.v, low.v, _CMP_GE_OQ), _mm256_cmp_ps(a.v, high.v, _CMP_LE_OQ));
+  const int mask = _mm256_movemask_ps(within);
+  const __m256i order = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(kSetBits.lanes[mask])));
+  _mm256_storeu_ps(p, _mm256_permutevar8x32_ps(a.v, order));
+  return __builtin_popcount(mask);
+}
 
 using BF16Activation = float;
 struct Pairs {

@@ -56,6 +56,28 @@ TW_INLINE float hmax(F a) {
   return m;
 }
 
+// `value` where x >= bound, else 0.
+TW_INLINE F keep_if(F value, F x, F bound) {
+  F r;  // by masks: a compiler would make a choice a branch
+  TW_EACH r.v[i] = bits_float(float_bits(value.v[i]) & (0u - uint32_t{x.v[i] >= bound.v[i]}));
+  return r;
+}
+// Not 0 if a lane of a or b is NaN.
+TW_INLINE uint32_t unordered(F a, F b) {
+  uint32_t r = 0;
+  TW_EACH r |= (a.v[i] != a.v[i]) | (b.v[i] != b.v[i]);
+  return r;
+}
+// Writes the lanes within [low, high] side by side, and anything after them up to kLanes; returns how many they are.
+TW_INLINE int compress(float* p, F a, F low, F high) {
+  int n = 0;
+  TW_EACH {
+    p[n] = a.v[i];
+    n += (a.v[i] >= low.v[i]) & (a.v[i] <= high.v[i]);
+  }
+  return n;
+}
+
 // kLanes pairs of bfloat16, even elements and odd elements apart; activations stay float, rounded to bfloat16.
 using BF16Activation = float;
 struct Pairs {
