@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "model/attention_plan.h"
 #include "model/config.h"
 #include "model/sampler.h"
 #include "model/weights.h"
@@ -32,7 +33,7 @@ struct ExecutorShape {
 class Executor {
  public:
   // Throws std::invalid_argument for a config that the kernels cannot run, std::bad_alloc for want of memory.
-  Executor(ModelConfig config, const Kernels& kernels, DType type, DType cache_type, ExecutorShape shape,
+  Executor(ModelConfig config, const Kernels& kernels, DType type, CacheType cache_type, ExecutorShape shape,
            std::vector<int> cpus);
 
   void set_weight(const std::string& name, const Source& source) { weights_.set(name, source, pool_); }
@@ -62,16 +63,13 @@ class Executor {
     size_t stride;
     Activation activation = Activation::kSilu;
   };
-  // A run of tokens of one sequence whose attention is computed together, for each KV head.
-  struct AttentionTask {
-    int sequence, token_begin, num_tokens;
-  };
 
   void check(const Step& step) const;
   void forward(Worker& worker, const Step& step);
   void embed(Worker& worker, const Step& step);
   void angles(const std::vector<float>& inv_freq, float factor, int position, float* cos, float* sin) const;
   void attend(Worker& worker, const Step& step, int layer);
+  void attend_to_cache(Worker& worker, const Step& step, int layer);
   void mlp(Worker& worker, int tokens, int layer);
   void logits(Worker& worker, const Step& step);
   void sample(Worker& worker, const Step& step);
@@ -86,7 +84,8 @@ class Executor {
 
   const ModelConfig config_;
   const Kernels& kernels_;
-  const DType type_, cache_type_;  // of the weights, and of K and V
+  const DType type_;            // of the weights
+  const CacheType cache_type_;  // of K and V
   const ExecutorShape shape_;
   ThreadPool pool_;
   Weights weights_;
@@ -103,14 +102,14 @@ class Executor {
   Arena activations_;  // [T, activation_stride_]: inputs of qkv, out, up and head
   Arena projected_;    // [T, embedding size] float, for models that project their embedding
   Arena qkv_;          // [T, qkv_stride_] float
-  Arena queries_;      // [T, query_stride_] activations
+  Arena queries_;      // [T, query_stride_] queries
   Arena mlp_;          // [T, mlp_stride_] activations
   Arena angles_;       // [T, 2, max_rotary_pairs_] float
   Arena logits_;       // [R, vocab] float
   Arena scratch_;      // one piece a worker: attention
   size_t scratch_stride_ = 0;
   std::vector<int> token_sequence_;           // [T]: which sequence a token belongs to
-  std::vector<AttentionTask> tasks_;
+  AttentionPlan attention_plan_;
 };
 
 }  // namespace tidewheel

@@ -45,6 +45,13 @@ TW_INLINE F pow2(F n) {
   return r;
 }
 
+// The power of two in the exponent of |x|; infinity for infinity and NaN.
+TW_INLINE F binade(F a) {
+  F r;
+  TW_EACH r.v[i] = bits_float(float_bits(a.v[i]) & 0x7f800000u);
+  return r;
+}
+
 TW_INLINE float hsum(F a) {
   return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
 }
@@ -55,12 +62,13 @@ TW_INLINE float hmax(F a) {
   return m;
 }
 
-// kLanes pairs of bfloat16, even elements and odd elements apart; activations stay float, rounded to bfloat16.
+// kLanes pairs of bfloat16, or of what bfloat16 holds exactly, even elements and odd elements apart; activations stay float, rounded to bfloat16.
 using BF16Activation = float;
 struct Pairs {
   F even, odd;
 };
-TW_INLINE Pairs load_pairs(const bf16* p) {
+template <typename T>  // bf16, e5m2 or int8_t
+TW_INLINE Pairs load_pairs(const T* p) {
   Pairs r;
   TW_EACH {
     r.even.v[i] = to_float(p[2 * i]);
