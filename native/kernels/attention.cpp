@@ -15,6 +15,8 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
 constexpr int kTileBlocks = kAttentionTile / kBlockTokens;
+constexpr int kBlockVectors = kBlockTokens / kLanes;
+constexpr int kPrefetchBlocks = 8;
 constexpr int kPieceTiles = kAttentionPiece / kAttentionTile;
 
 // 2^x for x up to about 0, to 2 ulp; 0 below 2^-126.5, minus infinity included. The polynomial's relative error is
@@ -98,15 +100,31 @@ class Scratch {
   char* next_;
 };
 
-// A contraction of ROWS query or probability rows with VECTORS vectors of K or V, `steps` steps, added to `acc`.
+// How many vectors of accumulators go with so many rows: as many as the GEMM's tile has registers for, and at most 4,
+// which is enough to hide an instruction's latency behind the others.
+constexpr int vectors_for(int rows) { return std::clamp(kTileRows * kTileVectors / rows, 1, 4); }
+
+// VECTORS vectors of K or V, each a step's stride after the one of the step before, and where the block lies that
+// follows later.
+template <typename T, int VECTORS>
+struct Columns {
+  const T* start[VECTORS];
+  ptrdiff_t ahead[VECTORS];  // bytes
+};
+
+// A contraction of ROWS query or probability rows with `columns`, `steps` steps, added to `acc`.
 template <typename T, int ROWS, int VECTORS>
-TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, const T* cached, size_t step_stride,
-                        int steps, F (&acc)[ROWS][VECTORS]) {
+TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, const Columns<T, VECTORS>& columns,
+                        size_t step_stride, int steps, F (&acc)[ROWS][VECTORS]) {
   using C = Cached<T>;
   for (int s = 0; s < steps; ++s) {
     typename C::Vector w[VECTORS];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) w[v] = C::load_step(cached + s * step_stride + v * kLanes * C::kStep);
+    for (int v = 0; v < VECTORS; ++v) {
+      const T* p = columns.start[v] + s * step_stride;
+      prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
+      w[v] = C::load_step(p);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
@@ -124,6 +142,7 @@ class Piece {
 
   Piece(const AttentionArgs& args, Scratch& scratch)
       : args_(args), rows_(args), dim_(rows_.dim), head_bytes_(args.heads.head_bytes(Cached<T>::kType)),
+        block_bytes_(args.heads.block_bytes(Cached<T>::kType)),
         adjusts_(kScaled || args.softcap != 0 || args.alibi_slopes),
         q_(scratch.take<Q>(size_t(rows_.count) * dim_)), scores_(scratch.take<float>(kTileRows * kAttentionTile)),
         weights_(scratch.take<Q>(kTileRows * kAttentionTile)), k_scales_(scratch.take<float>(kAttentionTile)),
@@ -153,38 +172,54 @@ class Piece {
 
  private:
   CachedHead<T> head(int block) const {
-    const char* start = args_.cache + size_t(args_.block_table[block]) * args_.heads.num_kv_heads * head_bytes_ +
-                        args_.kv_head * head_bytes_;
+    const char* start = args_.cache + args_.block_table[block] * block_bytes_ + args_.kv_head * head_bytes_;
     return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_};
   }
 
-  // Slots past `tokens` may hold NaN, which a weight of 0 would not silence.
+  // Bytes from a block to the one that is wanted a little later: blocks lie anywhere, and only the block table knows
+  // which comes next.
+  ptrdiff_t ahead(int block) const {
+    const int next = std::min(block + kPrefetchBlocks, rows_.position(rows_.count - 1) / kBlockTokens);
+    return (ptrdiff_t{args_.block_table[next]} - args_.block_table[block]) * static_cast<ptrdiff_t>(block_bytes_);
+  }
+
   void gather_scales(int tile, int tokens) {
-    for (int t = 0; t < kAttentionTile; ++t) {
-      const CachedHead<T> h = head(tile * kTileBlocks + (t < tokens ? t : 0) / kBlockTokens);
-      k_scales_[t] = t < tokens ? h.k_scales()[t % kBlockTokens] : 0.0f;
-      v_scales_[t] = t < tokens ? h.v_scales()[t % kBlockTokens] : 0.0f;
+    for (int t = 0; t < tokens; t += kBlockTokens) {
+      const CachedHead<T> h = head(tile * kTileBlocks + t / kBlockTokens);
+      std::memcpy(k_scales_ + t, h.k_scales(), kBlockTokens * sizeof(float));
+      std::memcpy(v_scales_ + t, h.v_scales(), kBlockTokens * sizeof(float));
     }
+    // The slots behind may hold NaN, which a weight of 0 would not silence.
+    for (int t = tokens; t % kBlockTokens; ++t) k_scales_[t] = v_scales_[t] = 0.0f;
   }
 
   template <int ROWS>
   void score_rows(int row, int tile, int blocks) {
-    constexpr int kVectors = kBlockTokens / kLanes;
-    for (int b = 0; b < blocks; ++b) {
-      F acc[ROWS][kVectors];
-#pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) {
+    constexpr int kBlocks = std::max(vectors_for(ROWS) / kBlockVectors, 1);
+    int b = 0;
+    for (; b + kBlocks <= blocks; b += kBlocks) score_blocks<ROWS, kBlocks>(row, tile, b);
+    for (; b < blocks; ++b) score_blocks<ROWS, 1>(row, tile, b);
+  }
+
+  template <int ROWS, int BLOCKS>
+  void score_blocks(int row, int tile, int first) {
+    constexpr int kVectors = BLOCKS * kBlockVectors;
+    Columns<T, kVectors> columns;
+    F acc[ROWS][kVectors];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
-      }
-      contract<T, ROWS, kVectors>(q_ + size_t(row) * dim_, dim_, head(tile * kTileBlocks + b).k, kBlockTokens * kStep,
-                                  dim_ / kStep, acc);
+    for (int v = 0; v < kVectors; ++v) {
+      const int block = tile * kTileBlocks + first + v / kBlockVectors;
+      columns.start[v] = head(block).k + v % kBlockVectors * kLanes * kStep;
+      columns.ahead[v] = ahead(block);
 #pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) {
+      for (int r = 0; r < ROWS; ++r) acc[r][v] = zero();
+    }
+    contract<T, ROWS, kVectors>(q_ + size_t(row) * dim_, dim_, columns, kBlockTokens * kStep, dim_ / kStep, acc);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          store(scores_ + r * kAttentionTile + b * kBlockTokens + v * kLanes, acc[r][v]);
-        }
+      for (int v = 0; v < kVectors; ++v) {
+        store(scores_ + r * kAttentionTile + first * kBlockTokens + v * kLanes, acc[r][v]);
       }
     }
   }
@@ -246,8 +281,9 @@ class Piece {
 
   template <int ROWS>
   void sum_rows(int row, int tile, int tokens) {
+    constexpr int kVectors = vectors_for(ROWS);
     int d = 0;
-    for (; d + kTileVectors * kLanes <= dim_; d += kTileVectors * kLanes) sum_columns<ROWS, kTileVectors>(row, tile, tokens, d);
+    for (; d + kVectors * kLanes <= dim_; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, tokens, d);
     for (; d < dim_; d += kLanes) sum_columns<ROWS, 1>(row, tile, tokens, d);
   }
 
@@ -261,9 +297,16 @@ class Piece {
       for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + r * dim_ + v * kLanes);
     }
     for (int t = 0; t < tokens; t += kBlockTokens) {
-      const T* v = head(tile * kTileBlocks + t / kBlockTokens).v_element(0, d);
+      const int block = tile * kTileBlocks + t / kBlockTokens;
+      const T* v = head(block).v_element(0, d);
       const int steps = std::min(tokens - t, kBlockTokens) / kStep;
-      contract<T, ROWS, VECTORS>(weights_ + t, kAttentionTile, v, size_t(dim_) * kStep, steps, acc);
+      Columns<T, VECTORS> columns;
+#pragma GCC unroll 4
+      for (int i = 0; i < VECTORS; ++i) {
+        columns.start[i] = v + i * kLanes * kStep;
+        columns.ahead[i] = ahead(block);
+      }
+      contract<T, ROWS, VECTORS>(weights_ + t, kAttentionTile, columns, size_t(dim_) * kStep, steps, acc);
       if constexpr (kStep == 2) {
         if (tokens - t < kBlockTokens && tokens % 2) {
           last_half_pair<ROWS, VECTORS>(weights_ + t + 2 * steps, v + steps * size_t(dim_) * kStep, acc);
@@ -306,7 +349,7 @@ class Piece {
   const AttentionArgs& args_;
   const Rows rows_;
   const int dim_;
-  const size_t head_bytes_;
+  const size_t head_bytes_, block_bytes_;
   const bool adjusts_;
   Q* const q_;             // [rows, dim]
   float* const scores_;    // [kTileRows, kAttentionTile]

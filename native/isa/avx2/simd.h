@@ -87,6 +87,7 @@ TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
 
 TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 struct I {
   __m256i v;

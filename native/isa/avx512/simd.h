@@ -58,6 +58,7 @@ TW_INLINE float hsum(F a) { return _mm512_reduce_add_ps(a.v); }
 TW_INLINE float hmax(F a) { return _mm512_reduce_max_ps(a.v); }
 
 TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 // Sixteen pairs of bytes as floats, the even elements and the odd ones.
 TW_INLINE void widen_pairs(const e5m2* p, __m512& even, __m512& odd) {

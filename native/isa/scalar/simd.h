@@ -81,6 +81,8 @@ TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
 
 TW_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+// Into the second-level cache: for what is wanted only after more than the first level holds.
+TW_INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // acc[i] += sum over four of u8 * s8.
 struct I {
