@@ -18,7 +18,7 @@ from tidewheel.engine.models.generation import GenerationConfig, read_generation
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
 from tidewheel.engine.text import Tokenizer
 from tidewheel.engine.weights import open_weights, read_config, resolve
-from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype
+from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype, parse_kv_cache_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def load_engine(options: EngineOptions) -> Engine:
     weights = open_weights(folder, description, options.load_format, options.seed)
     device = get_device(options.device)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else parse_dtype(options.dtype)
-    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_dtype(options.kv_cache_dtype)
+    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_kv_cache_dtype(options.kv_cache_dtype)
     max_model_len, kv_cache_bytes = plan_kv_cache(
         options,
         model_limit=spec.max_positions,

@@ -13,6 +13,8 @@ from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.models.spec import DecoderSpec
 
 DType = Literal["float32", "bfloat16", "float16"]
+# fp8_e5m2 rounds to 2 bits of mantissa; int8 keeps a scale for each token and KV head.
+KvCacheDType = Literal["float32", "bfloat16", "float16", "fp8_e5m2", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,10 @@ class ExecutorOptions:
     max_num_seqs: int
     max_num_batched_tokens: int
     threads_bind: str = "auto"
-    kv_cache_dtype: DType | None = None  # None: as `dtype`
+    kv_cache_dtype: KvCacheDType | None = None  # None: as `dtype`
 
     @property
-    def cache_dtype(self) -> DType:
+    def cache_dtype(self) -> KvCacheDType:
         """What K and V are cached as."""
         return self.kv_cache_dtype or self.dtype
 
@@ -104,8 +106,8 @@ class Device(Protocol):
         """What `--dtype auto` means for a checkpoint stored as `checkpoint`."""
         ...
 
-    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: DType) -> int:
-        """Bytes of KV cache that one token takes over all layers."""
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
+        """Bytes of KV cache that one token takes over all layers. Raises DeviceError for a type it cannot cache."""
         ...
 
     def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> Executor:
