@@ -19,7 +19,7 @@ from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization, parse_quantization
 from tidewheel.engine.text import Tokenizer
 from tidewheel.engine.weights import open_weights, read_config, resolve
-from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype
+from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype, parse_kv_cache_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def load_engine(options: EngineOptions) -> Engine:
     quantization = parse_quantization(
         options.quantization, options.quantization_group_size, options.quantization_zero_points
     )
-    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_dtype(options.kv_cache_dtype)
+    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_kv_cache_dtype(options.kv_cache_dtype)
     max_model_len, kv_cache_bytes = plan_kv_cache(
         options,
         model_limit=spec.max_positions,

@@ -50,6 +50,9 @@ TW_INLINE F pow2(F n) {
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
 }
+TW_INLINE F binade(F a) {
+  return {_mm256_and_ps(a.v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)))};
+}
 
 TW_INLINE float hsum(F a) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
@@ -94,10 +97,21 @@ TW_INLINE Pairs load_pairs(const bf16* p) {
   return {{_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))},
           {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))}};
 }
+TW_INLINE Pairs load_pairs(const e5m2* p) {
+  const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {{_mm256_cvtph_ps(_mm_slli_epi16(pairs, 8))},
+          {_mm256_cvtph_ps(_mm_and_si128(pairs, _mm_set1_epi16(static_cast<int16_t>(0xff00u))))}};
+}
+TW_INLINE Pairs load_pairs(const int8_t* p) {
+  const __m256i pairs = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {{_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 24), 24))},
+          {_mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 8))}};
+}
 TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
 
 TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 struct I {
   __m256i v;

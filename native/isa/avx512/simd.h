@@ -26,12 +26,17 @@ TW_INLINE F load(const bf16* p) {
 TW_INLINE F load(const f16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
 TW_INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
 TW_INLINE void store(bf16* p, F a) {
+#ifdef __AVX512BF16__
+  // Subnormal numbers become 0, which is also what the dot product takes them for.
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+#else
   const __m512i bits = _mm512_castps_si512(a.v);
   const __m512i tie = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff))), 16);
   const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
   const __m512i half = _mm512_mask_or_epi32(rounded, nan, _mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(half));
+#endif
 }
 TW_INLINE void store(f16* p, F a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -49,6 +54,7 @@ TW_INLINE F pow2(F n) {
   const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
 }
+TW_INLINE F binade(F a) { return {_mm512_and_ps(a.v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)))}; }
 TW_INLINE float hsum(F a) { return _mm512_reduce_add_ps(a.v); }
 TW_INLINE float hmax(F a) { return _mm512_reduce_max_ps(a.v); }
 TW_INLINE F keep_if(F value, F x, F bound) {
@@ -62,6 +68,19 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
 }
 
 TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+// Sixteen pairs of bytes as floats, the even elements and the odd ones.
+TW_INLINE void widen_pairs(const e5m2* p, __m512& even, __m512& odd) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  even = _mm512_cvtph_ps(_mm256_slli_epi16(pairs, 8));
+  odd = _mm512_cvtph_ps(_mm256_and_si256(pairs, _mm256_set1_epi16(static_cast<int16_t>(0xff00u))));
+}
+TW_INLINE void widen_pairs(const int8_t* p, __m512& even, __m512& odd) {
+  const __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24));
+  odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8));
+}
 
 #ifdef __AVX512BF16__
 using BF16Activation = bf16;
@@ -69,6 +88,13 @@ struct Pairs {
   __m512bh v;
 };
 TW_INLINE Pairs load_pairs(const bf16* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
+template <typename T>  // e5m2 or int8_t, which bfloat16 holds exactly
+TW_INLINE Pairs load_pairs(const T* p) {
+  __m512 even, odd;
+  widen_pairs(p, even, odd);
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  return {(__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(odd))};
+}
 TW_INLINE Pairs drop_odd(Pairs b) {
   return {(__m512bh)_mm512_and_si512((__m512i)b.v, _mm512_set1_epi32(0xffff))};
 }
@@ -86,6 +112,12 @@ TW_INLINE Pairs load_pairs(const bf16* p) {
   const __m512i pairs = _mm512_loadu_si512(p);
   return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
           {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))}};
+}
+template <typename T>  // e5m2 or int8_t
+TW_INLINE Pairs load_pairs(const T* p) {
+  Pairs r;
+  widen_pairs(p, r.even.v, r.odd.v);
+  return r;
 }
 TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }

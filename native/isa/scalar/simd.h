@@ -46,6 +46,13 @@ TW_INLINE F pow2(F n) {
   return r;
 }
 
+// The power of two in the exponent of |x|; infinity for infinity and NaN.
+TW_INLINE F binade(F a) {
+  F r;
+  TW_EACH r.v[i] = bits_float(float_bits(a.v[i]) & 0x7f800000u);
+  return r;
+}
+
 TW_INLINE float hsum(F a) {
   return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
 }
@@ -78,12 +85,14 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
   return n;
 }
 
-// kLanes pairs of bfloat16, even elements and odd elements apart; activations stay float, rounded to bfloat16.
+// kLanes pairs of bfloat16, or of what bfloat16 holds exactly, even elements and odd elements apart; activations stay
+// float, rounded to bfloat16.
 using BF16Activation = float;
 struct Pairs {
   F even, odd;
 };
-TW_INLINE Pairs load_pairs(const bf16* p) {
+template <typename T>  // bf16, e5m2 or int8_t
+TW_INLINE Pairs load_pairs(const T* p) {
   Pairs r;
   TW_EACH {
     r.even.v[i] = to_float(p[2 * i]);
@@ -96,6 +105,8 @@ TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
 
 TW_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+// Into the second-level cache: for what is wanted only after more than the first level holds.
+TW_INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 struct I {
   int v[kLanes];

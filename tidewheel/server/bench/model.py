@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Device, DType, Executor, ExecutorOptions, WeightSource
+from tidewheel.engine.devices.base import Device, DType, Executor, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.memory import available_memory_bytes
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
 from tidewheel.engine.weights import open_weights, read_config, resolve
-from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype
+from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype, parse_kv_cache_dtype
 from tidewheel.server.bench.workload import Workload, check_fits
 from tidewheel.server.options import ModelOptions
 from tidewheel.server.serve import DEMO_MODEL, DEMO_MODEL_NAME
@@ -30,7 +30,7 @@ class Plan:
     device: Device
     dtype: DType
     compute_dtype: DType
-    kv_cache_dtype: DType
+    kv_cache_dtype: KvCacheDType
     tokenizer_folder: Path
     max_model_len: int
     kv_cache_bytes: int
@@ -55,7 +55,7 @@ def plan(options: ModelOptions, workload: Workload) -> Plan:
     device = get_device(options.device)
     weights = open_weights(folder, description, options.load_format, options.seed)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else parse_dtype(options.dtype)
-    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_dtype(options.kv_cache_dtype)
+    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_kv_cache_dtype(options.kv_cache_dtype)
     compute_dtype: DType = "float32" if device.name == "torch" else dtype
     kv_bytes_per_token = device.kv_bytes_per_token(spec, kv_cache_dtype)
     longest_context = options.max_model_len or spec.max_positions
