@@ -31,12 +31,12 @@ async def decode_rates(
     try:
         for context in workload.contexts:
             # From here on the prefix cache has the prompts, if there is one: the repeats take much less time.
-            await _generate(engine, prompts[:, :context].tolist(), 1)
+            await generate(engine, prompts[:, :context].tolist(), 1)
             for batch_size in workload.batch_sizes:
                 measured = []
                 for _ in range(workload.repeats):
-                    arrivals = await _generate(engine, prompts[:batch_size, :context].tolist(), workload.decode_tokens)
-                    measured.append(_common_rate(arrivals))
+                    arrivals = await generate(engine, prompts[:batch_size, :context].tolist(), workload.decode_tokens)
+                    measured.append(common_rate(arrivals))
                 found = [rate for rate in measured if rate is not None]
                 rates[batch_size, context] = found or None
     finally:
@@ -44,7 +44,8 @@ async def decode_rates(
     return rates
 
 
-async def _generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[Arrivals]:
+async def generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[Arrivals]:
+    """Decode exactly `num_tokens` after each of the prompts (token ids), all together: when tokens arrived."""
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     streams = [engine.submit(Request(f"bench-{i}", prompt, sampling)) for i, prompt in enumerate(prompts)]
     return list(await asyncio.gather(*(_read(stream) for stream in streams)))
@@ -60,7 +61,7 @@ async def _read(stream: RequestStream) -> Arrivals:
     return arrivals
 
 
-def _common_rate(sequences: list[Arrivals]) -> float | None:
+def common_rate(sequences: list[Arrivals]) -> float | None:
     """Tokens a second over the time in which all sequences were decoding; None if there was none."""
     start = max(arrivals[0][0] for arrivals in sequences)
     end = min(arrivals[-1][0] for arrivals in sequences)
