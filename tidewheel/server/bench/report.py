@@ -47,6 +47,30 @@ class MachineFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelResult:
+    """A kernel's part in a phase's steps; `share` is of their time. Rates are None where no work is counted."""
+
+    name: str
+    calls_per_step: float
+    ms_per_step: float
+    share: float
+    flops_per_second: float | None
+    compute_fraction: float | None
+    bytes_per_second: float | None
+    memory_fraction: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One run of a phase that was recorded. `other_ms_per_step` is in no kernel."""
+
+    steps: int
+    ms_per_step: float
+    other_ms_per_step: float
+    kernels: list[KernelResult]
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillResult:
     """`prompts` of `tokens` each. Rates are the device's, without an engine; fractions are of `compute_ceiling`."""
 
@@ -55,6 +79,7 @@ class PrefillResult:
     tokens_per_second: Spread
     flops_per_second: float
     compute_fraction: float | None
+    profile: Profile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +94,7 @@ class DecodeResult:
     memory_fraction: float | None
     flops_per_second: float
     compute_fraction: float | None
+    profile: Profile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +152,35 @@ def render(report: Report) -> str:
         text.facts([*_heading(report), *_ceilings(report.ceilings)]),
         "Prefill\n" + text.table(prefill),
         f"Decode, {report.decode_tokens} tokens a sequence\n" + text.table(decode),
+        *_profiles(report, compute),
         text.facts([*_startup(report.startup), *_memory(report.memory)]),
         "".join(f"{line}\n" for line in (_explained(report), FLOPS_COUNTED, BYTES_COUNTED)),
     ]
     if report.notes:
         parts.append("".join(f"note: {note}\n" for note in report.notes))
     return "\n".join(parts)
+
+
+def _profiles(report: Report, compute: str) -> list[str]:
+    phases = [(f"prefill {p.prompts} x {p.tokens}", p.profile) for p in report.prefill]
+    phases += [(f"decode batch {d.batch_size}, context {d.context}", d.profile) for d in report.decode]
+    return [_profile(f"Kernels of {name}", profile, compute) for name, profile in phases if profile is not None]
+
+
+def _profile(title: str, profile: Profile, compute: str) -> str:
+    rows = [["kernel", "calls", "ms", "share", "GFLOP/s", f"of {compute}", "GB/s", "of memory"]]
+    for kernel in profile.kernels:
+        arithmetic = [_billions(kernel.flops_per_second), text.share(kernel.compute_fraction)]
+        memory = [_billions(kernel.bytes_per_second), text.share(kernel.memory_fraction)]
+        time = [text.figure(kernel.calls_per_step), text.figure(kernel.ms_per_step), text.share(kernel.share)]
+        rows.append([kernel.name, *time, *arithmetic, *memory])
+    other = [text.figure(profile.other_ms_per_step), text.share(profile.other_ms_per_step / profile.ms_per_step)]
+    rows += [["other", "-", *other, *"----"], ["all", "-", text.figure(profile.ms_per_step), "1.00", *"----"]]
+    return f"{title}, a step\n{text.table(rows)}"
+
+
+def _billions(rate: float | None) -> str:
+    return "-" if rate is None else text.figure(rate / 1e9)
 
 
 def _heading(report: Report) -> list[tuple[str, str]]:
