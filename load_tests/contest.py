@@ -67,6 +67,10 @@ class Contestant:
         """As in the table."""
         return f"{self.peer.name} {self.weights}"
 
+    def add(self, scenario: str, figure: float) -> None:
+        """Take a round's figure."""
+        self.figures.setdefault(scenario, []).append(figure)
+
     def fail(self, why: str) -> None:
         """Remember a failure; the same one in another round is no news."""
         if why not in self.failures:
@@ -144,20 +148,23 @@ def _run(contestant: Contestant, python: Path, job: Job, timeout_s: float) -> No
     environment = environment_of(contestant.peer, python, len(job.cpus))
     started = time.perf_counter()
     with _process(command, json.dumps(asdict(job)), environment, timeout_s) as lines:
-        for line in lines:
-            said: dict[str, Any] = json.loads(line)
+        while scenarios and (line := lines.readline()):
+            try:
+                said: dict[str, Any] = json.loads(line)
+            except ValueError as error:
+                raise RunError(f"its runner said {line.strip()!r}") from error
             if "ready" in said:
                 contestant.version = said["version"]
-                contestant.figures.setdefault(READY, []).append(time.perf_counter() - started)
-            elif "error" in said:
-                contestant.fail(f"{said['scenario']}: {_last_line(said['error'])}")
-            else:
-                try:
-                    figure = rate(scenarios[said["scenario"]], said["started"], said["arrivals"])
-                except RunError as error:
-                    contestant.fail(str(error))
-                else:
-                    contestant.figures.setdefault(said["scenario"], []).append(figure)
+                contestant.add(READY, time.perf_counter() - started)
+                continue
+            scenario = scenarios.pop(said["scenario"])
+            if "error" in said:
+                contestant.fail(f"{scenario.name}: {_last_line(said['error'])}")
+                continue
+            try:
+                contestant.add(scenario.name, rate(scenario, said["started"], said["arrivals"]))
+            except RunError as error:
+                contestant.fail(str(error))
 
 
 @contextlib.contextmanager

