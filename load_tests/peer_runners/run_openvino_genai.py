@@ -17,7 +17,7 @@ class OpenvinoGenai:
         import openvino
         import openvino_genai as genai
 
-        self.version = genai.__version__
+        self.version = genai.__version__.partition("-")[0]
         self._config = genai.GenerationConfig
         self._tensor: Callable[[list[int]], Any] = lambda ids: openvino.Tensor(np.array([ids]))
         scheduler = genai.SchedulerConfig()

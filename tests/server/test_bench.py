@@ -17,7 +17,6 @@ from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
-from tidewheel.server.bench.ceilings import CEILING_OF
 from tidewheel.server.bench.costs import Costs
 from tidewheel.server.bench.device_runs import DeviceRuns
 from tidewheel.server.bench.measure import serve_arguments
@@ -453,8 +452,22 @@ def test_a_device_without_a_profile_is_named(dummy_model: Path, capsys: pytest.C
     assert "--profile is not supported by the torch device" in capsys.readouterr().err
 
 
-def test_integer_weights_are_held_against_the_integer_ceiling() -> None:
-    assert {CEILING_OF[name] for name in ("int8", "int8-channel", "int4")} == {"int8_ops"}
+def test_the_cpu_device_times_its_kernels(bench: RunJson) -> None:
+    report = bench("--profile", "--skip", "engine", "startup")
+    for phase in (*report["prefill"], *report["decode"]):
+        kernels = {kernel["name"]: kernel for kernel in phase["profile"]["kernels"]}
+        assert {"qkv", "attention", "out", "up", "down", "head"} <= set(kernels)
+        assert kernels["qkv"]["calls_per_step"] == 2
+        assert sum(kernel["share"] for kernel in kernels.values()) < 1
+
+
+@pytest.mark.parametrize("method", ["int8", "int8-channel", "int4"])
+def test_integer_weights_are_held_against_the_integer_ceiling(bench: RunJson, method: str) -> None:
+    report = bench("--skip", "engine", "startup", "--quantization", method)
+    assert report["compute_ceiling"] == "int8_ops"
+    assert report["model"]["dtype"].startswith(method)
+    assert report["model"]["weight_bytes"] < 2 * report["model"]["parameters"]
+    assert report["decode"][0]["memory_fraction"] > 0
 
 
 def test_the_server_that_is_started_gets_the_same_options() -> None:
