@@ -124,7 +124,9 @@ struct AttentionArgs {
   size_t out_stride;
 
   // The pieces that these tokens see.
-  int piece_begin() const { return window && first_position >= window ? (first_position + 1 - window) / kAttentionPiece : 0; }
+  int piece_begin() const {
+    return window && first_position >= window ? (first_position + 1 - window) / kAttentionPiece : 0;
+  }
   int piece_end() const { return (first_position + num_tokens - 1) / kAttentionPiece + 1; }
 };
 
@@ -155,7 +157,8 @@ struct SampleArgs {
 struct Kernels {
   const char* name;
   int activation_bytes[3];  // by DType
-  int query_bytes[kCacheTypes];  // bfloat16 where the cached type is read as such and the level can multiply it, else float32
+  // By CacheType: bfloat16 where the cached elements are read as such and the level multiplies them, else float32.
+  int query_bytes[kCacheTypes];
   void (*pack)(DType, const PackArgs&);
   // Row `row` of a packed weight, as float: the embedding of a tied head.
   void (*unpack_row)(DType, const void* weight, int k, int row, float* out);

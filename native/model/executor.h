@@ -33,8 +33,8 @@ struct ExecutorShape {
 class Executor {
  public:
   // Throws std::invalid_argument for a config that the kernels cannot run, std::bad_alloc for want of memory.
-  Executor(ModelConfig config, const Kernels& kernels, DType type, CacheType cache_type, ExecutorShape shape,
-           std::vector<int> cpus);
+  Executor(ModelConfig config, const Kernels& kernels, DType type, CacheType cache_type,
+           ExecutorShape shape, std::vector<int> cpus);
 
   void set_weight(const std::string& name, const Source& source) { weights_.set(name, source, pool_); }
   void check_complete() const { weights_.check_complete(); }
