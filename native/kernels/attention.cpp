@@ -232,8 +232,9 @@ class Piece {
       x = mul(set1(limit), tanh(mul(x, set1(1.0f / limit))));
     }
     if (args_.alibi_slopes) {
-      const F distance = add(set1(static_cast<float>(tile * kAttentionTile + t - rows_.position(row))), load(kEdges.index));
-      x = fma(set1(args_.alibi_slopes[rows_.head(row)] / args_.scale), distance, x);
+      const int distance = tile * kAttentionTile + t - rows_.position(row);
+      const F distances = add(set1(static_cast<float>(distance)), load(kEdges.index));
+      x = fma(set1(args_.alibi_slopes[rows_.head(row)] / args_.scale), distances, x);
     }
     return x;
   }

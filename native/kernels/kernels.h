@@ -173,7 +173,8 @@ struct SampleArgs {
 
 struct Kernels {
   const char* name;
-  int query_bytes[kCacheTypes];  // bfloat16 where the cached type is read as such and the level can multiply it, else float32
+  // By CacheType: bfloat16 where the cached elements are read as such and the level multiplies them, else float32.
+  int query_bytes[kCacheTypes];
   int tile_rows;
   size_t (*row_bytes)(const WeightFormat&, int k);    // of one packed input row
   size_t (*panel_bytes)(const WeightFormat&, int k);  // of one packed panel

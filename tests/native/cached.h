@@ -58,13 +58,13 @@ class CachedSequence {
     return unit() == 4 ? at<float>(queries.data(), index) : to_float(at<bf16>(queries.data(), index));
   }
   double k(int token, int kv_head, int d) const {
-    return element(token, kv_head, pairs() ? (d / 2 * kBlockTokens + slot(token)) * 2 + d % 2 : d * kBlockTokens + slot(token)) *
-           scale(token, kv_head, 0);
+    const int s = slot(token), index = pairs() ? (d / 2 * kBlockTokens + s) * 2 + d % 2 : d * kBlockTokens + s;
+    return element(token, kv_head, index) * scale(token, kv_head, 0);
   }
   double v(int token, int kv_head, int d) const {
     const int dim = heads.padded_dim(), s = slot(token);
-    return element(token, kv_head, dim * kBlockTokens + (pairs() ? (s / 2 * dim + d) * 2 + s % 2 : s * dim + d)) *
-           scale(token, kv_head, 1);
+    const int index = pairs() ? (s / 2 * dim + d) * 2 + s % 2 : s * dim + d;
+    return element(token, kv_head, dim * kBlockTokens + index) * scale(token, kv_head, 1);
   }
   // Of K (0) or V (1); 1 for the types that have none.
   double scale(int token, int kv_head, int which) const {

@@ -19,7 +19,7 @@ struct Scoring {
 class Attention {
  public:
   Attention(const CachedSequence& sequence, const Scoring& scoring)
-      : sequence_(sequence), scoring_(scoring), scratch_(sequence.kernels.attention_scratch_bytes(sequence.heads) + 64) {}
+      : sequence_(sequence), scoring_(scoring), scratch_(sequence.kernels.attention_scratch_bytes(sequence.heads)) {}
 
   size_t stride() const { return size_t(sequence_.heads.num_heads) * sequence_.heads.head_dim; }
 
@@ -113,8 +113,9 @@ TEST_CASE("attention agrees with its definition, for every level, type, grouping
         // K, V and queries are taken as they are cached: what is left is the rounding of the weights, to bfloat16
         // where the level multiplies that, and float's own.
         const double tolerance = sequence.unit() == 2 ? 0x1.1p-8 : 2e-5;
-        for (const Scoring& scoring : {Scoring{}, Scoring{20}, Scoring{600}, Scoring{0, 5.0f}, Scoring{0, 0, slopes(heads.num_heads)},
-                                       Scoring{300, 2.0f, slopes(heads.num_heads)}}) {
+        const std::vector<float> alibi = slopes(heads.num_heads);
+        for (const Scoring& scoring : {Scoring{}, Scoring{20}, Scoring{600}, Scoring{0, 5.0f}, Scoring{0, 0, alibi},
+                                       Scoring{300, 2.0f, alibi}}) {
           CAPTURE(std::string(kernels->name));
           CAPTURE(std::string(name_of(type)));
           CAPTURE(heads.head_dim);
@@ -180,7 +181,8 @@ TEST_CASE("a plan gives every token one task, and every piece of a split one a p
     for (const AttentionPlan::Unit& unit : plan.units()) {
       const AttentionTask& task = plan.task(unit.task);
       CHECK(task.num_tokens * 3 <= kAttentionRows);
-      CHECK(task.context == context_len[task.sequence] - (query_start[task.sequence + 1] - task.token_begin - task.num_tokens));
+      const int after = query_start[task.sequence + 1] - task.token_begin - task.num_tokens;
+      CHECK(task.context == context_len[task.sequence] - after);
       pieces[task.token_begin].push_back(unit.piece);
       if (unit.piece == 0) {
         for (int t = 0; t < task.num_tokens; ++t) ++planned[task.token_begin + t];
@@ -190,8 +192,8 @@ TEST_CASE("a plan gives every token one task, and every piece of a split one a p
         const Heads heads = layer->heads();
         const float* first = plan.partial(task, heads, 0, 0);
         const float* last = plan.partial(task, heads, heads.num_kv_heads - 1, task.num_pieces() - 1);
-        const int64_t end = task.partials + (last - first) + static_cast<int64_t>(heads.partial_floats(task.num_tokens));
-        CHECK(end <= static_cast<int64_t>(plan.partial_floats()));
+        const size_t end = task.partials + (last - first) + heads.partial_floats(task.num_tokens);
+        CHECK(end <= plan.partial_floats());
         if (layer == &wide && unit.piece == 0) places.push_back(first);
         if (layer == &wide && unit.piece == 0) places.push_back(last + heads.partial_floats(task.num_tokens) - 1);
       }

@@ -70,30 +70,24 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
 TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
-// Sixteen pairs of bytes as floats, the even elements and the odd ones.
-TW_INLINE void widen_pairs(const e5m2* p, __m512& even, __m512& odd) {
-  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  even = _mm512_cvtph_ps(_mm256_slli_epi16(pairs, 8));
-  odd = _mm512_cvtph_ps(_mm256_and_si256(pairs, _mm256_set1_epi16(static_cast<int16_t>(0xff00u))));
-}
-TW_INLINE void widen_pairs(const int8_t* p, __m512& even, __m512& odd) {
-  const __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24));
-  odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8));
-}
-
 #ifdef __AVX512BF16__
 using BF16Activation = bf16;
 struct Pairs {
   __m512bh v;
 };
 TW_INLINE Pairs load_pairs(const bf16* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
-template <typename T>  // e5m2 or int8_t, which bfloat16 holds exactly
-TW_INLINE Pairs load_pairs(const T* p) {
-  __m512 even, odd;
-  widen_pairs(p, even, odd);
+// bfloat16 holds bytes of both kinds exactly.
+TW_INLINE Pairs load_pairs(const e5m2* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m512 even = _mm512_cvtph_ps(_mm256_slli_epi16(pairs, 8));
+  const __m512 odd = _mm512_cvtph_ps(_mm256_and_si256(pairs, _mm256_set1_epi16(static_cast<int16_t>(0xff00u))));
   const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
   return {(__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(odd))};
+}
+TW_INLINE Pairs load_pairs(const int8_t* p) {
+  const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + kLanes)));
+  return {_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low))};
 }
 TW_INLINE Pairs drop_odd(Pairs b) {
   return {(__m512bh)_mm512_and_si512((__m512i)b.v, _mm512_set1_epi32(0xffff))};
@@ -113,11 +107,15 @@ TW_INLINE Pairs load_pairs(const bf16* p) {
   return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
           {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))}};
 }
-template <typename T>  // e5m2 or int8_t
-TW_INLINE Pairs load_pairs(const T* p) {
-  Pairs r;
-  widen_pairs(p, r.even.v, r.odd.v);
-  return r;
+TW_INLINE Pairs load_pairs(const e5m2* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {{_mm512_cvtph_ps(_mm256_slli_epi16(pairs, 8))},
+          {_mm512_cvtph_ps(_mm256_and_si256(pairs, _mm256_set1_epi16(static_cast<int16_t>(0xff00u))))}};
+}
+TW_INLINE Pairs load_pairs(const int8_t* p) {
+  const __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {{_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24))},
+          {_mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8))}};
 }
 TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }

@@ -118,7 +118,7 @@ def test_caps_and_slopes_agree_with_the_reference(device_id: str, attention: Att
 
 
 @pytest.mark.parametrize("kv_cache_dtype", get_args(KvCacheDType))
-@pytest.mark.parametrize("device_id", CPU_IDS)
+@pytest.mark.parametrize("device_id", CPU_IDS[:1])  # the native tests split contexts on every level
 def test_a_long_context_gives_the_same_bits_on_any_number_of_threads(
     device_id: str, kv_cache_dtype: KvCacheDType
 ) -> None:
