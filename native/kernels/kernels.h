@@ -108,9 +108,11 @@ struct Heads {
   size_t partial_floats(int num_tokens) const { return size_t(num_tokens) * group() * (padded_dim() + 2); }
 };
 
-// One token: q and k heads are normalized and rotated, q is stored as activations, k and v go to the cache.
+// One token, some of its KV heads and their query heads: q and k are normalized and rotated, q is stored as a query, k and
+// v go to the cache.
 struct PrepareArgs {
   Heads heads;
+  int kv_begin, kv_end;
   float* qkv;               // [(heads + 2 kv_heads) * head_dim], changed in place
   const float* q_norm;      // [head_dim] or null
   const float* k_norm;

@@ -76,19 +76,20 @@ void prepare_typed(const PrepareArgs& args) {
   const Heads& heads = args.heads;
   const int dim = heads.head_dim, padded = heads.padded_dim();
   const size_t head_bytes = heads.head_bytes(C::kType);
-  for (int h = 0; h < heads.num_heads + heads.num_kv_heads; ++h) {
-    float* x = args.qkv + h * dim;
-    const float* weight = h < heads.num_heads ? args.q_norm : args.k_norm;
+  const int q_begin = args.kv_begin * heads.group(), q_end = args.kv_end * heads.group();
+  const auto turn = [&](float* x, const float* weight) {
     if (weight) normalize(x, dim, weight, args.norm_eps);
     if (args.cos) rotate(x, args.rotary_pairs, args.cos, args.sin);
-  }
-  for (int h = 0; h < heads.num_heads; ++h) {
+  };
+  for (int h = q_begin; h < q_end; ++h) {
+    turn(args.qkv + h * dim, args.q_norm);
     auto* q = static_cast<typename C::Query*>(args.q) + h * padded;
     each_vector(args.qkv + h * dim, dim, padded, [&](int d, F a) { store(q + d, a); });
   }
-  for (int h = 0; h < heads.num_kv_heads; ++h) {
-    const float* k = args.qkv + (heads.num_heads + h) * dim;
+  for (int h = args.kv_begin; h < args.kv_end; ++h) {
+    float* k = args.qkv + (heads.num_heads + h) * dim;
     const float* v = k + heads.num_kv_heads * dim;
+    turn(k, args.k_norm);
     const CachedHead<T> head{reinterpret_cast<T*>(static_cast<char*>(args.block) + h * head_bytes), padded};
     F k_factor = set1(1.0f), v_factor = set1(1.0f);
     if constexpr (kHasScales<T>) {

@@ -29,6 +29,7 @@ void AttentionPlan::build(std::span<const int32_t> query_start, std::span<const 
   tasks_.clear();
   units_.clear();
   split_.clear();
+  shared_.clear();
   const auto cost = [](const AttentionTask& task) { return int64_t{task.num_tokens} * task.context; };
   int64_t total = 0;
   for (size_t s = 0; s < context_len.size(); ++s) {
@@ -45,7 +46,10 @@ void AttentionPlan::build(std::span<const int32_t> query_start, std::span<const 
     const int pieces = task.num_pieces();
     const int64_t floats = static_cast<int64_t>(floats_per_token_) * task.num_tokens * pieces;
     const bool holds_up = cost(task) * kUnitsPerWorker * workers_ > total * kv_heads_;
-    if (workers_ == 1 || pieces == 1 || !holds_up || used + floats > static_cast<int64_t>(partial_floats())) {
+    const bool splits = workers_ > 1 && pieces > 1 && holds_up && used + floats <= static_cast<int64_t>(partial_floats());
+    task.alone = !splits && query_start[task.sequence + 1] - query_start[task.sequence] == 1;
+    if (!task.alone) shared_.push_back(i);
+    if (!splits) {
       units_.push_back({i, 0, cost(task)});
       continue;
     }

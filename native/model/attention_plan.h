@@ -15,6 +15,8 @@ namespace tidewheel {
 struct AttentionTask {
   int sequence, token_begin, num_tokens;
   int context;          // tokens that the last of them sees
+  // Its token is the only one of its sequence: nobody else needs its k and v, and they are prepared with it.
+  bool alone = false;
   int64_t partials = -1;  // where the results of its pieces lie, in floats; -1: one worker does them all
 
   bool split() const { return partials >= 0; }
@@ -38,6 +40,7 @@ class AttentionPlan {
   const AttentionTask& task(int index) const { return tasks_[index]; }
   std::span<const Unit> units() const { return units_; }        // the most expensive first
   std::span<const int> split_tasks() const { return split_; }
+  std::span<const int> shared_tasks() const { return shared_; }  // those that are not alone
   // Of a split task's `piece`, counted from the first that the layer sees.
   float* partial(const AttentionTask& task, const Heads& heads, int kv_head, int piece) const;
   size_t partial_floats() const { return partials_.bytes() / sizeof(float); }
@@ -48,7 +51,7 @@ class AttentionPlan {
   Arena partials_;
   std::vector<AttentionTask> tasks_;
   std::vector<Unit> units_;
-  std::vector<int> split_;
+  std::vector<int> split_, shared_;
 };
 
 }  // namespace tidewheel

@@ -46,7 +46,11 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
     qkv_stride_ = std::max<size_t>(qkv_stride_, round_up(layer.qkv_size(), 16));
     query_stride_ = std::max<size_t>(query_stride_, size_t(layer.num_heads) * layer.heads().padded_dim());
     mlp_stride_ = std::max<size_t>(mlp_stride_, round_up(layer.intermediate_size, kPanel));
-    max_rotary_pairs_ = std::max(max_rotary_pairs_, static_cast<int>(layer.inv_freq.size()));
+    // Most models rotate alike in every layer: the angles of a token are worked out once.
+    const Rope rope{layer.inv_freq, layer.rope_factor};
+    layer_rope_.push_back(static_cast<int>(std::find(ropes_.begin(), ropes_.end(), rope) - ropes_.begin()));
+    if (layer_rope_.back() == static_cast<int>(ropes_.size())) ropes_.push_back(rope);
+    angle_stride_ = std::max(angle_stride_, 2 * layer.inv_freq.size());
     scratch_stride_ = std::max(scratch_stride_, round_up(kernels_.attention_scratch_bytes(layer.heads()), 64));
   }
   row_scratch_bytes_ = round_up((inputs + kRowGroup) * sizeof(float), 64);
@@ -59,12 +63,11 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
     projected_ = Arena(std::max(tokens, rows) * config_.embedding_size * sizeof(float));
   }
   qkv_ = Arena(tokens * qkv_stride_ * sizeof(float));
-  queries_ = Arena(tokens * query_stride_ * kernels_.query_bytes[static_cast<int>(cache_type_)]);
+  queries_ = Arena(tokens * query_stride_ * query_bytes());
   mlp_ = Arena(tokens * mlp_stride_ * sizeof(float));
-  angles_ = Arena(tokens * 2 * max_rotary_pairs_ * sizeof(float));
+  angles_ = Arena(ropes_.size() * tokens * angle_stride_ * sizeof(float));
   logits_ = Arena(rows * config_.vocab_size * sizeof(float));
   scratch_ = Arena(scratch_stride_ * pool_.size());
-  token_sequence_.resize(tokens);
 }
 
 void Executor::check(const Step& step) const {
@@ -106,10 +109,6 @@ void Executor::check(const Step& step) const {
 
 void Executor::step(const Step& step) {
   check(step);
-  for (size_t s = 0; s < step.context_len.size(); ++s) {
-    const int begin = step.query_start[s], end = step.query_start[s + 1];
-    std::fill(token_sequence_.begin() + begin, token_sequence_.begin() + end, static_cast<int>(s));
-  }
   attention_plan_.build(step.query_start, step.context_len);
   pool_.run([&](Worker& worker) { forward(worker, step); });
 }
@@ -130,14 +129,6 @@ void Executor::forward(Worker& worker, const Step& step) {
   profile_.end(worker, Phase::kSample);
 }
 
-void Executor::angles(const std::vector<float>& inv_freq, float factor, int position, float* cos, float* sin) const {
-  for (size_t i = 0; i < inv_freq.size(); ++i) {
-    const float angle = static_cast<float>(position) * inv_freq[i];  // in float, as the models were trained
-    cos[i] = std::cos(angle) * factor;
-    sin[i] = std::sin(angle) * factor;
-  }
-}
-
 void Executor::embed(Worker& worker, const Step& step) {
   const int tokens = static_cast<int>(step.token_ids.size());
   const bool project = projected_.bytes() > 0;
@@ -146,6 +137,15 @@ void Executor::embed(Worker& worker, const Step& step) {
     for (int64_t t = begin; t < end; ++t) {
       kernels_.unpack_row(weights_.embed.format, weights_.embed.weight, weights_.embed.k, step.token_ids[t],
                           rows + t * config_.embedding_size);
+      for (size_t rope = 0; rope < ropes_.size(); ++rope) {
+        float* cos = angles(static_cast<int>(rope), static_cast<int>(t));
+        float* sin = cos + ropes_[rope].inv_freq.size();
+        for (const float frequency : ropes_[rope].inv_freq) {
+          const float angle = static_cast<float>(step.positions[t]) * frequency;  // in float, as the models were trained
+          *cos++ = std::cos(angle) * ropes_[rope].factor;
+          *sin++ = std::sin(angle) * ropes_[rope].factor;
+        }
+      }
     }
   });
   const size_t size = config_.hidden_size;
@@ -210,29 +210,20 @@ void Executor::gemm(Worker& worker, const Linear& linear, const Rows& rows, cons
 void Executor::attend(Worker& worker, const Step& step, int index) {
   const LayerConfig& config = config_.layers[index];
   const Layer& layer = weights_.layers[index];
-  const Heads heads = config.heads();
   const int tokens = static_cast<int>(step.token_ids.size());
-  const size_t query_unit = kernels_.query_bytes[static_cast<int>(cache_type_)];
-  float* qkv = reinterpret_cast<float*>(qkv_.data());
   const size_t hidden_size = config_.hidden_size;
+  float* qkv = reinterpret_cast<float*>(qkv_.data());
   gemm(worker, layer.qkv, {hidden(), hidden_size, tokens, nullptr, config.post_norm ? Norm{} : layer.attention_norm},
        {Epilogue::kStore, qkv, qkv_stride_});
   profile_.end(worker, Phase::kQkv);
-  const int pairs = static_cast<int>(config.inv_freq.size());
-  // Most models rotate alike in every layer: the angles are worked out in the first one and kept.
-  const bool same_angles = index > 0 && config.inv_freq == config_.layers[index - 1].inv_freq &&
-                           config.rope_factor == config_.layers[index - 1].rope_factor;
-  worker.share(tokens, 1, [&](int64_t t, int64_t) {
-    const int position = step.positions[t];
-    float* cos = reinterpret_cast<float*>(angles_.data()) + t * 2 * max_rotary_pairs_;
-    float* sin = cos + pairs;
-    if (pairs && !same_angles) angles(config.inv_freq, config.rope_factor, position, cos, sin);
-    const int32_t* table = step.block_tables + token_sequence_[t] * step.block_table_stride;
-    kernels_.prepare(cache_type_, {heads, qkv + t * qkv_stride_, layer.q_norm, layer.k_norm, config.qk_norm_eps.value_or(0),
-                             pairs ? cos : nullptr, sin, pairs, queries_.data() + t * query_stride_ * query_unit,
-                             cache_block(index, table[position / kBlockTokens]), position % kBlockTokens});
-  });
-  profile_.end(worker, Phase::kRope);
+  const auto shared = attention_plan_.shared_tasks();
+  if (!shared.empty()) {
+    worker.share(static_cast<int64_t>(shared.size()), 1, [&](int64_t i, int64_t) {
+      const AttentionTask& task = attention_plan_.task(shared[i]);
+      for (int t = 0; t < task.num_tokens; ++t) prepare(step, index, task, task.token_begin + t, 0, config.num_kv_heads);
+    });
+    profile_.end(worker, Phase::kRope);
+  }
   attend_to_cache(worker, step, index);
   profile_.end(worker, Phase::kAttention);
   gemm(worker, layer.out, {qkv, qkv_stride_, tokens}, {Epilogue::kAdd, hidden(), hidden_size});
@@ -240,14 +231,25 @@ void Executor::attend(Worker& worker, const Step& step, int index) {
   if (config.post_norm) normalize(worker, layer.attention_norm, tokens);
 }
 
+void Executor::prepare(const Step& step, int index, const AttentionTask& task, int token, int kv_begin, int kv_end) {
+  const LayerConfig& config = config_.layers[index];
+  const Layer& layer = weights_.layers[index];
+  const int pairs = static_cast<int>(config.inv_freq.size()), position = step.positions[token];
+  const float* cos = pairs ? angles(layer_rope_[index], token) : nullptr;
+  const int block = step.block_tables[task.sequence * step.block_table_stride + position / kBlockTokens];
+  kernels_.prepare(cache_type_, {config.heads(), kv_begin, kv_end, reinterpret_cast<float*>(qkv_.data()) + token * qkv_stride_,
+                                 layer.q_norm, layer.k_norm, config.qk_norm_eps.value_or(0), cos, cos + pairs, pairs,
+                                 queries_.data() + token * query_stride_ * query_bytes(), cache_block(index, block),
+                                 position % kBlockTokens});
+}
+
 void Executor::attend_to_cache(Worker& worker, const Step& step, int index) {
   const LayerConfig& config = config_.layers[index];
   const Heads heads = config.heads();
   const int kv_heads = heads.num_kv_heads;
-  const size_t query_unit = kernels_.query_bytes[static_cast<int>(cache_type_)];
   float* out = reinterpret_cast<float*>(qkv_.data());  // free since prepare
   const auto arguments = [&](const AttentionTask& task, int kv_head) -> AttentionArgs {
-    return {heads, kv_head, queries_.data() + task.token_begin * query_stride_ * query_unit, query_stride_,
+    return {heads, kv_head, queries_.data() + task.token_begin * query_stride_ * query_bytes(), query_stride_,
             task.num_tokens, step.positions[task.token_begin], config.sliding_window, config.scale, config.softcap,
             config.alibi_slopes.empty() ? nullptr : config.alibi_slopes.data(), cache_block(index, 0),
             step.block_tables + task.sequence * step.block_table_stride,
@@ -260,6 +262,7 @@ void Executor::attend_to_cache(Worker& worker, const Step& step, int index) {
     const int kv_head = static_cast<int>(i % kv_heads);
     const AttentionArgs args = arguments(task, kv_head);
     const int piece = unit_of_work.piece - args.piece_begin();
+    if (task.alone) prepare(step, index, task, task.token_begin, kv_head, kv_head + 1);
     if (!task.split()) {
       kernels_.attention(cache_type_, args);
     } else if (piece >= 0) {  // else out of this layer's window

@@ -71,8 +71,8 @@ class Executor {
   void check(const Step& step) const;
   void forward(Worker& worker, const Step& step);
   void embed(Worker& worker, const Step& step);
-  void angles(const std::vector<float>& inv_freq, float factor, int position, float* cos, float* sin) const;
   void attend(Worker& worker, const Step& step, int layer);
+  void prepare(const Step& step, int layer, const AttentionTask& task, int token, int kv_begin, int kv_end);
   void attend_to_cache(Worker& worker, const Step& step, int layer);
   void mlp(Worker& worker, int tokens, int layer);
   void logits(Worker& worker, const Step& step);
@@ -81,6 +81,10 @@ class Executor {
   void gemm(Worker& worker, const Linear& linear, const Rows& rows, const GemmOutput& output);
   const char* pack_rows(Worker& worker, const Linear& linear, const Rows& rows);
 
+  size_t query_bytes() const { return kernels_.query_bytes[static_cast<int>(cache_type_)]; }
+  float* angles(int rope, int token) const {
+    return reinterpret_cast<float*>(angles_.data()) + (size_t(rope) * shape_.max_num_batched_tokens + token) * angle_stride_;
+  }
   char* cache_block(int layer, int block) const {
     return cache_.data() + layer_offset_[layer] + size_t(block) * block_bytes_[layer];
   }
@@ -94,10 +98,17 @@ class Executor {
   const Sampler sampler_;
   Arena cache_;
   std::vector<size_t> layer_offset_, block_bytes_;
+  struct Rope {
+    std::vector<float> inv_freq;
+    float factor;
+    bool operator==(const Rope&) const = default;
+  };
+  std::vector<Rope> ropes_;
+  std::vector<int> layer_rope_;  // [layers]: which of the ropes
 
   // Buffers of a step, sized for the largest one. T tokens, R rows.
   size_t qkv_stride_ = 0, query_stride_ = 0, mlp_stride_ = 0;
-  int max_rotary_pairs_ = 0;
+  size_t angle_stride_ = 0;
   float* hidden() const { return reinterpret_cast<float*>(hidden_.data()); }
 
   Arena hidden_;     // [T, hidden] float: the residual stream
@@ -106,11 +117,10 @@ class Executor {
   Arena qkv_;        // [T, qkv_stride_] float; then what attention gives
   Arena queries_;    // [T, query_stride_] queries
   Arena mlp_;        // [T, mlp_stride_] float
-  Arena angles_;     // [T, 2, max_rotary_pairs_] float
+  Arena angles_;     // [ropes, T, angle_stride_] float: cosines, then sines
   Arena logits_;     // [R, vocab] float
   Arena scratch_;    // one piece a worker: attention, or the inputs of a small GEMM
   size_t scratch_stride_ = 0, row_scratch_bytes_ = 0;
-  std::vector<int> token_sequence_;           // [T]: which sequence a token belongs to
   AttentionPlan attention_plan_;
   Profile profile_;
 };

@@ -42,7 +42,7 @@ class CachedSequence {
     std::iota(table.rbegin(), table.rend(), 1);
     for (int token = 0; token < tokens; ++token) {
       std::vector<float> row(qkv.begin() + token * width(), qkv.begin() + (token + 1) * width());
-      kernels.prepare(type, {heads, row.data(), data(preparation.q_norm), data(preparation.k_norm), 1e-5f,
+      kernels.prepare(type, {heads, 0, heads.num_kv_heads, row.data(), data(preparation.q_norm), data(preparation.k_norm), 1e-5f,
                              data(preparation.cos), data(preparation.sin), static_cast<int>(preparation.cos.size()),
                              queries.data() + token * query_stride() * unit(),
                              cache.data() + table[token / kBlockTokens] * heads.block_bytes(type), token % kBlockTokens});
