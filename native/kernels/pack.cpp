@@ -1,7 +1,6 @@
-// Weights from a checkpoint into panels, quantized on the way if the format says so. Quantization is plain code in a
-// fixed order, so that every ISA level stores the same integers and scales.
-#include <cmath>
-
+// Weights from a checkpoint into panels, quantized on the way if the format says so. Quantization has a column in each
+// lane: what it computes for one is the same sequence of single operations whatever the vectors, so that every ISA level
+// stores the same integers and scales.
 #include "kernels/layout.h"
 #include "kernels/table.h"
 
@@ -10,8 +9,18 @@ namespace {
 
 constexpr int kLargestGroup = 128;
 
+// The steps of int4 that are tried, in parts of the one that just spans a group's values.
+constexpr float kInt4Steps[] = {1.03f, 0.96f, 0.89f, 0.82f};
+
 int packed_column(const PackArgs& args, int row) {
   return row / args.group * args.group_stride + row % args.group + args.offset;
+}
+
+// How many rows from `row` on land side by side within one block of `width` packed columns.
+int run_length(const PackArgs& args, int row, int width) {
+  int count = width - packed_column(args, row) % width;
+  if (args.group - row % args.group < count) count = args.group - row % args.group;
+  return args.row_end - row < count ? args.row_end - row : count;
 }
 
 template <typename T, typename S>
@@ -21,10 +30,7 @@ void pack_floats(const PackArgs& args) {
   const S* source = static_cast<const S*>(args.source);
   for (int begin = args.row_begin; begin < args.row_end;) {
     // Rows that land side by side in one panel are packed together, so that panel rows are written whole.
-    const int column = packed_column(args, begin);
-    int count = kPanel - column % kPanel;
-    if (args.group - begin % args.group < count) count = args.group - begin % args.group;
-    if (args.row_end - begin < count) count = args.row_end - begin;
+    const int column = packed_column(args, begin), count = run_length(args, begin, kPanel);
     T* weight = static_cast<T*>(args.weight) + (column / kPanel * steps * kPanel + column % kPanel) * kStep;
     const S* rows = source + begin * args.row_stride;
     for (int k = 0; k < args.cols; k += kStep) {
@@ -59,78 +65,94 @@ void read_group(const PackArgs& args, int row, int begin, int size, float* out) 
   for (int i = count; i < size; ++i) out[i] = 0.0f;
 }
 
-TW_INLINE float nearest(float x) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23
-  return (x + magic) - magic;
+#if defined(__clang__) || __GNUC__ >= 12
+using Four = float __attribute__((vector_size(16)));
+
+// Columns `in` [4][in_stride] become rows `out` [4][kLanes].
+TW_INLINE void transpose_four(const float* in, int in_stride, float* out) {
+  Four a, b, c, d;
+  std::memcpy(&a, in, sizeof a);
+  std::memcpy(&b, in + in_stride, sizeof b);
+  std::memcpy(&c, in + 2 * in_stride, sizeof c);
+  std::memcpy(&d, in + 3 * in_stride, sizeof d);
+  const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  const Four rows[] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                       __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+                       __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i) std::memcpy(out + i * kLanes, &rows[i], sizeof rows[i]);
+}
+#else
+TW_INLINE void transpose_four(const float* in, int in_stride, float* out) {
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) out[i * kLanes + j] = in[j * in_stride + i];
+  }
+}
+#endif
+
+// `size` consecutive inputs of `count` source rows, one a lane: `out` [size][kLanes], zeros where there is no source.
+template <typename S>
+void read_lanes(const PackArgs& args, int row, int count, int begin, int size, float* out) {
+  float rows[kLanes * kLargestGroup];
+  for (int r = 0; r < count; ++r) read_group<S>(args, row + r, begin, size, rows + r * size);
+  for (int i = count * size; i < kLanes * size; ++i) rows[i] = 0.0f;
+  for (int r = 0; r < kLanes; r += 4) {
+    for (int i = 0; i < size; i += 4) transpose_four(rows + r * size + i, size, out + i * kLanes + r);
+  }
 }
 
-TW_INLINE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+TW_INLINE F clamp(F x, float low, float high) { return min(max(x, set1(low)), set1(high)); }
 
-float largest_magnitude(const float* x, int count) {
-  float largest = 0.0f;
-  for (int i = 0; i < count; ++i) largest = largest < std::fabs(x[i]) ? std::fabs(x[i]) : largest;
-  return largest;
+// 1 / x, or 0 for 0.
+TW_INLINE F inverse_of(F x) { return select_less(zero(), abs(x), div(set1(1.0f), x), zero()); }
+
+template <typename S>
+float largest_in_row(const PackArgs& args, int row) {
+  float x[kRowGroup];
+  F largest = zero();
+  for (int i = 0; i < args.cols; i += kRowGroup) {
+    read_group<S>(args, row, i, kRowGroup, x);
+    for (int j = 0; j < kRowGroup; j += kLanes) largest = max(abs(load(x + j)), largest);
+  }
+  return hmax(largest);
 }
 
-// A scale as it is stored: the integers are chosen for the rounded one.
-float stored_scale(float scale) { return to_float(to_f16(scale)); }
-
-void quantize_int8(const float* x, int count, float scale, uint8_t* out) {
-  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-  for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(clamp(nearest(x[i] * inverse), -127.0f, 127.0f) + 128.0f);
-}
-
-struct Int4Scale {
-  float scale;
-  int zero;
+struct Int4Scales {
+  F scale, zero;
 };
 
-// Sum of squared errors of a group's values at one scale, in sixteen partial sums.
-float int4_error(const float* x, int count, const Int4Scale& s) {
-  const float inverse = 1.0f / s.scale, zero = static_cast<float>(s.zero);
-  float sums[16] = {};
-  for (int i = 0; i < count; i += 16) {
-    for (int j = 0; j < 16; ++j) {
-      const float q = clamp(nearest(x[i + j] * inverse + zero), 0.0f, 15.0f);
-      const float error = (q - zero) * s.scale - x[i + j];
-      sums[j] += error * error;
-    }
-  }
-  float sum = 0.0f;
-  for (const float partial : sums) sum += partial;
-  return sum;
-}
+TW_INLINE F quantize_int4(F x, F inverse, F zero) { return round(clamp(add(mul(x, inverse), zero), 0.0f, 15.0f)); }
 
-// The best of a few scales around the one that just spans the values: clipping the extremes a little often costs
-// less than a coarse step for all the others.
-Int4Scale find_int4_scale(const float* x, int count, bool zero_points) {
-  float low = 0.0f, high = 0.0f;
-  for (int i = 0; i < count; ++i) {
-    low = x[i] < low ? x[i] : low;
-    high = x[i] > high ? x[i] : high;
+// Scales for `size` inputs a lane. Of a few steps around the one that just spans the values the best is taken, because
+// clipping the extremes a little often costs less than a coarse step for all the others. For each the integers are
+// chosen, and then the scale that fits them best: with y = q - zero it is sum(x y) / sum(y y), and takes
+// sum(x y)^2 / sum(y y) off the sum of squares.
+Int4Scales find_int4_scales(const float* x, int size, bool zero_points) {
+  F low = zero(), high = zero();
+  for (int i = 0; i < size; ++i) {
+    low = min(load(x + i * kLanes), low);
+    high = max(load(x + i * kLanes), high);
   }
-  if (low == 0.0f && high == 0.0f) return {0.0f, kNibbleZero};
   // Without zero points 16 levels reach from -8 to 7: the longer side gets the 8, with a negative scale if it must.
-  const float longer = -low > high ? low : high;
-  const float span = zero_points ? (high - low) / 15.0f : longer / -8.0f;
-  Int4Scale best{0.0f, kNibbleZero};
-  float least = 0.0f;
-  for (int step = -2; step <= 9; ++step) {
-    Int4Scale candidate{stored_scale(span * (1.0f - 0.03f * static_cast<float>(step))), kNibbleZero};
-    if (candidate.scale == 0.0f) continue;
-    if (zero_points) candidate.zero = static_cast<int>(clamp(nearest(-low / candidate.scale), 0.0f, 15.0f));
-    const float error = int4_error(x, count, candidate);
-    if (best.scale == 0.0f || error < least) {
-      best = candidate;
-      least = error;
+  const F longer = select_less(high, sub(zero(), low), low, high);
+  const F span = zero_points ? div(sub(high, low), set1(15.0f)) : div(longer, set1(-8.0f));
+  Int4Scales best{zero(), set1(kNibbleZero)};
+  F most = set1(-1.0f);
+  for (const float step : kInt4Steps) {
+    const F inverse = inverse_of(mul(span, set1(step)));
+    const F offset = zero_points ? round(clamp(mul(sub(zero(), low), inverse), 0.0f, 15.0f)) : set1(kNibbleZero);
+    F products = zero(), squares = zero();
+    for (int i = 0; i < size; ++i) {
+      const F value = load(x + i * kLanes), y = sub(quantize_int4(value, inverse, offset), offset);
+      products = add(products, mul(value, y));
+      squares = add(squares, mul(y, y));
     }
+    const F scale = mul(products, inverse_of(squares)), gain = mul(products, scale);
+    best.scale = select_less(most, gain, scale, best.scale);
+    best.zero = select_less(most, gain, offset, best.zero);
+    most = max(gain, most);
   }
   return best;
-}
-
-void quantize_int4(const float* x, int count, const Int4Scale& s, uint8_t* out) {
-  const float inverse = s.scale != 0.0f ? 1.0f / s.scale : 0.0f, zero = static_cast<float>(s.zero);
-  for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(clamp(nearest(x[i] * inverse + zero), 0.0f, 15.0f));
 }
 
 // Where a packed column lies: its strip, and its lane there.
@@ -153,62 +175,113 @@ TW_INLINE uint8_t* nibbles_at(const Column& column, int i) {
   return column.values + (size_t(i / (2 * kQuad)) * kLanes + column.lane) * kQuad;
 }
 
-void put_scale(char* scales, size_t index, float scale) {
-  const f16 half = to_f16(scale);
-  std::memcpy(scales + index * sizeof(f16), &half, sizeof(f16));
-}
-
 float get_scale(const char* scales, size_t index) {
   f16 half;
   std::memcpy(&half, scales + index * sizeof(f16), sizeof(f16));
   return to_float(half);
 }
 
-template <typename S>
-void pack_int8(const WeightFormat& format, const PackArgs& args, int row) {
-  const Column column = find_column(format, args.weight, args.k, packed_column(args, row));
-  float x[kRowGroup];
-  uint8_t q[kRowGroup];
-  const bool by_channel = format.kind == WeightKind::kInt8Channel;
-  float scale = 0.0f;
-  if (by_channel) {
-    for (int i = 0; i < args.cols; i += kRowGroup) {
-      read_group<S>(args, row, i, kRowGroup, x);
-      const float largest = largest_magnitude(x, kRowGroup);
-      scale = scale < largest ? largest : scale;
+// `count` consecutive columns of a strip, from `first` on, take lanes 0 to `count` - 1 of what is put there.
+struct Lanes {
+  Column first;
+  int count;
+
+  // Element `index` of an array [...][kLanes] at `to`.
+  template <typename T>
+  void put(void* to, size_t index, const T* from) const {
+    T* place = static_cast<T*>(to) + index * kLanes + first.lane;
+    if (count == kLanes) {
+      std::memcpy(place, from, sizeof(T) * kLanes);
+    } else {
+      std::memcpy(place, from, sizeof(T) * count);
     }
-    scale /= 127.0f;
-    std::memcpy(column.scales + column.lane * sizeof(float), &scale, sizeof(float));
+  }
+
+  // Stores scales as float16 and returns what was stored: integers are chosen for that.
+  F put_scales(size_t index, F scales) const {
+    f16 halves[kLanes];
+    store(halves, scales);
+    put(first.scales, index, halves);
+    return load(halves);
+  }
+
+  // `bytes` [4][kLanes]: whole numbers from 0 to 255.
+  void put_quads(size_t index, const float* bytes) const {
+    uint32_t quads[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const auto byte = [&](int j) { return static_cast<uint32_t>(static_cast<int>(bytes[j * kLanes + i])) << 8 * j; };
+      quads[i] = byte(0) | byte(1) | byte(2) | byte(3);
+    }
+    put(first.values, index, quads);
+  }
+};
+
+template <typename S>
+void pack_int8(const WeightFormat& format, const PackArgs& args, int row, const Lanes& lanes) {
+  float x[kRowGroup * kLanes], q[kQuad * kLanes];
+  F scale = zero();
+  if (format.kind == WeightKind::kInt8Channel) {
+    float scales[kLanes] = {};
+    for (int r = 0; r < lanes.count; ++r) scales[r] = largest_in_row<S>(args, row + r) / 127.0f;
+    lanes.put(lanes.first.scales, 0, scales);
+    scale = load(scales);
   }
   for (int i = 0; i < args.cols; i += kRowGroup) {
-    read_group<S>(args, row, i, kRowGroup, x);
-    if (!by_channel) {
-      scale = stored_scale(largest_magnitude(x, kRowGroup) / 127.0f);
-      put_scale(column.scales, size_t(i / kRowGroup) * kLanes + column.lane, scale);
+    read_lanes<S>(args, row, lanes.count, i, kRowGroup, x);
+    if (format.kind == WeightKind::kInt8) {
+      F largest = zero();
+      for (int j = 0; j < kRowGroup; ++j) largest = max(abs(load(x + j * kLanes)), largest);
+      scale = lanes.put_scales(i / kRowGroup, div(largest, set1(127.0f)));
     }
-    quantize_int8(x, kRowGroup, scale, q);
-    for (int j = 0; j < kRowGroup; j += kQuad) std::memcpy(quad_at(column, i + j), q + j, kQuad);
+    const F inverse = inverse_of(scale);
+    for (int j = 0; j < kRowGroup; j += kQuad) {
+      for (int b = 0; b < kQuad; ++b) {
+        const F rounded = round(clamp(mul(load(x + (j + b) * kLanes), inverse), -127.0f, 127.0f));
+        store(q + b * kLanes, add(rounded, set1(128.0f)));
+      }
+      lanes.put_quads((i + j) / kQuad, q);
+    }
   }
 }
 
 template <typename S>
-void pack_int4(const WeightFormat& format, const PackArgs& args, int row) {
-  const Column column = find_column(format, args.weight, args.k, packed_column(args, row));
-  char* zeros = column.scales + sizeof(f16) * weight_groups(format, args.k) * kLanes;
-  float x[kLargestGroup];
-  uint8_t q[kLargestGroup];
+void pack_int4(const WeightFormat& format, const PackArgs& args, int row, const Lanes& lanes) {
+  char* zeros = lanes.first.scales + sizeof(f16) * weight_groups(format, args.k) * kLanes;
+  const int padded = row_groups(args.k) * kRowGroup;
+  float x[kLargestGroup * kLanes], q[kQuad * kLanes];
   for (int i = 0; i < args.cols; i += format.group) {
-    read_group<S>(args, row, i, format.group, x);
-    const Int4Scale s = find_int4_scale(x, format.group, format.zero_points);
-    const size_t index = size_t(i / format.group) * kLanes + column.lane;
-    put_scale(column.scales, index, s.scale);
-    if (format.zero_points) zeros[index] = static_cast<char>(s.zero);
-    quantize_int4(x, format.group, s, q);
-    const int end = row_groups(args.k) * kRowGroup - i < format.group ? row_groups(args.k) * kRowGroup - i : format.group;
-    for (int j = 0; j < end; j += 2 * kQuad) {
-      uint8_t* bytes = nibbles_at(column, i + j);
-      for (int b = 0; b < kQuad; ++b) bytes[b] = static_cast<uint8_t>(q[j + b] | q[j + kQuad + b] << 4);
+    read_lanes<S>(args, row, lanes.count, i, format.group, x);
+    const Int4Scales s = find_int4_scales(x, format.group, format.zero_points);
+    const F inverse = inverse_of(lanes.put_scales(i / format.group, s.scale));
+    if (format.zero_points) {
+      float values[kLanes];
+      uint8_t bytes[kLanes];
+      store(values, s.zero);
+      for (int l = 0; l < kLanes; ++l) bytes[l] = static_cast<uint8_t>(values[l]);
+      lanes.put(zeros, i / format.group, bytes);
     }
+    const int size = padded - i < format.group ? padded - i : format.group;
+    for (int j = 0; j < size; j += 2 * kQuad) {
+      for (int b = 0; b < kQuad; ++b) {
+        const float* low = x + (j + b) * kLanes;
+        const F high = quantize_int4(load(low + kQuad * kLanes), inverse, s.zero);
+        store(q + b * kLanes, add(quantize_int4(load(low), inverse, s.zero), mul(high, set1(16.0f))));
+      }
+      lanes.put_quads((i + j) / (2 * kQuad), q);
+    }
+  }
+}
+
+template <typename S>
+void pack_integers(const WeightFormat& format, const PackArgs& args) {
+  for (int row = args.row_begin; row < args.row_end;) {
+    const Lanes lanes{find_column(format, args.weight, args.k, packed_column(args, row)), run_length(args, row, kLanes)};
+    if (format.kind == WeightKind::kInt4) {
+      pack_int4<S>(format, args, row, lanes);
+    } else {
+      pack_int8<S>(format, args, row, lanes);
+    }
+    row += lanes.count;
   }
 }
 
@@ -218,13 +291,7 @@ void pack_from(const WeightFormat& format, const PackArgs& args) {
     case WeightKind::kFloat32: return pack_floats<float, S>(args);
     case WeightKind::kBFloat16: return pack_floats<bf16, S>(args);
     case WeightKind::kFloat16: return pack_floats<f16, S>(args);
-    case WeightKind::kInt8:
-    case WeightKind::kInt8Channel:
-      for (int row = args.row_begin; row < args.row_end; ++row) pack_int8<S>(format, args, row);
-      return;
-    case WeightKind::kInt4:
-      for (int row = args.row_begin; row < args.row_end; ++row) pack_int4<S>(format, args, row);
-      return;
+    default: return pack_integers<S>(format, args);
   }
 }
 
