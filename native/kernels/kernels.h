@@ -29,6 +29,10 @@ struct WeightFormat {
   bool zero_points = false;
 };
 
+// Of what packed weights look like and hold. Raise it with every change of layout, of order in the arena, or of the
+// numbers that quantization chooses: weights that were packed and kept under another version are not used.
+constexpr int kPackedVersion = 1;
+
 // KV blocks of 16 tokens. A block of one KV head holds K then V, `head_stride` elements each 16 tokens.
 // bfloat16: K [dim/2][16][2], V [16/2][dim][2]; float32 and float16: K [dim][16], V [16][dim].
 constexpr int kBlockTokens = 16;

@@ -44,6 +44,7 @@ class EngineOptions:
     quantization: str | None = None
     quantization_group_size: int | None = None
     quantization_zero_points: bool = False
+    cache_dir: str | None = None
     kv_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
@@ -91,6 +92,7 @@ def load_engine(options: EngineOptions) -> Engine:
             threads_bind=options.threads_bind,
             kv_cache_dtype=kv_cache_dtype,
             quantization=quantization,
+            cache_dir=options.cache_dir,
         ),
     )
     # A chat model's files may name the end of a turn in one place and the end of a text in another.

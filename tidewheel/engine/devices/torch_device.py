@@ -47,7 +47,9 @@ class TorchDevice:
                 raise
             raise DeviceError("the torch device needs torch: pip install 'tidewheel[torch]'") from error
         if options.quantization is not None:
-            raise DeviceError("the torch device does not quantize weights: leave out --quantization, or use --device cpu")
+            raise DeviceError(
+                "the torch device does not quantize weights: leave out --quantization, or use --device cpu"
+            )
         block_bytes = _BLOCK_SIZE * self.kv_bytes_per_token(spec, options.cache_dtype)
         num_blocks = options.kv_cache_bytes // block_bytes
         if num_blocks < 1:
