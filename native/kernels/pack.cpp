@@ -1,6 +1,6 @@
 // Weights from a checkpoint into panels, quantized on the way if the format says so. Quantization has a column in each
-// lane: what it computes for one is the same sequence of single operations whatever the vectors, so that every ISA level
-// stores the same integers and scales.
+// lane: what it computes for one is the same sequence of operations whatever the vectors, so that every ISA level stores
+// the same integers and scales.
 #include "kernels/layout.h"
 #include "kernels/table.h"
 
@@ -275,7 +275,8 @@ void pack_int4(const WeightFormat& format, const PackArgs& args, int row, const 
 template <typename S>
 void pack_integers(const WeightFormat& format, const PackArgs& args) {
   for (int row = args.row_begin; row < args.row_end;) {
-    const Lanes lanes{find_column(format, args.weight, args.k, packed_column(args, row)), run_length(args, row, kLanes)};
+    const Column first = find_column(format, args.weight, args.k, packed_column(args, row));
+    const Lanes lanes{first, run_length(args, row, kLanes)};
     if (format.kind == WeightKind::kInt4) {
       pack_int4<S>(format, args, row, lanes);
     } else {
