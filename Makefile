@@ -47,6 +47,7 @@ lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolin
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --strict load_tests/*.py
+	$(BIN)/mypy --strict load_tests/peer_runners/*.py
 	@if [ -x $(BIN)/hadolint ]; then \
 	    echo $(BIN)/hadolint Dockerfile.*; $(BIN)/hadolint Dockerfile.*; \
 	else \

@@ -45,6 +45,15 @@ WeightFormats parse_formats(const std::string& dtype, const std::string& quantiz
   return {int4, int4, int8, floats};
 }
 
+CacheType parse_cache_type(const std::string& name) {
+  if (name == "float32") return CacheType::kFloat32;
+  if (name == "bfloat16") return CacheType::kBFloat16;
+  if (name == "float16") return CacheType::kFloat16;
+  if (name == "fp8_e5m2") return CacheType::kFloat8E5M2;
+  if (name == "int8") return CacheType::kInt8;
+  throw std::invalid_argument("a KV cache is of float32, bfloat16, float16, fp8_e5m2 or int8, not " + name);
+}
+
 Activation parse_activation(const std::string& name) {
   if (name == "silu") return Activation::kSilu;
   if (name == "gelu") return Activation::kGelu;
@@ -215,6 +224,8 @@ NB_MODULE(_native, m) {
       .def_rw("inv_freq", &LayerConfig::inv_freq)
       .def_rw("rope_factor", &LayerConfig::rope_factor)
       .def_rw("sliding_window", &LayerConfig::sliding_window)
+      .def_rw("softcap", &LayerConfig::softcap)
+      .def_rw("alibi_slopes", &LayerConfig::alibi_slopes)
       .def_rw("intermediate_size", &LayerConfig::intermediate_size)
       .def_prop_rw("activation", [](const LayerConfig& self) { return static_cast<int>(self.activation); },
                    [](LayerConfig& self, const std::string& name) { self.activation = parse_activation(name); })
@@ -242,7 +253,7 @@ NB_MODULE(_native, m) {
                           int max_num_batched_tokens, const std::vector<int>& cpus) {
         if (cpus.empty()) throw std::invalid_argument("at least one CPU is needed");
         new (self) Executor(config, choose_kernels(isa), parse_formats(dtype, quantization, quantization_group, zero_points),
-                            parse_dtype(cache_dtype), {num_blocks, max_num_seqs, max_num_batched_tokens}, cpus);
+                            parse_cache_type(cache_dtype), {num_blocks, max_num_seqs, max_num_batched_tokens}, cpus);
       }, "config"_a, "isa"_a, "dtype"_a, "quantization"_a, "quantization_group"_a, "zero_points"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a,
            "max_num_batched_tokens"_a, "cpus"_a)
       .def("set_weight", &set_weight, "name"_a, "array"_a, "dtype"_a)
@@ -292,7 +303,7 @@ NB_MODULE(_native, m) {
   m.def("packed_version", [] { return kPackedVersion; }, "Of the layout and the content of packed weights.");
   m.def("block_tokens", [] { return kBlockTokens; }, "Tokens a KV block holds.");
   m.def("kv_bytes_per_block", [](int num_kv_heads, int head_dim, const std::string& dtype) {
-    return Heads{num_kv_heads, num_kv_heads, head_dim}.block_elements() * dtype_bytes(parse_dtype(dtype));
+    return Heads{num_kv_heads, num_kv_heads, head_dim}.block_bytes(parse_cache_type(dtype));
   }, "num_kv_heads"_a, "head_dim"_a, "dtype"_a, "Bytes of one layer's K and V in one block.");
   m.def("measure_ceilings", [](const std::string& isa, const std::vector<int>& cpus, double seconds, int megabytes) {
     const Kernels& kernels = choose_kernels(isa);

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.batch import SamplingBatch, StepBatch
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Device, DType, Executor, ExecutorOptions
+from tidewheel.engine.devices.base import Device, DType, Executor, ExecutorOptions, KvCacheDType
 from tidewheel.engine.models import describe
+from tidewheel.engine.quantization import Quantization
 from tidewheel.engine.weights import open_weights, read_config
 
 
@@ -42,7 +43,8 @@ def load(
     folder: Path,
     dtype: DType = "float32",
     max_model_len: int | None = None,
-    kv_cache_dtype: DType | None = None,
+    kv_cache_dtype: KvCacheDType | None = None,
+    quantization: Quantization | None = None,
 ) -> Executor:
     """The model in `folder` on `device`, with room in the cache for about 64 sequences of 128 tokens."""
     description = describe(read_config(folder), max_model_len)
@@ -53,6 +55,7 @@ def load(
         max_num_seqs=256,  # also bounds the rows whose logits one step gives
         max_num_batched_tokens=2048,
         kv_cache_dtype=kv_cache_dtype,
+        quantization=quantization,
     )
     return device.load(description.spec, open_weights(folder, description), options)
 

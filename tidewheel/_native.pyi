@@ -33,6 +33,8 @@ class LayerConfig:
     inv_freq: list[float]
     rope_factor: float
     sliding_window: int
+    softcap: float
+    alibi_slopes: list[float]
     intermediate_size: int
     activation: str
     gated: bool

@@ -1,9 +1,10 @@
 // Paged causal attention with grouped query heads: flash-style online softmax (https://arxiv.org/abs/2205.14135) over
-// tiles that start at fixed absolute positions. K and V are always read back from the cache. A row's arithmetic does
-// not depend on the other rows of its task: what lies beyond its own limit enters with weight exactly 0.
-#include <cmath>
+// pieces and tiles that start at fixed absolute positions. K and V are always read back from the cache. A row's
+// arithmetic does not depend on the other rows of its task: what lies beyond its own limits enters with weight 0.
+#include <algorithm>
 #include <limits>
 
+#include "kernels/cache.h"
 #include "kernels/element.h"
 #include "kernels/kernels.h"
 #include "kernels/table.h"
@@ -11,313 +12,433 @@
 namespace tidewheel::TW_ISA {
 namespace {
 
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504f;
 constexpr int kTileBlocks = kAttentionTile / kBlockTokens;
+constexpr int kBlockVectors = kBlockTokens / kLanes;
+constexpr int kPrefetchBlocks = 8;
+constexpr int kPieceTiles = kAttentionPiece / kAttentionTile;
 
-template <typename T>
-struct Layout {
-  static constexpr int kStep = Element<T>::kStep;
-  // Offset of (token slot, dimension d) inside one head's K and V of a block.
-  static size_t k(int slot, int d) { return size_t(d / kStep) * kBlockTokens * kStep + slot * kStep + d % kStep; }
-  static size_t v(int slot, int d, int dim) { return size_t(slot / kStep) * dim * kStep + d * kStep + slot % kStep; }
+// 2^x for x up to about 0, to 2 ulp; 0 below 2^-126.5, minus infinity included. The polynomial's relative error is
+// least over [-1/2, 1/2] among those of its degree that give 1 at 0.
+TW_INLINE F exp2(F x) {
+  x = max(x, set1(-127.0f));
+  const F n = round(x), r = sub(x, n);
+  F p = set1(1.3264727e-3f);
+  p = fma(p, r, set1(9.6715130e-3f));
+  p = fma(p, r, set1(5.5507336e-2f));
+  p = fma(p, r, set1(2.4022242e-1f));
+  p = fma(p, r, set1(6.9314700e-1f));
+  p = fma(p, r, set1(1.0f));
+  return mul(p, pow2(n));  // whose exponent field is 0 for n = -127
+}
+
+TW_INLINE float exp2(float x) {
+  float lanes[kLanes];
+  store(lanes, exp2(set1(x)));
+  return lanes[0];
+}
+
+TW_INLINE F tanh(F x) { return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f)))); }
+
+struct Edges {
+  float bounds[48];
+  float index[16];
+  constexpr Edges() : bounds(), index() {
+    for (int i = 0; i < 48; ++i) bounds[i] = i / 16 == 1 ? kInfinity : -kInfinity;
+    for (int i = 0; i < 16; ++i) index[i] = static_cast<float>(i);
+  }
+};
+constexpr Edges kEdges;
+
+// Bounds for min(): plus infinity keeps a lane's number, minus infinity replaces it, NaN too.
+TW_INLINE F visible_from(int lane) { return load(kEdges.bounds + 16 - std::clamp(lane, 0, 16)); }
+TW_INLINE F visible_until(int lane) { return load(kEdges.bounds + 32 - std::clamp(lane, 0, 16)); }
+
+// The result of some of the context for each row: sums of V weighted by 2^(score - maximum), and the weights' total.
+struct Partial {
+  float* sums;     // [rows, dim]
+  float* maximum;  // [rows], minus infinity for a row that saw nothing
+  float* total;    // [rows]
+
+  Partial(float* data, int rows, int dim)
+      : sums(data), maximum(data + size_t(rows) * dim), total(data + size_t(rows) * (dim + 1)) {}
+
+  void clear(int rows, int dim) {
+    std::fill(sums, sums + size_t(rows) * dim, 0.0f);
+    std::fill(maximum, maximum + rows, -kInfinity);
+    std::fill(total, total + rows, 0.0f);
+  }
 };
 
-// A contraction of ROWS activations rows with VECTORS vectors of weights, `steps` steps, added to or stored in `out`.
+// What the query rows of a task are: the heads of a group for each token in turn.
+struct Rows {
+  const AttentionArgs& args;
+  const int dim, group, count;
+
+  explicit Rows(const AttentionArgs& a)
+      : args(a), dim(a.heads.padded_dim()), group(a.heads.group()), count(a.num_tokens * group) {}
+
+  int head(int row) const { return args.kv_head * group + row % group; }
+  int position(int row) const { return args.first_position + row / group; }
+  // The row sees [begin, limit).
+  int limit(int row) const { return position(row) + 1; }
+  int begin(int row) const { return args.window ? std::max(limit(row) - args.window, 0) : 0; }
+};
+
+class Scratch {
+ public:
+  explicit Scratch(void* data) : next_(static_cast<char*>(data)) {}
+  template <typename T>
+  T* take(size_t count) {
+    T* start = reinterpret_cast<T*>(next_);
+    next_ += (count * sizeof(T) + 63) / 64 * 64;
+    return start;
+  }
+
+ private:
+  char* next_;
+};
+
+// How many vectors of accumulators go with so many rows: as many as the GEMM's tile has registers for, and at most 4,
+// which is enough to hide an instruction's latency behind the others.
+constexpr int vectors_for(int rows) { return std::clamp(kTileRows * kTileVectors / rows, 1, 4); }
+
+// VECTORS vectors of K or V, each a step's stride after the one of the step before, and where the block lies that
+// follows later.
+template <typename T, int VECTORS>
+struct Columns {
+  const T* start[VECTORS];
+  ptrdiff_t ahead[VECTORS];  // bytes
+};
+
+// A contraction of ROWS query or probability rows with `columns`, `steps` steps, added to `acc`.
 template <typename T, int ROWS, int VECTORS>
-TW_INLINE void contract(const typename Element<T>::Activation* x, size_t x_stride, const T* weight, size_t step_stride,
-                        int steps, F (&acc)[ROWS][VECTORS]) {
-  using E = Element<T>;
+TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, const Columns<T, VECTORS>& columns,
+                        size_t step_stride, int steps, F (&acc)[ROWS][VECTORS]) {
+  using C = Cached<T>;
   for (int s = 0; s < steps; ++s) {
-    typename E::Vector w[VECTORS];
+    typename C::Vector w[VECTORS];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) w[v] = E::load_weights(weight + s * step_stride + v * kLanes * E::kStep);
+    for (int v = 0; v < VECTORS; ++v) {
+      const T* p = columns.start[v] + s * step_stride;
+      prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
+      w[v] = C::load_step(p);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) acc[r][v] = E::dot(acc[r][v], w[v], x + r * x_stride + s * E::kStep);
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = C::dot(acc[r][v], w[v], x + r * x_stride + s * C::kStep);
     }
   }
 }
 
 template <typename T>
-struct Task {
-  using A = typename Element<T>::Activation;
-  static constexpr int kStep = Element<T>::kStep;
+class Piece {
+ public:
+  using Q = typename Cached<T>::Query;
+  static constexpr int kStep = Cached<T>::kStep;
+  static constexpr bool kScaled = kHasScales<T>;
 
-  const AttentionArgs& args;
-  const int dim, group, rows;
-  A* q;            // [rows, dim]
-  float* scores;   // [rows, kAttentionTile]
-  A* weights;      // [rows, kAttentionTile]
-  float* sums;     // [rows, dim]
-  float* maximum;  // [rows]
-  float* total;    // [rows]
-
-  explicit Task(const AttentionArgs& a)
-      : args(a), dim(a.heads.padded_dim()), group(a.heads.group()), rows(a.num_tokens * group) {
-    char* p = static_cast<char*>(a.scratch);
-    const auto take = [&p](size_t bytes) {
-      char* start = p;
-      p += (bytes + 63) / 64 * 64;
-      return start;
-    };
-    q = reinterpret_cast<A*>(take(sizeof(A) * rows * dim));
-    scores = reinterpret_cast<float*>(take(sizeof(float) * rows * kAttentionTile));
-    weights = reinterpret_cast<A*>(take(sizeof(A) * rows * kAttentionTile));
-    sums = reinterpret_cast<float*>(take(sizeof(float) * rows * dim));
-    maximum = reinterpret_cast<float*>(take(sizeof(float) * rows));
-    total = reinterpret_cast<float*>(take(sizeof(float) * rows));
-  }
-
-  const T* head_block(int block) const {
-    const size_t offset = size_t(args.block_table[block]) * args.heads.block_elements() +
-                          size_t(args.kv_head) * 2 * dim * kBlockTokens;
-    return reinterpret_cast<const T*>(args.cache) + offset;
-  }
-
-  int position(int row) const { return args.first_position + row / group; }
-  int limit(int row) const { return position(row) + 1; }
-  int begin(int row) const { return args.window && limit(row) > args.window ? limit(row) - args.window : 0; }
-
-  void gather_queries() {
-    const A* source = static_cast<const A*>(args.q);
-    for (int r = 0; r < rows; ++r) {
-      const A* token = source + (r / group) * args.q_stride;
-      std::memcpy(q + size_t(r) * dim, token + (args.kv_head * group + r % group) * dim, sizeof(A) * dim);
+  Piece(const AttentionArgs& args, Scratch& scratch)
+      : args_(args), rows_(args), dim_(rows_.dim), head_bytes_(args.heads.head_bytes(Cached<T>::kType)),
+        block_bytes_(args.heads.block_bytes(Cached<T>::kType)),
+        adjusts_(kScaled || args.softcap != 0 || args.alibi_slopes),
+        q_(scratch.take<Q>(size_t(rows_.count) * dim_)), scores_(scratch.take<float>(kTileRows * kAttentionTile)),
+        weights_(scratch.take<Q>(kTileRows * kAttentionTile)), k_scales_(scratch.take<float>(kAttentionTile)),
+        v_scales_(scratch.take<float>(kAttentionTile)) {
+    const Q* source = static_cast<const Q*>(args.q);
+    for (int r = 0; r < rows_.count; ++r) {
+      std::memcpy(q_ + size_t(r) * dim_, source + r / rows_.group * args.q_stride + size_t(rows_.head(r)) * dim_,
+                  sizeof(Q) * dim_);
     }
+  }
+
+  void run(int piece, Partial result) {
+    result_ = result;
+    result_.clear(rows_.count, dim_);
+    const int end = rows_.limit(rows_.count - 1);
+    const int first = std::max(piece * kPieceTiles, rows_.begin(0) / kAttentionTile);
+    for (int tile = first; tile < (piece + 1) * kPieceTiles && tile * kAttentionTile < end; ++tile) {
+      if constexpr (kScaled) gather_scales(tile, std::min(end - tile * kAttentionTile, kAttentionTile));
+      for (int row = 0; row < rows_.count; row += kTileRows) {
+        const int count = std::min(rows_.count - row, kTileRows);
+        // What these rows reach: slots beyond it may hold anything, and nothing read from them is used.
+        const int tokens = std::min(rows_.limit(row + count - 1) - tile * kAttentionTile, kAttentionTile);
+        if (tokens > 0) visit_rows(count, row, tile, tokens, std::make_integer_sequence<int, kTileRows>{});
+      }
+    }
+  }
+
+ private:
+  CachedHead<T> head(int block) const {
+    const char* start = args_.cache + args_.block_table[block] * block_bytes_ + args_.kv_head * head_bytes_;
+    return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_};
+  }
+
+  // Bytes from a block to the one that is wanted a little later: blocks lie anywhere, and only the block table knows
+  // which comes next.
+  ptrdiff_t ahead(int block) const {
+    const int next = std::min(block + kPrefetchBlocks, rows_.position(rows_.count - 1) / kBlockTokens);
+    return (ptrdiff_t{args_.block_table[next]} - args_.block_table[block]) * static_cast<ptrdiff_t>(block_bytes_);
+  }
+
+  void gather_scales(int tile, int tokens) {
+    for (int t = 0; t < tokens; t += kBlockTokens) {
+      const CachedHead<T> h = head(tile * kTileBlocks + t / kBlockTokens);
+      std::memcpy(k_scales_ + t, h.k_scales(), kBlockTokens * sizeof(float));
+      std::memcpy(v_scales_ + t, h.v_scales(), kBlockTokens * sizeof(float));
+    }
+    // The slots behind may hold NaN, which a weight of 0 would not silence.
+    for (int t = tokens; t % kBlockTokens; ++t) k_scales_[t] = v_scales_[t] = 0.0f;
   }
 
   template <int ROWS>
   void score_rows(int row, int tile, int blocks) {
-    constexpr int kVectors = kBlockTokens / kLanes;
-    for (int b = 0; b < blocks; ++b) {
-      const T* k = head_block(tile * kTileBlocks + b);
-      F acc[ROWS][kVectors];
-#pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) {
+    constexpr int kBlocks = std::max(vectors_for(ROWS) / kBlockVectors, 1);
+    int b = 0;
+    for (; b + kBlocks <= blocks; b += kBlocks) score_blocks<ROWS, kBlocks>(row, tile, b);
+    for (; b < blocks; ++b) score_blocks<ROWS, 1>(row, tile, b);
+  }
+
+  template <int ROWS, int BLOCKS>
+  void score_blocks(int row, int tile, int first) {
+    constexpr int kVectors = BLOCKS * kBlockVectors;
+    Columns<T, kVectors> columns;
+    F acc[ROWS][kVectors];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
-      }
-      contract<T, ROWS, kVectors>(q + size_t(row) * dim, dim, k, kBlockTokens * kStep, dim / kStep, acc);
+    for (int v = 0; v < kVectors; ++v) {
+      const int block = tile * kTileBlocks + first + v / kBlockVectors;
+      columns.start[v] = head(block).k + v % kBlockVectors * kLanes * kStep;
+      columns.ahead[v] = ahead(block);
 #pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) {
+      for (int r = 0; r < ROWS; ++r) acc[r][v] = zero();
+    }
+    contract<T, ROWS, kVectors>(q_ + size_t(row) * dim_, dim_, columns, kBlockTokens * kStep, dim_ / kStep, acc);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          store(scores + (row + r) * kAttentionTile + b * kBlockTokens + v * kLanes, acc[r][v]);
-        }
+      for (int v = 0; v < kVectors; ++v) {
+        store(scores_ + r * kAttentionTile + first * kBlockTokens + v * kLanes, acc[r][v]);
       }
     }
   }
 
-  // Scores to weights; rescales what the earlier tiles gave.
-  void soften(int row, int tile, int blocks) {
-    const int start = tile * kAttentionTile, width = blocks * kBlockTokens;
-    float* s = scores + row * kAttentionTile;
-    const int first = begin(row) - start, last = limit(row) - start;  // of the tile's tokens, [first, last) count
-    for (int t = 0; t < width && t < first; ++t) s[t] = kMinusInfinity;
-    for (int t = last > 0 ? last : 0; t < width; ++t) s[t] = kMinusInfinity;
-    F peak = set1(kMinusInfinity);
-    for (int t = 0; t < width; t += kLanes) {
-      const F scaled = mul(load(s + t), set1(args.scale));
-      store(s + t, scaled);
-      peak = max(peak, scaled);
+  // What the scores of one row are before `scale`, if more than the dot product and the ends of what the row sees.
+  F adjusted(F x, int row, int tile, int t) const {
+    if constexpr (kScaled) x = mul(x, load(k_scales_ + t));
+    if (args_.softcap != 0) {
+      const float limit = args_.softcap / args_.scale;
+      x = mul(set1(limit), tanh(mul(x, set1(1.0f / limit))));
     }
-    const float tile_maximum = hmax(peak);
-    A* w = weights + row * kAttentionTile;
-    if (tile_maximum == kMinusInfinity) {
-      for (int t = 0; t < width; t += kLanes) store_activations<T>(w + t, zero());
+    if (args_.alibi_slopes) {
+      const int distance = tile * kAttentionTile + t - rows_.position(row);
+      const F distances = add(set1(static_cast<float>(distance)), load(kEdges.index));
+      x = fma(set1(args_.alibi_slopes[rows_.head(row)] / args_.scale), distances, x);
+    }
+    return x;
+  }
+
+  // Scores to weights; what the earlier tiles gave is rescaled.
+  void soften(int index, int row, int tile, int width) {
+    float* s = scores_ + index * kAttentionTile;
+    Q* w = weights_ + index * kAttentionTile;
+    const int first = rows_.begin(row) - tile * kAttentionTile, last = rows_.limit(row) - tile * kAttentionTile;
+    F peak = set1(-kInfinity);
+    if (adjusts_ || first > 0 || last < width) {
+      for (int t = 0; t < width; t += kLanes) {
+        F x = load(s + t);
+        if (adjusts_) x = adjusted(x, row, tile, t);
+        x = min(x, min(visible_from(first - t), visible_until(last - t)));
+        store(s + t, x);
+        peak = max(peak, x);
+      }
+    } else {
+      for (int t = 0; t < width; t += kLanes) peak = max(peak, load(s + t));
+    }
+    const F factor = set1(args_.scale * kLog2E);  // so that powers of 2 will do
+    const float maximum = std::max(hmax(peak) * (args_.scale * kLog2E), result_.maximum[row]);
+    if (maximum == -kInfinity) {  // nothing yet that this row sees
+      for (int t = 0; t < width; t += kLanes) store(w + t, zero());
       return;
     }
-    const float new_maximum = tile_maximum > maximum[row] ? tile_maximum : maximum[row];
     F sum = zero();
+    const F shift = set1(-maximum);
     for (int t = 0; t < width; t += kLanes) {
-      const F p = exp(sub(load(s + t), set1(new_maximum)));
-      store(s + t, p);
-    }
-    for (int t = 0; t < width && t < first; ++t) s[t] = 0.0f;
-    for (int t = last > 0 ? last : 0; t < width; ++t) s[t] = 0.0f;
-    for (int t = 0; t < width; t += kLanes) {
-      const F p = load(s + t);
+      F p = exp2(fma(load(s + t), factor, shift));
       sum = add(sum, p);
-      store_activations<T>(w + t, p);
+      if constexpr (kScaled) p = mul(p, load(v_scales_ + t));
+      store(w + t, p);
     }
-    if (new_maximum != maximum[row]) {
-      float rescale[kLanes];
-      store(rescale, exp(sub(set1(maximum[row]), set1(new_maximum))));
-      const float factor = maximum[row] == kMinusInfinity ? 0.0f : rescale[0];
-      total[row] *= factor;
-      for (int d = 0; d < dim; d += kLanes) store(sums + row * dim + d, mul(load(sums + row * dim + d), set1(factor)));
-      maximum[row] = new_maximum;
+    if (maximum != result_.maximum[row]) {
+      const float shrink = exp2(result_.maximum[row] - maximum);
+      float* sums = result_.sums + size_t(row) * dim_;
+      for (int d = 0; d < dim_; d += kLanes) store(sums + d, mul(load(sums + d), set1(shrink)));
+      result_.total[row] *= shrink;
+      result_.maximum[row] = maximum;
     }
-    total[row] += hsum(sum);
+    result_.total[row] += hsum(sum);
   }
 
   template <int ROWS>
-  void sum_rows(int row, int tile, int blocks, int tokens) {
-    constexpr int kVectors = kTileVectors;
+  void sum_rows(int row, int tile, int tokens) {
+    constexpr int kVectors = vectors_for(ROWS);
     int d = 0;
-    for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, blocks, tokens, d);
-    for (; d < dim; d += kLanes) sum_columns<ROWS, 1>(row, tile, blocks, tokens, d);
+    for (; d + kVectors * kLanes <= dim_; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, tokens, d);
+    for (; d < dim_; d += kLanes) sum_columns<ROWS, 1>(row, tile, tokens, d);
   }
 
   template <int ROWS, int VECTORS>
-  void sum_columns(int row, int tile, int blocks, int tokens, int d) {
+  void sum_columns(int row, int tile, int tokens, int d) {
+    float* sums = result_.sums + size_t(row) * dim_ + d;
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + (row + r) * dim + d + v * kLanes);
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + r * dim_ + v * kLanes);
     }
-    for (int b = 0; b < blocks; ++b) {
-      const T* v = head_block(tile * kTileBlocks + b) + size_t(kBlockTokens) * dim + d * kStep;
-      const A* p = weights + row * kAttentionTile + b * kBlockTokens;
-      const int left = tokens - b * kBlockTokens;
-      const int steps = (left < kBlockTokens ? left : kBlockTokens) / kStep;
-      contract<T, ROWS, VECTORS>(p, kAttentionTile, v, size_t(dim) * kStep, steps, acc);
+    for (int t = 0; t < tokens; t += kBlockTokens) {
+      const int block = tile * kTileBlocks + t / kBlockTokens;
+      const T* v = head(block).v_element(0, d);
+      const int steps = std::min(tokens - t, kBlockTokens) / kStep;
+      Columns<T, VECTORS> columns;
+#pragma GCC unroll 4
+      for (int i = 0; i < VECTORS; ++i) {
+        columns.start[i] = v + i * kLanes * kStep;
+        columns.ahead[i] = ahead(block);
+      }
+      contract<T, ROWS, VECTORS>(weights_ + t, kAttentionTile, columns, size_t(dim_) * kStep, steps, acc);
       if constexpr (kStep == 2) {
-        if (left < kBlockTokens && left % 2) {
-          last_half_pair<ROWS, VECTORS>(p + 2 * steps, v + steps * size_t(dim) * kStep, acc);
+        if (tokens - t < kBlockTokens && tokens % 2) {
+          last_half_pair<ROWS, VECTORS>(weights_ + t + 2 * steps, v + steps * size_t(dim_) * kStep, acc);
         }
       }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) store(sums + (row + r) * dim + d + v * kLanes, acc[r][v]);
+      for (int v = 0; v < VECTORS; ++v) store(sums + r * dim_ + v * kLanes, acc[r][v]);
     }
   }
 
   // The slot after the last token may hold anything, NaN included, from the block's earlier life.
   template <int ROWS, int VECTORS>
-  static void last_half_pair(const A* p, const T* v, F (&acc)[ROWS][VECTORS]) {
+  static void last_half_pair(const Q* p, const T* v, F (&acc)[ROWS][VECTORS]) {
 #pragma GCC unroll 4
     for (int i = 0; i < VECTORS; ++i) {
-      const auto pairs = drop_odd(Element<T>::load_weights(v + i * kLanes * kStep));
+      const auto pairs = drop_odd(Cached<T>::load_step(v + i * kLanes * kStep));
 #pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) acc[r][i] = Element<T>::dot(acc[r][i], pairs, p + r * kAttentionTile);
+      for (int r = 0; r < ROWS; ++r) acc[r][i] = Cached<T>::dot(acc[r][i], pairs, p + r * kAttentionTile);
     }
   }
 
   template <int ROWS>
-  void visit(int row, int tile, int blocks, int tokens) {
+  void visit(int row, int tile, int tokens) {
+    const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
     score_rows<ROWS>(row, tile, blocks);
-    for (int r = 0; r < ROWS; ++r) soften(row + r, tile, blocks);
-    sum_rows<ROWS>(row, tile, blocks, tokens);
+    for (int r = 0; r < ROWS; ++r) soften(r, row + r, tile, blocks * kBlockTokens);
+    sum_rows<ROWS>(row, tile, tokens);
   }
 
   template <int... I>
-  void visit_rows(int count, int row, int tile, int blocks, int tokens, std::integer_sequence<int, I...>) {
-    using Visit = void (Task::*)(int, int, int, int);
-    static constexpr Visit kVisits[] = {&Task::template visit<I + 1>...};
-    (this->*kVisits[count - 1])(row, tile, blocks, tokens);
+  void visit_rows(int count, int row, int tile, int tokens, std::integer_sequence<int, I...>) {
+    using Visit = void (Piece::*)(int, int, int);
+    static constexpr Visit kVisits[] = {&Piece::template visit<I + 1>...};
+    (this->*kVisits[count - 1])(row, tile, tokens);
   }
 
-  void run() {
-    gather_queries();
-    for (int i = 0; i < rows * dim; ++i) sums[i] = 0.0f;
-    for (int r = 0; r < rows; ++r) {
-      maximum[r] = kMinusInfinity;
-      total[r] = 0.0f;
-    }
-    const int end = limit(rows - 1);
-    for (int tile = begin(0) / kAttentionTile; tile * kAttentionTile < end; ++tile) {
-      for (int row = 0; row < rows; row += kTileRows) {
-        const int count = rows - row < kTileRows ? rows - row : kTileRows;
-        // What these rows reach: slots beyond it may hold anything, and nothing read from them is used.
-        int tokens = limit(row + count - 1) - tile * kAttentionTile;
-        if (tokens <= 0) continue;
-        if (tokens > kAttentionTile) tokens = kAttentionTile;
-        const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
-        visit_rows(count, row, tile, blocks, tokens, std::make_integer_sequence<int, kTileRows>{});
-      }
-    }
-    switch (args.out_type) {
-      case DType::kFloat32: return finish<float>();
-      case DType::kBFloat16: return finish<bf16>();
-      case DType::kFloat16: return finish<f16>();
-    }
-  }
-
-  template <typename Out>
-  void finish() {
-    using O = typename Element<Out>::Activation;
-    for (int r = 0; r < rows; ++r) {
-      const F inverse = set1(1.0f / total[r]);
-      const size_t head = args.kv_head * group + r % group;
-      O* out = static_cast<O*>(args.out) + (r / group) * args.out_stride + head * args.heads.head_dim;
-      float* s = sums + r * dim;
-      for (int d = 0; d < dim; d += kLanes) store(s + d, mul(load(s + d), inverse));
-      int d = 0;
-      for (; d + kLanes <= args.heads.head_dim; d += kLanes) store_activations<Out>(out + d, load(s + d));
-      for (; d < args.heads.head_dim; ++d) store_activation<Out>(out + d, s[d]);
-    }
-  }
+  const AttentionArgs& args_;
+  const Rows rows_;
+  const int dim_;
+  const size_t head_bytes_, block_bytes_;
+  const bool adjusts_;
+  Q* const q_;             // [rows, dim]
+  float* const scores_;    // [kTileRows, kAttentionTile]
+  Q* const weights_;       // [kTileRows, kAttentionTile]
+  float* const k_scales_;  // [kAttentionTile], for int8
+  float* const v_scales_;
+  Partial result_{nullptr, 0, 0};
 };
 
-template <typename T>
-void prepare_typed(const PrepareArgs& args) {
-  using A = typename Element<T>::Activation;
-  const Heads& heads = args.heads;
-  const int dim = heads.head_dim, padded = heads.padded_dim();
-  const auto normalize = [&](float* x, const float* weight) {
-    float squares = 0.0f;
-    for (int d = 0; d < dim; ++d) squares += x[d] * x[d];
-    const float scale = 1.0f / std::sqrt(squares / static_cast<float>(dim) + args.norm_eps);
-    for (int d = 0; d < dim; ++d) x[d] = x[d] * scale * weight[d];
-  };
-  const auto rotate = [&](float* x) {
-    const int half = args.rotary_pairs;
-    for (int i = 0; i < half; ++i) {
-      const float a = x[i], b = x[i + half];
-      x[i] = a * args.cos[i] - b * args.sin[i];
-      x[i + half] = b * args.cos[i] + a * args.sin[i];
-    }
-  };
-  for (int h = 0; h < heads.num_heads + heads.num_kv_heads; ++h) {
-    float* x = args.qkv + h * dim;
-    const float* norm_weight = h < heads.num_heads ? args.q_norm : args.k_norm;
-    if (norm_weight) normalize(x, norm_weight);
-    if (args.cos) rotate(x);
+// Pieces folded one after the other, in ascending order.
+class Fold {
+ public:
+  Fold(const AttentionArgs& args, Scratch& scratch)
+      : rows_(args), result_(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows_.count, rows_.dim) {
+    result_.clear(rows_.count, rows_.dim);
   }
-  A* q = static_cast<A*>(args.q);
-  for (int h = 0; h < heads.num_heads; ++h) {
-    for (int d = 0; d < dim; ++d) store_activation<T>(q + h * padded + d, args.qkv[h * dim + d]);
-    for (int d = dim; d < padded; ++d) store_activation<T>(q + h * padded + d, 0.0f);
-  }
-  for (int h = 0; h < heads.num_kv_heads; ++h) {
-    const float* k = args.qkv + (heads.num_heads + h) * dim;
-    const float* v = k + heads.num_kv_heads * dim;
-    T* k_block = static_cast<T*>(args.block) + size_t(h) * 2 * padded * kBlockTokens;
-    T* v_block = k_block + size_t(padded) * kBlockTokens;
-    for (int d = 0; d < dim; ++d) {
-      k_block[Layout<T>::k(args.slot, d)] = from_float<T>(k[d]);
-      v_block[Layout<T>::v(args.slot, d, padded)] = from_float<T>(v[d]);
+
+  void add(const Partial& piece) {
+    for (int r = 0; r < rows_.count; ++r) {
+      if (piece.maximum[r] == -kInfinity) continue;
+      const float maximum = std::max(result_.maximum[r], piece.maximum[r]);
+      const float old_factor = exp2(result_.maximum[r] - maximum), factor = exp2(piece.maximum[r] - maximum);
+      result_.maximum[r] = maximum;
+      result_.total[r] = result_.total[r] * old_factor + piece.total[r] * factor;
+      float* sums = result_.sums + size_t(r) * rows_.dim;
+      const float* more = piece.sums + size_t(r) * rows_.dim;
+      for (int d = 0; d < rows_.dim; d += kLanes) {
+        store(sums + d, fma(load(sums + d), set1(old_factor), mul(load(more + d), set1(factor))));
+      }
     }
   }
-}
+
+  void write() {
+    const AttentionArgs& args = rows_.args;
+    const int head_dim = args.heads.head_dim;
+    for (int r = 0; r < rows_.count; ++r) {
+      const F inverse = set1(1.0f / result_.total[r]);
+      float* out = args.out + r / rows_.group * args.out_stride + size_t(rows_.head(r)) * head_dim;
+      float* sums = result_.sums + size_t(r) * rows_.dim;
+      for (int d = 0; d < rows_.dim; d += kLanes) store(sums + d, mul(load(sums + d), inverse));
+      std::memcpy(out, sums, sizeof(float) * head_dim);
+    }
+  }
+
+ private:
+  const Rows rows_;
+  Partial result_;
+};
 
 }  // namespace
 
 size_t attention_scratch_bytes(const Heads& heads) {
-  const size_t rows = heads.group() > kAttentionRows ? heads.group() : kAttentionRows;
-  const size_t dim = heads.padded_dim();
-  return rows * (4 * dim + 4 * kAttentionTile + 4 * kAttentionTile + 4 * dim + 8) + 6 * 64;
+  const int tokens = std::max(1, kAttentionRows / heads.group());
+  const size_t rows = size_t(tokens) * heads.group();
+  return sizeof(float) * (rows * heads.padded_dim() + (2 * kTileRows + 2) * kAttentionTile +
+                          2 * heads.partial_floats(tokens)) + 7 * 64;
 }
 
-void attention(DType type, const AttentionArgs& args) {
-  switch (type) {
-    case DType::kFloat32: return Task<float>(args).run();
-    case DType::kBFloat16: return Task<bf16>(args).run();
-    case DType::kFloat16: return Task<f16>(args).run();
-  }
+void attention(CacheType type, const AttentionArgs& args) {
+  Scratch scratch(args.scratch);
+  const Rows rows(args);
+  const Partial partial(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows.count, rows.dim);
+  Fold fold(args, scratch);
+  with_cached(type, [&]<typename T>(T*) {
+    Piece<T> piece(args, scratch);
+    for (int i = args.piece_begin(); i < args.piece_end(); ++i) {
+      piece.run(i, partial);
+      fold.add(partial);
+    }
+  });
+  fold.write();
 }
 
-void prepare(DType type, const PrepareArgs& args) {
-  switch (type) {
-    case DType::kFloat32: return prepare_typed<float>(args);
-    case DType::kBFloat16: return prepare_typed<bf16>(args);
-    case DType::kFloat16: return prepare_typed<f16>(args);
+void attention_piece(CacheType type, const AttentionArgs& args, int piece, float* partial) {
+  Scratch scratch(args.scratch);
+  const Rows rows(args);
+  with_cached(type, [&]<typename T>(T*) { Piece<T>(args, scratch).run(piece, {partial, rows.count, rows.dim}); });
+}
+
+void attention_merge(const AttentionArgs& args, const float* partials) {
+  Scratch scratch(args.scratch);
+  const Rows rows(args);
+  const size_t size = args.heads.partial_floats(args.num_tokens);
+  Fold fold(args, scratch);
+  for (int i = 0; i < args.piece_end() - args.piece_begin(); ++i) {
+    fold.add({const_cast<float*>(partials) + i * size, rows.count, rows.dim});
   }
+  fold.write();
 }
 
 }  // namespace tidewheel::TW_ISA

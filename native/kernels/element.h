@@ -47,15 +47,6 @@ TW_INLINE void store_activations(typename Element<T>::Activation* p, F a) {
   }
 }
 
-template <typename T>
-TW_INLINE void store_activation(typename Element<T>::Activation* p, float a) {
-  if constexpr (sizeof(typename Element<T>::Activation) == sizeof(T)) {
-    *p = from_float<T>(a);
-  } else {
-    *p = to_float(from_float<T>(a));
-  }
-}
-
 // e^x in float: Cephes' polynomial, about 2 ulp; below -87 it gives the value at -87, above 88 the value at 88.
 TW_INLINE F exp(F x) {
   x = min(max(x, set1(-87.0f)), set1(88.0f));

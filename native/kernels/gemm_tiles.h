@@ -102,7 +102,7 @@ struct Int8ChannelTile {
         multiply_group<ROWS, false>(dot, weight, quads);
         quads += kRowGroup / kQuad;
       }
-      const F w = load(reinterpret_cast<const float*>(base + strip_value_bytes(format, k)));
+      const F w = load(reinterpret_cast<const float*>(weight));
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
         store(tile + r * kPanel + strip * kLanes, mul(to_floats(dot[r]), mul(w, set1(scale[r]))));
@@ -111,7 +111,7 @@ struct Int8ChannelTile {
   }
 };
 
-template <bool NIBBLES, bool ZERO_POINTS>
+template <bool NIBBLES, bool SHIFTS>
 struct GroupTile {
   template <int ROWS>
   static void rows(const WeightFormat& format, const char* x, const char* panel, int k, float* tile) {
@@ -123,33 +123,32 @@ struct GroupTile {
 
   template <int ROWS>
   TW_INLINE void columns(const WeightFormat& format, const RowGroup<ROWS>* group, const char* strip, int k, float* tile) {
-    const auto* weight = reinterpret_cast<const uint8_t*>(strip);
-    const auto* scales = reinterpret_cast<const f16*>(strip + strip_value_bytes(format, k));
-    [[maybe_unused]] const auto* zeros = reinterpret_cast<const uint8_t*>(scales + size_t(weight_groups(format, k)) * kLanes);
-    const int per_scale = format.group / kRowGroup;
+    const GroupLayout layout = GroupLayout::of(format, k);
+    const int groups = row_groups(k), per_scale = format.group / kRowGroup;
     F acc[ROWS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) acc[r] = zero();
-    const int groups = row_groups(k);
-    for (int begin = 0; begin < groups; begin += per_scale) {
-      const F w = load(scales);
-      [[maybe_unused]] F shift;
-      if constexpr (ZERO_POINTS) {
-        shift = mul(w, sub(zero(), load(zeros)));
-        zeros += kLanes;
-      }
-      prefetch(reinterpret_cast<const char*>(scales) + kPrefetchBytes / 8);
-      scales += kLanes;
-      const int end = begin + per_scale < groups ? begin + per_scale : groups;
-      for (int g = begin; g < end; ++g, ++group) {
-        I dot[ROWS];
+    const auto* weight = reinterpret_cast<const uint8_t*>(strip);
+    for (int g = 0; g < groups;) {
+      // A block's scales, then its two groups.
+      const auto* scales = reinterpret_cast<const f16*>(weight);
+      prefetch(weight + kPrefetchBytes);
+      weight += layout.header_bytes;
+      for (int half = 0; half < 2 && g < groups; ++half) {
+        const F w = load(scales + half * kLanes);
+        [[maybe_unused]] F shift;
+        if constexpr (SHIFTS) shift = load(scales + (2 + half) * kLanes);
+        const int end = g + per_scale < groups ? g + per_scale : groups;
+        for (; g < end; ++g, ++group) {
+          I dot[ROWS];
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(ZERO_POINTS ? 0 : group->correction[r]);
-        multiply_group<ROWS, NIBBLES>(dot, weight, group->quads);
+          for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(SHIFTS ? 0 : group->correction[r]);
+          multiply_group<ROWS, NIBBLES>(dot, weight, group->quads);
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
-          acc[r] = fma(to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
-          if constexpr (ZERO_POINTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[r]), acc[r]);
+          for (int r = 0; r < ROWS; ++r) {
+            acc[r] = fma(to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+            if constexpr (SHIFTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[r]), acc[r]);
+          }
         }
       }
     }

@@ -33,11 +33,14 @@ struct WeightFormat {
 // numbers that quantization chooses: weights that were packed and kept under another version are not used.
 constexpr int kPackedVersion = 1;
 
-// KV blocks of 16 tokens. A block of one KV head holds K then V, `head_stride` elements each 16 tokens.
-// bfloat16: K [dim/2][16][2], V [16/2][dim][2]; float32 and float16: K [dim][16], V [16][dim].
+// KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V.
+// float32 and float16: K [dim][16], V [16][dim]; the others: K [dim/2][16][2], V [16/2][dim][2].
 constexpr int kBlockTokens = 16;
-// Attention visits the context in tiles that start at multiples of this many tokens, whoever else is in the batch.
+// Attention is computed in pieces of the context, tile after tile within a piece; both start at multiples of their
+// size in tokens, whoever else is in the batch. Each piece is a softmax of its own, and a row's pieces are folded in
+// ascending order: who computed them, and when, cannot show in the result.
 constexpr int kAttentionTile = 128;
+constexpr int kAttentionPiece = 512;
 constexpr int kAttentionRows = 48;  // query rows (tokens x heads of a group) of one attention task, at most
 
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
@@ -98,7 +101,15 @@ struct Heads {
   int num_heads, num_kv_heads, head_dim;
   int padded_dim() const { return (head_dim + 15) / 16 * 16; }
   int group() const { return num_heads / num_kv_heads; }
-  size_t block_elements() const { return size_t{2} * num_kv_heads * padded_dim() * kBlockTokens; }
+  // One KV head's part of a block, and a block.
+  size_t head_bytes(CacheType type) const {
+    const size_t scales = type == CacheType::kInt8 ? sizeof(float) : 0;
+    return 2 * kBlockTokens * (size_t(padded_dim()) * cache_element_bytes(type) + scales);
+  }
+  size_t block_bytes(CacheType type) const { return num_kv_heads * head_bytes(type); }
+  // Floats that the attention of one KV head over one piece results in: sums [rows, padded_dim], maximum [rows], total
+  // [rows]. A row is a query head of a token.
+  size_t partial_floats(int num_tokens) const { return size_t(num_tokens) * group() * (padded_dim() + 2); }
 };
 
 // One token: q and k heads are normalized and rotated, q is stored as activations, k and v go to the cache.
@@ -111,7 +122,7 @@ struct PrepareArgs {
   const float* cos;         // [rotary_pairs], or null
   const float* sin;
   int rotary_pairs;
-  void* q;                  // [heads, padded_dim] activations of the cache's type
+  void* q;                  // [heads, padded_dim] queries: `query_bytes` each
   void* block;              // of the cache: this layer's, this token's
   int slot;
 };
@@ -120,18 +131,23 @@ struct PrepareArgs {
 struct AttentionArgs {
   Heads heads;
   int kv_head;
-  const void* q;            // [tokens, q_stride] activations of the cache's type, heads * padded_dim used
+  const void* q;            // [tokens, q_stride] queries, heads * padded_dim used
   size_t q_stride;
   int num_tokens;           // times heads.group(): at most kAttentionRows, or one token
   int first_position;       // of the first of these tokens
   int window;               // 0: unlimited
-  float scale;
+  float scale;              // above 0
+  float softcap;            // score = softcap * tanh(score / softcap); 0: none
+  const float* alibi_slopes;  // [heads], or null: score += slope * (key position - query position)
   const char* cache;        // this layer's blocks
   const int32_t* block_table;
   void* scratch;            // attention_scratch_bytes
-  DType out_type;           // of the weights that read the result; the cache and q may be of another
-  void* out;                // [tokens, out_stride] activations of out_type, heads * head_dim used
+  float* out;               // [tokens, out_stride], heads * head_dim used
   size_t out_stride;
+
+  // The pieces that these tokens see.
+  int piece_begin() const { return window && first_position >= window ? (first_position + 1 - window) / kAttentionPiece : 0; }
+  int piece_end() const { return (first_position + num_tokens - 1) / kAttentionPiece + 1; }
 };
 
 struct SampleArgs {
@@ -151,6 +167,7 @@ struct SampleArgs {
   float* row;           // scratch [vocab rounded up to 256]
   float* weights;       // scratch, likewise
   double* block_sums;   // scratch [vocab / 256 rounded up]
+  float* maxima;        // scratch, twice that
   int32_t* indices;     // scratch [vocab]
   int32_t* token;
   float* logprob;
@@ -160,7 +177,8 @@ struct SampleArgs {
 
 struct Kernels {
   const char* name;
-  int activation_bytes[3];  // by DType
+  // By CacheType: bfloat16 where the cached elements are read as such and the level multiplies them, else float32.
+  int query_bytes[kCacheTypes];
   int tile_rows;
   size_t (*row_bytes)(const WeightFormat&, int k);    // of one packed input row
   size_t (*panel_bytes)(const WeightFormat&, int k);  // of one packed panel
@@ -171,9 +189,12 @@ struct Kernels {
   void (*pack_rows)(const WeightFormat&, const RowsArgs&, int row_begin, int row_end);
   void (*gemm)(const WeightFormat&, const GemmArgs&);
   void (*normalize)(const Norm&, float* x, int size);
-  void (*prepare)(DType, const PrepareArgs&);
+  void (*prepare)(CacheType, const PrepareArgs&);
   size_t (*attention_scratch_bytes)(const Heads&);
-  void (*attention)(DType, const AttentionArgs&);
+  void (*attention)(CacheType, const AttentionArgs&);
+  // The same in two steps: the result of each piece from piece_begin() on, and then all of them folded.
+  void (*attention_piece)(CacheType, const AttentionArgs&, int piece, float* partial);
+  void (*attention_merge)(const AttentionArgs&, const float* partials);
   void (*sample)(const SampleArgs&);
   // Ceilings: operations done (a multiply and an add are two) or bytes read.
   double (*peak_float32)(int rounds);

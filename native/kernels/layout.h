@@ -1,16 +1,17 @@
 // Where things lie in packed weights and packed rows. A strip is one vector of columns.
 //
 // Float weights, a panel: [K / step][kPanel][step], step 2 for bfloat16, else 1; zeros fill the last pair.
-// Quantized weights, a panel: kPanel / kLanes strips, each padded to 64 bytes, K rounded up to whole groups of 32:
-//   kInt8         bytes [K/4][kLanes][4] of value + 128, then float16 scales [K/32][kLanes]
-//   kInt8Channel  the same bytes, then float32 scales [kLanes]
-//   kInt4         bytes [K/8][kLanes][4], low halves inputs 8i..8i+3, high halves 8i+4..8i+7, then float16 scales
-//                 [groups][kLanes], then zero points, uint8 [groups][kLanes]
+// Quantized weights, a panel: kPanel / kLanes strips, K rounded up to whole groups. Bytes hold value + 128,
+//   quads: bytes [4 inputs / 4][kLanes][4]; nibbles: [8 inputs / 8][kLanes][4], low halves the first four inputs.
+//   kInt8Channel  quads of all inputs, then float32 scales [kLanes]
+//   kInt8, kInt4  blocks of two groups, so that a strip is read in order and in whole vectors: float16 scales
+//                 [2][kLanes], with zero points float16 shifts [2][kLanes], then two groups of quads or nibbles.
+//                 w = scale * q + shift, where without zero points the shift is -8 * scale.
 //
 // Rows, a tile of n: float weights [K / step][n][step], else a group of 32 inputs after the other:
 //   float scales [n], corrections [n], int8 [8][n][4]; kInt8Channel: one such head, then int8 [K/4][n][4].
 // The correction takes back what the offset of stored weights adds to a dot product: -offset times the sum of the
-// row's integers, or with zero points that sum times the scale, in float.
+// row's integers. With zero points it is that sum times the scale, in float, for the shift to be multiplied with.
 #pragma once
 
 #include "kernels/element.h"
@@ -25,20 +26,29 @@ constexpr int kNibbleZero = 8;
 
 TW_INLINE int round_up_to(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 TW_INLINE int row_groups(int k) { return (k + kRowGroup - 1) / kRowGroup; }
-TW_INLINE int weight_groups(const WeightFormat& format, int k) { return (k + format.group - 1) / format.group; }
+// Groups of a strip, and where they lie.
+struct GroupLayout {
+  int group, groups;
+  size_t shift_bytes;  // from a group's scales to its shifts, 0 if it has none
+  size_t header_bytes, value_bytes;
 
-TW_INLINE size_t strip_value_bytes(const WeightFormat& format, int k) {
-  const size_t values = size_t(row_groups(k)) * kRowGroup * kLanes;
-  return format.kind == WeightKind::kInt4 ? values / 2 : values;
-}
+  TW_INLINE GroupLayout of(const WeightFormat& format, int k) {
+    constexpr size_t kHalves = sizeof(f16) * kLanes * 2;
+    const size_t values = size_t(format.group) * kLanes;
+    return {format.group, (k + format.group - 1) / format.group, format.zero_points ? kHalves : 0,
+            format.zero_points ? 2 * kHalves : kHalves, format.kind == WeightKind::kInt4 ? values / 2 : values};
+  }
+  size_t block_bytes() const { return header_bytes + 2 * value_bytes; }
+  size_t scale_at(int g) const { return g / 2 * block_bytes() + g % 2 * sizeof(f16) * kLanes; }
+  size_t values_at(int g) const { return g / 2 * block_bytes() + header_bytes + g % 2 * value_bytes; }
+};
 
 TW_INLINE size_t strip_bytes(const WeightFormat& format, int k) {
-  size_t scales = sizeof(float) * kLanes;
-  if (format.kind == WeightKind::kInt8) scales = sizeof(f16) * row_groups(k) * kLanes;
-  if (format.kind == WeightKind::kInt4) {
-    scales = (sizeof(f16) + (format.zero_points ? 1 : 0)) * size_t(weight_groups(format, k)) * kLanes;
+  if (format.kind == WeightKind::kInt8Channel) {
+    return (size_t(row_groups(k)) * kRowGroup + sizeof(float)) * kLanes;
   }
-  return (strip_value_bytes(format, k) + scales + 63) / 64 * 64;
+  const GroupLayout layout = GroupLayout::of(format, k);
+  return (layout.groups + 1) / 2 * layout.block_bytes();
 }
 
 template <typename T>

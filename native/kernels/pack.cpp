@@ -1,6 +1,6 @@
 // Weights from a checkpoint into panels, quantized on the way if the format says so. Quantization has a column in each
-// lane: what it computes for one is the same sequence of operations whatever the vectors, so that every ISA level stores
-// the same integers and scales.
+// lane: what it computes for one is the same sequence of operations whatever the vectors, so that every ISA level
+// stores the same integers and scales.
 #include "kernels/layout.h"
 #include "kernels/table.h"
 
@@ -117,39 +117,48 @@ float largest_in_row(const PackArgs& args, int row) {
   return hmax(largest);
 }
 
-struct Int4Scales {
-  F scale, zero;
+// The q from 0 to 15 for which scale * q + shift is nearest to x.
+TW_INLINE F int4_level(F x, F inverse, F shift) { return round(clamp(mul(sub(x, shift), inverse), 0.0f, 15.0f)); }
+
+// A group's values as a line, for a column in each lane: the slope, and the value at the middle of q, 7.5. Without zero
+// points the line passes through 0 at q = 8, and there is no middle.
+struct Int4Line {
+  F scale, middle;
 };
 
-TW_INLINE F quantize_int4(F x, F inverse, F zero) { return round(clamp(add(mul(x, inverse), zero), 0.0f, 15.0f)); }
-
-// Scales for `size` inputs a lane. Of a few steps around the one that just spans the values the best is taken, because
-// clipping the extremes a little often costs less than a coarse step for all the others. For each the integers are
-// chosen, and then the scale that fits them best: with y = q - zero it is sum(x y) / sum(y y), and takes
-// sum(x y)^2 / sum(y y) off the sum of squares.
-Int4Scales find_int4_scales(const float* x, int size, bool zero_points) {
-  F low = zero(), high = zero();
+// Of a few steps around the one that just spans the values the best is taken, because clipping the extremes a little
+// often costs less than a coarse step for all the others. For each the integers are chosen, and then the line that
+// fits the values best: over y = q - centre, which has the slope sum(x y) / sum(y y) and takes sum(x y)^2 / sum(y y)
+// off the sum of squares. With zero points the line need not pass through 0: x and y count from their means.
+Int4Line find_int4_line(const float* x, int size, bool zero_points) {
+  F low = load(x), high = low, total = zero();
   for (int i = 0; i < size; ++i) {
-    low = min(load(x + i * kLanes), low);
-    high = max(load(x + i * kLanes), high);
+    const F value = load(x + i * kLanes);
+    low = min(value, low);
+    high = max(value, high);
+    total = add(total, value);
   }
   // Without zero points 16 levels reach from -8 to 7: the longer side gets the 8, with a negative scale if it must.
   const F longer = select_less(high, sub(zero(), low), low, high);
   const F span = zero_points ? div(sub(high, low), set1(15.0f)) : div(longer, set1(-8.0f));
-  Int4Scales best{zero(), set1(kNibbleZero)};
+  const F middle = zero_points ? mul(add(low, high), set1(0.5f)) : zero();
+  const F centre = set1(zero_points ? 7.5f : kNibbleZero);
+  const F mean = zero_points ? mul(total, set1(1.0f / static_cast<float>(size))) : zero();
+  Int4Line best{zero(), mean};
   F most = set1(-1.0f);
-  for (const float step : kInt4Steps) {
-    const F inverse = inverse_of(mul(span, set1(step)));
-    const F offset = zero_points ? round(clamp(mul(sub(zero(), low), inverse), 0.0f, 15.0f)) : set1(kNibbleZero);
-    F products = zero(), squares = zero();
+  for (const float part : kInt4Steps) {
+    const F step = mul(span, set1(part)), inverse = inverse_of(step), shift = sub(middle, mul(centre, step));
+    F products = zero(), squares = zero(), levels = zero();
     for (int i = 0; i < size; ++i) {
-      const F value = load(x + i * kLanes), y = sub(quantize_int4(value, inverse, offset), offset);
-      products = add(products, mul(value, y));
+      const F value = load(x + i * kLanes), y = sub(int4_level(value, inverse, shift), centre);
+      products = add(products, mul(sub(value, mean), y));
       squares = add(squares, mul(y, y));
+      levels = add(levels, y);
     }
-    const F scale = mul(products, inverse_of(squares)), gain = mul(products, scale);
+    const F mean_level = zero_points ? mul(levels, set1(1.0f / static_cast<float>(size))) : zero();
+    const F scale = mul(products, inverse_of(sub(squares, mul(levels, mean_level)))), gain = mul(products, scale);
     best.scale = select_less(most, gain, scale, best.scale);
-    best.zero = select_less(most, gain, offset, best.zero);
+    best.middle = select_less(most, gain, sub(mean, mul(scale, mean_level)), best.middle);
     most = max(gain, most);
   }
   return best;
@@ -157,27 +166,23 @@ Int4Scales find_int4_scales(const float* x, int size, bool zero_points) {
 
 // Where a packed column lies: its strip, and its lane there.
 struct Column {
-  uint8_t* values;
-  char* scales;
+  char* strip;
   int lane;
 };
 
 Column find_column(const WeightFormat& format, void* weight, int k, int column) {
-  const int strip = column / kLanes;
-  char* base = static_cast<char*>(weight) + size_t(strip) * strip_bytes(format, k);
-  return {reinterpret_cast<uint8_t*>(base), base + strip_value_bytes(format, k), column % kLanes};
+  return {static_cast<char*>(weight) + size_t(column / kLanes) * strip_bytes(format, k), column % kLanes};
 }
 
-TW_INLINE uint8_t* quad_at(const Column& column, int i) { return column.values + (size_t(i / kQuad) * kLanes + column.lane) * kQuad; }
-
-// Eight inputs share four bytes.
-TW_INLINE uint8_t* nibbles_at(const Column& column, int i) {
-  return column.values + (size_t(i / (2 * kQuad)) * kLanes + column.lane) * kQuad;
+// Input i of a column within quads or nibbles, eight inputs of which share four bytes.
+TW_INLINE uint8_t* quad_at(char* values, int lane, int i) {
+  return reinterpret_cast<uint8_t*>(values) + (size_t(i / kQuad) * kLanes + lane) * kQuad;
 }
+TW_INLINE uint8_t* nibbles_at(char* values, int lane, int i) { return quad_at(values, lane, i / 2); }
 
-float get_scale(const char* scales, size_t index) {
+float get_half(const char* halves, int lane) {
   f16 half;
-  std::memcpy(&half, scales + index * sizeof(f16), sizeof(f16));
+  std::memcpy(&half, halves + lane * sizeof(f16), sizeof(f16));
   return to_float(half);
 }
 
@@ -186,10 +191,10 @@ struct Lanes {
   Column first;
   int count;
 
-  // Element `index` of an array [...][kLanes] at `to`.
+  // Elements [kLanes] at `to` within the strip.
   template <typename T>
-  void put(void* to, size_t index, const T* from) const {
-    T* place = static_cast<T*>(to) + index * kLanes + first.lane;
+  void put(char* to, const T* from) const {
+    char* place = to + first.lane * sizeof(T);
     if (count == kLanes) {
       std::memcpy(place, from, sizeof(T) * kLanes);
     } else {
@@ -197,78 +202,84 @@ struct Lanes {
     }
   }
 
-  // Stores scales as float16 and returns what was stored: integers are chosen for that.
-  F put_scales(size_t index, F scales) const {
+  // Stores numbers as float16 and returns what was stored: integers are chosen for that.
+  F put_halves(char* to, F numbers) const {
     f16 halves[kLanes];
-    store(halves, scales);
-    put(first.scales, index, halves);
+    store(halves, numbers);
+    put(to, halves);
     return load(halves);
   }
 
   // `bytes` [4][kLanes]: whole numbers from 0 to 255.
-  void put_quads(size_t index, const float* bytes) const {
+  void put_quads(char* to, const float* bytes) const {
     uint32_t quads[kLanes];
     for (int i = 0; i < kLanes; ++i) {
       const auto byte = [&](int j) { return static_cast<uint32_t>(static_cast<int>(bytes[j * kLanes + i])) << 8 * j; };
       quads[i] = byte(0) | byte(1) | byte(2) | byte(3);
     }
-    put(first.values, index, quads);
+    put(to, quads);
+  }
+
+  // `x` [kRowGroup][kLanes] as quads.
+  void put_int8(char* to, const float* x, F scale) const {
+    const F inverse = inverse_of(scale);
+    float q[kQuad * kLanes];
+    for (int i = 0; i < kRowGroup; i += kQuad) {
+      for (int b = 0; b < kQuad; ++b) {
+        const F rounded = round(clamp(mul(load(x + (i + b) * kLanes), inverse), -127.0f, 127.0f));
+        store(q + b * kLanes, add(rounded, set1(128.0f)));
+      }
+      put_quads(to + i * kLanes, q);
+    }
+  }
+
+  // `x` [size][kLanes] as nibbles.
+  void put_int4(char* to, const float* x, int size, F scale, F shift) const {
+    const F inverse = inverse_of(scale);
+    float q[kQuad * kLanes];
+    for (int i = 0; i < size; i += 2 * kQuad) {
+      for (int b = 0; b < kQuad; ++b) {
+        const float* low = x + (i + b) * kLanes;
+        const F high = int4_level(load(low + kQuad * kLanes), inverse, shift);
+        store(q + b * kLanes, add(int4_level(load(low), inverse, shift), mul(high, set1(16.0f))));
+      }
+      put_quads(to + i / 2 * kLanes, q);
+    }
   }
 };
 
 template <typename S>
-void pack_int8(const WeightFormat& format, const PackArgs& args, int row, const Lanes& lanes) {
-  float x[kRowGroup * kLanes], q[kQuad * kLanes];
-  F scale = zero();
-  if (format.kind == WeightKind::kInt8Channel) {
-    float scales[kLanes] = {};
-    for (int r = 0; r < lanes.count; ++r) scales[r] = largest_in_row<S>(args, row + r) / 127.0f;
-    lanes.put(lanes.first.scales, 0, scales);
-    scale = load(scales);
-  }
+void pack_int8_channel(const PackArgs& args, int row, const Lanes& lanes) {
+  float x[kRowGroup * kLanes], scales[kLanes] = {};
+  for (int r = 0; r < lanes.count; ++r) scales[r] = largest_in_row<S>(args, row + r) / 127.0f;
+  lanes.put(lanes.first.strip + size_t(row_groups(args.k)) * kRowGroup * kLanes, scales);
   for (int i = 0; i < args.cols; i += kRowGroup) {
     read_lanes<S>(args, row, lanes.count, i, kRowGroup, x);
-    if (format.kind == WeightKind::kInt8) {
-      F largest = zero();
-      for (int j = 0; j < kRowGroup; ++j) largest = max(abs(load(x + j * kLanes)), largest);
-      scale = lanes.put_scales(i / kRowGroup, div(largest, set1(127.0f)));
-    }
-    const F inverse = inverse_of(scale);
-    for (int j = 0; j < kRowGroup; j += kQuad) {
-      for (int b = 0; b < kQuad; ++b) {
-        const F rounded = round(clamp(mul(load(x + (j + b) * kLanes), inverse), -127.0f, 127.0f));
-        store(q + b * kLanes, add(rounded, set1(128.0f)));
-      }
-      lanes.put_quads((i + j) / kQuad, q);
-    }
+    lanes.put_int8(lanes.first.strip + size_t(i) * kLanes, x, load(scales));
   }
 }
 
 template <typename S>
-void pack_int4(const WeightFormat& format, const PackArgs& args, int row, const Lanes& lanes) {
-  char* zeros = lanes.first.scales + sizeof(f16) * weight_groups(format, args.k) * kLanes;
-  const int padded = row_groups(args.k) * kRowGroup;
-  float x[kLargestGroup * kLanes], q[kQuad * kLanes];
-  for (int i = 0; i < args.cols; i += format.group) {
-    read_lanes<S>(args, row, lanes.count, i, format.group, x);
-    const Int4Scales s = find_int4_scales(x, format.group, format.zero_points);
-    const F inverse = inverse_of(lanes.put_scales(i / format.group, s.scale));
+void pack_groups(const WeightFormat& format, const PackArgs& args, int row, const Lanes& lanes) {
+  const GroupLayout layout = GroupLayout::of(format, args.k);
+  float x[kLargestGroup * kLanes];
+  for (int g = 0; g < layout.groups; ++g) {
+    read_lanes<S>(args, row, lanes.count, g * format.group, format.group, x);
+    char* scales = lanes.first.strip + layout.scale_at(g);
+    char* values = lanes.first.strip + layout.values_at(g);
+    if (format.kind == WeightKind::kInt8) {
+      F largest = zero();
+      for (int j = 0; j < kRowGroup; ++j) largest = max(abs(load(x + j * kLanes)), largest);
+      lanes.put_int8(values, x, lanes.put_halves(scales, div(largest, set1(127.0f))));
+      continue;
+    }
+    const Int4Line line = find_int4_line(x, format.group, format.zero_points);
+    const F scale = lanes.put_halves(scales, line.scale);
+    F shift = mul(set1(-kNibbleZero), scale);
     if (format.zero_points) {
-      float values[kLanes];
-      uint8_t bytes[kLanes];
-      store(values, s.zero);
-      for (int l = 0; l < kLanes; ++l) bytes[l] = static_cast<uint8_t>(values[l]);
-      lanes.put(zeros, i / format.group, bytes);
+      shift = lanes.put_halves(scales + layout.shift_bytes, sub(line.middle, mul(set1(7.5f), scale)));
     }
-    const int size = padded - i < format.group ? padded - i : format.group;
-    for (int j = 0; j < size; j += 2 * kQuad) {
-      for (int b = 0; b < kQuad; ++b) {
-        const float* low = x + (j + b) * kLanes;
-        const F high = quantize_int4(load(low + kQuad * kLanes), inverse, s.zero);
-        store(q + b * kLanes, add(quantize_int4(load(low), inverse, s.zero), mul(high, set1(16.0f))));
-      }
-      lanes.put_quads((i + j) / (2 * kQuad), q);
-    }
+    lanes.put_int4(values, x, format.group, scale, shift);
   }
 }
 
@@ -277,10 +288,10 @@ void pack_integers(const WeightFormat& format, const PackArgs& args) {
   for (int row = args.row_begin; row < args.row_end;) {
     const Column first = find_column(format, args.weight, args.k, packed_column(args, row));
     const Lanes lanes{first, run_length(args, row, kLanes)};
-    if (format.kind == WeightKind::kInt4) {
-      pack_int4<S>(format, args, row, lanes);
+    if (format.kind == WeightKind::kInt8Channel) {
+      pack_int8_channel<S>(args, row, lanes);
     } else {
-      pack_int8<S>(format, args, row, lanes);
+      pack_groups<S>(format, args, row, lanes);
     }
     row += lanes.count;
   }
@@ -306,22 +317,29 @@ void unpack_floats(const void* weight, int k, int row, float* out) {
 
 void unpack_integers(const WeightFormat& format, const void* weight, int k, int row, float* out) {
   const Column column = find_column(format, const_cast<void*>(weight), k, row);
-  if (format.kind == WeightKind::kInt4) {
-    const char* zeros = column.scales + sizeof(f16) * weight_groups(format, k) * kLanes;
+  if (format.kind == WeightKind::kInt8Channel) {
+    const char* scales = column.strip + size_t(row_groups(k)) * kRowGroup * kLanes;
+    float scale;
+    std::memcpy(&scale, scales + column.lane * sizeof(float), sizeof(float));
     for (int i = 0; i < k; ++i) {
-      const size_t index = size_t(i / format.group) * kLanes + column.lane;
-      const uint8_t byte = nibbles_at(column, i)[i % kQuad];
-      const int zero = format.zero_points ? zeros[index] : kNibbleZero;
-      const int q = i / kQuad % 2 ? byte >> 4 : byte & 15;
-      out[i] = get_scale(column.scales, index) * static_cast<float>(q - zero);
+      out[i] = scale * static_cast<float>(quad_at(column.strip, column.lane, i)[i % kQuad] - 128);
     }
     return;
   }
-  float scale = 0.0f;
-  if (format.kind == WeightKind::kInt8Channel) std::memcpy(&scale, column.scales + column.lane * sizeof(float), sizeof(float));
+  const GroupLayout layout = GroupLayout::of(format, k);
   for (int i = 0; i < k; ++i) {
-    if (format.kind == WeightKind::kInt8) scale = get_scale(column.scales, size_t(i / kRowGroup) * kLanes + column.lane);
-    out[i] = scale * static_cast<float>(quad_at(column, i)[i % kQuad] - 128);
+    const int g = i / format.group, j = i % format.group;
+    const char* scales = column.strip + layout.scale_at(g);
+    char* values = column.strip + layout.values_at(g);
+    const float scale = get_half(scales, column.lane);
+    if (format.kind == WeightKind::kInt8) {
+      out[i] = scale * static_cast<float>(quad_at(values, column.lane, j)[j % kQuad] - 128);
+      continue;
+    }
+    const uint8_t byte = nibbles_at(values, column.lane, j)[j % kQuad];
+    const float q = static_cast<float>(j / kQuad % 2 ? byte >> 4 : byte & 15);
+    out[i] = format.zero_points ? scale * q + get_half(scales + layout.shift_bytes, column.lane)
+                                : scale * (q - static_cast<float>(kNibbleZero));
   }
 }
 

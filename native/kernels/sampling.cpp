@@ -1,40 +1,59 @@
 // Logits to a token, bit for bit what tidewheel/engine/sampling.py computes; that file says what each step is and where
 // it comes from. Compiled without contraction of a * b + c, because numpy does not contract.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
 #include "kernels/kernels.h"
 #include "kernels/table.h"
+#include "simd.h"
 
 namespace tidewheel::TW_ISA {
 namespace {
 
-constexpr int kLaneCount = 16;
-constexpr int kSumBlock = kLaneCount * kLaneCount;
+constexpr int kSumLanes = 16;
+constexpr int kBlock = kSumLanes * kSumLanes;
 constexpr int kNoToken = -1;
 constexpr float kUnderflow = -87.0f;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+// Farther apart than this, two exponents have powers in the same order, whatever the rounding.
+constexpr float kExponentMargin = 1e-4f;
 
-int padded(int vocab) { return (vocab + kSumBlock - 1) / kSumBlock * kSumBlock; }
+int block_count(int vocab) { return (vocab + kBlock - 1) / kBlock; }
 
-TW_INLINE float exp_nonpositive(float x) {
-  const float clamped = x > kUnderflow ? x : kUnderflow;
-  const float rounder = 12582912.0f;
-  const float n = (clamped * 1.44269504088896341f + rounder) - rounder;
-  float r = clamped - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r;
-  p = p + 1.0f;
-  const float power = bits_float(static_cast<uint32_t>(static_cast<int>(n) + 127) << 23);
-  return x < kUnderflow ? 0.0f : p * power;
+// Logits by blocks of 256; -inf fills the last one.
+class Row {
+ public:
+  Row(const float* logits, int vocab) : logits_(logits), vocab_(vocab) {
+    const int whole = vocab / kBlock * kBlock;
+    std::fill(std::copy(logits + whole, logits + vocab, tail_), tail_ + kBlock, kMinusInfinity);
+  }
+
+  int blocks() const { return block_count(vocab_); }
+  int block_size(int b) const { return std::min(kBlock, vocab_ - b * kBlock); }
+  const float* block(int b) const { return b < vocab_ / kBlock ? logits_ + b * kBlock : tail_; }
+  float operator[](int i) const { return logits_[i]; }
+
+ private:
+  const float* logits_;
+  int vocab_;
+  float tail_[kBlock];
+};
+
+TW_INLINE F exp_nonpositive(F x) {
+  const F clamped = keep_if(x, x, set1(kUnderflow));
+  const F n = round(mul(clamped, set1(1.44269504088896341f)));
+  F r = sub(clamped, mul(n, set1(0.693359375f)));
+  r = sub(r, mul(n, set1(-2.12194440e-4f)));
+  F p = set1(1.9875691500e-4f);
+  p = add(mul(p, r), set1(1.3981999507e-3f));
+  p = add(mul(p, r), set1(8.3334519073e-3f));
+  p = add(mul(p, r), set1(4.1665795894e-2f));
+  p = add(mul(p, r), set1(1.6666665459e-1f));
+  p = add(mul(p, r), set1(5.0000001201e-1f));
+  p = add(mul(p, mul(r, r)), r);
+  p = add(p, set1(1.0f));
+  return keep_if(mul(p, pow2(n)), x, set1(kUnderflow));
 }
 
 double log_positive(double x) {
@@ -68,122 +87,201 @@ double philox_uniform(uint64_t seed, uint32_t position) {
   return static_cast<double>(((uint64_t{c1} << 32) | c0) >> 11) * 0x1p-53;
 }
 
-// Running totals over blocks of 256; returns the total. `weights` is zero-padded to whole blocks.
-double block_sums(const float* weights, int vocab, double* sums) {
-  double running = 0.0;
-  for (int start = 0; start < vocab; start += kSumBlock) {
-    double lanes[kLaneCount];
-    for (int i = 0; i < kLaneCount; ++i) lanes[i] = weights[start + i];
-    for (int row = 1; row < kLaneCount; ++row) {
-      for (int i = 0; i < kLaneCount; ++i) lanes[i] = lanes[i] + weights[start + row * kLaneCount + i];
+// e^((x - maximum) / temperature) of a block.
+void soften(const float* x, float temperature, float maximum, float* weights) {
+  if (temperature == 1.0f) {
+    for (int i = 0; i < kBlock; i += kLanes) store(weights + i, exp_nonpositive(sub(load(x + i), set1(maximum))));
+  } else {
+    for (int i = 0; i < kBlock; i += kLanes) {
+      store(weights + i, exp_nonpositive(div(sub(load(x + i), set1(maximum)), set1(temperature))));
     }
-    double total = lanes[0];
-    for (int i = 1; i < kLaneCount; ++i) total = total + lanes[i];
-    running = start == 0 ? total : running + total;
-    sums[start / kSumBlock] = running;
   }
-  return running;
 }
 
-// The lowest index of the largest value; -1 if a value is NaN.
-int argmax(const float* x, int n) {
-  float lanes[kLaneCount];
-  for (float& lane : lanes) lane = kMinusInfinity;
-  int bad = 0;
-  int i = 0;
-  for (; i + kLaneCount <= n; i += kLaneCount) {
-    for (int j = 0; j < kLaneCount; ++j) {
-      bad |= x[i + j] != x[i + j];
-      lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
-    }
+double block_sum(const float* weights) {
+  double lanes[kSumLanes];
+  for (int i = 0; i < kSumLanes; ++i) lanes[i] = weights[i];
+  for (int row = 1; row < kSumLanes; ++row) {
+    for (int i = 0; i < kSumLanes; ++i) lanes[i] = lanes[i] + weights[row * kSumLanes + i];
   }
+  double total = lanes[0];
+  for (int i = 1; i < kSumLanes; ++i) total = total + lanes[i];
+  return total;
+}
+
+// The lowest index of the largest value, and the largest value of every block. kNoToken if that index's value is
+// infinite, or any is NaN.
+int scan(const Row& row, float* maxima) {
+  uint32_t nan = 0;
   float best = kMinusInfinity;
-  for (const float lane : lanes) best = lane > best ? lane : best;
-  for (; i < n; ++i) {
-    bad |= x[i] != x[i];
-    best = x[i] > best ? x[i] : best;
-  }
-  if (bad) return -1;
-  for (i = 0; i < n; ++i) {
-    if (x[i] == best) return i;
-  }
-  return -1;
-}
-
-// Visits the indices of positive weights, largest weight first and ties to the lower index, until `visit` says stop.
-// Sorts no more than it must: 64 at first, then eight times as many.
-template <typename Visit>
-void descend(const float* values, int32_t* indices, int count, Visit visit) {
-  const auto before = [values](int32_t a, int32_t b) {
-    return values[a] > values[b] || (values[a] == values[b] && a < b);
-  };
-  int sorted = 0;
-  for (int step = 64; sorted < count; step *= 8) {
-    const int end = std::min(count, sorted + step);
-    if (end < count) std::nth_element(indices + sorted, indices + end, indices + count, before);
-    std::sort(indices + sorted, indices + end, before);
-    for (; sorted < end; ++sorted) {
-      if (!visit(indices[sorted])) return;
+  int best_block = 0;
+  for (int b = 0; b < row.blocks(); ++b) {
+    const float* x = row.block(b);
+    F even = set1(kMinusInfinity), odd = even;
+    for (int i = 0; i < kBlock; i += 2 * kLanes) {
+      const F x0 = load(x + i), x1 = load(x + i + kLanes);
+      nan |= unordered(x0, x1);
+      even = max(even, x0);
+      odd = max(odd, x1);
+    }
+    maxima[b] = hmax(max(even, odd));
+    if (maxima[b] > best) {
+      best = maxima[b];
+      best_block = b;
     }
   }
+  if (nan || !std::isfinite(best)) return kNoToken;
+  int i = 0;
+  while (row.block(best_block)[i] != best) ++i;
+  return best_block * kBlock + i;
 }
 
-int positive_indices(const float* weights, int vocab, int32_t* indices) {
+// At least `count` values are as large as this one.
+float floor_of_largest(const float* maxima, int blocks, int count, float* scratch) {
+  if (count > blocks) return kMinusInfinity;
+  std::copy(maxima, maxima + blocks, scratch);
+  std::nth_element(scratch, scratch + count - 1, scratch + blocks, [](float a, float b) { return a > b; });
+  return scratch[count - 1];
+}
+
+// What a weight counts in top-p: whole multiples of 2^-40, whose sum does not hang on the order.
+TW_INLINE int64_t mass(float weight) {
+  const double shifted = static_cast<double>(weight) * 0x1p40 + 0x1p52;  // rounds to an integer, in the low bits
+  int64_t bits;
+  std::memcpy(&bits, &shifted, 8);
+  return bits - (int64_t{0x433} << 52);
+}
+
+// The weights of the blocks that may hold a token to draw, one block after the other.
+struct Candidates {
+  const int32_t* ids;  // of the blocks, ascending
+  int blocks;
+  float* weights;
+  float* scratch;      // as large as weights
+  int size() const { return blocks * kBlock; }
+};
+
+// Sets all but the largest weights to 0: as many are kept as reach `target` when each adds its `measure`, ties to the
+// lower index. None of these is below `floor`, and the largest of all weights is 1.
+template <typename Measure>
+void keep_largest(const Candidates& all, float floor, int64_t target, Measure measure) {
+  constexpr int kBuckets = 1024;
+  float* values = all.scratch;
   int count = 0;
-  for (int i = 0; i < vocab; ++i) {
-    indices[count] = i;
-    count += weights[i] > 0.0f;
+  for (int i = 0; i < all.size(); i += kLanes) {
+    count += compress(values + count, load(all.weights + i), set1(floor), set1(1.0f));
   }
-  return count;
+  // Positive floats are in the order of their bits. Narrow their range down to the smallest value kept.
+  uint32_t low, high;
+  for (;;) {
+    low = ~0u;
+    high = 0;
+    for (int i = 0; i < count; ++i) {
+      low = std::min(low, float_bits(values[i]));
+      high = std::max(high, float_bits(values[i]));
+    }
+    if (low == high) break;
+    int shift = 0;
+    while ((high - low) >> shift >= kBuckets) ++shift;
+    int64_t sums[kBuckets] = {};
+    for (int i = 0; i < count; ++i) sums[(float_bits(values[i]) - low) >> shift] += measure(values[i]);
+    int bucket = kBuckets - 1;
+    for (; bucket > 0 && sums[bucket] < target; --bucket) target -= sums[bucket];
+    if (sums[bucket] < target) return;
+    low += static_cast<uint32_t>(bucket) << shift;
+    high = std::min(high, low + (1u << shift) - 1);
+    const int end = (count + kLanes - 1) / kLanes * kLanes;
+    std::fill(values + count, values + end, 0.0f);  // or values of the round before would count again
+    int left = 0;
+    for (int i = 0; i < end; i += kLanes) {
+      left += compress(values + left, load(values + i), set1(bits_float(low)), set1(bits_float(high)));
+    }
+    count = left;
+  }
+  const float smallest = values[0];
+  const int64_t each = measure(smallest);
+  int64_t ties = (target + each - 1) / each;
+  for (int i = 0; i < all.size(); i += kLanes) {
+    const F weights = load(all.weights + i);
+    store(all.weights + i, keep_if(weights, weights, set1(smallest)));
+  }
+  if (ties >= count) return;
+  int end = 0;
+  for (;; end += kBlock) {
+    int found = 0;
+    for (int i = 0; i < kBlock; ++i) found += all.weights[end + i] == smallest;
+    if (found >= ties) break;
+    ties -= found;
+  }
+  while (ties > 0) ties -= all.weights[end++] == smallest;
+  for (; end < all.size(); ++end) all.weights[end] = all.weights[end] == smallest ? 0.0f : all.weights[end];
 }
 
-// The index list after a descent that kept a prefix of it: everything from `kept` on gets weight 0.
-void zero_rest(float* weights, const int32_t* indices, int kept, int count) {
-  for (int i = kept; i < count; ++i) weights[indices[i]] = 0.0f;
-}
-
-void keep(const SampleArgs& args) {
-  float* weights = args.weights;
+void filter(const SampleArgs& args, const Candidates& all, float bound) {
+  float* weights = all.weights;
   if (args.min_p > 0.0f) {
-    for (int i = 0; i < args.vocab; ++i) weights[i] = weights[i] < args.min_p ? 0.0f : weights[i];
+    for (int i = 0; i < all.size(); i += kLanes) {
+      const F weight = load(weights + i);
+      store(weights + i, keep_if(weight, weight, set1(args.min_p)));
+    }
   }
   if (args.top_k > 0 && args.top_k < args.vocab) {
-    const int count = positive_indices(weights, args.vocab, args.indices);
-    int kept = 0;
-    descend(weights, args.indices, count, [&](int32_t) { return ++kept < args.top_k; });
-    zero_rest(weights, args.indices, std::min(args.top_k, count), count);
+    float floor[kLanes];
+    store(floor, exp_nonpositive(set1(bound)));
+    keep_largest(all, 0.999f * floor[0], args.top_k, [](float) { return int64_t{1}; });
   }
   if (args.top_p < 1.0f) {
-    const double enough = static_cast<double>(args.top_p) * block_sums(weights, args.vocab, args.block_sums);
-    const int count = positive_indices(weights, args.vocab, args.indices);
-    double running = 0.0;
-    int kept = 0;
-    descend(weights, args.indices, count, [&](int32_t i) {
-      running = kept ? running + weights[i] : static_cast<double>(weights[i]);
-      ++kept;
-      return running < enough;
-    });
-    zero_rest(weights, args.indices, kept, count);
+    int64_t total = 0;
+    for (int i = 0; i < all.size(); ++i) total += mass(weights[i]);
+    const double top_p = args.top_p;
+    const int64_t enough = static_cast<int64_t>(std::ceil(top_p * static_cast<double>(total)));
+    // All the weights below this one together are at most half of what may be left out.
+    const double floor = (1.0 - top_p) * static_cast<double>(total) * 0x1p-40 / (4.0 * args.vocab);
+    keep_largest(all, static_cast<float>(floor), std::max<int64_t>(enough, 1), mass);
   }
 }
 
-int draw(const SampleArgs& args, double uniform) {
-  const int blocks = padded(args.vocab) / kSumBlock;
-  const double total = block_sums(args.weights, args.vocab, args.block_sums);
-  const double* sums = args.block_sums;
-  const double target = uniform * total;
-  const int last = static_cast<int>(std::lower_bound(sums, sums + blocks, total) - sums);
-  const int block = std::min(static_cast<int>(std::upper_bound(sums, sums + blocks, target) - sums), last);
-  double running = block ? sums[block - 1] : 0.0;
+int draw(const Candidates& all, double* sums, double uniform) {
+  double running = 0.0;
+  for (int b = 0; b < all.blocks; ++b) {
+    running = running + block_sum(all.weights + b * kBlock);
+    sums[b] = running;
+  }
+  const double total = running, target = uniform * total;
+  double* const end = sums + all.blocks;
+  const int last = static_cast<int>(std::lower_bound(sums, end, total) - sums);
+  const int block = std::min(static_cast<int>(std::upper_bound(sums, end, target) - sums), last);
+  running = block ? sums[block - 1] : 0.0;
   int chosen = kNoToken;
-  for (int i = block * kSumBlock; i < std::min(args.vocab, (block + 1) * kSumBlock); ++i) {
-    running = running + args.weights[i];
-    if (args.weights[i] > 0.0f) {
-      chosen = i;
+  const float* weights = all.weights + block * kBlock;
+  for (int i = 0; i < kBlock; ++i) {
+    running = running + weights[i];
+    if (weights[i] > 0.0f) {
+      chosen = all.ids[block] * kBlock + i;
       if (running > target) break;
     }
   }
   return chosen;
+}
+
+int pick(const SampleArgs& args, const Row& row, int best, const float* maxima) {
+  const float maximum = row[best], temperature = args.temperature;
+  // Exponents below the bound belong to tokens that a filter takes out anyway.
+  float bound = kUnderflow;
+  if (args.min_p > 0.0f) bound = std::max(bound, static_cast<float>(log_positive(args.min_p)) - kExponentMargin);
+  if (args.top_k > 0) {
+    const float floor = floor_of_largest(maxima, row.blocks(), args.top_k, args.weights);
+    bound = std::max(bound, (floor - maximum) / temperature - kExponentMargin);
+  }
+  Candidates all = {args.indices, 0, args.weights, args.row};
+  for (int b = 0; b < row.blocks(); ++b) {
+    if ((maxima[b] - maximum) / temperature < bound) continue;
+    args.indices[all.blocks] = b;
+    soften(row.block(b), temperature, maximum, args.weights + all.size());
+    ++all.blocks;
+  }
+  filter(args, all, bound);
+  return draw(all, args.block_sums, philox_uniform(args.seed, static_cast<uint32_t>(args.position)));
 }
 
 void penalize(const SampleArgs& args) {
@@ -209,58 +307,66 @@ void penalize(const SampleArgs& args) {
   });
 }
 
-void soften(const float* logits, int vocab, float maximum, float* weights) {
-  for (int i = 0; i < vocab; ++i) weights[i] = exp_nonpositive(logits[i] - maximum);
-  for (int i = vocab; i < padded(vocab); ++i) weights[i] = 0.0f;
+// The indices of the `wanted` largest values in their order, ties to the lower index.
+void find_largest(const Row& row, const float* maxima, int wanted, float* scratch, int32_t* indices) {
+  const float floor = floor_of_largest(maxima, row.blocks(), wanted, scratch);
+  int count = 0, ties = 0;
+  for (int b = 0; b < row.blocks(); ++b) {
+    if (maxima[b] < floor || (maxima[b] == floor && ties >= wanted)) continue;
+    const float* x = row.block(b);
+    for (int i = 0; i < row.block_size(b); ++i) {
+      if (x[i] > floor || (x[i] == floor && ties++ < wanted)) indices[count++] = b * kBlock + i;
+    }
+  }
+  std::partial_sort(indices, indices + wanted, indices + count,
+                    [&](int32_t a, int32_t b) { return row[a] > row[b] || (row[a] == row[b] && a < b); });
 }
 
-void report(const SampleArgs& args, float maximum) {
-  soften(args.logits, args.vocab, maximum, args.weights);
-  const double log_total = log_positive(block_sums(args.weights, args.vocab, args.block_sums));
+void report(const SampleArgs& args, const Row& row, int best, const float* maxima) {
+  const double maximum = row[best];
+  double total = 0.0;
+  for (int b = 0; b < row.blocks(); ++b) {
+    if (maxima[b] - row[best] < kUnderflow) continue;
+    soften(row.block(b), 1.0f, row[best], args.weights);
+    total = total + block_sum(args.weights);
+  }
+  const double log_total = log_positive(total);
   const auto normalized = [&](int i) {
-    return static_cast<float>(static_cast<double>(args.logits[i]) - static_cast<double>(maximum) - log_total);
+    return static_cast<float>(static_cast<double>(row[i]) - maximum - log_total);
   };
   *args.logprob = normalized(*args.token);
   const int wanted = std::min(args.num_logprobs, args.vocab);
   if (wanted == 0) return;
-  for (int i = 0; i < args.vocab; ++i) args.indices[i] = i;
-  int found = 0;
-  descend(args.logits, args.indices, args.vocab, [&](int32_t i) {
-    args.top_ids[found] = i;
-    args.top_logprobs[found] = normalized(i);
-    return ++found < wanted;
-  });
+  find_largest(row, maxima, wanted, args.weights, args.indices);
+  for (int i = 0; i < wanted; ++i) {
+    args.top_ids[i] = args.indices[i];
+    args.top_logprobs[i] = normalized(args.indices[i]);
+  }
 }
 
 }  // namespace
 
 void sample(const SampleArgs& args) {
   *args.token = kNoToken;
-  const int raw_best = argmax(args.logits, args.vocab);
-  if (raw_best < 0 || !std::isfinite(args.logits[raw_best])) return;
-  int best = raw_best;
-  const float* logits = args.logits;
+  const Row raw(args.logits, args.vocab);
+  const int raw_best = scan(raw, args.maxima);
+  if (raw_best == kNoToken) return;
   if (args.history_len || args.bias_len) {
     std::copy(args.logits, args.logits + args.vocab, args.row);
-    logits = args.row;
     if (args.history_len) penalize(args);
     for (int i = 0; i < args.bias_len; ++i) {
       float& logit = args.row[args.bias_ids[i]];
       logit = logit + args.bias_values[i];
     }
-    best = argmax(logits, args.vocab);
-    if (best < 0 || !std::isfinite(logits[best])) return;
-  }
-  if (args.temperature == 0.0f) {
-    *args.token = best;
+    const Row changed(args.row, args.vocab);
+    float* maxima = args.maxima + raw.blocks();
+    const int best = scan(changed, maxima);
+    if (best == kNoToken) return;
+    *args.token = args.temperature == 0.0f ? best : pick(args, changed, best, maxima);
   } else {
-    const float temperature = args.temperature;
-    for (int i = 0; i < args.vocab; ++i) args.row[i] = logits[i] / temperature;
-    soften(args.row, args.vocab, args.row[best], args.weights);
-    keep(args);
-    *args.token = draw(args, philox_uniform(args.seed, static_cast<uint32_t>(args.position)));
+    *args.token = args.temperature == 0.0f ? raw_best : pick(args, raw, raw_best, args.maxima);
   }
-  if (args.num_logprobs >= 0) report(args, args.logits[raw_best]);
+  if (args.num_logprobs >= 0) report(args, raw, raw_best, args.maxima);
 }
 
 }  // namespace tidewheel::TW_ISA

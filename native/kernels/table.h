@@ -14,9 +14,11 @@ void unpack_row(const WeightFormat& format, const void* weight, int k, int row, 
 void pack_rows(const WeightFormat& format, const RowsArgs& args, int row_begin, int row_end);
 void gemm(const WeightFormat& format, const GemmArgs& args);
 void normalize(const Norm& norm, float* x, int size);
-void prepare(DType type, const PrepareArgs& args);
+void prepare(CacheType type, const PrepareArgs& args);
 size_t attention_scratch_bytes(const Heads& heads);
-void attention(DType type, const AttentionArgs& args);
+void attention(CacheType type, const AttentionArgs& args);
+void attention_piece(CacheType type, const AttentionArgs& args, int piece, float* partial);
+void attention_merge(const AttentionArgs& args, const float* partials);
 void sample(const SampleArgs& args);
 double peak_float32(int rounds);
 double peak_bfloat16(int rounds);

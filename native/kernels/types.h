@@ -18,6 +18,20 @@ struct f16 {
 
 constexpr int dtype_bytes(DType type) { return type == DType::kFloat32 ? 4 : 2; }
 
+// 8 bits with 5 of exponent and 2 of mantissa: the upper byte of binary16.
+struct e5m2 {
+  uint8_t bits;
+};
+
+// What K and V are cached as. Int8 comes with a float32 scale for each token and KV head, for K and for V.
+enum class CacheType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kFloat8E5M2 = 3, kInt8 = 4 };
+constexpr int kCacheTypes = 5;
+
+constexpr int cache_element_bytes(CacheType type) {
+  if (type == CacheType::kFloat32) return 4;
+  return type == CacheType::kBFloat16 || type == CacheType::kFloat16 ? 2 : 1;
+}
+
 // Forced inline: an out-of-line copy compiled for a newer ISA must never be the one the linker keeps for an older CPU.
 #define TW_INLINE static inline __attribute__((always_inline))
 
@@ -44,6 +58,8 @@ TW_INLINE float to_float(f16 x) {
   // Shifted into binary32's place the exponent is 112 too small; the multiplication mends it for subnormals too.
   return bits_float(sign | float_bits(bits_float(rest << 13) * 0x1p112f));
 }
+
+TW_INLINE float to_float(e5m2 x) { return to_float(f16{static_cast<uint16_t>(x.bits << 8)}); }
 
 // Round to nearest, ties to even; NaN stays NaN.
 TW_INLINE bf16 to_bf16(float x) {

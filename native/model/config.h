@@ -22,6 +22,8 @@ struct LayerConfig {
   std::vector<float> inv_freq;       // empty: no rope
   float rope_factor = 1;
   int sliding_window = 0;            // 0: none
+  float softcap = 0;                 // of the scores; 0: none
+  std::vector<float> alibi_slopes;   // a query head each; empty: none
   int intermediate_size = 0;
   Activation activation = Activation::kSilu;
   bool gated = false, mlp_bias = false;

@@ -10,17 +10,16 @@ namespace {
 
 // Tiles of rows that one GEMM task takes: they stay in the second-level cache while the task's panels pass by.
 constexpr int kTilesPerTask = 10;
-// Tasks for each worker and GEMM: enough that a worker that was interrupted does not hold up the others.
-constexpr int kTasksPerWorker = 4;
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
 constexpr int64_t kMostPackedAlone = 8192;
 
 }  // namespace
 
-Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightFormats& formats, DType cache_type,
+Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightFormats& formats, CacheType cache_type,
                    ExecutorShape shape, std::vector<int> cpus)
     : config_(std::move(config)), kernels_(kernels), cache_type_(cache_type), shape_(shape), pool_(std::move(cpus)),
-      weights_(config_, kernels, formats), sampler_(kernels, config_.vocab_size, pool_.size()) {
+      weights_(config_, kernels, formats), sampler_(kernels, config_.vocab_size, pool_.size()),
+      attention_plan_(config_.layers, shape.max_num_batched_tokens, shape.max_num_seqs, pool_.size()) {
   require(shape_.num_blocks > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
           "blocks, sequences and batched tokens must all be at least 1");
   const size_t tokens = shape_.max_num_batched_tokens, rows = shape_.max_num_seqs;
@@ -36,10 +35,13 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
     require(layer.num_kv_heads > 0 && layer.num_heads % layer.num_kv_heads == 0,
             "the number of query heads must be a multiple of the number of KV heads");
     require(layer.inv_freq.size() * 2 <= size_t(layer.head_dim), "rope cannot rotate more dimensions than a head has");
+    require(layer.scale > 0 && layer.softcap >= 0, "the scores' scale must be above 0, and their cap at least 0");
+    require(layer.alibi_slopes.empty() || layer.alibi_slopes.size() == size_t(layer.num_heads),
+            "ALiBi needs a slope for each query head");
     const Layer& w = weights_.layers[i];
     for (const Linear* linear : {&w.qkv, &w.out, &w.up, &w.down}) takes_rows(*linear);
     layer_offset_.push_back(cache_bytes);
-    block_bytes_.push_back(layer.heads().block_elements() * dtype_bytes(cache_type_));
+    block_bytes_.push_back(layer.heads().block_bytes(cache_type_));
     cache_bytes += block_bytes_.back() * shape_.num_blocks;
     qkv_stride_ = std::max<size_t>(qkv_stride_, round_up(layer.qkv_size(), 16));
     query_stride_ = std::max<size_t>(query_stride_, size_t(layer.num_heads) * layer.heads().padded_dim());
@@ -57,13 +59,12 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
     projected_ = Arena(std::max(tokens, rows) * config_.embedding_size * sizeof(float));
   }
   qkv_ = Arena(tokens * qkv_stride_ * sizeof(float));
-  queries_ = Arena(tokens * query_stride_ * kernels_.activation_bytes[static_cast<int>(cache_type_)]);
+  queries_ = Arena(tokens * query_stride_ * kernels_.query_bytes[static_cast<int>(cache_type_)]);
   mlp_ = Arena(tokens * mlp_stride_ * sizeof(float));
   angles_ = Arena(tokens * 2 * max_rotary_pairs_ * sizeof(float));
   logits_ = Arena(rows * config_.vocab_size * sizeof(float));
   scratch_ = Arena(scratch_stride_ * pool_.size());
   token_sequence_.resize(tokens);
-  tasks_.reserve(tokens + rows);
 }
 
 void Executor::check(const Step& step) const {
@@ -105,17 +106,11 @@ void Executor::check(const Step& step) const {
 
 void Executor::step(const Step& step) {
   check(step);
-  tasks_.clear();
   for (size_t s = 0; s < step.context_len.size(); ++s) {
     const int begin = step.query_start[s], end = step.query_start[s + 1];
     std::fill(token_sequence_.begin() + begin, token_sequence_.begin() + end, static_cast<int>(s));
-    int group = 1;
-    for (const LayerConfig& layer : config_.layers) group = std::max(group, layer.heads().group());
-    const int tokens_per_task = std::max(1, kAttentionRows / group);
-    for (int t = begin; t < end; t += tokens_per_task) {
-      tasks_.push_back({static_cast<int>(s), t, std::min(tokens_per_task, end - t)});
-    }
   }
+  attention_plan_.build(step.query_start, step.context_len);
   pool_.run([&](Worker& worker) { forward(worker, step); });
 }
 
@@ -197,15 +192,18 @@ void Executor::gemm(Worker& worker, const Linear& linear, const Rows& rows, cons
   const char* x = pack_rows(worker, linear, rows);
   const int panels = (linear.n + kPanel - 1) / kPanel;
   const int rows_per_task = kTilesPerTask * kernels_.tile_rows;
-  const int row_tasks = (rows.count + rows_per_task - 1) / rows_per_task;
-  const int pieces = std::max(1, kTasksPerWorker * worker.count() / row_tasks);
-  const int grain = std::max(1, panels / pieces), panel_tasks = (panels + grain - 1) / grain;
-  worker.share(int64_t(row_tasks) * panel_tasks, 1, [&](int64_t task, int64_t) {
-    const int row = static_cast<int>(task / panel_tasks) * rows_per_task;
-    const int panel = static_cast<int>(task % panel_tasks) * grain;
-    kernels_.gemm(linear.format, {x, rows.count, row, std::min(rows.count, row + rows_per_task), linear.weight, linear.k,
-                                  linear.n, panel, std::min(panels, panel + grain), linear.bias, output.epilogue,
-                                  output.activation, output.y, output.stride});
+  const int blocks = (rows.count + rows_per_task - 1) / rows_per_task;
+  // Panel by panel of one block of rows after the other.
+  worker.share_guided(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int row = static_cast<int>(begin / panels) * rows_per_task;
+      const int panel = static_cast<int>(begin % panels);
+      const int panel_end = static_cast<int>(std::min<int64_t>(panels, panel + (end - begin)));
+      kernels_.gemm(linear.format, {x, rows.count, row, std::min(rows.count, row + rows_per_task), linear.weight, linear.k,
+                                    linear.n, panel, panel_end, linear.bias, output.epilogue, output.activation, output.y,
+                                    output.stride});
+      begin += panel_end - panel;
+    }
   });
 }
 
@@ -214,7 +212,7 @@ void Executor::attend(Worker& worker, const Step& step, int index) {
   const Layer& layer = weights_.layers[index];
   const Heads heads = config.heads();
   const int tokens = static_cast<int>(step.token_ids.size());
-  const size_t query_unit = kernels_.activation_bytes[static_cast<int>(cache_type_)];
+  const size_t query_unit = kernels_.query_bytes[static_cast<int>(cache_type_)];
   float* qkv = reinterpret_cast<float*>(qkv_.data());
   const size_t hidden_size = config_.hidden_size;
   gemm(worker, layer.qkv, {hidden(), hidden_size, tokens, nullptr, config.post_norm ? Norm{} : layer.attention_norm},
@@ -235,21 +233,46 @@ void Executor::attend(Worker& worker, const Step& step, int index) {
                              cache_block(index, table[position / kBlockTokens]), position % kBlockTokens});
   });
   profile_.end(worker, Phase::kRope);
-  const int64_t count = static_cast<int64_t>(tasks_.size()) * heads.num_kv_heads;
-  // The longest contexts of a prompt come last in order; starting with them evens out the end.
-  worker.share(count, 1, [&](int64_t i, int64_t) {
-    const AttentionTask& task = tasks_[(count - 1 - i) / heads.num_kv_heads];
-    kernels_.attention(cache_type_, {heads, static_cast<int>(i % heads.num_kv_heads),
-                               queries_.data() + task.token_begin * query_stride_ * query_unit, query_stride_, task.num_tokens,
-                               step.positions[task.token_begin], config.sliding_window, config.scale,
-                               cache_block(index, 0), step.block_tables + task.sequence * step.block_table_stride,
-                               scratch_.data() + worker.index() * scratch_stride_, DType::kFloat32,
-                               qkv + task.token_begin * qkv_stride_, qkv_stride_});
-  });
+  attend_to_cache(worker, step, index);
   profile_.end(worker, Phase::kAttention);
   gemm(worker, layer.out, {qkv, qkv_stride_, tokens}, {Epilogue::kAdd, hidden(), hidden_size});
   profile_.end(worker, Phase::kOut);
   if (config.post_norm) normalize(worker, layer.attention_norm, tokens);
+}
+
+void Executor::attend_to_cache(Worker& worker, const Step& step, int index) {
+  const LayerConfig& config = config_.layers[index];
+  const Heads heads = config.heads();
+  const int kv_heads = heads.num_kv_heads;
+  const size_t query_unit = kernels_.query_bytes[static_cast<int>(cache_type_)];
+  float* out = reinterpret_cast<float*>(qkv_.data());  // free since prepare
+  const auto arguments = [&](const AttentionTask& task, int kv_head) -> AttentionArgs {
+    return {heads, kv_head, queries_.data() + task.token_begin * query_stride_ * query_unit, query_stride_,
+            task.num_tokens, step.positions[task.token_begin], config.sliding_window, config.scale, config.softcap,
+            config.alibi_slopes.empty() ? nullptr : config.alibi_slopes.data(), cache_block(index, 0),
+            step.block_tables + task.sequence * step.block_table_stride,
+            scratch_.data() + worker.index() * scratch_stride_, out + task.token_begin * qkv_stride_, qkv_stride_};
+  };
+  const auto units = attention_plan_.units();
+  worker.share(static_cast<int64_t>(units.size()) * kv_heads, 1, [&](int64_t i, int64_t) {
+    const AttentionPlan::Unit& unit_of_work = units[i / kv_heads];
+    const AttentionTask& task = attention_plan_.task(unit_of_work.task);
+    const int kv_head = static_cast<int>(i % kv_heads);
+    const AttentionArgs args = arguments(task, kv_head);
+    const int piece = unit_of_work.piece - args.piece_begin();
+    if (!task.split()) {
+      kernels_.attention(cache_type_, args);
+    } else if (piece >= 0) {  // else out of this layer's window
+      kernels_.attention_piece(cache_type_, args, unit_of_work.piece, attention_plan_.partial(task, heads, kv_head, piece));
+    }
+  });
+  const auto split = attention_plan_.split_tasks();
+  if (split.empty()) return;
+  worker.share(static_cast<int64_t>(split.size()) * kv_heads, 1, [&](int64_t i, int64_t) {
+    const AttentionTask& task = attention_plan_.task(split[i / kv_heads]);
+    const int kv_head = static_cast<int>(i % kv_heads);
+    kernels_.attention_merge(arguments(task, kv_head), attention_plan_.partial(task, heads, kv_head, 0));
+  });
 }
 
 void Executor::mlp(Worker& worker, int tokens, int index) {

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "model/attention_plan.h"
 #include "model/config.h"
 #include "model/profile.h"
 #include "model/sampler.h"
@@ -33,7 +34,7 @@ struct ExecutorShape {
 class Executor {
  public:
   // Throws std::invalid_argument for a config that the kernels cannot run, std::bad_alloc for want of memory.
-  Executor(ModelConfig config, const Kernels& kernels, const WeightFormats& formats, DType cache_type,
+  Executor(ModelConfig config, const Kernels& kernels, const WeightFormats& formats, CacheType cache_type,
            ExecutorShape shape, std::vector<int> cpus);
 
   void set_weight(const std::string& name, const Source& source) { weights_.set(name, source, pool_); }
@@ -70,16 +71,13 @@ class Executor {
     size_t stride;
     Activation activation = Activation::kSilu;
   };
-  // A run of tokens of one sequence whose attention is computed together, for each KV head.
-  struct AttentionTask {
-    int sequence, token_begin, num_tokens;
-  };
 
   void check(const Step& step) const;
   void forward(Worker& worker, const Step& step);
   void embed(Worker& worker, const Step& step);
   void angles(const std::vector<float>& inv_freq, float factor, int position, float* cos, float* sin) const;
   void attend(Worker& worker, const Step& step, int layer);
+  void attend_to_cache(Worker& worker, const Step& step, int layer);
   void mlp(Worker& worker, int tokens, int layer);
   void logits(Worker& worker, const Step& step);
   void sample(Worker& worker, const Step& step);
@@ -93,7 +91,7 @@ class Executor {
 
   const ModelConfig config_;
   const Kernels& kernels_;
-  const DType cache_type_;
+  const CacheType cache_type_;
   const ExecutorShape shape_;
   ThreadPool pool_;
   Weights weights_;
@@ -110,14 +108,14 @@ class Executor {
   Arena packed_;     // inputs of one GEMM, packed by the whole team
   Arena projected_;  // [T, embedding size] float, for models that project their embedding
   Arena qkv_;        // [T, qkv_stride_] float; then what attention gives
-  Arena queries_;    // [T, query_stride_] activations
+  Arena queries_;    // [T, query_stride_] queries
   Arena mlp_;        // [T, mlp_stride_] float
   Arena angles_;     // [T, 2, max_rotary_pairs_] float
   Arena logits_;     // [R, vocab] float
   Arena scratch_;    // one piece a worker: attention, or the inputs of a small GEMM
   size_t scratch_stride_ = 0, row_scratch_bytes_ = 0;
   std::vector<int> token_sequence_;           // [T]: which sequence a token belongs to
-  std::vector<AttentionTask> tasks_;
+  AttentionPlan attention_plan_;
   Profile profile_;
 };
 

@@ -8,7 +8,8 @@ namespace tidewheel {
 
 Sampler::Sampler(const Kernels& kernels, int vocab_size, int workers)
     : kernels_(kernels), vocab_size_(vocab_size), padded_(round_up(vocab_size, 256)),
-      stride_(padded_ * (2 * sizeof(float) + sizeof(int32_t)) + round_up(padded_ / 256 * sizeof(double), 64)),
+      stride_(padded_ * (2 * sizeof(float) + sizeof(int32_t)) +
+              round_up(padded_ / 256 * (sizeof(double) + 2 * sizeof(float)), 64)),
       scratch_(stride_ * workers) {}
 
 void Sampler::check(const Sampling& s, size_t rows) const {
@@ -39,6 +40,7 @@ void Sampler::check(const Sampling& s, size_t rows) const {
                                       s.out_top_logprobs.size() >= rows * s.top_stride),
             "a row asks for log-probabilities but there is no room for them");
     require(s.temperature[r] >= 0 && s.top_k[r] >= 0, "temperature and top_k must not be negative");
+    require(!(s.min_p[r] > 1), "min_p must not be above 1");
   }
 }
 
@@ -47,13 +49,14 @@ void Sampler::sample(const Sampling& s, size_t r, const float* logits, int worke
   float* weights = row + padded_;
   int32_t* indices = reinterpret_cast<int32_t*>(weights + padded_);
   double* sums = reinterpret_cast<double*>(indices + padded_);
+  float* maxima = reinterpret_cast<float*>(sums + padded_ / 256);
   const int history = s.history_start[r], bias = s.bias_start[r];
   const bool report = s.num_logprobs[r] >= 0;
   kernels_.sample({logits, vocab_size_, s.temperature[r], s.top_p[r], s.min_p[r], s.top_k[r], s.seed[r], s.position[r],
                    s.repetition_penalty[r], s.presence_penalty[r], s.frequency_penalty[r],
                    s.history_ids.data() + history, s.history_start[r + 1] - history, s.prompt_len[r],
                    s.bias_ids.data() + bias, s.bias_values.data() + bias, s.bias_start[r + 1] - bias, s.num_logprobs[r],
-                   row, weights, sums, indices, &s.out_tokens[r], report ? &s.out_logprobs[r] : nullptr,
+                   row, weights, sums, maxima, indices, &s.out_tokens[r], report ? &s.out_logprobs[r] : nullptr,
                    report ? s.out_top_ids.data() + r * s.top_stride : nullptr,
                    report ? s.out_top_logprobs.data() + r * s.top_stride : nullptr});
 }

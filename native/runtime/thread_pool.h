@@ -33,6 +33,21 @@ class Worker {
     barrier();
   }
 
+  // The same in pieces that shrink as less is left, down to 1: long runs first, and a level finish.
+  template <typename Body>
+  void share_guided(int64_t total, Body&& body) {
+    std::atomic<int64_t>& next = take_counter();
+    int64_t begin = next.load(std::memory_order_relaxed);
+    while (begin < total) {
+      const int64_t piece = (total - begin) / (2 * count()), end = begin + (piece > 1 ? piece : 1);
+      if (next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) {
+        body(begin, end);
+        begin = next.load(std::memory_order_relaxed);
+      }
+    }
+    barrier();
+  }
+
  private:
   std::atomic<int64_t>& take_counter();
 

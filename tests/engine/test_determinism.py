@@ -18,7 +18,7 @@ from harness import device_ids, make_device
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.base import DType, Executor, ExecutorOptions
+from tidewheel.engine.devices.base import DType, Executor, ExecutorOptions, KvCacheDType
 from tidewheel.engine.models import describe
 from tidewheel.engine.request import FinishReason, SamplingParams
 from tidewheel.engine.weights import open_weights, read_config
@@ -31,28 +31,38 @@ EOS = frozenset({0, 1, 2, 3})
 _DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
 _IDS = device_ids()
 _BEST = _IDS[1] if len(_IDS) > 1 else None
-# Every level with the dtype that most models come in, the best one with both, on one thread and on two.
-SUBJECTS = [("torch", "float32", 1)] + [
-    (device, dtype, threads)
+_EIGHT_BITS: tuple[KvCacheDType, ...] = ("fp8_e5m2", "int8")
+# Every level with the dtype that most models come in, the best one with both, on one thread and on two; and every
+# other type of cache on two.
+SUBJECTS: list[tuple[str, DType, KvCacheDType, int]] = [("torch", "float32", "float32", 1)]
+SUBJECTS += [
+    (device, dtype, dtype, threads)
     for device in _IDS
     if device != "torch"
     for dtype in (_DTYPES if device == _BEST else _DTYPES[1:])
     for threads in (1, 2)
 ]
+SUBJECTS += [
+    (device, "bfloat16", cached, 2)
+    for device in _IDS
+    if device != "torch"
+    for cached in (("float16", *_EIGHT_BITS) if device == _BEST else _EIGHT_BITS)
+]
 
 
 @functools.cache
-def executor(device_id: str, dtype: DType, threads: int) -> Executor:
+def executor(device_id: str, dtype: DType, kv_cache_dtype: KvCacheDType, threads: int) -> Executor:
     folder = models_zoo.folder("llama")
     description = describe(read_config(folder), None)
     device = make_device(device_id)
     options = ExecutorOptions(
         dtype=dtype,
-        kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(description.spec, dtype),
+        kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(description.spec, kv_cache_dtype),
         max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=128,
         threads_bind="auto" if device_id == "torch" else bind(threads),
+        kv_cache_dtype=kv_cache_dtype,
     )
     return device.load(description.spec, open_weights(folder, description), options)
 
@@ -90,9 +100,11 @@ moments = st.lists(
 )
 
 
-@pytest.mark.parametrize(("device_id", "dtype", "threads"), SUBJECTS)
-def test_any_company_gives_the_same_bits(device_id: str, dtype: DType, threads: int) -> None:
-    subject = executor(device_id, dtype, threads)
+@pytest.mark.parametrize(("device_id", "dtype", "kv_cache_dtype", "threads"), SUBJECTS)
+def test_any_company_gives_the_same_bits(
+    device_id: str, dtype: DType, kv_cache_dtype: KvCacheDType, threads: int
+) -> None:
+    subject = executor(device_id, dtype, kv_cache_dtype, threads)
 
     @settings(
         max_examples=4 if device_id == "torch" else 30,
@@ -117,7 +129,7 @@ def test_any_company_gives_the_same_bits(device_id: str, dtype: DType, threads: 
             driver.step()
         driver.run()
         for key, (job, index) in owners.items():
-            expected = alone(executor(device_id, dtype, 1), MAX_LENGTH, job, index, EOS)
+            expected = alone(executor(device_id, dtype, kv_cache_dtype, 1), MAX_LENGTH, job, index, EOS)
             if driver.finished[key].reason is FinishReason.ABORT:
                 expected = expected[: len(driver.sampled[key])]
             assert driver.sampled[key] == expected

@@ -43,7 +43,10 @@ def native_sample(level: str, logits: NDArray[np.float32], batch: SamplingBatch)
 
 
 def assert_same(level: str, logits: NDArray[np.float32], batch: SamplingBatch) -> None:
-    reference, native = sample(logits, batch), native_sample(level, logits, batch)
+    assert_equal(native_sample(level, logits, batch), sample(logits, batch))
+
+
+def assert_equal(native: StepOutput, reference: StepOutput) -> None:
     np.testing.assert_array_equal(native.token_ids, reference.token_ids)
     if reference.logprobs is not None:
         assert native.logprobs is not None
@@ -102,10 +105,76 @@ def test_native_agrees_with_numpy_to_the_bit(level: str, case: tuple[NDArray[np.
     assert_same(level, *case)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_native_agrees_on_a_large_vocabulary(level: str) -> None:
-    logits = np.random.default_rng(0).normal(0, 3, (4, 152064)).astype(np.float32)
-    assert_same(level, logits, batch_of(4, top_p=[1, 0.95, 0.5, 1], top_k=[0, 0, 50, 5000], num_logprobs=20))
+@st.composite
+def large_cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingBatch]:
+    """One row of a large vocabulary, whose logits and filters are of the kinds that are hard to select from."""
+    vocab = draw(st.sampled_from([152064, 151937]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shape = draw(st.sampled_from(["normal", "rounded", "constant", "ramp", "peak", "sparse"]))
+    logits = rng.normal(0, draw(st.sampled_from([1e-4, 0.01, 1.0, 4.0, 30.0])), vocab)
+    if shape == "rounded":
+        logits = np.round(logits)
+    elif shape == "constant":
+        logits[:] = draw(st.sampled_from([0, -1e30, 3]))
+    elif shape == "ramp":  # down to the underflow of the exponential; neighbours share blocks
+        logits = np.linspace(0, -95, vocab)[:: draw(st.sampled_from([1, -1]))]
+    elif shape == "peak":
+        logits[draw(st.integers(0, vocab - 1))] += draw(st.sampled_from([5, 50, 500]))
+    elif shape == "sparse":
+        logits[rng.random(vocab) < 0.9999] = -np.inf
+    if draw(st.integers(0, 9)) == 0:
+        logits[draw(st.integers(0, vocab - 1))] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    history = rng.integers(0, vocab, draw(st.sampled_from([0, 0, 3000])))
+    bias_ids = rng.choice(vocab, draw(st.sampled_from([0, 0, 300])), replace=False)
+    batch = batch_of(
+        1,
+        temperature=draw(st.sampled_from([0, 1e-37, 0.3, 1, 1, 1.7, 100])),
+        top_k=draw(st.sampled_from([0, 0, 0, 1, 2, 50, 594, 595, 5000, vocab - 1, vocab + 1])),
+        top_p=draw(st.sampled_from([1, 1 - 2**-24, 0.999, 0.9, 0.5, 1e-6])),
+        min_p=draw(st.sampled_from([0, 0, 0, 1e-37, 1e-3, 0.5, 1])),
+        seed=rng.integers(0, 2**64, 1, np.uint64),
+        repetition_penalty=draw(st.sampled_from([1, 1.3])),
+        frequency_penalty=draw(st.sampled_from([0, 0.25, -2])),
+        num_logprobs=draw(st.sampled_from([-1, 0, 1, 20])),
+        history_start=[0, len(history)],
+        history_ids=history,
+        prompt_len=[len(history) // 2],
+        bias_start=[0, len(bias_ids)],
+        bias_ids=bias_ids,
+        bias_values=rng.choice([-np.inf, -100, 3.5, 100], len(bias_ids)),
+    )
+    return logits.astype(np.float32)[None], batch
+
+
+@settings(max_examples=60, deadline=None)
+@given(large_cases())
+def test_native_agrees_on_a_large_vocabulary(case: tuple[NDArray[np.float32], SamplingBatch]) -> None:
+    logits, batch = case
+    reference = sample(logits, batch)
+    for level in LEVELS:
+        assert_equal(native_sample(level, logits, batch), reference)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_every_seed_draws_from_the_same_tokens(data: st.DataObject) -> None:
+    """Rows that differ in the seed alone see the edge of what is kept, where the draw of one would rarely fall."""
+    vocab = data.draw(st.sampled_from([3, 100, 257, 700, 3001]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    logits = rng.normal(0, data.draw(st.sampled_from([0.01, 0.1, 1.0])), vocab).astype(np.float32)
+    if data.draw(st.booleans()):  # ties
+        logits = np.round(logits, data.draw(st.sampled_from([0, 1])))
+    rows = 100
+    logits = logits[None].repeat(rows, axis=0)
+    batch = batch_of(
+        rows,
+        top_k=data.draw(st.integers(0, vocab)),
+        top_p=data.draw(st.floats(2**-7, 1, width=32)),
+        min_p=data.draw(st.sampled_from([0, 0, 0.01, 0.9])),
+    )
+    reference = sample(logits, batch)
+    for level in LEVELS:
+        assert_equal(native_sample(level, logits, batch), reference)
 
 
 def test_exponential_and_logarithm_are_accurate() -> None:
@@ -143,6 +212,7 @@ def test_what_each_filter_leaves() -> None:
 
     assert drawn() == {0, 1, 2, 3}
     assert drawn(temperature=0) == {0}
+    assert drawn(temperature=1e-37) == {0}
     assert drawn(top_k=2) == {0, 1}
     assert drawn(top_p=0.65) == {0, 1}
     assert drawn(min_p=0.45) == {0, 1, 2}
@@ -172,3 +242,8 @@ def test_a_row_without_a_finite_maximum_gets_no_token_and_harms_no_other() -> No
     for level in LEVELS:
         tokens = native_sample(level, logits, batch_of(3, temperature=0)).token_ids
         assert tokens.tolist() == [0, NO_TOKEN, NO_TOKEN]
+
+
+def test_a_minimum_probability_above_one_would_leave_nothing() -> None:
+    with pytest.raises(ValueError, match="min_p"):
+        native_sample(LEVELS[0], np.zeros((1, 8), np.float32), batch_of(1, min_p=1.5))

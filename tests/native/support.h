@@ -60,31 +60,6 @@ class Random {
   std::normal_distribution<float> normal_;
 };
 
-// Rows of `values` [rows, cols] as activations with a stride.
-inline std::vector<char> activations(const Kernels& kernels, DType type, const std::vector<float>& values, size_t rows,
-                                     size_t cols, size_t stride) {
-  const int unit = kernels.activation_bytes[static_cast<int>(type)];
-  std::vector<char> out(rows * stride * unit);
-  for (size_t r = 0; r < rows; ++r) {
-    for (size_t c = 0; c < cols; ++c) {
-      const float value = rounded(type, values[r * cols + c]);
-      char* place = out.data() + (r * stride + c) * unit;
-      if (unit == 4) {
-        std::memcpy(place, &value, 4);
-      } else {
-        const bf16 half = to_bf16(value);
-        std::memcpy(place, &half, 2);
-      }
-    }
-  }
-  return out;
-}
-
-inline float read_activation(const Kernels& kernels, DType type, const void* data, size_t index) {
-  if (kernels.activation_bytes[static_cast<int>(type)] == 4) return static_cast<const float*>(data)[index];
-  return to_float(static_cast<const bf16*>(data)[index]);
-}
-
 // A weight [n, k] of floats as one format packs it.
 struct PackedWeight {
   const Kernels& kernels;

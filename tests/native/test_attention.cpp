@@ -1,109 +1,137 @@
 #include <doctest/doctest.h>
 
-#include <limits>
-#include <numeric>
-
-#include "support.h"
+#include "cached.h"
+#include "model/attention_plan.h"
 
 using namespace tidewheel;
 using namespace tidewheel::test;
 
 namespace {
 
-// A sequence whose K and V went into a paged cache through `prepare`, and the queries that came out of it.
-struct Paged {
-  const Kernels& kernels;
-  const DType type;
-  const Heads heads;
-  const int tokens;
-  const std::vector<float> qkv;
-  std::vector<int32_t> table;
-  std::vector<char> cache, queries;
+constexpr float kScale = 0.3f;
 
-  size_t width() const { return size_t(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim; }
-  size_t query_stride() const { return size_t(heads.num_heads) * heads.padded_dim(); }
-  int unit() const { return kernels.activation_bytes[static_cast<int>(type)]; }
-
-  Paged(const Kernels& k, DType t, Heads h, int count, Random& random)
-      : kernels(k), type(t), heads(h), tokens(count),
-        qkv(random.normals(count * size_t(h.num_heads + 2 * h.num_kv_heads) * h.head_dim)),
-        table((count + kBlockTokens - 1) / kBlockTokens),
-        cache((table.size() + 1) * heads.block_elements() * dtype_bytes(type)),
-        queries(count * query_stride() * unit()) {
-    std::iota(table.rbegin(), table.rend(), 1);  // scattered: backwards, and block 0 is someone else's
-    poison();
-    for (int token = 0; token < tokens; ++token) {
-      std::vector<float> row(qkv.begin() + token * width(), qkv.begin() + (token + 1) * width());
-      kernels.prepare(type, {heads, row.data(), nullptr, nullptr, 0, nullptr, nullptr, 0,
-                             queries.data() + token * query_stride() * unit(),
-                             cache.data() + table[token / kBlockTokens] * heads.block_elements() * dtype_bytes(type),
-                             token % kBlockTokens});
-    }
-  }
-
-  // What was in the blocks before must not matter, not even NaN.
-  void poison() {
-    const float nan = std::numeric_limits<float>::quiet_NaN();
-    for (size_t i = 0; i < cache.size() / dtype_bytes(type); ++i) {
-      if (type == DType::kFloat32) reinterpret_cast<float*>(cache.data())[i] = nan;
-      if (type == DType::kBFloat16) reinterpret_cast<bf16*>(cache.data())[i] = to_bf16(nan);
-      if (type == DType::kFloat16) reinterpret_cast<f16*>(cache.data())[i] = to_f16(nan);
-    }
-    if (heads.padded_dim() == heads.head_dim) return;
-    std::fill(cache.begin(), cache.end(), 0);  // padding dimensions are zero from the start and stay so
-  }
-
-  std::vector<float> attend(int first, int count, int window) const {
-    const size_t stride = size_t(heads.num_heads) * heads.head_dim;
-    std::vector<char> out(count * stride * unit()), scratch(kernels.attention_scratch_bytes(heads) + 64);
-    for (int kv = 0; kv < heads.num_kv_heads; ++kv) {
-      kernels.attention(type, {heads, kv, queries.data() + first * query_stride() * unit(), query_stride(), count, first,
-                               window, 0.3f, cache.data(), table.data(), scratch.data(), type, out.data(), stride});
-    }
-    std::vector<float> values(count * stride);
-    for (size_t i = 0; i < values.size(); ++i) values[i] = read_activation(kernels, type, out.data(), i);
-    return values;
-  }
-
-  double expected(int token, int head, int d, int window) const {
-    const int kv = head / heads.group(), dim = heads.head_dim;
-    const auto at = [&](int t, int offset) { return double(rounded(type, qkv[t * width() + offset])); };
-    const int begin = window ? std::max(0, token + 1 - window) : 0;
-    double total = 0, sum = 0;
-    for (int t = begin; t <= token; ++t) {
-      double score = 0;
-      for (int i = 0; i < dim; ++i) score += at(token, head * dim + i) * at(t, (heads.num_heads + kv) * dim + i);
-      const double weight = std::exp(0.3 * score);
-      total += weight;
-      sum += weight * at(t, (heads.num_heads + heads.num_kv_heads + kv) * dim + d);
-    }
-    return sum / total;
-  }
+struct Scoring {
+  int window = 0;
+  float softcap = 0;
+  std::vector<float> slopes = {};
 };
+
+class Attention {
+ public:
+  Attention(const CachedSequence& sequence, const Scoring& scoring)
+      : sequence_(sequence), scoring_(scoring), scratch_(sequence.kernels.attention_scratch_bytes(sequence.heads)) {}
+
+  size_t stride() const { return size_t(sequence_.heads.num_heads) * sequence_.heads.head_dim; }
+
+  // Of `count` tokens from `first` on: [count, heads * head_dim].
+  std::vector<float> at_once(int first, int count) {
+    return compute(first, count, [&](const AttentionArgs& args) { sequence_.kernels.attention(sequence_.type, args); });
+  }
+
+  // The same, the pieces computed apart, the last one first.
+  std::vector<float> in_pieces(int first, int count) {
+    return compute(first, count, [&](const AttentionArgs& args) {
+      const size_t size = args.heads.partial_floats(count);
+      std::vector<float> partials(size * (args.piece_end() - args.piece_begin()));
+      for (int piece = args.piece_end(); piece-- > args.piece_begin();) {
+        sequence_.kernels.attention_piece(sequence_.type, args, piece,
+                                          partials.data() + (piece - args.piece_begin()) * size);
+      }
+      sequence_.kernels.attention_merge(args, partials.data());
+    });
+  }
+
+  // The definition in double, from what is cached, and the same sum over magnitudes.
+  struct Expected {
+    std::vector<double> values, magnitudes;  // [head_dim]
+  };
+  Expected expected(int token, int head) const {
+    const int kv_head = head / sequence_.heads.group(), dim = sequence_.heads.head_dim;
+    Expected result{std::vector<double>(dim), std::vector<double>(dim)};
+    std::vector<double> q(dim);
+    for (int d = 0; d < dim; ++d) q[d] = sequence_.q(token, head, d);
+    double total = 0;
+    for (int t = scoring_.window ? std::max(0, token + 1 - scoring_.window) : 0; t <= token; ++t) {
+      double score = 0;
+      for (int d = 0; d < dim; ++d) score += q[d] * sequence_.k(t, kv_head, d);
+      score *= double{kScale};
+      if (scoring_.softcap != 0) score = scoring_.softcap * std::tanh(score / scoring_.softcap);
+      if (!scoring_.slopes.empty()) score += scoring_.slopes[head] * double(t - token);
+      const double weight = std::exp(score);
+      total += weight;
+      for (int d = 0; d < dim; ++d) {
+        const double v = sequence_.v(t, kv_head, d);
+        result.values[d] += weight * v;
+        result.magnitudes[d] += weight * std::abs(v);
+      }
+    }
+    for (int d = 0; d < dim; ++d) {
+      result.values[d] /= total;
+      result.magnitudes[d] /= total;
+    }
+    return result;
+  }
+
+ private:
+  template <typename Compute>
+  std::vector<float> compute(int first, int count, Compute&& body) {
+    const Heads& heads = sequence_.heads;
+    std::vector<float> out(count * stride());
+    for (int kv_head = 0; kv_head < heads.num_kv_heads; ++kv_head) {
+      body(AttentionArgs{heads, kv_head, sequence_.queries.data() + first * sequence_.query_stride() * sequence_.unit(),
+                         sequence_.query_stride(), count, first, scoring_.window, kScale, scoring_.softcap,
+                         scoring_.slopes.empty() ? nullptr : scoring_.slopes.data(), sequence_.cache.data(),
+                         sequence_.table.data(), scratch_.data(), out.data(), stride()});
+    }
+    return out;
+  }
+
+  const CachedSequence& sequence_;
+  const Scoring& scoring_;
+  std::vector<char> scratch_;
+};
+
+CachedSequence random_sequence(const Kernels& kernels, CacheType type, Heads heads, int tokens, Random& random) {
+  const size_t width = size_t(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
+  return {kernels, type, heads, random.normals(tokens * width)};
+}
+
+std::vector<float> slopes(int heads) {
+  std::vector<float> values(heads);
+  for (int h = 0; h < heads; ++h) values[h] = std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(heads));
+  return values;
+}
 
 }  // namespace
 
-TEST_CASE("attention agrees with its definition, for every level, type, grouping and window") {
+TEST_CASE("attention agrees with its definition, for every level, type, grouping, window, cap and slope") {
   Random random;
   for (const Kernels* kernels : available_kernels()) {
-    for (const DType type : kTypes) {
-      for (const Heads heads : {Heads{4, 2, 16}, Heads{3, 1, 64}, Heads{2, 2, 24}}) {
-        for (const int window : {0, 20}) {
-          CAPTURE(kernels->name);
-          CAPTURE(name_of(type));
+    for (const CacheType type : kAllCacheTypes) {
+      for (const Heads heads : {Heads{6, 2, 16}, Heads{2, 2, 40}, Heads{8, 1, 80}}) {
+        const CachedSequence sequence = random_sequence(*kernels, type, heads, 1099, random);
+        // K, V and queries are taken as they are cached: what is left is the rounding of the weights, to bfloat16
+        // where the level multiplies that, and float's own.
+        const double tolerance = sequence.unit() == 2 ? 0x1.1p-8 : 2e-5;
+        const std::vector<float> alibi = slopes(heads.num_heads);
+        for (const Scoring& scoring : {Scoring{}, Scoring{20}, Scoring{600}, Scoring{0, 5.0f}, Scoring{0, 0, alibi},
+                                       Scoring{300, 2.0f, alibi}}) {
+          CAPTURE(std::string(kernels->name));
+          CAPTURE(std::string(name_of(type)));
           CAPTURE(heads.head_dim);
-          CAPTURE(window);
-          const Paged paged(*kernels, type, heads, 151, random);
-          for (const int first : {0, 13, 140}) {
-            const int count = first == 140 ? 11 : 12;
-            const auto values = paged.attend(first, count, window);
-            for (int t = 0; t < count; ++t) {
-              for (int h = 0; h < heads.num_heads; ++h) {
-                for (int d = 0; d < heads.head_dim; d += 5) {
-                  const float got = values[(t * heads.num_heads + h) * heads.head_dim + d];
-                  const double limit = type == DType::kFloat32 ? 1e-5 : 2e-2;
-                  CHECK(std::abs(got - paged.expected(first + t, h, d, window)) < limit);
-                }
+          CAPTURE(scoring.window);
+          CAPTURE(scoring.softcap);
+          CAPTURE(scoring.slopes.size());
+          Attention attention(sequence, scoring);
+          for (const int first : {0, 126, 509, 1093}) {
+            const int count = 6;
+            const auto values = attention.at_once(first, count);
+            for (const int t : {0, 3, 5}) {
+              const int head = (t + first) % heads.num_heads;
+              const auto expected = attention.expected(first + t, head);
+              for (int d = 0; d < heads.head_dim; ++d) {
+                const float got = values[(t * heads.num_heads + head) * heads.head_dim + d];
+                CHECK(std::abs(got - expected.values[d]) <= tolerance * expected.magnitudes[d]);
               }
             }
           }
@@ -113,18 +141,79 @@ TEST_CASE("attention agrees with its definition, for every level, type, grouping
   }
 }
 
-TEST_CASE("a token's attention is the same to the bit alone and in any run of tokens") {
+TEST_CASE("a token's attention is the same to the bit alone, in any run of tokens, and in pieces") {
   Random random;
   for (const Kernels* kernels : available_kernels()) {
-    for (const DType type : kTypes) {
-      const Heads heads{6, 2, 32};
-      const Paged paged(*kernels, type, heads, 300, random);
-      const auto together = paged.attend(120, 16, 0);
-      const size_t stride = size_t(heads.num_heads) * heads.head_dim;
-      for (int t = 0; t < 16; ++t) {
-        const auto alone = paged.attend(120 + t, 1, 0);
-        CHECK(std::memcmp(alone.data(), together.data() + t * stride, stride * sizeof(float)) == 0);
+    for (const CacheType type : kAllCacheTypes) {
+      const Heads heads{6, 2, 40};
+      const CachedSequence sequence = random_sequence(*kernels, type, heads, 1560, random);
+      for (const Scoring& scoring : {Scoring{}, Scoring{520}, Scoring{0, 3.0f, slopes(6)}}) {
+        CAPTURE(std::string(kernels->name));
+        CAPTURE(std::string(name_of(type)));
+        CAPTURE(scoring.window);
+        Attention attention(sequence, scoring);
+        for (const int first : {0, 1020, 1544}) {
+          const int count = 16;
+          const auto together = attention.at_once(first, count);
+          CHECK(attention.in_pieces(first, count) == together);
+          for (int t = 0; t < count; ++t) {
+            const std::vector<float> expected(together.begin() + t * attention.stride(),
+                                              together.begin() + (t + 1) * attention.stride());
+            CHECK(attention.at_once(first + t, 1) == expected);
+            CHECK(attention.in_pieces(first + t, 1) == expected);
+          }
+        }
       }
     }
   }
+}
+
+TEST_CASE("a plan gives every token one task, and every piece of a split one a place of its own") {
+  LayerConfig wide, narrow;
+  wide.num_heads = 12, wide.num_kv_heads = 4, wide.head_dim = 64;
+  narrow.num_heads = 4, narrow.num_kv_heads = 2, narrow.head_dim = 40;
+  AttentionPlan plan({wide, narrow}, 256, 8, 2);
+  const auto check = [&](const std::vector<int32_t>& query_start, const std::vector<int32_t>& context_len) {
+    plan.build(query_start, context_len);
+    std::vector<int> planned(query_start.back());
+    std::vector<std::vector<int>> pieces(query_start.back());
+    std::vector<const float*> places;
+    for (const AttentionPlan::Unit& unit : plan.units()) {
+      const AttentionTask& task = plan.task(unit.task);
+      CHECK(task.num_tokens * 3 <= kAttentionRows);
+      const int after = query_start[task.sequence + 1] - task.token_begin - task.num_tokens;
+      CHECK(task.context == context_len[task.sequence] - after);
+      pieces[task.token_begin].push_back(unit.piece);
+      if (unit.piece == 0) {
+        for (int t = 0; t < task.num_tokens; ++t) ++planned[task.token_begin + t];
+      }
+      if (!task.split()) continue;
+      for (const LayerConfig* layer : {&wide, &narrow}) {
+        const Heads heads = layer->heads();
+        const float* first = plan.partial(task, heads, 0, 0);
+        const float* last = plan.partial(task, heads, heads.num_kv_heads - 1, task.num_pieces() - 1);
+        const size_t end = task.partials + (last - first) + heads.partial_floats(task.num_tokens);
+        CHECK(end <= plan.partial_floats());
+        if (layer == &wide && unit.piece == 0) places.push_back(first);
+        if (layer == &wide && unit.piece == 0) places.push_back(last + heads.partial_floats(task.num_tokens) - 1);
+      }
+    }
+    CHECK(std::all_of(planned.begin(), planned.end(), [](int count) { return count == 1; }));
+    for (const int index : plan.split_tasks()) {
+      std::vector<int>& found = pieces[plan.task(index).token_begin];
+      std::sort(found.begin(), found.end());
+      std::vector<int> all(plan.task(index).num_pieces());
+      std::iota(all.begin(), all.end(), 0);
+      CHECK(found == all);
+    }
+    std::sort(places.begin(), places.end());
+    CHECK(std::adjacent_find(places.begin(), places.end()) == places.end());
+    return plan.split_tasks().size();
+  };
+  CHECK(check({0, 1}, {4096}) == 1);
+  CHECK(check({0, 1}, {400}) == 0);               // one piece
+  CHECK(check({0, 1, 2}, {400, 3000}) == 1);      // the long one only
+  CHECK(check({0, 256}, {4096}) == 0);            // tasks enough without
+  CHECK(check({0, 6, 7}, {5000, 5001}) == 1);
+  CHECK(check({0, 1, 2}, {100, 3'000'000}) == 0);  // more than there is room for
 }

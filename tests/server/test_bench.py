@@ -20,9 +20,20 @@ from tidewheel.engine.models import describe
 from tidewheel.server.bench.costs import Costs
 from tidewheel.server.bench.device_runs import DeviceRuns
 from tidewheel.server.bench.measure import serve_arguments
+from tidewheel.server.bench.model import LoadedModel, Plan
+from tidewheel.server.bench.model import load as load_model
 from tidewheel.server.bench.spread import Spread
 from tidewheel.server.bench.startup import measure_startup
-from tidewheel.server.bench.workload import Prefill, Workload, check_fits, parse_counts, parse_prefills
+from tidewheel.server.bench.workload import (
+    QUICK,
+    Decode,
+    Prefill,
+    Room,
+    Workload,
+    decodes_of,
+    parse_counts,
+    parse_prefills,
+)
 from tidewheel.server.cli import main
 from tidewheel.server.options import ModelOptions
 
@@ -104,6 +115,14 @@ def test_a_shape_without_a_tokenizer_is_measured_as_far_as_it_goes(
     assert second.startswith("the engine was not measured: it needs a tokenizer, but ")
 
 
+def test_long_contexts_that_do_not_fit_are_named(bench: RunJson, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = replace(QUICK, long_decodes=(Decode(1, 100), Decode(2, 800)))
+    monkeypatch.setattr("tidewheel.server.bench.command.QUICK", quick)
+    report = bench("--skip", "engine", "startup")
+    assert [(d["batch_size"], d["context"]) for d in report["decode"]] == [(1, 64), (4, 64), (1, 100)]
+    assert "left out, because they do not fit: decodes of batch 2, context 800" in report["notes"]
+
+
 def test_the_torch_device(bench: RunJson) -> None:
     pytest.importorskip("torch")
     sizes = ("--prefill", "1x8", "--contexts", "8", "--batch-sizes", "1", "--decode-tokens", "2")
@@ -170,16 +189,60 @@ def test_lists_of_numbers() -> None:
     assert parse_counts("32, 1,8,8") == (1, 8, 32)
 
 
+def room(**changes: int | None) -> Room:
+    limits: dict[str, Any] = {"longest_context": 512, "kv_bytes_per_token": 10, "weight_bytes": 1000}
+    return Room(**{**limits, "kv_cache_limit_bytes": None, "available_bytes": None, **changes})
+
+
 def test_the_cache_is_as_large_as_the_largest_part_needs() -> None:
-    workload = Workload(prefills=(Prefill(4, 512),), batch_sizes=(1, 8), contexts=(100,), decode_tokens=8)
+    decodes = decodes_of((1, 8), (100,))
+    workload = Workload(prefills=(Prefill(4, 512),), decodes=decodes, long_decodes=(), decode_tokens=8)
     assert (workload.longest, workload.most_sequences) == (512, 8)
     assert workload.kv_tokens == 4 * 640  # more than 8 sequences of 100 + 8 tokens
-    assert replace(workload, batch_sizes=(64,)).kv_tokens == 64 * 128
-    limits = {"longest_context": 512, "kv_bytes_per_token": 10, "weight_bytes": 1000}
-    kv_bytes = check_fits(workload, **limits, kv_cache_limit_bytes=25600, available_bytes=26600)
-    assert kv_bytes == 25600
+    assert replace(workload, decodes=(Decode(64, 100),)).kv_tokens == 64 * 128
+    assert room(kv_cache_limit_bytes=25600, available_bytes=26600).kv_bytes(workload) == 25600
     with pytest.raises(ModelError, match=r"only 0\.00 GiB of memory is available"):
-        check_fits(workload, **limits, kv_cache_limit_bytes=None, available_bytes=26599)
+        room(available_bytes=26599).kv_bytes(workload)
+
+
+def test_long_contexts_are_measured_where_they_fit() -> None:
+    workload = Workload()
+    assert workload.long_decodes == decodes_of((1, 8), (2000, 8000))
+    assert room(longest_context=8192).fit(workload) == workload
+    assert room(longest_context=2048).fit(workload).long_decodes == decodes_of((1, 8), (2000,))
+    assert room(longest_context=512).fit(workload).long_decodes == ()
+    tight: dict[str, Any] = {"longest_context": 8192, "kv_bytes_per_token": 1, "weight_bytes": 0}
+    all_but_the_largest = (Decode(1, 2000), Decode(8, 2000), Decode(1, 8000))
+    tokens = 8 * 2048
+    assert room(**tight, kv_cache_limit_bytes=tokens).fit(workload).long_decodes == all_but_the_largest
+    assert room(**tight, available_bytes=2 * tokens).fit(workload).long_decodes == all_but_the_largest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "decodes", "long_decodes"),
+    [
+        ([], decodes_of((1, 8, 32), (128,)), decodes_of((1, 8), (2000, 8000))),
+        (["--batch-sizes", "1,64"], decodes_of((1, 64), (128,)), decodes_of((1,), (2000, 8000))),
+        (["--contexts", "4k"], decodes_of((1, 8, 32), (4000,)), ()),
+        (["--quick"], decodes_of((1, 4), (64,)), ()),
+        (["--quick", "--batch-sizes", "8"], decodes_of((8,), (64,)), ()),
+    ],
+)
+def test_what_is_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    decodes: tuple[Decode, ...],
+    long_decodes: tuple[Decode, ...],
+) -> None:
+    asked: list[Workload] = []
+
+    def measure(options: ModelOptions, workload: Workload, *rest: Any) -> None:
+        asked.append(workload)
+        raise ModelError("not measured")
+
+    monkeypatch.setattr("tidewheel.server.bench.command.measure", measure)
+    assert main(["bench", *arguments]) == 1
+    assert (asked[0].decodes, asked[0].long_decodes) == (decodes, long_decodes)
 
 
 def shape(**changes: Any) -> Any:
@@ -210,6 +273,37 @@ def test_bytes_of_a_decode_step() -> None:
     untied = Costs(shape(tie_word_embeddings=False), weight_bytes=0, kv_bytes_per_token=48)
     whole = Costs(shape(tie_word_embeddings=False), weight_bytes=2 * untied.parameters, kv_bytes_per_token=48)
     assert whole.weight_bytes_read == 2 * (whole.parameters - 50 * 8)  # the embedding is looked up, not read
+
+
+def test_the_kernels_do_what_the_model_does() -> None:
+    parameters = 3 * (LAYER + 16) + 8 + 50 * 8
+    costs = Costs(shape(), weight_bytes=2 * parameters, kv_bytes_per_token=48)
+    decode = costs.decode_kernels(10, 2, 5)
+    assert list(decode) == ["qkv", "out", "up", "down", "head", "attention"]
+    assert sum(work.flops for work in decode.values()) == 5 * costs.flops(10, 2, 2)
+    norms = 3 * 16 + 8
+    assert sum(work.num_bytes or 0 for work in decode.values()) == costs.decode_bytes(10, 2, 5) - 2 * 2 * norms
+    assert decode["up"].flops == 2 * (2 * 8 * 24 * 3) * 2 * 5
+    prefill = costs.prefill_kernels(4, 6, steps=3)
+    assert sum(work.flops for work in prefill.values()) == 4 * costs.flops(0, 6, 1)
+    assert prefill["qkv"].num_bytes == 3 * 2 * 3 * (8 * 8 + 2 * 4 * 8)
+    assert prefill["attention"].num_bytes is None
+
+
+def test_an_embedding_in_another_format_than_the_rest() -> None:
+    body, embedding = 3 * (LAYER + 16) + 8, 50 * 8
+    weight_bytes = body + 4 * embedding
+    tied = Costs(shape(), weight_bytes=weight_bytes, kv_bytes_per_token=48, embedding_bytes_per_parameter=4)
+    assert tied.weight_bytes_read == weight_bytes
+    work = tied.decode_kernels(10, 1, 1)
+    assert (work["head"].num_bytes, work["down"].num_bytes) == (4 * embedding, 3 * 8 * 24)
+    untied = Costs(
+        shape(tie_word_embeddings=False),
+        weight_bytes=weight_bytes + 4 * embedding,
+        kv_bytes_per_token=48,
+        embedding_bytes_per_parameter=4,
+    )
+    assert untied.weight_bytes_read == weight_bytes
 
 
 def test_a_sliding_window_bounds_both() -> None:
@@ -255,17 +349,125 @@ class RecordingExecutor:
 
 def test_prefill_fills_the_steps_and_samples_a_prompt_once() -> None:
     executor = RecordingExecutor()
-    seconds = DeviceRuns(executor, vocab_size=100, seed=0).prefill(Prefill(3, 40), repeats=2)
-    assert len(seconds) == 2
+    times = DeviceRuns(executor, vocab_size=100, seed=0).prefill(Prefill(3, 40), repeats=2)
+    assert len(times.seconds) == 2
+    assert times.kernels is None
     assert executor.steps[-4:] == [(32, 0), (32, 1), (32, 1), (24, 1)]
 
 
 def test_decode_goes_on_from_its_context() -> None:
     executor = RecordingExecutor()
-    seconds = DeviceRuns(executor, vocab_size=100, seed=0).decode(3, context=20, num_tokens=5, repeats=2)
-    assert len(seconds) == 2
+    times = DeviceRuns(executor, vocab_size=100, seed=0).decode(Decode(3, 20), num_tokens=5, repeats=2)
+    assert len(times.seconds) == 2
     assert executor.steps[0] == (20, 1)
     assert executor.steps[-10:] == [(3, 3)] * 10
+
+
+def test_a_longer_context_goes_on_from_a_shorter_one() -> None:
+    executor = RecordingExecutor()
+    runs = DeviceRuns(executor, vocab_size=100, seed=0)
+    for decode in (Decode(1, 20), Decode(3, 20), Decode(3, 70)):
+        runs.decode(decode, num_tokens=2, repeats=1)
+    filled = [tokens for tokens, rows in executor.steps if tokens not in (1, 3)]
+    assert filled == [20, 32, 18]
+
+
+class CountingProfiler:
+    """Says that each kernel was called once a step, which took what the test says."""
+
+    def __init__(self, executor: RecordingExecutor, seconds: dict[str, float]) -> None:
+        self.recording = False
+        self._executor = executor
+        self._seconds = seconds
+        self._steps_before = 0
+
+    def start_profile(self) -> None:
+        """Counts from here."""
+        self.recording, self._steps_before = True, len(self._executor.steps)
+
+    def profile(self) -> dict[str, tuple[int, float]]:
+        """The steps so far."""
+        assert self.recording
+        steps = len(self._executor.steps) - self._steps_before
+        return {name: (steps, steps * seconds) for name, seconds in self._seconds.items()}
+
+    def stop_profile(self) -> None:
+        """Counts no more."""
+        self.recording = False
+
+
+def test_kernels_are_recorded_in_a_run_of_their_own() -> None:
+    executor = RecordingExecutor()
+    profiler = CountingProfiler(executor, {"qkv": 0.25, "attention": 0.5})
+    times = DeviceRuns(executor, vocab_size=100, seed=0, profiler=profiler).decode(Decode(2, 20), 4, repeats=3)
+    assert len(times.seconds) == 3
+    assert times.kernels is not None
+    assert times.kernels.steps == 4
+    assert times.kernels.kernels == {"qkv": (4, 1.0), "attention": (4, 2.0)}
+    assert not profiler.recording
+    assert executor.steps[-16:] == [(2, 2)] * 16
+
+
+def test_a_profile_is_held_against_the_ceilings(bench: RunJson, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FixedProfiler:
+        """Every phase took the same."""
+
+        def start_profile(self) -> None:
+            """Nothing to forget."""
+
+        def profile(self) -> dict[str, tuple[int, float]]:
+            """Names with and without known work, and one that took no time."""
+            return {"embed": (8, 1e-6), "qkv": (16, 2e-6), "attention": (16, 1e-6), "head": (8, 0.0)}
+
+        def stop_profile(self) -> None:
+            """Nothing to stop."""
+
+    def load(planned: Plan) -> LoadedModel:
+        without = replace(planned, workload=replace(planned.workload, profile=False))
+        return replace(load_model(without), profiler=FixedProfiler())
+
+    monkeypatch.setattr("tidewheel.server.bench.measure.load", load)
+    report = bench("--profile", "--skip", "engine", "startup", "--batch-sizes", "4")
+    (decode,) = report["decode"]
+    profile = decode["profile"]
+    assert profile["steps"] == 8
+    embed, qkv, attention, head = profile["kernels"]
+    assert (qkv["name"], qkv["calls_per_step"], qkv["ms_per_step"]) == ("qkv", 2, pytest.approx(2e-6 / 8 * 1e3))
+    assert embed["flops_per_second"] is head["flops_per_second"] is None
+    assert qkv["flops_per_second"] == pytest.approx(2 * 2 * 64 * (64 + 2 * 32) * 4 * 8 / 2e-6)
+    assert qkv["compute_fraction"] > 0
+    assert attention["memory_fraction"] > 0
+    assert sum(k["ms_per_step"] for k in profile["kernels"]) + profile["other_ms_per_step"] == pytest.approx(
+        profile["ms_per_step"]
+    )
+    assert report["prefill"][0]["profile"]["kernels"][2]["bytes_per_second"] is None
+    for title in ("Kernels of prefill 2 x 64, a step", "Kernels of decode batch 4, context 64, a step"):
+        assert title in report["text"]
+
+
+def test_a_device_without_a_profile_is_named(dummy_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    arguments = ["--load-format", "dummy", "--device", "torch", "--quick", "--skip", "startup", "--profile"]
+    assert main(["bench", str(dummy_model), *arguments]) == 1
+    assert "--profile is not supported by the torch device" in capsys.readouterr().err
+
+
+def test_the_cpu_device_times_its_kernels(bench: RunJson) -> None:
+    report = bench("--profile", "--skip", "engine", "startup")
+    for phase in (*report["prefill"], *report["decode"]):
+        kernels = {kernel["name"]: kernel for kernel in phase["profile"]["kernels"]}
+        assert {"qkv", "attention", "out", "up", "down", "head"} <= set(kernels)
+        assert kernels["qkv"]["calls_per_step"] == 2
+        assert sum(kernel["share"] for kernel in kernels.values()) < 1
+
+
+@pytest.mark.parametrize("method", ["int8", "int8-channel", "int4"])
+def test_integer_weights_are_held_against_the_integer_ceiling(bench: RunJson, method: str) -> None:
+    report = bench("--skip", "engine", "startup", "--quantization", method)
+    assert report["compute_ceiling"] == "int8_ops"
+    assert report["model"]["dtype"].startswith(method)
+    assert report["model"]["weight_bytes"] < 2 * report["model"]["parameters"]
+    assert report["decode"][0]["memory_fraction"] > 0
 
 
 def test_the_server_that_is_started_gets_the_same_options() -> None:

@@ -75,6 +75,12 @@ def test_vllms_variables_are_aliases() -> None:
     assert parse(VLLM_CPU_KVCACHE_SPACE="0")[0].kv_cache_space is None
 
 
+def test_a_kv_cache_has_types_of_its_own() -> None:
+    assert parse("--kv-cache-dtype", "fp8")[0].kv_cache_dtype == "fp8_e5m2"
+    assert parse(TIDEWHEEL_KV_CACHE_DTYPE="int8")[0].kv_cache_dtype == "int8"
+    assert parse("--kv-cache-dtype", "half")[0].kv_cache_dtype == "float16"
+
+
 def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     message = refusal(capsys, "m", "--max-model-length", "5")
     assert "--max-model-length" in message
@@ -92,6 +98,8 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
         (["--max-model-len", "0"], "--max-model-len"),
         (["--max-model-len", "4q"], "--max-model-len"),
         (["--dtype", "int3"], "--dtype"),
+        (["--dtype", "fp8"], "--dtype"),
+        (["--kv-cache-dtype", "fp8_e4m3"], "--kv-cache-dtype"),
         (["--device", "abacus"], "--device"),
         (["--kv-cache-space", "-1"], "--kv-cache-space"),
         (["--kv-cache-space", "nan"], "--kv-cache-space"),

@@ -7,9 +7,10 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import DType, ExecutorOptions
+from tidewheel.engine.devices.base import Device, DType, Executor, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.memory import available_memory_bytes
@@ -19,7 +20,7 @@ from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization, parse_quantization
 from tidewheel.engine.text import Tokenizer
 from tidewheel.engine.weights import open_weights, read_config, resolve
-from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype
+from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype, parse_kv_cache_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -57,43 +58,100 @@ class EngineOptions:
     seed: int = 0
 
 
-def load_engine(options: EngineOptions) -> Engine:
-    """Load a model; the engine still has to be started. Raises ModelError and DeviceError, saying what to change."""
-    started = time.perf_counter()
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model that has been found, and what it will be computed with; its weights are still to be read.
+
+    `weight_bytes` and `kv_bytes_per_token` are what it will take in memory.
+    """
+
+    folder: Path
+    tokenizer_folder: Path
+    config: dict[str, Any]
+    spec: DecoderSpec
+    weights: WeightSource
+    device: Device
+    dtype: DType
+    quantization: Quantization | None
+    kv_cache_dtype: KvCacheDType
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+    def load(
+        self,
+        options: EngineOptions,
+        *,
+        kv_cache_bytes: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> Executor:
+        """Load the weights and reserve the cache. Raises DeviceError, naming what is not supported."""
+        return self.device.load(
+            self.spec,
+            self.weights,
+            ExecutorOptions(
+                dtype=self.dtype,
+                kv_cache_bytes=kv_cache_bytes,
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                threads_bind=options.threads_bind,
+                kv_cache_dtype=self.kv_cache_dtype,
+                quantization=self.quantization,
+                cache_dir=options.cache_dir,
+            ),
+        )
+
+
+def open_model(options: EngineOptions) -> OpenedModel:
+    """Find the model that the options name. Raises ModelError and DeviceError, saying what to change."""
     with_weights = options.load_format != "dummy"
     folder = resolve(options.model, options.revision, options.download_dir, with_weights)
     config = read_config(folder)
-    generation = read_generation_config(folder, config)
     description = describe(config, options.max_model_len)
-    spec = description.spec
-    tokenizer = Tokenizer.load(_tokenizer_folder(options, folder))
     weights = open_weights(folder, description, options.load_format, options.seed)
     device = get_device(options.device)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else parse_dtype(options.dtype)
     quantization = parse_quantization(
         options.quantization, options.quantization_group_size, options.quantization_zero_points
     )
-    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_dtype(options.kv_cache_dtype)
+    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_kv_cache_dtype(options.kv_cache_dtype)
+    parameters = sum(math.prod(shape) for shape in tensor_shapes(description.spec).values())
+    bytes_per_parameter = quantization.bytes_per_parameter if quantization else STORAGE[dtype].itemsize
+    return OpenedModel(
+        folder=folder,
+        tokenizer_folder=_tokenizer_folder(options, folder),
+        config=config,
+        spec=description.spec,
+        weights=weights,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        weight_bytes=round(parameters * bytes_per_parameter),
+        kv_bytes_per_token=device.kv_bytes_per_token(description.spec, kv_cache_dtype),
+    )
+
+
+def load_engine(options: EngineOptions) -> Engine:
+    """Load a model; the engine still has to be started. Raises ModelError and DeviceError, saying what to change."""
+    started = time.perf_counter()
+    model = open_model(options)
+    generation = read_generation_config(model.folder, model.config)
+    tokenizer = Tokenizer.load(model.tokenizer_folder)
     max_model_len, kv_cache_bytes = plan_kv_cache(
         options,
-        model_limit=spec.max_positions,
-        bytes_per_token=device.kv_bytes_per_token(spec, kv_cache_dtype),
-        available_bytes=_left_beside_weights(spec, dtype, quantization),
+        model_limit=model.spec.max_positions,
+        bytes_per_token=model.kv_bytes_per_token,
+        available_bytes=_left_beside(model.weight_bytes),
     )
-    executor = device.load(
-        spec,
-        weights,
-        ExecutorOptions(
-            dtype=dtype,
-            kv_cache_bytes=kv_cache_bytes,
-            max_model_len=max_model_len,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            threads_bind=options.threads_bind,
-            kv_cache_dtype=kv_cache_dtype,
-            quantization=quantization,
-            cache_dir=options.cache_dir,
-        ),
+    executor = model.load(
+        options,
+        kv_cache_bytes=kv_cache_bytes,
+        max_model_len=max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
     )
     # A chat model's files may name the end of a turn in one place and the end of a text in another.
     eos_token_ids = {*generation.eos_token_ids, tokenizer.eos_token_id}
@@ -102,7 +160,7 @@ def load_engine(options: EngineOptions) -> Engine:
         tokenizer,
         model_name=options.model,
         max_model_len=max_model_len,
-        vocab_size=spec.vocab_size,
+        vocab_size=model.spec.vocab_size,
         eos_token_ids=frozenset(i for i in eos_token_ids if i is not None),
         generation_defaults=_generation_defaults(generation),
         max_step_ms=options.max_step_ms,
@@ -112,9 +170,9 @@ def load_engine(options: EngineOptions) -> Engine:
     logger.info(
         "Loaded %s (%s, %s on %s) in %.2f s: context %d tokens, KV cache %.2f GiB (%d blocks of %d tokens)",
         options.model,
-        spec.family,
-        quantization or dtype,
-        device.name,
+        model.spec.family,
+        model.quantization or model.dtype,
+        model.device.name,
         time.perf_counter() - started,
         engine.max_model_len,
         kv_cache_bytes / _GIB,
@@ -168,13 +226,9 @@ def _tokenizer_folder(options: EngineOptions, folder: Path) -> Path:
     return resolve(options.tokenizer, None, options.download_dir, with_weights=False)
 
 
-def _left_beside_weights(spec: DecoderSpec, dtype: DType, quantization: Quantization | None) -> int | None:
+def _left_beside(weight_bytes: int) -> int | None:
     available = available_memory_bytes()
-    if available is None:
-        return None
-    parameters = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
-    each = quantization.bytes_per_parameter if quantization else STORAGE[dtype].itemsize
-    return max(available - round(parameters * each), 0)
+    return None if available is None else max(available - weight_bytes, 0)
 
 
 def _generation_defaults(generation: GenerationConfig) -> dict[str, float | int]:

@@ -39,6 +39,11 @@ class Quantization:
         overhead = _SCALE_BITS + (_ZERO_POINT_BITS if self.zero_points else 0)
         return (bits + (0 if self.method == "int8-channel" else overhead / self.group_size)) / 8
 
+    @property
+    def embedding_bytes_per_parameter(self) -> float:
+        """What a parameter of embedding and head takes, scales included: they are int8 whatever the method."""
+        return Quantization("int8").bytes_per_parameter
+
 
 def parse_quantization(
     method: str | None, group_size: int | None = None, zero_points: bool = False

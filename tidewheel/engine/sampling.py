@@ -21,6 +21,9 @@ F64 = NDArray[np.float64]
 LANES = 16
 BLOCK = LANES * LANES
 
+# Top-p adds the weights up as whole multiples of 2^-40: exactly, so in any order.
+MASS_UNITS = 2.0**40
+
 NO_TOKEN = -1  # sampled where a row has no finite logit to choose from
 
 # Cephes' expf: 2^n * p(r), r = x - n ln 2 with ln 2 in two parts (https://www.netlib.org/cephes/).
@@ -116,8 +119,8 @@ def _keep(weights: F32, min_p: np.float32, top_k: int, top_p: np.float32) -> Non
         weights[_descending(weights)[top_k:]] = 0
     if top_p < 1:
         order = _descending(weights)
-        running = np.add.accumulate(weights[order].astype(np.float64))
-        enough = np.float64(top_p) * _block_sums(weights)[-1]
+        running = np.add.accumulate(np.rint(weights[order].astype(np.float64) * MASS_UNITS).astype(np.int64))
+        enough = np.int64(np.ceil(np.float64(top_p) * np.float64(running[-1])))
         weights[order[int(np.searchsorted(running, enough, side="left")) + 1 :]] = 0
 
 
@@ -157,15 +160,17 @@ def sample(logits: F32, batch: SamplingBatch) -> StepOutput:
                 batch.presence_penalty[r],
             )
         bias = slice(batch.bias_start[r], batch.bias_start[r + 1])
-        row[batch.bias_ids[bias]] += batch.bias_values[bias]
+        with np.errstate(invalid="ignore"):  # infinities that meet make a NaN, and the row gets no token
+            row[batch.bias_ids[bias]] += batch.bias_values[bias]
         best = int(np.argmax(row))
         if not np.isfinite(row[best]) or not np.isfinite(logits[r].max()):
             continue
         if batch.temperature[r] == 0:
             tokens[r] = best
         else:
-            row = row / batch.temperature[r]
-            weights = exp_nonpositive(row - row[best])
+            # Divided after the subtraction, so that a tiny temperature leaves 0 for the best and -inf for others.
+            with np.errstate(over="ignore"):
+                weights = exp_nonpositive((row - row[best]) / batch.temperature[r])
             _keep(weights, batch.min_p[r], int(batch.top_k[r]), batch.top_p[r])
             tokens[r] = _draw(weights, philox_uniform(int(batch.seed[r]), int(batch.position[r])))
         if batch.num_logprobs[r] >= 0:

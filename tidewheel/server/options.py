@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 ENV_PREFIX = "TIDEWHEEL_"
 
 _DTYPES = {"half": "float16", "float": "float32"}
+_KV_CACHE_DTYPES = {**_DTYPES, "fp8": "fp8_e5m2"}
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -72,6 +73,11 @@ def port_number(text: str) -> int:
 def dtype_name(text: str) -> str:
     """A dtype under its full name."""
     return _DTYPES.get(text, text)
+
+
+def kv_cache_dtype_name(text: str) -> str:
+    """A KV cache's dtype under its full name."""
+    return _KV_CACHE_DTYPES.get(text, text)
 
 
 def switch(text: str) -> bool:
@@ -138,9 +144,9 @@ class ModelOptions:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "the type of K and V in the cache; auto is as the weights",
-        parse=dtype_name,
-        choices=("auto", "float32", "bfloat16", "float16"),
+        "the type of K and V in the cache (fp8 is fp8_e5m2); auto is as the weights",
+        parse=kv_cache_dtype_name,
+        choices=("auto", "float32", "bfloat16", "float16", "fp8_e5m2", "int8"),
     )
     device: str = option("auto", "what runs the model", choices=("auto", "cpu", "torch"))
     max_model_len: int | None = option(

@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     app_options = _app_options(options, names)
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
     with _bind(options.host, options.port) as listener:
-        engine = _load(model_options)
+        engine = load_engine(engine_options(model_options))
         app = build_app(engine, app_options)
         gc.collect()
         gc.freeze()  # what was made until now stays: no collection need walk it while streams wait
@@ -90,10 +90,11 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _load(options: ModelOptions) -> Engine:
+def engine_options(options: ModelOptions) -> EngineOptions:
+    """The command line's options as the engine's; without a model they mean the embedded one."""
     values = {name: value for name, value in asdict(options).items() if value is not None}
     values.setdefault("model", str(DEMO_MODEL))
-    return load_engine(EngineOptions(**values))
+    return EngineOptions(**values)
 
 
 def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:

@@ -53,6 +53,9 @@ TW_INLINE F pow2(F n) {
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
 }
+TW_INLINE F binade(F a) {
+  return {_mm256_and_ps(a.v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)))};
+}
 
 TW_INLINE float hsum(F a) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
@@ -64,6 +67,29 @@ TW_INLINE float hmax(F a) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+TW_INLINE F keep_if(F value, F x, F bound) { return {_mm256_and_ps(value.v, _mm256_cmp_ps(x.v, bound.v, _CMP_GE_OQ))}; }
+TW_INLINE uint32_t unordered(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_UNORD_Q)); }
+
+// The set bits of every byte.
+struct SetBits {
+  uint8_t lanes[256][8];
+};
+constexpr SetBits kSetBits = [] {
+  SetBits r{};
+  for (int mask = 0; mask < 256; ++mask) {
+    for (int lane = 0, n = 0; lane < 8; ++lane) {
+      if (mask >> lane & 1) r.lanes[mask][n++] = static_cast<uint8_t>(lane);
+    }
+  }
+  return r;
+}();
+TW_INLINE int compress(float* p, F a, F low, F high) {
+  const __m256 within = _mm256_and_ps(_mm256_cmp_ps(a.v, low.v, _CMP_GE_OQ), _mm256_cmp_ps(a.v, high.v, _CMP_LE_OQ));
+  const int mask = _mm256_movemask_ps(within);
+  const __m256i order = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(kSetBits.lanes[mask])));
+  _mm256_storeu_ps(p, _mm256_permutevar8x32_ps(a.v, order));
+  return __builtin_popcount(mask);
+}
 
 using BF16Activation = float;
 struct Pairs {
@@ -74,10 +100,21 @@ TW_INLINE Pairs load_pairs(const bf16* p) {
   return {{_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))},
           {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))}};
 }
+TW_INLINE Pairs load_pairs(const e5m2* p) {
+  const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {{_mm256_cvtph_ps(_mm_slli_epi16(pairs, 8))},
+          {_mm256_cvtph_ps(_mm_and_si128(pairs, _mm_set1_epi16(static_cast<int16_t>(0xff00u))))}};
+}
+TW_INLINE Pairs load_pairs(const int8_t* p) {
+  const __m256i pairs = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {{_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 24), 24))},
+          {_mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 8))}};
+}
 TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
 
 TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 struct I {
   __m256i v;
@@ -94,9 +131,6 @@ TW_INLINE I round_to_int(F a) { return {_mm256_cvtps_epi32(a.v)}; }
 TW_INLINE void store(int8_t* p, I a) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
-}
-TW_INLINE F load(const uint8_t* p) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
 
 // Sums of two products must fit in 16 bits: |w| <= 127 takes the unsigned place and x takes w's sign.

@@ -26,12 +26,17 @@ TW_INLINE F load(const bf16* p) {
 TW_INLINE F load(const f16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
 TW_INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
 TW_INLINE void store(bf16* p, F a) {
+#ifdef __AVX512BF16__
+  // Subnormal numbers become 0, which is also what the dot product takes them for.
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+#else
   const __m512i bits = _mm512_castps_si512(a.v);
   const __m512i tie = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff))), 16);
   const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
   const __m512i half = _mm512_mask_or_epi32(rounded, nan, _mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(half));
+#endif
 }
 TW_INLINE void store(f16* p, F a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -52,10 +57,21 @@ TW_INLINE F pow2(F n) {
   const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
 }
+TW_INLINE F binade(F a) { return {_mm512_and_ps(a.v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)))}; }
 TW_INLINE float hsum(F a) { return _mm512_reduce_add_ps(a.v); }
 TW_INLINE float hmax(F a) { return _mm512_reduce_max_ps(a.v); }
+TW_INLINE F keep_if(F value, F x, F bound) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ), value.v)};
+}
+TW_INLINE uint32_t unordered(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q); }
+TW_INLINE int compress(float* p, F a, F low, F high) {
+  const __mmask16 within = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(a.v, low.v, _CMP_GE_OQ), a.v, high.v, _CMP_LE_OQ);
+  _mm512_storeu_ps(p, _mm512_maskz_compress_ps(within, a.v));
+  return __builtin_popcount(within);
+}
 
 TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 #ifdef __AVX512BF16__
 using BF16Activation = bf16;
@@ -63,6 +79,19 @@ struct Pairs {
   __m512bh v;
 };
 TW_INLINE Pairs load_pairs(const bf16* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
+// bfloat16 holds bytes of both kinds exactly.
+TW_INLINE Pairs load_pairs(const e5m2* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m512 even = _mm512_cvtph_ps(_mm256_slli_epi16(pairs, 8));
+  const __m512 odd = _mm512_cvtph_ps(_mm256_and_si256(pairs, _mm256_set1_epi16(static_cast<int16_t>(0xff00u))));
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  return {(__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(odd))};
+}
+TW_INLINE Pairs load_pairs(const int8_t* p) {
+  const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + kLanes)));
+  return {_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low))};
+}
 TW_INLINE Pairs drop_odd(Pairs b) {
   return {(__m512bh)_mm512_and_si512((__m512i)b.v, _mm512_set1_epi32(0xffff))};
 }
@@ -81,6 +110,16 @@ TW_INLINE Pairs load_pairs(const bf16* p) {
   return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
           {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))}};
 }
+TW_INLINE Pairs load_pairs(const e5m2* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {{_mm512_cvtph_ps(_mm256_slli_epi16(pairs, 8))},
+          {_mm512_cvtph_ps(_mm256_and_si256(pairs, _mm256_set1_epi16(static_cast<int16_t>(0xff00u))))}};
+}
+TW_INLINE Pairs load_pairs(const int8_t* p) {
+  const __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {{_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24))},
+          {_mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8))}};
+}
 TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
 #endif
@@ -94,9 +133,6 @@ TW_INLINE int hsum(I a) { return _mm512_reduce_add_epi32(a.v); }
 TW_INLINE F to_floats(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 TW_INLINE I round_to_int(F a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 TW_INLINE void store(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v)); }
-TW_INLINE F load(const uint8_t* p) {
-  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
-}
 
 TW_INLINE __m512i four_bytes(const int8_t* p) {
   int four;

@@ -48,6 +48,13 @@ TW_INLINE F pow2(F n) {
   return r;
 }
 
+// The power of two in the exponent of |x|; infinity for infinity and NaN.
+TW_INLINE F binade(F a) {
+  F r;
+  TW_EACH r.v[i] = bits_float(float_bits(a.v[i]) & 0x7f800000u);
+  return r;
+}
+
 TW_INLINE float hsum(F a) {
   return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
 }
@@ -58,12 +65,36 @@ TW_INLINE float hmax(F a) {
   return m;
 }
 
-// kLanes pairs of bfloat16, even elements and odd elements apart; activations stay float, rounded to bfloat16.
+// `value` where x >= bound, else 0.
+TW_INLINE F keep_if(F value, F x, F bound) {
+  F r;  // by masks: a compiler would make a choice a branch
+  TW_EACH r.v[i] = bits_float(float_bits(value.v[i]) & (0u - uint32_t{x.v[i] >= bound.v[i]}));
+  return r;
+}
+// Not 0 if a lane of a or b is NaN.
+TW_INLINE uint32_t unordered(F a, F b) {
+  uint32_t r = 0;
+  TW_EACH r |= (a.v[i] != a.v[i]) | (b.v[i] != b.v[i]);
+  return r;
+}
+// Writes the lanes within [low, high] side by side, and anything after them up to kLanes; returns how many they are.
+TW_INLINE int compress(float* p, F a, F low, F high) {
+  int n = 0;
+  TW_EACH {
+    p[n] = a.v[i];
+    n += (a.v[i] >= low.v[i]) & (a.v[i] <= high.v[i]);
+  }
+  return n;
+}
+
+// kLanes pairs of bfloat16, or of what bfloat16 holds exactly, even elements and odd elements apart; activations stay
+// float, rounded to bfloat16.
 using BF16Activation = float;
 struct Pairs {
   F even, odd;
 };
-TW_INLINE Pairs load_pairs(const bf16* p) {
+template <typename T>  // bf16, e5m2 or int8_t
+TW_INLINE Pairs load_pairs(const T* p) {
   Pairs r;
   TW_EACH {
     r.even.v[i] = to_float(p[2 * i]);
@@ -76,6 +107,8 @@ TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
 
 TW_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+// Into the second-level cache: for what is wanted only after more than the first level holds.
+TW_INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 struct I {
   int v[kLanes];
@@ -93,7 +126,6 @@ TW_INLINE I round_to_int(F a) {
 }
 // Of numbers that fit.
 TW_INLINE void store(int8_t* p, I a) { TW_EACH p[i] = static_cast<int8_t>(a.v[i]); }
-TW_INLINE F load(const uint8_t* p) { F r; TW_EACH r.v[i] = p[i]; return r; }
 
 // kLanes columns of four bytes. What `load_quads` reads stands for the bytes minus 128, what a dot product computes with
 // is higher by kQuadZero. Nibbles are taken as they are, 0 to 15.

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from harness import Harness, device_ids, load, make_device
 
-from tidewheel.engine.devices.base import Device, DType
+from tidewheel.engine.devices.base import Device, DType, KvCacheDType
+from tidewheel.engine.errors import DeviceError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -80,15 +81,28 @@ def test_logits_in_half_precision_differ_by_rounding(device: Device, name: str, 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_cache_dtype"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "float16")]
+    ("dtype", "kv_cache_dtype"),
+    [
+        ("float32", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("bfloat16", "float16"),
+        ("float32", "fp8_e5m2"),
+        ("bfloat16", "int8"),
+    ],
 )
-def test_the_cache_may_have_a_type_of_its_own(device: Device, dtype: DType, kv_cache_dtype: DType) -> None:
+def test_the_cache_may_have_a_type_of_its_own(device: Device, dtype: DType, kv_cache_dtype: KvCacheDType) -> None:
     folder = models_zoo.folder("llama", dtype)
     tokens = models_zoo.prompts()[-1]
     exact = Harness(load(device, folder)).logits(tokens)
+    if device.name == "torch" and kv_cache_dtype in ("fp8_e5m2", "int8"):
+        with pytest.raises(DeviceError, match=f"not {kv_cache_dtype}: choose one"):
+            load(device, folder, dtype, kv_cache_dtype=kv_cache_dtype)
+        return
     executor = load(device, folder, dtype, kv_cache_dtype=kv_cache_dtype)
     logits = Harness(executor).logits(tokens)
-    assert np.sqrt(np.mean((logits - exact) ** 2)) <= 2 * 2.0**-8 * np.abs(exact).max()
+    # Weights and cache are rounded; fp8_e5m2 has 2 bits of mantissa where bfloat16 has 7.
+    epsilon = 2.0**-4 if kv_cache_dtype == "fp8_e5m2" else 2.0**-8
+    assert np.sqrt(np.mean((logits - exact) ** 2)) <= 2 * epsilon * np.abs(exact).max()
     np.testing.assert_array_equal(logits, Harness(executor, seed=1).logits(tokens, chunk=5))
 
 

@@ -14,6 +14,8 @@ from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.quantization import Quantization
 
 DType = Literal["float32", "bfloat16", "float16"]
+# fp8_e5m2 rounds to 2 bits of mantissa; int8 keeps a scale for each token and KV head.
+KvCacheDType = Literal["float32", "bfloat16", "float16", "fp8_e5m2", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,12 @@ class ExecutorOptions:
     max_num_seqs: int
     max_num_batched_tokens: int
     threads_bind: str = "auto"
-    kv_cache_dtype: DType | None = None  # None: as `dtype`
+    kv_cache_dtype: KvCacheDType | None = None  # None: as `dtype`
     quantization: Quantization | None = None  # None: all weights are of `dtype`
     cache_dir: str | None = None  # a folder for packed weights; None: none are kept
 
     @property
-    def cache_dtype(self) -> DType:
+    def cache_dtype(self) -> KvCacheDType:
         """What K and V are cached as."""
         return self.kv_cache_dtype or self.dtype
 
@@ -109,8 +111,8 @@ class Device(Protocol):
         """What `--dtype auto` means for a checkpoint stored as `checkpoint`."""
         ...
 
-    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: DType) -> int:
-        """Bytes of KV cache that one token takes over all layers."""
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
+        """Bytes of KV cache that one token takes over all layers. Raises DeviceError for a type it cannot cache."""
         ...
 
     def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> Executor:

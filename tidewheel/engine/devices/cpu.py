@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tidewheel import _native
 from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
-from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, WeightSource
+from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization
@@ -58,6 +58,8 @@ def _layer(spec: LayerSpec) -> _native.LayerConfig:
         layer.inv_freq = list(attention.rope.inv_freq)
         layer.rope_factor = attention.rope.attention_factor
     layer.sliding_window = attention.sliding_window or 0
+    layer.softcap = attention.softcap or 0.0
+    layer.alibi_slopes = list(attention.alibi_slopes or ())
     layer.intermediate_size, layer.activation = mlp.intermediate_size, mlp.activation
     layer.gated, layer.mlp_bias = mlp.gated, mlp.bias
     layer.norm, layer.post_norm = _norm(spec.norm), spec.norm_placement == "post"
@@ -96,8 +98,8 @@ class CpuDevice:
         """What the checkpoint is stored as: every level computes with all three."""
         return checkpoint
 
-    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: DType) -> int:
-        """Bytes of KV cache that one token takes over all layers, padding included."""
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
+        """Bytes of KV cache that one token takes over all layers, padding and int8's scales included."""
         block = sum(
             _native.kv_bytes_per_block(layer.attention.num_kv_heads, layer.attention.head_dim, kv_cache_dtype)
             for layer in spec.layers

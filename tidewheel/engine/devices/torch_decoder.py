@@ -148,6 +148,11 @@ class TorchDecoder:
             # An unused slot may hold anything, and zero times infinity is not zero.
             v = self._values[index][blocks].float().view(T, tile, -1, D).masked_fill(~visible[:, :, None, None], 0.0)
             scores = torch.einsum("tghd,tcgd->tghc", q, k) * attention.scale
+            if attention.softcap is not None:
+                scores = attention.softcap * torch.tanh(scores / attention.softcap)
+            if attention.alibi_slopes is not None:
+                slopes = torch.tensor(attention.alibi_slopes).view(attention.num_kv_heads, -1, 1)
+                scores = scores + slopes * (cached - positions[:, None])[:, None, None, :]
             scores = scores.masked_fill(~visible[:, None, None, :], -torch.inf)
             # Finite even where a token sees nothing of this tile, so that no difference of infinities arises.
             new_largest = torch.maximum(largest, scores.amax(-1)).clamp(min=torch.finfo(torch.float32).min)

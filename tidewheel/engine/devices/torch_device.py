@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.batch import StepBatch, StepOutput
-from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, WeightSource
+from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.sampling import sample
@@ -33,10 +33,10 @@ class TorchDevice:
         """What the checkpoint is stored as: torch computes with all of them."""
         return checkpoint
 
-    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: DType) -> int:
-        """Bytes of KV cache that one token takes over all layers."""
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
+        """Bytes of KV cache that one token takes over all layers. Raises DeviceError for 8-bit types."""
         heads = sum(2 * layer.attention.num_kv_heads * layer.attention.head_dim for layer in spec.layers)
-        return heads * STORAGE[kv_cache_dtype].itemsize
+        return heads * STORAGE[_cached(kv_cache_dtype)].itemsize
 
     def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> TorchExecutor:
         """Copy the weights and allocate the cache. Raises DeviceError if torch is missing or the cache too small."""
@@ -47,9 +47,7 @@ class TorchDevice:
                 raise
             raise DeviceError("the torch device needs torch: pip install 'tidewheel[torch]'") from error
         if options.quantization is not None:
-            raise DeviceError(
-                "the torch device does not quantize weights: leave out --quantization, or use --device cpu"
-            )
+            raise DeviceError("the torch device does not quantize weights: drop --quantization or take --device cpu")
         block_bytes = _BLOCK_SIZE * self.kv_bytes_per_token(spec, options.cache_dtype)
         num_blocks = options.kv_cache_bytes // block_bytes
         if num_blocks < 1:
@@ -59,8 +57,17 @@ class TorchDevice:
             )
         limits = ExecutorLimits(_BLOCK_SIZE, num_blocks, options.max_num_seqs, options.max_num_batched_tokens)
         return TorchExecutor(
-            TorchDecoder(spec, weights, options.dtype, options.cache_dtype, num_blocks, _BLOCK_SIZE), limits
+            TorchDecoder(spec, weights, options.dtype, _cached(options.cache_dtype), num_blocks, _BLOCK_SIZE), limits
         )
+
+
+def _cached(dtype: KvCacheDType) -> DType:
+    if dtype == "fp8_e5m2" or dtype == "int8":
+        raise DeviceError(
+            f"the torch device caches K and V as float32, bfloat16 or float16, not {dtype}: "
+            "choose one of them with --kv-cache-dtype, or --device cpu"
+        )
+    return dtype
 
 
 class TorchExecutor:

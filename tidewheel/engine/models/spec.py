@@ -39,7 +39,10 @@ class AttentionSpec:
     """Causal attention. `num_kv_heads` divides `num_heads`; each KV head serves that many query heads in order.
 
     `sliding_window`: a token attends to itself and the `sliding_window - 1` tokens before it; None is no limit.
-    `qk_norm` normalizes every query and key head over `head_dim`, before rope.
+    `qk_norm` normalizes every query and key head over `head_dim`, before rope. A score is `q.k * scale`, then
+    `softcap * tanh(score / softcap)` if there is a cap (https://arxiv.org/abs/2408.00118), then
+    `score + alibi_slopes[head] * (key position - query position)` if there are slopes, one a query head
+    (https://arxiv.org/abs/2108.12409). Raises ValueError for numbers that make no attention.
     """
 
     num_heads: int
@@ -51,6 +54,16 @@ class AttentionSpec:
     qk_norm: NormSpec | None = None
     rope: RopeSpec | None = None
     sliding_window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0 or (self.softcap is not None and self.softcap <= 0):
+            raise ValueError("the scores' scale and softcap must be above 0")
+        if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
+            raise ValueError(f"{self.num_heads} query heads need as many ALiBi slopes, not {len(self.alibi_slopes)}")
+        if self.alibi_slopes is not None and self.rope is not None:
+            raise ValueError("positions are given by rope or by ALiBi, not by both")
 
 
 @dataclass(frozen=True, slots=True)

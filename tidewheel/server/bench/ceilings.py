@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidewheel.engine.devices.base import DType
 from tidewheel.engine.memory import available_memory_bytes
 from tidewheel.server.bench.process_memory import OwnPeak
 from tidewheel.server.bench.spread import Spread
 
 MEMORY = "read_bytes_per_second"
-CEILING_OF: dict[DType, str] = {
+CEILING_OF = {  # by the format of the weights
     "bfloat16": "bfloat16_flops",
     "float16": "float32_flops",  # float16 weights are widened: they save memory traffic, not arithmetic
     "float32": "float32_flops",
+    "int8": "int8_ops",
+    "int8-channel": "int8_ops",
+    "int4": "int8_ops",  # int4 weights are widened, too
 }
 
 _MIB = 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,17 @@ from typing import Any
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.bench.measure import measure
 from tidewheel.server.bench.report import render
-from tidewheel.server.bench.workload import QUICK, Workload, parse_counts, parse_prefills
+from tidewheel.server.bench.workload import (
+    BATCH_SIZES,
+    LONG_BATCH_SIZES,
+    LONG_CONTEXTS,
+    QUICK,
+    SHORT_CONTEXT,
+    Workload,
+    decodes_of,
+    parse_counts,
+    parse_prefills,
+)
 from tidewheel.server.options import OptionParser, argument_type, model_parser, positive_count, read_model_options
 
 _SKIPPABLE = ("engine", "startup")
@@ -43,15 +53,17 @@ def _parser() -> OptionParser:
     add = group.add_argument
     default = Workload()
     add("--prefill", type=argument_type(parse_prefills), metavar="PROMPTSxTOKENS,...",
-        help=f"prompts to compute [{','.join(map(str, default.prefills))}]")  # fmt: skip
+        help=f"prompts to compute [{_listed(default.prefills)}]")  # fmt: skip
     add("--batch-sizes", type=argument_type(parse_counts), metavar="N,...",
-        help=f"sequences to decode together [{','.join(map(str, default.batch_sizes))}]")  # fmt: skip
+        help=f"sequences to decode together [{_listed(BATCH_SIZES)}]")  # fmt: skip
     add("--contexts", type=argument_type(parse_counts), metavar="TOKENS,...",
-        help=f"how many tokens are before the decoded ones [{','.join(map(str, default.contexts))}]")  # fmt: skip
+        help=f"how many tokens are before the decoded ones [{SHORT_CONTEXT}; and {_listed(LONG_CONTEXTS)} where they "
+        f"fit, with batches of {_listed(LONG_BATCH_SIZES)} and without the engine]")  # fmt: skip
     add("--decode-tokens", type=argument_type(positive_count), metavar="TOKENS",
         help=f"how many to decode, at least 2 [{default.decode_tokens}]")  # fmt: skip
     add("--repeats", type=argument_type(positive_count), metavar="N", help=f"of everything [{default.repeats}]")
     add("--quick", action="store_true", help="a look and not a measurement: less and shorter of everything")
+    add("--profile", action="store_true", help="the time of each kernel, too")
     add("--skip", nargs="+", choices=_SKIPPABLE, default=[], help="leave this out")
     add("--json", metavar="FILE", help="write JSON, too; with - to standard output, and the table to standard error")
     return parser
@@ -60,13 +72,24 @@ def _parser() -> OptionParser:
 def _workload(parser: OptionParser, given: dict[str, Any]) -> Workload:
     """Take the workload's options out of what was given."""
     base = QUICK if given.pop("quick") else Workload()
-    names = {"prefills": "prefill", "batch_sizes": "batch_sizes", "contexts": "contexts",
-             "decode_tokens": "decode_tokens", "repeats": "repeats"}  # fmt: skip
-    values = {field: given.pop(option) for field, option in names.items()}
+    batch_sizes, contexts = given.pop("batch_sizes"), given.pop("contexts")
+    values: dict[str, Any] = {"prefills": given.pop("prefill"), "profile": given.pop("profile")}
+    values |= {name: given.pop(name) for name in ("decode_tokens", "repeats")}
+    if batch_sizes is not None or contexts is not None:
+        sizes = batch_sizes or sorted({decode.batch_size for decode in base.decodes})
+        values["decodes"] = decodes_of(sizes, contexts or sorted({decode.context for decode in base.decodes}))
+        if contexts is not None:
+            values["long_decodes"] = ()
+        elif base.long_decodes:
+            values["long_decodes"] = decodes_of([size for size in sizes if size in LONG_BATCH_SIZES], LONG_CONTEXTS)
     workload = replace(base, **{field: value for field, value in values.items() if value is not None})
     if workload.decode_tokens < 2:
         parser.error("--decode-tokens must be at least 2: the time between tokens is what is measured")
     return workload
+
+
+def _listed(items: Iterable[object]) -> str:
+    return ",".join(map(str, items))
 
 
 def _say(what: str) -> None:

@@ -11,40 +11,43 @@ from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.request import FinishReason, Request, SamplingParams
 from tidewheel.engine.stream import RequestStream
-from tidewheel.server.bench.workload import Workload
+from tidewheel.server.bench.workload import Decode, Workload
 
 Arrivals = list[tuple[float, int]]  # when, in seconds, and how many tokens
 
 
 async def decode_rates(
     engine: Engine, workload: Workload, vocab_size: int, seed: int
-) -> dict[tuple[int, int], list[float] | None]:
-    """Tokens a second by `(batch size, context)`, one for each repeat. The engine is started, and stopped in the end.
+) -> dict[Decode, list[float] | None]:
+    """Tokens a second of the workload's `decodes`, one for each repeat. The engine is started, and stopped in the end.
 
     Only the time when all sequences decode counts: from the last one's first token to the first one's last. None
     where there was no such time.
     """
-    shape = (max(workload.batch_sizes), max(workload.contexts))
+    contexts = sorted({decode.context for decode in workload.decodes})
+    batch_sizes = sorted({decode.batch_size for decode in workload.decodes})
+    shape = (batch_sizes[-1], contexts[-1])
     prompts = np.random.default_rng(seed).integers(vocab_size, size=shape, dtype=np.int32)
-    rates: dict[tuple[int, int], list[float] | None] = {}
+    rates: dict[Decode, list[float] | None] = {}
     engine.start()
     try:
-        for context in workload.contexts:
+        for context in contexts:
             # From here on the prefix cache has the prompts, if there is one: the repeats take much less time.
-            await _generate(engine, prompts[:, :context].tolist(), 1)
-            for batch_size in workload.batch_sizes:
+            await generate(engine, prompts[:, :context].tolist(), 1)
+            for batch_size in batch_sizes:
                 measured = []
                 for _ in range(workload.repeats):
-                    arrivals = await _generate(engine, prompts[:batch_size, :context].tolist(), workload.decode_tokens)
-                    measured.append(_common_rate(arrivals))
+                    arrivals = await generate(engine, prompts[:batch_size, :context].tolist(), workload.decode_tokens)
+                    measured.append(common_rate(arrivals))
                 found = [rate for rate in measured if rate is not None]
-                rates[batch_size, context] = found or None
+                rates[Decode(batch_size, context)] = found or None
     finally:
         await engine.stop()
     return rates
 
 
-async def _generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[Arrivals]:
+async def generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[Arrivals]:
+    """Decode exactly `num_tokens` after each of the prompts (token ids), all together: when tokens arrived."""
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     streams = [engine.submit(Request(f"bench-{i}", prompt, sampling)) for i, prompt in enumerate(prompts)]
     return list(await asyncio.gather(*(_read(stream) for stream in streams)))
@@ -60,7 +63,7 @@ async def _read(stream: RequestStream) -> Arrivals:
     return arrivals
 
 
-def _common_rate(sequences: list[Arrivals]) -> float | None:
+def common_rate(sequences: list[Arrivals]) -> float | None:
     """Tokens a second over the time in which all sequences were decoding; None if there was none."""
     start = max(arrivals[0][0] for arrivals in sequences)
     end = min(arrivals[-1][0] for arrivals in sequences)

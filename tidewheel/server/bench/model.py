@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
-from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Device, DType, Executor, ExecutorOptions, WeightSource
+from tidewheel.engine.devices.base import DType, Executor
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.launch import EngineOptions, OpenedModel, open_model
 from tidewheel.engine.memory import available_memory_bytes
-from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
-from tidewheel.engine.weights import open_weights, read_config, resolve
-from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype
-from tidewheel.server.bench.workload import Workload, check_fits
-from tidewheel.server.options import ModelOptions
-from tidewheel.server.serve import DEMO_MODEL, DEMO_MODEL_NAME
+from tidewheel.engine.weights.dtypes import STORAGE
+from tidewheel.server.bench.device_runs import Profiler
+from tidewheel.server.bench.workload import Room, Workload
 
 _GIB = 2**30
+_TORCH_COMPUTES_IN: DType = "float32"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model that the workload fits. `compute_dtype` is what the device multiplies in."""
+    """A model and as much of the workload as fits it. `weight_format` is what the device multiplies."""
 
-    name: str
-    spec: DecoderSpec
-    weights: WeightSource
-    device: Device
-    dtype: DType
-    compute_dtype: DType
-    kv_cache_dtype: DType
-    tokenizer_folder: Path
+    opened: OpenedModel
+    options: EngineOptions
+    workload: Workload
+    weight_format: str
     max_model_len: int
     kv_cache_bytes: int
-    kv_bytes_per_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,72 +37,60 @@ class LoadedModel:
     executor: Executor
     weight_bytes: int
     num_threads: int
+    profiler: Profiler | None
 
 
-def plan(options: ModelOptions, workload: Workload) -> Plan:
+def plan(options: EngineOptions, workload: Workload) -> Plan:
     """Find the model and see that the workload fits. Raises ModelError and DeviceError, saying what to change."""
-    with_weights = options.load_format != "dummy"
-    folder = resolve(options.model or str(DEMO_MODEL), options.revision, options.download_dir, with_weights)
-    description = describe(read_config(folder), options.max_model_len)
-    spec = description.spec
-    device = get_device(options.device)
-    weights = open_weights(folder, description, options.load_format, options.seed)
-    dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else parse_dtype(options.dtype)
-    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_dtype(options.kv_cache_dtype)
-    compute_dtype: DType = "float32" if device.name == "torch" else dtype
-    kv_bytes_per_token = device.kv_bytes_per_token(spec, kv_cache_dtype)
-    longest_context = options.max_model_len or spec.max_positions
-    kv_cache_bytes = check_fits(
-        workload,
-        longest_context=longest_context,
-        kv_bytes_per_token=kv_bytes_per_token,
-        weight_bytes=_parameters(spec) * STORAGE[compute_dtype].itemsize,
+    opened = open_model(options)
+    on_torch = opened.device.name == "torch"
+    weight_format = opened.quantization.method if opened.quantization else opened.dtype
+    room = Room(
+        longest_context=options.max_model_len or opened.spec.max_positions,
+        kv_bytes_per_token=opened.kv_bytes_per_token,
+        weight_bytes=_torch_bytes(opened.spec) if on_torch else opened.weight_bytes,
         kv_cache_limit_bytes=None if options.kv_cache_space is None else int(options.kv_cache_space * _GIB),
         available_bytes=available_memory_bytes(),
     )
-    tokenizer_folder = folder
-    if options.tokenizer is not None:
-        tokenizer_folder = resolve(options.tokenizer, None, options.download_dir, with_weights=False)
+    fitting = room.fit(workload)
     return Plan(
-        name=options.model or DEMO_MODEL_NAME,
-        spec=spec,
-        weights=weights,
-        device=device,
-        dtype=dtype,
-        compute_dtype=compute_dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        tokenizer_folder=tokenizer_folder,
-        max_model_len=longest_context,
-        kv_cache_bytes=kv_cache_bytes,
-        kv_bytes_per_token=kv_bytes_per_token,
+        opened=opened,
+        options=options,
+        workload=fitting,
+        weight_format=_TORCH_COMPUTES_IN if on_torch else weight_format,
+        max_model_len=room.longest_context,
+        kv_cache_bytes=room.kv_bytes(fitting),
     )
 
 
-def load(planned: Plan, options: ModelOptions, workload: Workload) -> LoadedModel:
-    """Load it. A step may have as many sequences and decoded tokens as the workload needs, whatever the options say."""
-    executor = planned.device.load(
-        planned.spec,
-        planned.weights,
-        ExecutorOptions(
-            dtype=planned.dtype,
-            kv_cache_bytes=planned.kv_cache_bytes,
-            max_model_len=planned.max_model_len,
-            max_num_seqs=max(options.max_num_seqs, workload.most_sequences),
-            max_num_batched_tokens=max(options.max_num_batched_tokens, workload.most_sequences),
-            threads_bind=options.threads_bind,
-            kv_cache_dtype=planned.kv_cache_dtype,
-        ),
+def load(planned: Plan) -> LoadedModel:
+    """Load it. A step may have as many sequences and decoded tokens as the workload needs, whatever the options say.
+
+    Raises DeviceError if a profile is wanted of a device that has none.
+    """
+    opened, options, workload = planned.opened, planned.options, planned.workload
+    executor = opened.load(
+        options,
+        kv_cache_bytes=planned.kv_cache_bytes,
+        max_model_len=planned.max_model_len,
+        max_num_seqs=max(options.max_num_seqs, workload.most_sequences),
+        max_num_batched_tokens=max(options.max_num_batched_tokens, workload.most_sequences),
     )
-    if planned.device.name == "torch":
+    native = getattr(executor, "native", None)
+    profiler = native if workload.profile and isinstance(native, Profiler) else None
+    if workload.profile and profiler is None:
+        executor.close()
+        raise DeviceError(f"--profile is not supported by the {opened.device.name} device")
+    if opened.device.name == "torch":
         import torch
 
-        weight_bytes = _parameters(planned.spec) * STORAGE[planned.compute_dtype].itemsize
-        return LoadedModel(executor, weight_bytes, torch.get_num_threads())
+        return LoadedModel(executor, _torch_bytes(opened.spec), torch.get_num_threads(), profiler)
     from tidewheel.engine.devices.cpu import CpuExecutor
 
     assert isinstance(executor, CpuExecutor)
-    return LoadedModel(executor, executor.native.weight_bytes, executor.native.num_threads)
+    return LoadedModel(executor, executor.native.weight_bytes, executor.native.num_threads, profiler)
 
 
-def _parameters(spec: DecoderSpec) -> int:
-    return sum(math.prod(shape) for shape in tensor_shapes(spec).values())
+def _torch_bytes(spec: DecoderSpec) -> int:
+    parameters = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
+    return parameters * STORAGE[_TORCH_COMPUTES_IN].itemsize

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tidewheel.server.bench import text
 from tidewheel.server.bench.ceilings import MEMORY
 from tidewheel.server.bench.costs import BYTES_COUNTED, FLOPS_COUNTED
 from tidewheel.server.bench.spread import Spread
@@ -47,6 +47,30 @@ class MachineFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelResult:
+    """A kernel's part in a phase's steps; `share` is of their time. Rates are None where no work is counted."""
+
+    name: str
+    calls_per_step: float
+    ms_per_step: float
+    share: float
+    flops_per_second: float | None
+    compute_fraction: float | None
+    bytes_per_second: float | None
+    memory_fraction: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One run of a phase that was recorded. `other_ms_per_step` is in no kernel."""
+
+    steps: int
+    ms_per_step: float
+    other_ms_per_step: float
+    kernels: list[KernelResult]
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillResult:
     """`prompts` of `tokens` each. Rates are the device's, without an engine; fractions are of `compute_ceiling`."""
 
@@ -55,6 +79,7 @@ class PrefillResult:
     tokens_per_second: Spread
     flops_per_second: float
     compute_fraction: float | None
+    profile: Profile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +94,7 @@ class DecodeResult:
     memory_fraction: float | None
     flops_per_second: float
     compute_fraction: float | None
+    profile: Profile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +139,48 @@ def render(report: Report) -> str:
     compute, _ = _CEILING_UNITS[report.compute_ceiling]
     prefill = [["prompts", "tokens/s", "GFLOP/s", f"of {compute}"]]
     for p in report.prefill:
-        arithmetic = [f"{p.flops_per_second / 1e9:.0f}", _share(p.compute_fraction)]
-        prefill.append([f"{p.prompts} x {p.tokens}", _spread(p.tokens_per_second), *arithmetic])
+        arithmetic = [f"{p.flops_per_second / 1e9:.0f}", text.share(p.compute_fraction)]
+        prefill.append([f"{p.prompts} x {p.tokens}", text.spread(p.tokens_per_second), *arithmetic])
     decode = [["batch", "context", "tokens/s", "with the engine", "GB/s", "of memory", "GFLOP/s", f"of {compute}"]]
     for d in report.decode:
-        engine = "-" if d.engine_tokens_per_second is None else _spread(d.engine_tokens_per_second)
-        memory = [f"{d.bytes_per_second / 1e9:.1f}", _share(d.memory_fraction)]
-        arithmetic = [f"{d.flops_per_second / 1e9:.0f}", _share(d.compute_fraction)]
-        decode.append([str(d.batch_size), str(d.context), _spread(d.tokens_per_second), engine, *memory, *arithmetic])
+        engine = "-" if d.engine_tokens_per_second is None else text.spread(d.engine_tokens_per_second)
+        memory = [f"{d.bytes_per_second / 1e9:.1f}", text.share(d.memory_fraction)]
+        arithmetic = [f"{d.flops_per_second / 1e9:.0f}", text.share(d.compute_fraction)]
+        device = text.spread(d.tokens_per_second)
+        decode.append([str(d.batch_size), str(d.context), device, engine, *memory, *arithmetic])
     parts = [
-        _facts([*_heading(report), *_ceilings(report.ceilings)]),
-        "Prefill\n" + _table(prefill),
-        f"Decode, {report.decode_tokens} tokens a sequence\n" + _table(decode),
-        _facts([*_startup(report.startup), *_memory(report.memory)]),
+        text.facts([*_heading(report), *_ceilings(report.ceilings)]),
+        "Prefill\n" + text.table(prefill),
+        f"Decode, {report.decode_tokens} tokens a sequence\n" + text.table(decode),
+        *_profiles(report, compute),
+        text.facts([*_startup(report.startup), *_memory(report.memory)]),
         "".join(f"{line}\n" for line in (_explained(report), FLOPS_COUNTED, BYTES_COUNTED)),
     ]
     if report.notes:
         parts.append("".join(f"note: {note}\n" for note in report.notes))
     return "\n".join(parts)
+
+
+def _profiles(report: Report, compute: str) -> list[str]:
+    phases = [(f"prefill {p.prompts} x {p.tokens}", p.profile) for p in report.prefill]
+    phases += [(f"decode batch {d.batch_size}, context {d.context}", d.profile) for d in report.decode]
+    return [_profile(f"Kernels of {name}", profile, compute) for name, profile in phases if profile is not None]
+
+
+def _profile(title: str, profile: Profile, compute: str) -> str:
+    rows = [["kernel", "calls", "ms", "share", "GFLOP/s", f"of {compute}", "GB/s", "of memory"]]
+    for kernel in profile.kernels:
+        arithmetic = [_billions(kernel.flops_per_second), text.share(kernel.compute_fraction)]
+        memory = [_billions(kernel.bytes_per_second), text.share(kernel.memory_fraction)]
+        time = [text.figure(kernel.calls_per_step), text.figure(kernel.ms_per_step), text.share(kernel.share)]
+        rows.append([kernel.name, *time, *arithmetic, *memory])
+    other = [text.figure(profile.other_ms_per_step), text.share(profile.other_ms_per_step / profile.ms_per_step)]
+    rows += [["other", "-", *other, *"----"], ["all", "-", text.figure(profile.ms_per_step), "1.00", *"----"]]
+    return f"{title}, a step\n{text.table(rows)}"
+
+
+def _billions(rate: float | None) -> str:
+    return "-" if rate is None else text.figure(rate / 1e9)
 
 
 def _heading(report: Report) -> list[tuple[str, str]]:
@@ -145,7 +195,7 @@ def _heading(report: Report) -> list[tuple[str, str]]:
     return [
         ("model", f"{model.name} ({model.family}), {model.parameters / 1e6:.1f} M parameters"),
         ("shape", shape),
-        ("weights", f"{model.dtype}, {_size(model.weight_bytes)}; KV cache {model.kv_bytes_per_token} bytes a token"),
+        ("weights", f"{model.dtype}, {text.size(model.weight_bytes)}; KV: {model.kv_bytes_per_token} bytes a token"),
         ("device", f"{machine.device}{isa}, {machine.threads} threads{where}, {machine.cpu_model}"),
     ]
 
@@ -154,14 +204,15 @@ def _ceilings(ceilings: dict[str, Spread] | None) -> list[tuple[str, str]]:
     if ceilings is None:
         return []
     return [
-        (f"{what} ceiling", f"{_spread(ceilings[name], 1e9)} {unit}") for name, (what, unit) in _CEILING_UNITS.items()
+        (f"{what} ceiling", f"{text.spread(ceilings[name], 1e9)} {unit}")
+        for name, (what, unit) in _CEILING_UNITS.items()
     ]
 
 
 def _startup(startup: Startup | None) -> list[tuple[str, str]]:
     if startup is None:
         return []
-    seconds = _spread(startup.seconds)
+    seconds = text.spread(startup.seconds)
     return [("start-up", f"{seconds} s, from the start of a `tidewheel serve` process to /health answering 200")]
 
 
@@ -171,7 +222,7 @@ def _memory(memory: MemoryUse) -> list[tuple[str, str]]:
         (memory.server_peak, "its peak until then"),
         (memory.bench_peak, "this benchmark's peak"),
     ]
-    known = [f"{_size(amount)} {what}" for amount, what in amounts if amount is not None]
+    known = [f"{text.size(amount)} {what}" for amount, what in amounts if amount is not None]
     return [("memory resident", ", ".join(known))] if known else []
 
 
@@ -179,28 +230,3 @@ def _explained(report: Report) -> str:
     spread = "" if report.repeats == 1 else f"medians of {report.repeats} repeats (least..most); "
     shares = "" if report.ceilings is None else "shares are of the higher of the ceilings measured before and after; "
     return f"{spread}{shares}device alone but for what is said to be with the engine"
-
-
-def _spread(spread: Spread, unit: float = 1.0) -> str:
-    values = [value / unit for value in (spread.median, spread.min, spread.max)]
-    median, least, most = (f"{value:.0f}" if values[0] >= 100 else f"{value:.3g}" for value in values)
-    return median if least == most else f"{median} ({least}..{most})"
-
-
-def _share(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction:.2f}"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:.0f} MB"
-
-
-def _facts(facts: Sequence[tuple[str, str]]) -> str:
-    width = max((len(name) for name, _ in facts), default=0)
-    return "".join(f"{name:{width}}  {value}\n" for name, value in facts)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "".join(f"  {line}\n" for line in lines)

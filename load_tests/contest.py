@@ -1,0 +1,214 @@
+"""Peers that take turns: what each is, its runner's process, and the figures that come out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes.util import find_library
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from peer_runners.job import Arrivals, Job, Scenario
+
+from tidewheel.server.bench.engine_runs import common_rate
+from tidewheel.server.bench.spread import Spread
+
+READY = "start to ready"
+RUNNERS = Path(__file__).with_name("peer_runners")
+
+
+class RunError(Exception):
+    """A runner that cannot do its job, in its own last words."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A program to measure. `formats` are the weights that it is measured with unless others are asked for.
+
+    `preload` are libraries that its makers want in LD_PRELOAD: those that are found are put there.
+    """
+
+    name: str
+    formats: tuple[str, ...]
+    reads_gguf: bool = False
+    preload: tuple[str, ...] = ()
+
+    @property
+    def runner(self) -> Path:
+        """The script that its own interpreter runs."""
+        return RUNNERS / f"run_{self.name.replace('-', '_')}.py"
+
+
+@dataclass
+class Contestant:
+    """A peer with one format of weights, and what was measured of it: a figure a round for each scenario.
+
+    Figures are tokens a second; that of READY is in seconds. `python` is None for a peer that is not installed.
+    """
+
+    peer: Peer
+    weights: str
+    python: Path | None
+    version: str | None = None
+    figures: dict[str, list[float]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """As in the table."""
+        return f"{self.peer.name} {self.weights}"
+
+    def add(self, scenario: str, figure: float) -> None:
+        """Take a round's figure."""
+        self.figures.setdefault(scenario, []).append(figure)
+
+    def fail(self, why: str) -> None:
+        """Remember a failure; the same one in another round is no news."""
+        if why not in self.failures:
+            self.failures.append(why)
+
+    def spread(self, scenario: str) -> Spread | None:
+        """The figures of all rounds; None where there are none."""
+        figures = self.figures.get(scenario)
+        return Spread.of(figures) if figures else None
+
+
+def run_rounds(
+    contestants: Sequence[Contestant],
+    job_for: Callable[[Contestant], Job],
+    rounds: int,
+    timeout_s: float,
+    say: Callable[[str], None],
+) -> None:
+    """Let all contestants run in turn, `rounds` times over. `job_for` may raise RunError."""
+    for turn in range(1, rounds + 1):
+        for contestant in contestants:
+            if contestant.python is None:
+                contestant.fail(f"not run: --{contestant.peer.name} names no virtual environment")
+                continue
+            say(f"round {turn}: {contestant.name}")
+            try:
+                _run(contestant, contestant.python, job_for(contestant), timeout_s)
+            except RunError as error:
+                contestant.fail(str(error))
+
+
+def run_script(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
+    """Run a command that says nothing of interest. Raises RunError if it fails."""
+    with _process(command, "", environment, timeout_s) as lines:
+        for _ in lines:
+            pass
+
+
+def environment_of(peer: Peer, python: Path, num_threads: int) -> dict[str, str]:
+    """The environment of a peer's runner. What is for this interpreter's modules is not for another's."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
+    if found := [path for path in preloads(peer, python).values() if path is not None]:
+        environment["LD_PRELOAD"] = ":".join(found)
+    if python != Path(sys.executable):
+        environment.pop("PYTHONPATH", None)
+    return environment
+
+
+def preloads(peer: Peer, python: Path) -> dict[str, str | None]:
+    """The libraries that a peer wants in LD_PRELOAD, and where its environment or the system has them."""
+    folder = python.parent.parent
+    own = {name: next(iter(sorted(folder.glob(f"lib/**/lib{name}.so*"))), None) for name in peer.preload}
+    return {name: find_library(name) if path is None else str(path) for name, path in own.items()}
+
+
+def rate(scenario: Scenario, started: float, arrivals: list[Arrivals]) -> float:
+    """Tokens a second: of the prompts until each has its first new token, or, if there are more, of the new ones.
+
+    New tokens are counted over the time in which all sequences decode. Raises RunError if there is no such time.
+    """
+    for sequence in arrivals:
+        if (came := sum(count for _, count in sequence)) != scenario.new_tokens:
+            raise RunError(f"{scenario.name}: {came} tokens came and not {scenario.new_tokens}")
+    if scenario.new_tokens == 1:
+        return scenario.prompts * scenario.prompt_tokens / (max(sequence[0][0] for sequence in arrivals) - started)
+    decoded = common_rate(arrivals)
+    if decoded is None:
+        raise RunError(f"{scenario.name}: the first sequence was done before the last had begun")
+    return decoded
+
+
+def _run(contestant: Contestant, python: Path, job: Job, timeout_s: float) -> None:
+    scenarios = {scenario.name: scenario for scenario in job.scenarios}
+    command = [str(python), str(contestant.peer.runner)]
+    environment = environment_of(contestant.peer, python, len(job.cpus))
+    started = time.perf_counter()
+    with _process(command, json.dumps(asdict(job)), environment, timeout_s) as lines:
+        while scenarios and (line := lines.readline()):
+            try:
+                said: dict[str, Any] = json.loads(line)
+            except ValueError as error:
+                raise RunError(f"its runner said {line.strip()!r}") from error
+            if "ready" in said:
+                contestant.version = said["version"]
+                contestant.add(READY, time.perf_counter() - started)
+                continue
+            scenario = scenarios.pop(said["scenario"])
+            if "error" in said:
+                contestant.fail(f"{scenario.name}: {_last_line(said['error'])}")
+                continue
+            try:
+                contestant.add(scenario.name, rate(scenario, said["started"], said["arrivals"]))
+            except RunError as error:
+                contestant.fail(str(error))
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], stdin: str, environment: Mapping[str, str], timeout_s: float) -> Iterator[IO[str]]:
+    """A process's output, line by line. Raises RunError if it does not start, end in time, or end well."""
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RunError(f"{command[0]}: {error.strerror}") from error
+        late = threading.Timer(timeout_s, _end_group, [process.pid])
+        late.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(stdin)
+            yield process.stdout
+            status = process.wait()
+        finally:
+            timed_out = not late.is_alive()
+            late.cancel()
+            _end_group(process.pid)  # a runner may leave processes behind
+            process.wait()
+            process.stdout.close()
+        if timed_out:
+            raise RunError(f"not done after {timeout_s:g} s")
+        if status != 0:
+            log.seek(0)
+            raise RunError(_last_line(log.read()) or f"ended with status {status} and no word")
+
+
+def _end_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _last_line(output: str) -> str:
+    return (output.strip().splitlines() or [""])[-1].strip()

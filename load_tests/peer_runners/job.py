@@ -1,0 +1,101 @@
+"""What the runners share: the job that peers.py hands in, and the lines of JSON that it reads.
+
+A runner is a script for the interpreter of its peer's own environment, so this takes nothing but the standard
+library. It gets one job on standard input and writes a line when it is ready, and one for each scenario.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Arrivals = list[tuple[float, int]]  # when, in seconds of time.perf_counter(), and how many tokens
+
+STEP_TOKENS = 2048  # the most that a peer which computes several prompts together takes in one step
+
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`new_tokens` are decoded after each of `prompts` prompts of `prompt_tokens` random tokens."""
+
+    name: str
+    prompts: int
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """`weights` is what the peer calls the format, `file` the GGUF file that has it, for peers that read one.
+
+    `cache_gib` is how large a KV cache to ask for, where one has to say.
+    """
+
+    model: str
+    vocab_size: int
+    weights: str
+    file: str | None
+    cache_gib: int
+    cpus: list[int]
+    seed: int
+    scenarios: list[Scenario]
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence, in tokens."""
+        return max(scenario.prompt_tokens + scenario.new_tokens for scenario in self.scenarios)
+
+    @property
+    def most_sequences(self) -> int:
+        """The most sequences at a time."""
+        return max(scenario.prompts for scenario in self.scenarios)
+
+    def prompts(self, scenario: Scenario) -> list[list[int]]:
+        """The scenario's prompts: the same token ids for every peer, no two alike."""
+        choose = random.Random(f"{self.seed} {scenario.name}")
+        return [
+            [choose.randrange(self.vocab_size) for _ in range(scenario.prompt_tokens)] for _ in range(scenario.prompts)
+        ]
+
+
+class Peer(Protocol):
+    """A loaded model."""
+
+    version: str
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> list[Arrivals]:
+        """Decode greedily exactly `new_tokens` after each prompt, all together: when each sequence's tokens came."""
+        ...
+
+
+def run(load: Callable[[Job], Peer]) -> None:
+    """Do the job of standard input. `load` imports its peer's library, which may count its processors then."""
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not for the driver
+    given = json.load(sys.stdin)
+    job = Job(**{**given, "scenarios": [Scenario(**scenario) for scenario in given["scenarios"]]})
+    os.sched_setaffinity(0, job.cpus)
+
+    def say(**values: Any) -> None:
+        print(json.dumps(values), file=lines, flush=True)
+
+    peer = load(job)
+    say(ready=True, version=peer.version)
+    for scenario in job.scenarios:
+        try:
+            peer.generate([ids[-_WARM_UP_TOKENS:] for ids in job.prompts(scenario)], 2)
+            prompts = job.prompts(scenario)
+            started = time.perf_counter()
+            arrivals = peer.generate(prompts, scenario.new_tokens)
+            say(scenario=scenario.name, started=started, arrivals=arrivals)
+        except Exception as error:  # the other scenarios may still go well
+            say(scenario=scenario.name, error=f"{type(error).__name__}: {error}")
+    os._exit(0)  # threads and processes of the peer's own are not waited for: the driver ends what is left

@@ -1,0 +1,45 @@
+"""Tidewheel's runner: its engine, without the server around it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import job
+
+_NO_STEP_LIMIT_MS = 1e9  # no peer bounds a step's time either
+
+
+class Tidewheel:
+    """An engine that runs on an event loop of its own."""
+
+    def __init__(self, given: job.Job) -> None:
+        from tidewheel import __version__
+        from tidewheel.engine.launch import EngineOptions, load_engine
+
+        is_dtype = given.weights in ("float32", "bfloat16", "float16")
+        weights: dict[str, Any] = {"dtype" if is_dtype else "quantization": given.weights}
+        self.version = __version__
+        self._loop = asyncio.new_event_loop()
+        self._engine = load_engine(
+            EngineOptions(
+                model=given.model,
+                max_model_len=given.longest + 1,  # the engine wants room for a token after the last
+                max_num_seqs=given.most_sequences,
+                max_step_ms=_NO_STEP_LIMIT_MS,
+                enable_prefix_caching=False,
+                threads_bind=",".join(map(str, given.cpus)),
+                **weights,
+            )
+        )
+        self._engine.start(self._loop)
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> list[job.Arrivals]:
+        """Decode greedily exactly `new_tokens` after each prompt: when each sequence's tokens came."""
+        from tidewheel.server.bench.engine_runs import generate
+
+        return self._loop.run_until_complete(generate(self._engine, prompts, new_tokens))
+
+
+if __name__ == "__main__":
+    job.run(Tidewheel)

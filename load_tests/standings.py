@@ -1,0 +1,68 @@
+"""What a contest has shown: figures, Tidewheel's ratios to the best peer, and both as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from contest import READY, Contestant
+
+from tidewheel.server.bench import text
+
+BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "BF16": 16, "F16": 16,
+        "int8": 8, "int8-channel": 8, "Q8_0": 8, "int4": 4, "Q4_0": 4}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times better than the best peer Tidewheel is: above 1 is faster, or sooner ready.
+
+    `against` says which peers count: those whose weights have as many bits, or all.
+    """
+
+    weights: str
+    against: str
+    scenario: str
+    best: str
+    ratio: float
+
+
+def ratios(own: Sequence[Contestant], peers: Sequence[Contestant], scenarios: Sequence[str]) -> list[Ratio]:
+    """Each of Tidewheel's formats against the best peer, wherever both have a figure."""
+    found = []
+    for contestant in own:
+        bits = BITS.get(contestant.weights)
+        alike = [peer for peer in peers if bits is not None and BITS.get(peer.weights) == bits]
+        for against, rivals in ((f"{bits} bits", alike), ("all", peers)):
+            for scenario in scenarios:
+                mine = contestant.spread(scenario)
+                theirs = {r.name: s.median for r in rivals if (s := r.spread(scenario)) is not None}
+                if mine is None or not theirs:
+                    continue
+                best = (min if scenario == READY else max)(theirs, key=lambda name: theirs[name])
+                ratio = theirs[best] / mine.median if scenario == READY else mine.median / theirs[best]
+                found.append(Ratio(contestant.weights, against, scenario, best, ratio))
+    return found
+
+
+def figures_table(contestants: Sequence[Contestant], scenarios: Sequence[str]) -> str:
+    """A row for each contestant; a dash for what was not measured."""
+    heading = ["", "version", *(f"{name}, s" if name == READY else name for name in scenarios)]
+    rows = [[c.name, c.version or "-", *(_cell(c, scenario) for scenario in scenarios)] for c in contestants]
+    return text.table([heading, *rows])
+
+
+def ratios_table(found: Sequence[Ratio]) -> str:
+    """The ratios of one of Tidewheel's formats: a row for each scenario, a column for each group of peers."""
+    groups = list(dict.fromkeys(r.against for r in found))
+    cells = {(r.scenario, r.against): f"{r.ratio:.2f} {r.best}" for r in found}
+    rows = [
+        [scenario, *(cells.get((scenario, group), "-") for group in groups)]
+        for scenario in dict.fromkeys(r.scenario for r in found)
+    ]
+    return text.table([["", *(f"of {group}" for group in groups)], *rows])
+
+
+def _cell(contestant: Contestant, scenario: str) -> str:
+    spread = contestant.spread(scenario)
+    return "-" if spread is None else text.spread(spread)

@@ -1,0 +1,101 @@
+// A sequence in a paged cache, written by `prepare` and read back as the comments in kernels.h say it lies there.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "support.h"
+
+namespace tidewheel::test {
+
+constexpr CacheType kAllCacheTypes[] = {CacheType::kFloat32, CacheType::kBFloat16, CacheType::kFloat16,
+                                        CacheType::kFloat8E5M2, CacheType::kInt8};
+
+inline const char* name_of(CacheType type) {
+  constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "fp8_e5m2", "int8"};
+  return kNames[static_cast<int>(type)];
+}
+
+// What `prepare` does to queries and keys besides.
+struct Preparation {
+  std::vector<float> q_norm, k_norm;  // [head_dim], or empty
+  std::vector<float> cos, sin;        // [rotary pairs], the same for all tokens here
+};
+
+class CachedSequence {
+ public:
+  const Kernels& kernels;
+  const CacheType type;
+  const Heads heads;
+  const int tokens;
+  std::vector<float> qkv;
+  std::vector<int32_t> table;
+  std::vector<char> cache, queries;
+
+  CachedSequence(const Kernels& k, CacheType t, Heads h, std::vector<float> values, const Preparation& preparation = {})
+      : kernels(k), type(t), heads(h), tokens(static_cast<int>(values.size() / width())), qkv(std::move(values)),
+        table((tokens + kBlockTokens - 1) / kBlockTokens), cache((table.size() + 1) * heads.block_bytes(type), '\xff'),
+        queries(tokens * query_stride() * unit()) {
+    // The cache is full of NaN, which must not matter. Blocks are scattered: backwards, and block 0 is someone else's.
+    std::iota(table.rbegin(), table.rend(), 1);
+    for (int token = 0; token < tokens; ++token) {
+      std::vector<float> row(qkv.begin() + token * width(), qkv.begin() + (token + 1) * width());
+      kernels.prepare(type, {heads, row.data(), data(preparation.q_norm), data(preparation.k_norm), 1e-5f,
+                             data(preparation.cos), data(preparation.sin), static_cast<int>(preparation.cos.size()),
+                             queries.data() + token * query_stride() * unit(),
+                             cache.data() + table[token / kBlockTokens] * heads.block_bytes(type), token % kBlockTokens});
+    }
+  }
+
+  size_t width() const { return size_t(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim; }
+  size_t query_stride() const { return size_t(heads.num_heads) * heads.padded_dim(); }
+  int unit() const { return kernels.query_bytes[static_cast<int>(type)]; }
+
+  double q(int token, int head, int d) const {
+    const size_t index = token * query_stride() + head * heads.padded_dim() + d;
+    return unit() == 4 ? at<float>(queries.data(), index) : to_float(at<bf16>(queries.data(), index));
+  }
+  double k(int token, int kv_head, int d) const {
+    const int s = slot(token), index = pairs() ? (d / 2 * kBlockTokens + s) * 2 + d % 2 : d * kBlockTokens + s;
+    return element(token, kv_head, index) * scale(token, kv_head, 0);
+  }
+  double v(int token, int kv_head, int d) const {
+    const int dim = heads.padded_dim(), s = slot(token);
+    const int index = pairs() ? (s / 2 * dim + d) * 2 + s % 2 : s * dim + d;
+    return element(token, kv_head, dim * kBlockTokens + index) * scale(token, kv_head, 1);
+  }
+  // Of K (0) or V (1); 1 for the types that have none.
+  double scale(int token, int kv_head, int which) const {
+    if (type != CacheType::kInt8) return 1.0;
+    return at<float>(head(token, kv_head) + 2 * heads.padded_dim() * kBlockTokens, which * kBlockTokens + slot(token));
+  }
+
+ private:
+  template <typename T>
+  static T at(const char* data, size_t index) {
+    T value;
+    std::memcpy(&value, data + index * sizeof(T), sizeof(T));
+    return value;
+  }
+  static const float* data(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
+  static int slot(int token) { return token % kBlockTokens; }
+  bool pairs() const { return type != CacheType::kFloat32 && type != CacheType::kFloat16; }
+  const char* head(int token, int kv_head) const {
+    return cache.data() + table[token / kBlockTokens] * heads.block_bytes(type) + kv_head * heads.head_bytes(type);
+  }
+  double element(int token, int kv_head, int index) const {
+    const char* start = head(token, kv_head);
+    switch (type) {
+      case CacheType::kFloat32: return at<float>(start, index);
+      case CacheType::kBFloat16: return to_float(at<bf16>(start, index));
+      case CacheType::kFloat16: return to_float(at<f16>(start, index));
+      case CacheType::kFloat8E5M2: return to_float(at<e5m2>(start, index));
+      case CacheType::kInt8: return at<int8_t>(start, index);
+    }
+    return 0;
+  }
+};
+
+}  // namespace tidewheel::test
