@@ -258,6 +258,14 @@ NB_MODULE(_native, m) {
            "max_num_batched_tokens"_a, "cpus"_a)
       .def("set_weight", &set_weight, "name"_a, "array"_a, "dtype"_a)
       .def("check_complete", &Executor::check_complete)
+      .def("read_weights", &Executor::read_weights, "file"_a, "offset"_a, "checksum"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("weights_checksum", [](const Executor& self) { return self.weights().checksum(); },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("packed_weights", [](const Executor& self) {
+        const std::span<const char> bytes = self.weights().packed();
+        return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(bytes.data(), {bytes.size()}, nb::find(self));
+      })
       .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "top_ids"_a.none(),
            "top_logprobs"_a.none(), "logits"_a.none())
       .def("copy_blocks", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs) {
@@ -292,6 +300,7 @@ NB_MODULE(_native, m) {
   m.def("topology", [](const std::string& root) { return topology_dict(read_topology(root)); }, "root"_a = "/",
         "Processors and quota that this process may use.");
   m.def("parse_cpu_list", &parse_cpu_list, "text"_a, "'0-3,8' to [0, 1, 2, 3, 8].");
+  m.def("packed_version", [] { return kPackedVersion; }, "Of the layout and the content of packed weights.");
   m.def("block_tokens", [] { return kBlockTokens; }, "Tokens a KV block holds.");
   m.def("kv_bytes_per_block", [](int num_kv_heads, int head_dim, const std::string& dtype) {
     return Heads{num_kv_heads, num_kv_heads, head_dim}.block_bytes(parse_cache_type(dtype));

@@ -29,6 +29,10 @@ struct WeightFormat {
   bool zero_points = false;
 };
 
+// Of what packed weights look like and hold. Raise it with every change of layout, of order in the arena, or of the
+// numbers that quantization chooses: weights that were packed and kept under another version are not used.
+constexpr int kPackedVersion = 1;
+
 // KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V.
 // float32 and float16: K [dim][16], V [16][dim]; the others: K [dim/2][16][2], V [16/2][dim][2].
 constexpr int kBlockTokens = 16;

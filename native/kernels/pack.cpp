@@ -1,7 +1,6 @@
-// Weights from a checkpoint into panels, quantized on the way if the format says so. Quantization is plain code in a
-// fixed order, so that every ISA level stores the same integers and scales.
-#include <cmath>
-
+// Weights from a checkpoint into panels, quantized on the way if the format says so. Quantization has a column in each
+// lane: what it computes for one is the same sequence of operations whatever the vectors, so that every ISA level
+// stores the same integers and scales.
 #include "kernels/layout.h"
 #include "kernels/table.h"
 
@@ -10,8 +9,18 @@ namespace {
 
 constexpr int kLargestGroup = 128;
 
+// The steps of int4 that are tried, in parts of the one that just spans a group's values.
+constexpr float kInt4Steps[] = {1.03f, 0.96f, 0.89f, 0.82f};
+
 int packed_column(const PackArgs& args, int row) {
   return row / args.group * args.group_stride + row % args.group + args.offset;
+}
+
+// How many rows from `row` on land side by side within one block of `width` packed columns.
+int run_length(const PackArgs& args, int row, int width) {
+  int count = width - packed_column(args, row) % width;
+  if (args.group - row % args.group < count) count = args.group - row % args.group;
+  return args.row_end - row < count ? args.row_end - row : count;
 }
 
 template <typename T, typename S>
@@ -21,10 +30,7 @@ void pack_floats(const PackArgs& args) {
   const S* source = static_cast<const S*>(args.source);
   for (int begin = args.row_begin; begin < args.row_end;) {
     // Rows that land side by side in one panel are packed together, so that panel rows are written whole.
-    const int column = packed_column(args, begin);
-    int count = kPanel - column % kPanel;
-    if (args.group - begin % args.group < count) count = args.group - begin % args.group;
-    if (args.row_end - begin < count) count = args.row_end - begin;
+    const int column = packed_column(args, begin), count = run_length(args, begin, kPanel);
     T* weight = static_cast<T*>(args.weight) + (column / kPanel * steps * kPanel + column % kPanel) * kStep;
     const S* rows = source + begin * args.row_stride;
     for (int k = 0; k < args.cols; k += kStep) {
@@ -59,80 +65,103 @@ void read_group(const PackArgs& args, int row, int begin, int size, float* out) 
   for (int i = count; i < size; ++i) out[i] = 0.0f;
 }
 
-TW_INLINE float nearest(float x) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23
-  return (x + magic) - magic;
+#if defined(__clang__) || __GNUC__ >= 12
+using Four = float __attribute__((vector_size(16)));
+
+// Columns `in` [4][in_stride] become rows `out` [4][kLanes].
+TW_INLINE void transpose_four(const float* in, int in_stride, float* out) {
+  Four a, b, c, d;
+  std::memcpy(&a, in, sizeof a);
+  std::memcpy(&b, in + in_stride, sizeof b);
+  std::memcpy(&c, in + 2 * in_stride, sizeof c);
+  std::memcpy(&d, in + 3 * in_stride, sizeof d);
+  const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  const Four rows[] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                       __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+                       __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i) std::memcpy(out + i * kLanes, &rows[i], sizeof rows[i]);
+}
+#else
+TW_INLINE void transpose_four(const float* in, int in_stride, float* out) {
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) out[i * kLanes + j] = in[j * in_stride + i];
+  }
+}
+#endif
+
+// `size` consecutive inputs of `count` source rows, one a lane: `out` [size][kLanes], zeros where there is no source.
+template <typename S>
+void read_lanes(const PackArgs& args, int row, int count, int begin, int size, float* out) {
+  float rows[kLanes * kLargestGroup];
+  for (int r = 0; r < count; ++r) read_group<S>(args, row + r, begin, size, rows + r * size);
+  for (int i = count * size; i < kLanes * size; ++i) rows[i] = 0.0f;
+  for (int r = 0; r < kLanes; r += 4) {
+    for (int i = 0; i < size; i += 4) transpose_four(rows + r * size + i, size, out + i * kLanes + r);
+  }
 }
 
-TW_INLINE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+TW_INLINE F clamp(F x, float low, float high) { return min(max(x, set1(low)), set1(high)); }
 
-float largest_magnitude(const float* x, int count) {
-  float largest = 0.0f;
-  for (int i = 0; i < count; ++i) largest = largest < std::fabs(x[i]) ? std::fabs(x[i]) : largest;
-  return largest;
+// 1 / x, or 0 for 0.
+TW_INLINE F inverse_of(F x) { return select_less(zero(), abs(x), div(set1(1.0f), x), zero()); }
+
+template <typename S>
+float largest_in_row(const PackArgs& args, int row) {
+  float x[kRowGroup];
+  F largest = zero();
+  for (int i = 0; i < args.cols; i += kRowGroup) {
+    read_group<S>(args, row, i, kRowGroup, x);
+    for (int j = 0; j < kRowGroup; j += kLanes) largest = max(abs(load(x + j)), largest);
+  }
+  return hmax(largest);
 }
 
-// A scale as it is stored: the integers are chosen for the rounded one.
-float stored_scale(float scale) { return to_float(to_f16(scale)); }
+// The q from 0 to 15 for which scale * q + shift is nearest to x.
+TW_INLINE F int4_level(F x, F inverse, F shift) { return round(clamp(mul(sub(x, shift), inverse), 0.0f, 15.0f)); }
 
-void quantize_int8(const float* x, int count, float scale, uint8_t* out) {
-  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-  for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(clamp(nearest(x[i] * inverse), -127.0f, 127.0f) + 128.0f);
-}
-
-struct Int4Scale {
-  float scale, shift;
+// A group's values as a line, for a column in each lane: the slope, and the value at the middle of q, 7.5. Without zero
+// points the line passes through 0 at q = 8, and there is no middle.
+struct Int4Line {
+  F scale, middle;
 };
 
-TW_INLINE float int4_level(float x, float inverse, const Int4Scale& s) {
-  return clamp(nearest((x - s.shift) * inverse), 0.0f, 15.0f);
-}
-
-// Sum of squared errors of a group's values at one scale, in sixteen partial sums.
-float int4_error(const float* x, int count, const Int4Scale& s) {
-  const float inverse = 1.0f / s.scale;
-  float sums[16] = {};
-  for (int i = 0; i < count; i += 16) {
-    for (int j = 0; j < 16; ++j) {
-      const float error = int4_level(x[i + j], inverse, s) * s.scale + s.shift - x[i + j];
-      sums[j] += error * error;
-    }
-  }
-  float sum = 0.0f;
-  for (const float partial : sums) sum += partial;
-  return sum;
-}
-
-// The best of a few scales around the one that just spans the values: clipping the extremes a little often costs
-// less than a coarse step for all the others.
-Int4Scale find_int4_scale(const float* x, int count, bool zero_points) {
-  float low = 0.0f, high = 0.0f;
-  for (int i = 0; i < count; ++i) {
-    low = x[i] < low ? x[i] : low;
-    high = x[i] > high ? x[i] : high;
+// Of a few steps around the one that just spans the values the best is taken, because clipping the extremes a little
+// often costs less than a coarse step for all the others. For each the integers are chosen, and then the line that
+// fits the values best: over y = q - centre, which has the slope sum(x y) / sum(y y) and takes sum(x y)^2 / sum(y y)
+// off the sum of squares. With zero points the line need not pass through 0: x and y count from their means.
+Int4Line find_int4_line(const float* x, int size, bool zero_points) {
+  F low = load(x), high = low, total = zero();
+  for (int i = 0; i < size; ++i) {
+    const F value = load(x + i * kLanes);
+    low = min(value, low);
+    high = max(value, high);
+    total = add(total, value);
   }
   // Without zero points 16 levels reach from -8 to 7: the longer side gets the 8, with a negative scale if it must.
-  const float longer = -low > high ? low : high;
-  const float span = zero_points ? (high - low) / 15.0f : longer / -8.0f;
-  const float middle = (low + high) / 2.0f;
-  Int4Scale best{0.0f, 0.0f};
-  float least = 0.0f;
-  for (int step = -2; step <= 9; ++step) {
-    const float scale = stored_scale(span * (1.0f - 0.03f * static_cast<float>(step)));
-    if (scale == 0.0f) continue;
-    const Int4Scale candidate{scale, zero_points ? stored_scale(middle - 7.5f * scale) : -8.0f * scale};
-    const float error = int4_error(x, count, candidate);
-    if (best.scale == 0.0f || error < least) {
-      best = candidate;
-      least = error;
+  const F longer = select_less(high, sub(zero(), low), low, high);
+  const F span = zero_points ? div(sub(high, low), set1(15.0f)) : div(longer, set1(-8.0f));
+  const F middle = zero_points ? mul(add(low, high), set1(0.5f)) : zero();
+  const F centre = set1(zero_points ? 7.5f : kNibbleZero);
+  const F mean = zero_points ? mul(total, set1(1.0f / static_cast<float>(size))) : zero();
+  Int4Line best{zero(), mean};
+  F most = set1(-1.0f);
+  for (const float part : kInt4Steps) {
+    const F step = mul(span, set1(part)), inverse = inverse_of(step), shift = sub(middle, mul(centre, step));
+    F products = zero(), squares = zero(), levels = zero();
+    for (int i = 0; i < size; ++i) {
+      const F value = load(x + i * kLanes), y = sub(int4_level(value, inverse, shift), centre);
+      products = add(products, mul(sub(value, mean), y));
+      squares = add(squares, mul(y, y));
+      levels = add(levels, y);
     }
+    const F mean_level = zero_points ? mul(levels, set1(1.0f / static_cast<float>(size))) : zero();
+    const F scale = mul(products, inverse_of(sub(squares, mul(levels, mean_level)))), gain = mul(products, scale);
+    best.scale = select_less(most, gain, scale, best.scale);
+    best.middle = select_less(most, gain, sub(mean, mul(scale, mean_level)), best.middle);
+    most = max(gain, most);
   }
   return best;
-}
-
-void quantize_int4(const float* x, int count, const Int4Scale& s, uint8_t* out) {
-  const float inverse = s.scale != 0.0f ? 1.0f / s.scale : 0.0f;
-  for (int i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(int4_level(x[i], inverse, s));
 }
 
 // Where a packed column lies: its strip, and its lane there.
@@ -151,62 +180,120 @@ TW_INLINE uint8_t* quad_at(char* values, int lane, int i) {
 }
 TW_INLINE uint8_t* nibbles_at(char* values, int lane, int i) { return quad_at(values, lane, i / 2); }
 
-void put_half(char* halves, int lane, float value) {
-  const f16 half = to_f16(value);
-  std::memcpy(halves + lane * sizeof(f16), &half, sizeof(f16));
-}
-
 float get_half(const char* halves, int lane) {
   f16 half;
   std::memcpy(&half, halves + lane * sizeof(f16), sizeof(f16));
   return to_float(half);
 }
 
-template <typename S>
-void pack_int8_channel(const WeightFormat& format, const PackArgs& args, int row) {
-  const Column column = find_column(format, args.weight, args.k, packed_column(args, row));
-  float x[kRowGroup], largest = 0.0f;
-  uint8_t q[kRowGroup];
-  for (int i = 0; i < args.cols; i += kRowGroup) {
-    read_group<S>(args, row, i, kRowGroup, x);
-    const float magnitude = largest_magnitude(x, kRowGroup);
-    largest = largest < magnitude ? magnitude : largest;
+// `count` consecutive columns of a strip, from `first` on, take lanes 0 to `count` - 1 of what is put there.
+struct Lanes {
+  Column first;
+  int count;
+
+  // Elements [kLanes] at `to` within the strip.
+  template <typename T>
+  void put(char* to, const T* from) const {
+    char* place = to + first.lane * sizeof(T);
+    if (count == kLanes) {
+      std::memcpy(place, from, sizeof(T) * kLanes);
+    } else {
+      std::memcpy(place, from, sizeof(T) * count);
+    }
   }
-  const float scale = largest / 127.0f;
-  char* scales = column.strip + size_t(row_groups(args.k)) * kRowGroup * kLanes;
-  std::memcpy(scales + column.lane * sizeof(float), &scale, sizeof(float));
+
+  // Stores numbers as float16 and returns what was stored: integers are chosen for that.
+  F put_halves(char* to, F numbers) const {
+    f16 halves[kLanes];
+    store(halves, numbers);
+    put(to, halves);
+    return load(halves);
+  }
+
+  // `bytes` [4][kLanes]: whole numbers from 0 to 255.
+  void put_quads(char* to, const float* bytes) const {
+    uint32_t quads[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const auto byte = [&](int j) { return static_cast<uint32_t>(static_cast<int>(bytes[j * kLanes + i])) << 8 * j; };
+      quads[i] = byte(0) | byte(1) | byte(2) | byte(3);
+    }
+    put(to, quads);
+  }
+
+  // `x` [kRowGroup][kLanes] as quads.
+  void put_int8(char* to, const float* x, F scale) const {
+    const F inverse = inverse_of(scale);
+    float q[kQuad * kLanes];
+    for (int i = 0; i < kRowGroup; i += kQuad) {
+      for (int b = 0; b < kQuad; ++b) {
+        const F rounded = round(clamp(mul(load(x + (i + b) * kLanes), inverse), -127.0f, 127.0f));
+        store(q + b * kLanes, add(rounded, set1(128.0f)));
+      }
+      put_quads(to + i * kLanes, q);
+    }
+  }
+
+  // `x` [size][kLanes] as nibbles.
+  void put_int4(char* to, const float* x, int size, F scale, F shift) const {
+    const F inverse = inverse_of(scale);
+    float q[kQuad * kLanes];
+    for (int i = 0; i < size; i += 2 * kQuad) {
+      for (int b = 0; b < kQuad; ++b) {
+        const float* low = x + (i + b) * kLanes;
+        const F high = int4_level(load(low + kQuad * kLanes), inverse, shift);
+        store(q + b * kLanes, add(int4_level(load(low), inverse, shift), mul(high, set1(16.0f))));
+      }
+      put_quads(to + i / 2 * kLanes, q);
+    }
+  }
+};
+
+template <typename S>
+void pack_int8_channel(const PackArgs& args, int row, const Lanes& lanes) {
+  float x[kRowGroup * kLanes], scales[kLanes] = {};
+  for (int r = 0; r < lanes.count; ++r) scales[r] = largest_in_row<S>(args, row + r) / 127.0f;
+  lanes.put(lanes.first.strip + size_t(row_groups(args.k)) * kRowGroup * kLanes, scales);
   for (int i = 0; i < args.cols; i += kRowGroup) {
-    read_group<S>(args, row, i, kRowGroup, x);
-    quantize_int8(x, kRowGroup, scale, q);
-    for (int j = 0; j < kRowGroup; j += kQuad) std::memcpy(quad_at(column.strip, column.lane, i + j), q + j, kQuad);
+    read_lanes<S>(args, row, lanes.count, i, kRowGroup, x);
+    lanes.put_int8(lanes.first.strip + size_t(i) * kLanes, x, load(scales));
   }
 }
 
 template <typename S>
-void pack_groups(const WeightFormat& format, const PackArgs& args, int row) {
-  const Column column = find_column(format, args.weight, args.k, packed_column(args, row));
+void pack_groups(const WeightFormat& format, const PackArgs& args, int row, const Lanes& lanes) {
   const GroupLayout layout = GroupLayout::of(format, args.k);
-  float x[kLargestGroup];
-  uint8_t q[kLargestGroup];
+  float x[kLargestGroup * kLanes];
   for (int g = 0; g < layout.groups; ++g) {
-    read_group<S>(args, row, g * format.group, format.group, x);
-    char* scales = column.strip + layout.scale_at(g);
-    char* values = column.strip + layout.values_at(g);
+    read_lanes<S>(args, row, lanes.count, g * format.group, format.group, x);
+    char* scales = lanes.first.strip + layout.scale_at(g);
+    char* values = lanes.first.strip + layout.values_at(g);
     if (format.kind == WeightKind::kInt8) {
-      const float scale = stored_scale(largest_magnitude(x, kRowGroup) / 127.0f);
-      put_half(scales, column.lane, scale);
-      quantize_int8(x, kRowGroup, scale, q);
-      for (int j = 0; j < kRowGroup; j += kQuad) std::memcpy(quad_at(values, column.lane, j), q + j, kQuad);
+      F largest = zero();
+      for (int j = 0; j < kRowGroup; ++j) largest = max(abs(load(x + j * kLanes)), largest);
+      lanes.put_int8(values, x, lanes.put_halves(scales, div(largest, set1(127.0f))));
       continue;
     }
-    const Int4Scale s = find_int4_scale(x, format.group, format.zero_points);
-    put_half(scales, column.lane, s.scale);
-    if (format.zero_points) put_half(scales + layout.shift_bytes, column.lane, s.shift);
-    quantize_int4(x, format.group, s, q);
-    for (int j = 0; j < format.group; j += 2 * kQuad) {
-      uint8_t* bytes = nibbles_at(values, column.lane, j);
-      for (int b = 0; b < kQuad; ++b) bytes[b] = static_cast<uint8_t>(q[j + b] | q[j + kQuad + b] << 4);
+    const Int4Line line = find_int4_line(x, format.group, format.zero_points);
+    const F scale = lanes.put_halves(scales, line.scale);
+    F shift = mul(set1(-kNibbleZero), scale);
+    if (format.zero_points) {
+      shift = lanes.put_halves(scales + layout.shift_bytes, sub(line.middle, mul(set1(7.5f), scale)));
     }
+    lanes.put_int4(values, x, format.group, scale, shift);
+  }
+}
+
+template <typename S>
+void pack_integers(const WeightFormat& format, const PackArgs& args) {
+  for (int row = args.row_begin; row < args.row_end;) {
+    const Column first = find_column(format, args.weight, args.k, packed_column(args, row));
+    const Lanes lanes{first, run_length(args, row, kLanes)};
+    if (format.kind == WeightKind::kInt8Channel) {
+      pack_int8_channel<S>(args, row, lanes);
+    } else {
+      pack_groups<S>(format, args, row, lanes);
+    }
+    row += lanes.count;
   }
 }
 
@@ -216,13 +303,7 @@ void pack_from(const WeightFormat& format, const PackArgs& args) {
     case WeightKind::kFloat32: return pack_floats<float, S>(args);
     case WeightKind::kBFloat16: return pack_floats<bf16, S>(args);
     case WeightKind::kFloat16: return pack_floats<f16, S>(args);
-    case WeightKind::kInt8Channel:
-      for (int row = args.row_begin; row < args.row_end; ++row) pack_int8_channel<S>(format, args, row);
-      return;
-    case WeightKind::kInt8:
-    case WeightKind::kInt4:
-      for (int row = args.row_begin; row < args.row_end; ++row) pack_groups<S>(format, args, row);
-      return;
+    default: return pack_integers<S>(format, args);
   }
 }
 
@@ -237,9 +318,12 @@ void unpack_floats(const void* weight, int k, int row, float* out) {
 void unpack_integers(const WeightFormat& format, const void* weight, int k, int row, float* out) {
   const Column column = find_column(format, const_cast<void*>(weight), k, row);
   if (format.kind == WeightKind::kInt8Channel) {
+    const char* scales = column.strip + size_t(row_groups(k)) * kRowGroup * kLanes;
     float scale;
-    std::memcpy(&scale, column.strip + (size_t(row_groups(k)) * kRowGroup * kLanes + column.lane * sizeof(float)), sizeof(float));
-    for (int i = 0; i < k; ++i) out[i] = scale * static_cast<float>(quad_at(column.strip, column.lane, i)[i % kQuad] - 128);
+    std::memcpy(&scale, scales + column.lane * sizeof(float), sizeof(float));
+    for (int i = 0; i < k; ++i) {
+      out[i] = scale * static_cast<float>(quad_at(column.strip, column.lane, i)[i % kQuad] - 128);
+    }
     return;
   }
   const GroupLayout layout = GroupLayout::of(format, k);

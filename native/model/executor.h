@@ -39,6 +39,10 @@ class Executor {
 
   void set_weight(const std::string& name, const Source& source) { weights_.set(name, source, pool_); }
   void check_complete() const { weights_.check_complete(); }
+  bool read_weights(int file, int64_t offset, uint64_t checksum) {
+    return weights_.read_packed(file, offset, checksum, pool_);
+  }
+  const Weights& weights() const { return weights_; }
 
   // Throws std::invalid_argument before anything is touched if an array does not fit the model, the cache or the others.
   void step(const Step& step);
@@ -46,7 +50,7 @@ class Executor {
 
   int vocab_size() const { return config_.vocab_size; }
   Profile& profile() { return profile_; }
-  size_t weight_bytes() const { return weights_.bytes(); }
+  size_t weight_bytes() const { return weights_.packed().size(); }
   size_t cache_bytes() const { return cache_.bytes(); }
   int num_threads() const { return pool_.size(); }
   void pin_caller() const { pool_.pin_caller(); }

@@ -49,7 +49,16 @@ class Weights {
   // Throws std::invalid_argument, naming a tensor that was never set.
   void check_complete() const;
 
-  size_t bytes() const { return arena_.bytes(); }
+  // All packed weights, one run of bytes. What they hold is a function of what was set, the formats, the ISA level and
+  // kPackedVersion.
+  std::span<const char> packed() const { return {arena_.data(), arena_.bytes()}; }
+
+  // In place of `set`: takes packed weights from a file, `offset` bytes behind its start, with all of the pool. False
+  // if they cannot be read or their checksum is another; then everything is as before and must be set.
+  bool read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool);
+
+  // Of `packed`, on the calling thread alone.
+  uint64_t checksum() const;
 
   Linear embed, positions, project_in, project_out, head;
   Norm final_norm;

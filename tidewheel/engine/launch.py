@@ -45,6 +45,7 @@ class EngineOptions:
     quantization: str | None = None
     quantization_group_size: int | None = None
     quantization_zero_points: bool = False
+    cache_dir: str | None = None
     kv_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
@@ -98,6 +99,7 @@ class OpenedModel:
                 threads_bind=options.threads_bind,
                 kv_cache_dtype=self.kv_cache_dtype,
                 quantization=self.quantization,
+                cache_dir=options.cache_dir,
             ),
         )
 

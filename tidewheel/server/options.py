@@ -137,6 +137,11 @@ class ModelOptions:
         None, "inputs that share a scale in int4 weights: 32, 64 or 128 [32]", parse=positive_count, metavar="N"
     )
     quantization_zero_points: bool = option(False, "int4 weights with zero points")
+    cache_dir: str | None = option(
+        None,
+        "keep weights here as they lie in memory, for faster starts; any file there may be deleted [none are kept]",
+        metavar="FOLDER",
+    )
     kv_cache_dtype: str = option(
         "auto",
         "the type of K and V in the cache (fp8 is fp8_e5m2); auto is as the weights",

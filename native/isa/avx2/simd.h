@@ -44,6 +44,9 @@ TW_INLINE F div(F a, F b) { return {_mm256_div_ps(a.v, b.v)}; }
 TW_INLINE F abs(F a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
 TW_INLINE F max(F a, F b) { return {_mm256_max_ps(a.v, b.v)}; }
 TW_INLINE F min(F a, F b) { return {_mm256_min_ps(a.v, b.v)}; }
+TW_INLINE F select_less(F a, F b, F x, F y) {
+  return {_mm256_blendv_ps(y.v, x.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ))};
+}
 TW_INLINE F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 TW_INLINE F round(F a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 TW_INLINE F pow2(F n) {

@@ -48,6 +48,9 @@ TW_INLINE F div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
 TW_INLINE F abs(F a) { return {_mm512_abs_ps(a.v)}; }
 TW_INLINE F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
 TW_INLINE F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+TW_INLINE F select_less(F a, F b, F x, F y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
 TW_INLINE F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 TW_INLINE F round(F a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 TW_INLINE F pow2(F n) {

@@ -29,9 +29,11 @@ TW_INLINE F add(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] + b.v[i]; return r; }
 TW_INLINE F sub(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] - b.v[i]; return r; }
 TW_INLINE F mul(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] * b.v[i]; return r; }
 TW_INLINE F div(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] / b.v[i]; return r; }
-TW_INLINE F abs(F a) { F r; TW_EACH r.v[i] = a.v[i] < 0.0f ? -a.v[i] : a.v[i]; return r; }
+TW_INLINE F abs(F a) { F r; TW_EACH r.v[i] = std::fabs(a.v[i]); return r; }
 TW_INLINE F max(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return r; }
 TW_INLINE F min(F a, F b) { F r; TW_EACH r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return r; }
+// a < b ? x : y
+TW_INLINE F select_less(F a, F b, F x, F y) { F r; TW_EACH r.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i]; return r; }
 TW_INLINE F fma(F a, F b, F c) { F r; TW_EACH r.v[i] = a.v[i] * b.v[i] + c.v[i]; return r; }
 
 TW_INLINE F round(F a) {

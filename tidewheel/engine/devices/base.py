@@ -34,6 +34,8 @@ class WeightSource(Protocol):
     """All of a model's weights under Tidewheel's names (`tensor_shapes`), shapes already checked."""
 
     dtype: DType  # what most of the checkpoint is stored as; `--dtype auto` follows it
+    # What tells these weights from all others, without reading them: equal for equal content only. None: not known.
+    identity: str | None
 
     def __getitem__(self, name: str) -> WeightTensor: ...
 
@@ -59,6 +61,7 @@ class ExecutorOptions:
     threads_bind: str = "auto"
     kv_cache_dtype: KvCacheDType | None = None  # None: as `dtype`
     quantization: Quantization | None = None  # None: all weights are of `dtype`
+    cache_dir: str | None = None  # a folder for packed weights; None: none are kept
 
     @property
     def cache_dtype(self) -> KvCacheDType:

@@ -11,8 +11,9 @@ from tidewheel import _native
 from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
 from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec
+from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization
+from tidewheel.engine.weights.packed_cache import BackgroundWrite, PackedCache
 
 
 def choose_cpus(threads_bind: str) -> list[int]:
@@ -106,7 +107,7 @@ class CpuDevice:
         return block // _native.block_tokens()
 
     def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> CpuExecutor:
-        """Pack the weights and reserve the cache, whose pages appear as they are used."""
+        """Pack the weights, or take them packed from `cache_dir`; reserve the KV cache, whose pages appear with use."""
         block_bytes = self.kv_bytes_per_token(spec, options.cache_dtype) * _native.block_tokens()
         num_blocks = options.kv_cache_bytes // block_bytes
         if num_blocks < 1:
@@ -129,25 +130,39 @@ class CpuDevice:
                 options.max_num_batched_tokens,
                 choose_cpus(options.threads_bind),
             )
-            for name in weights:
-                tensor = weights[name]
-                native.set_weight(name, tensor.data, tensor.dtype)
-                weights.release(name)  # so that the checkpoint is never in memory beside the packed model
+            cache = self._packed_cache(spec, weights, options)
+            cached = cache is not None and cache.read(native)
+            if not cached:
+                for name in weights:
+                    tensor = weights[name]
+                    native.set_weight(name, tensor.data, tensor.dtype)
+                    weights.release(name)  # so that the checkpoint is never in memory beside the packed model
             native.check_complete()
         except ValueError as error:
             raise DeviceError(f"the cpu device cannot load this model: {error}") from error
         except MemoryError as error:
             raise DeviceError("not enough memory for the weights and the KV cache; lower --kv-cache-space") from error
-        return CpuExecutor(native, limits, spec.vocab_size)
+        write = BackgroundWrite(cache, native) if cache is not None and not cached else None
+        return CpuExecutor(native, limits, spec.vocab_size, write)
+
+    def _packed_cache(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> PackedCache | None:
+        if options.cache_dir is None or weights.identity is None:
+            return None
+        formats = (options.dtype, *_quantization(options.quantization))
+        shapes = tensor_shapes(spec)
+        return PackedCache(options.cache_dir, (_native.packed_version(), self.isa, *formats, shapes, weights.identity))
 
 
 class CpuExecutor:
     """A model in the native runtime. The calling thread computes too, as worker 0."""
 
-    def __init__(self, native: _native.Executor, limits: ExecutorLimits, vocab_size: int) -> None:
+    def __init__(
+        self, native: _native.Executor, limits: ExecutorLimits, vocab_size: int, write: BackgroundWrite | None = None
+    ) -> None:
         self.limits = limits
         self._native: _native.Executor | None = native
         self._vocab_size = vocab_size
+        self._write = write
         self._pinned_thread: int | None = None
 
     @property
@@ -177,7 +192,9 @@ class CpuExecutor:
         self.native.copy_blocks(np.ascontiguousarray(pairs, np.int32))
 
     def close(self) -> None:
-        """Free weights and cache and join the threads."""
+        """Free weights and cache and join the threads. Packed weights that are not written yet stay unwritten."""
+        if self._write is not None:
+            self._write.cancel()
         self._native = None
 
     def _pin_caller(self, native: _native.Executor) -> None:

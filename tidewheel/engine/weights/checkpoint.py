@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class StoredTensor:
     """A tensor as a file holds it. `dtype` is the file's word for it (F32, BF16, I32, ...); `data` its bytes."""
 
     path: Path
+    version: tuple[str, int, int, int]  # of the file: where it lies, bytes, when content and inode changed last, in ns
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[np.uint8]  # a read-only view of `file`, from byte `start` on
@@ -96,6 +98,7 @@ def _open_file(path: Path) -> Checkpoint:
         with safe_open(path, framework="numpy"):
             pass
         with path.open("rb") as opened:
+            status = os.fstat(opened.fileno())
             file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         header_bytes = int.from_bytes(file[:8], "little")
         header: dict[str, Any] = json.loads(file[8 : 8 + header_bytes])
@@ -103,11 +106,13 @@ def _open_file(path: Path) -> Checkpoint:
         raise ModelError(f"{path} is not a valid safetensors file, it may be truncated or corrupt: {error}") from error
     header.pop("__metadata__", None)
     content = np.frombuffer(file, np.uint8)
+    # The change time cannot be set: it tells apart what copying tools give equal modification times.
+    version = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     checkpoint: Checkpoint = {}
     for name, entry in header.items():
         start, stop = (8 + header_bytes + offset for offset in entry["data_offsets"])
         shape = tuple(entry["shape"])
-        checkpoint[name] = StoredTensor(path, entry["dtype"], shape, content[start:stop], file, start)
+        checkpoint[name] = StoredTensor(path, version, entry["dtype"], shape, content[start:stop], file, start)
     return checkpoint
 
 
@@ -138,11 +143,15 @@ class CheckpointWeights:
         if description.spec.tied_head:
             sources["embed.weight"] = self._tied(sources["embed.weight"], description.head_name)
         bytes_by_dtype: Counter[DType] = Counter()
+        parts = []
         for name, shape in shapes.items():
             stored = self._stored[name] = self._require(sources[name].name)
             tensor = self._tensors[name] = self._load(stored, sources[name], shape)
             bytes_by_dtype[tensor.dtype] += tensor.data.nbytes
+            place = (*stored.version, stored.start, stored.dtype, stored.shape)
+            parts.append((name, shape, *place, sources[name].transpose, sources[name].rows))
         self.dtype: DType = bytes_by_dtype.most_common(1)[0][0]
+        self.identity: str | None = json.dumps(parts)
 
     def __getitem__(self, name: str) -> WeightTensor:
         return self._tensors[name]

@@ -29,6 +29,7 @@ class DummyWeights:
 
     def __init__(self, spec: DecoderSpec, dtype: DType, seed: int = 0) -> None:
         self.dtype: DType = dtype
+        self.identity: str | None = None  # making them again costs less than keeping them
         self._shapes = tensor_shapes(spec)
         normals = np.random.default_rng(seed).standard_normal(_PERIOD, dtype=np.float32) * np.float32(_SCALE)
         largest = max(math.prod(shape) for shape in self._shapes.values())

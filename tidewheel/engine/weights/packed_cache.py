@@ -1,0 +1,140 @@
+"""Packed weights kept on disk, so that the next start neither packs nor quantizes, nor reads the checkpoint.
+
+A file holds the packed weights of one model in one format for one ISA level, under a key that says all of that. What
+cannot be used is ignored, what cannot be written is not: a cache never keeps a model from loading. Files are read into
+memory rather than mapped: they then lie in huge pages, with which decoding is up to a sixth faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+_MAGIC = b"tidewheel pack 1"
+_HEADER = struct.Struct("<16s32sQQ")  # magic, key, bytes of weights, their checksum; a CRC-32 of all that follows
+_CRC = struct.Struct("<I")
+_WEIGHTS_AT = 4096  # bytes
+_CHUNK = 8 << 20  # bytes written at once
+
+
+class PackedWeights(Protocol):
+    """A device's packed weights: the native executor's side of the cache. `_native.pyi` has the same names."""
+
+    def packed_weights(self) -> NDArray[np.uint8]: ...
+    def weights_checksum(self) -> int: ...
+    def read_weights(self, file: int, offset: int, checksum: int) -> bool: ...
+
+
+class PackedCache:
+    """The place in `folder` for what `facts` describe. Facts are JSON, and equal only for equal packed weights."""
+
+    def __init__(self, folder: str, facts: Sequence[object]) -> None:
+        self._key = hashlib.sha256(json.dumps(facts).encode()).digest()
+        self.path = Path(folder).expanduser() / f"{self._key.hex()[:32]}.packed"
+
+    def read(self, weights: PackedWeights) -> bool:
+        """Fill `weights` from the file. False, with `weights` as they were, if there is none that can be used."""
+        try:
+            with self.path.open("rb") as file:
+                checksum = self._read_header(file, weights.packed_weights().nbytes)
+                if not weights.read_weights(file.fileno(), _WEIGHTS_AT, checksum):
+                    raise ValueError("its checksum does not fit its weights")
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            logger.warning("The packed weights in %s cannot be used and will be written anew: %s", self.path, error)
+            return False
+        logger.info("Took packed weights from %s", self.path)
+        return True
+
+    def write(self, weights: PackedWeights, stopped: threading.Event) -> None:
+        """Write the file unless `stopped` is set meanwhile. What goes wrong is logged, never raised.
+
+        The file appears whole or not at all. Of several processes that want to write it, one does.
+        """
+        started = time.perf_counter()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self._write(weights, stopped):
+                seconds = time.perf_counter() - started
+                logger.info("Kept packed weights for the next start in %s (%.2f s)", self.path, seconds)
+        except OSError as error:
+            logger.warning("The packed weights could not be kept for the next start: %s", error)
+
+    def _read_header(self, file: BinaryIO, num_bytes: int) -> int:
+        """The checksum of the weights that follow. Raises ValueError if this is not the file it should be."""
+        header, crc = file.read(_HEADER.size), file.read(_CRC.size)
+        if len(header) != _HEADER.size or crc != _CRC.pack(zlib.crc32(header)):
+            raise ValueError("its header is damaged or of another kind of file")
+        magic, key, length, checksum = _HEADER.unpack(header)
+        if (magic, key, length) != (_MAGIC, self._key, num_bytes):
+            raise ValueError("it holds other weights")
+        if os.fstat(file.fileno()).st_size != _WEIGHTS_AT + length:
+            raise ValueError("it is not as long as it should be")
+        return int(checksum)
+
+    def _write(self, weights: PackedWeights, stopped: threading.Event) -> bool:
+        # There is one temporary file a key, which a writer locks: what a killed one leaves is used up by the next.
+        temporary = self.path.with_suffix(".tmp")
+        with temporary.open("ab", buffering=0) as file:  # to append: opening it must not harm what another writes
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(file.fileno()), temporary.stat()):
+                    return False  # it was finished, and renamed, before it could be locked
+            except (BlockingIOError, FileNotFoundError):
+                return False
+            try:
+                file.truncate(0)
+                content = weights.packed_weights().data
+                header = _HEADER.pack(_MAGIC, self._key, content.nbytes, weights.weights_checksum())
+                header += _CRC.pack(zlib.crc32(header))
+                _write_all(file, memoryview(header.ljust(_WEIGHTS_AT, b"\0")))
+                for start in range(0, content.nbytes, _CHUNK):
+                    if stopped.is_set():
+                        temporary.unlink()
+                        return False
+                    _write_all(file, content[start : start + _CHUNK])
+                os.fsync(file.fileno())
+                temporary.replace(self.path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+                raise
+        return True
+
+
+def _write_all(file: BinaryIO, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+class BackgroundWrite:
+    """Writes to a cache in a thread of its own: a start does not wait for the disk."""
+
+    def __init__(self, cache: PackedCache, weights: PackedWeights) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=cache.write, args=(weights, self._stopped), name="packed-cache", daemon=True
+        )
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Give up what is not written yet, and wait until the weights are no longer in use."""
+        self._stopped.set()
+        self._thread.join()
