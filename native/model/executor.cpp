@@ -8,8 +8,9 @@
 namespace tidewheel {
 namespace {
 
-// Tiles of rows that one GEMM task takes: they stay in the second-level cache while the task's panels pass by.
-constexpr int kTilesPerTask = 10;
+// Packed rows that GEMM keeps in the second-level cache while panels pass by: the more, the less often each panel comes
+// from memory.
+static const size_t kRowBlockBytes = getenv("RB") ? atoi(getenv("RB"))*1024 : 512*1024;
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
 constexpr int64_t kMostPackedAlone = 8192;
 
@@ -191,15 +192,16 @@ const char* Executor::pack_rows(Worker& worker, const Linear& linear, const Rows
 void Executor::gemm(Worker& worker, const Linear& linear, const Rows& rows, const GemmOutput& output) {
   const char* x = pack_rows(worker, linear, rows);
   const int panels = (linear.n + kPanel - 1) / kPanel;
-  const int rows_per_task = kTilesPerTask * kernels_.tile_rows;
-  const int blocks = (rows.count + rows_per_task - 1) / rows_per_task;
+  const size_t tile_bytes = kernels_.row_bytes(linear.format, linear.k) * kernels_.tile_rows;
+  const int block_rows = static_cast<int>(std::max<size_t>(1, kRowBlockBytes / tile_bytes)) * kernels_.tile_rows;
+  const int blocks = (rows.count + block_rows - 1) / block_rows;
   // Panel by panel of one block of rows after the other.
   worker.share_guided(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {
     while (begin < end) {
-      const int row = static_cast<int>(begin / panels) * rows_per_task;
+      const int row = static_cast<int>(begin / panels) * block_rows;
       const int panel = static_cast<int>(begin % panels);
       const int panel_end = static_cast<int>(std::min<int64_t>(panels, panel + (end - begin)));
-      kernels_.gemm(linear.format, {x, rows.count, row, std::min(rows.count, row + rows_per_task), linear.weight, linear.k,
+      kernels_.gemm(linear.format, {x, rows.count, row, std::min(rows.count, row + block_rows), linear.weight, linear.k,
                                     linear.n, panel, panel_end, linear.bias, output.epilogue, output.activation, output.y,
                                     output.stride});
       begin += panel_end - panel;

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import models_zoo
 import pytest
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.devices.base import DType, Executor, ExecutorOptions, KvCacheDType
 from tidewheel.engine.models import describe
+from tidewheel.engine.quantization import Quantization
 from tidewheel.engine.request import FinishReason, SamplingParams
 from tidewheel.engine.weights import open_weights, read_config
 
@@ -28,41 +30,56 @@ pytest.importorskip("transformers")
 MAX_LENGTH = 64  # tokens, prompt and output together
 EOS = frozenset({0, 1, 2, 3})
 
-_DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
-_IDS = device_ids()
-_BEST = _IDS[1] if len(_IDS) > 1 else None
-_EIGHT_BITS: tuple[KvCacheDType, ...] = ("fp8_e5m2", "int8")
-# Every level with the dtype that most models come in, the best one with both, on one thread and on two; and every
-# other type of cache on two.
-SUBJECTS: list[tuple[str, DType, KvCacheDType, int]] = [("torch", "float32", "float32", 1)]
-SUBJECTS += [
-    (device, dtype, dtype, threads)
-    for device in _IDS
-    if device != "torch"
-    for dtype in (_DTYPES if device == _BEST else _DTYPES[1:])
-    for threads in (1, 2)
+
+class Subject(NamedTuple):
+    device: str
+    dtype: DType
+    kv_cache_dtype: KvCacheDType
+    threads: int
+    quantization: Quantization | None = None
+
+    def __str__(self) -> str:
+        return f"{self.device}-{self.quantization or self.dtype}-{self.kv_cache_dtype}-{self.threads}"
+
+
+_LEVELS = [device for device in device_ids() if device != "torch"]
+_QUANTIZATIONS = [
+    Quantization("int8"),
+    Quantization("int8-channel"),
+    Quantization("int4"),
+    Quantization("int4", 128, zero_points=True),
 ]
-SUBJECTS += [
-    (device, "bfloat16", cached, 2)
-    for device in _IDS
-    if device != "torch"
-    for cached in (("float16", *_EIGHT_BITS) if device == _BEST else _EIGHT_BITS)
-]
+
+
+def subjects() -> Iterator[Subject]:
+    """Every level on one thread and on two, with every type of weight and of cache; the best one with all dtypes."""
+    yield Subject("torch", "float32", "float32", 1)
+    for level in _LEVELS:
+        best = level == _LEVELS[0]
+        for threads in (1, 2):
+            yield Subject(level, "bfloat16", "bfloat16", threads)
+            if best:
+                yield Subject(level, "float32", "float32", threads)
+                yield Subject(level, "float16", "float16", threads)
+        yield Subject(level, "bfloat16", "fp8_e5m2", 2)
+        for quantization in _QUANTIZATIONS:
+            yield Subject(level, "bfloat16", "int8", 2, quantization)
 
 
 @functools.cache
-def executor(device_id: str, dtype: DType, kv_cache_dtype: KvCacheDType, threads: int) -> Executor:
+def executor(subject: Subject) -> Executor:
     folder = models_zoo.folder("llama")
     description = describe(read_config(folder), None)
-    device = make_device(device_id)
+    device = make_device(subject.device)
     options = ExecutorOptions(
-        dtype=dtype,
-        kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(description.spec, kv_cache_dtype),
+        dtype=subject.dtype,
+        kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(description.spec, subject.kv_cache_dtype),
         max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=128,
-        threads_bind="auto" if device_id == "torch" else bind(threads),
-        kv_cache_dtype=kv_cache_dtype,
+        threads_bind="auto" if subject.device == "torch" else bind(subject.threads),
+        kv_cache_dtype=subject.kv_cache_dtype,
+        quantization=subject.quantization,
     )
     return device.load(description.spec, open_weights(folder, description), options)
 
@@ -100,14 +117,12 @@ moments = st.lists(
 )
 
 
-@pytest.mark.parametrize(("device_id", "dtype", "kv_cache_dtype", "threads"), SUBJECTS)
-def test_any_company_gives_the_same_bits(
-    device_id: str, dtype: DType, kv_cache_dtype: KvCacheDType, threads: int
-) -> None:
-    subject = executor(device_id, dtype, kv_cache_dtype, threads)
+@pytest.mark.parametrize("subject", list(subjects()), ids=str)
+def test_any_company_gives_the_same_bits(subject: Subject) -> None:
+    tested, reference = executor(subject), executor(subject._replace(threads=1))
 
     @settings(
-        max_examples=4 if device_id == "torch" else 30,
+        max_examples=4 if subject.device == "torch" else 20,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -117,9 +132,9 @@ def test_any_company_gives_the_same_bits(
         arrivals: list[tuple[list[Job], list[int]]], num_blocks: int, num_seqs: int, num_tokens: int, seed: int
     ) -> None:
         limits = dataclasses.replace(
-            subject.limits, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
+            tested.limits, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
         )
-        driver = Driver(subject, MAX_LENGTH, EOS, clock=random_clock(seed), limits=limits)
+        driver = Driver(tested, MAX_LENGTH, EOS, clock=random_clock(seed), limits=limits)
         owners: dict[int, tuple[Job, int]] = {}
         for arriving, aborted in arrivals:
             for job in arriving:
@@ -129,7 +144,7 @@ def test_any_company_gives_the_same_bits(
             driver.step()
         driver.run()
         for key, (job, index) in owners.items():
-            expected = alone(executor(device_id, dtype, kv_cache_dtype, 1), MAX_LENGTH, job, index, EOS)
+            expected = alone(reference, MAX_LENGTH, job, index, EOS)
             if driver.finished[key].reason is FinishReason.ABORT:
                 expected = expected[: len(driver.sampled[key])]
             assert driver.sampled[key] == expected
