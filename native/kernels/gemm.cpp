@@ -73,6 +73,16 @@ void finish_tile(const GemmArgs& args, int panel, int row, int rows, float* tile
   }
 }
 
+// The outputs of a tile lie rows apart, where the hardware does not look ahead: they come while the tile is computed.
+void prefetch_outputs(const GemmArgs& args, int panel, int row, int rows) {
+  const bool gated = args.epilogue == Epilogue::kGated;
+  const float* y = args.y + row * args.y_stride + panel * (gated ? kHalf : kPanel);
+  for (int r = 0; r < rows; ++r, y += args.y_stride) {
+    prefetch(y);
+    if (!gated) prefetch(y + kHalf);
+  }
+}
+
 template <typename Tile, int... I>
 void gemm_with(const WeightFormat& format, const GemmArgs& args, std::integer_sequence<int, I...>) {
   static constexpr void (*kTiles[])(const WeightFormat&, const char*, const char*, int, float*) = {
@@ -83,6 +93,7 @@ void gemm_with(const WeightFormat& format, const GemmArgs& args, std::integer_se
     const char* weight = static_cast<const char*>(args.weight) + panel * weight_bytes;
     for (int row = args.row_begin; row < args.row_end; row += kTileRows) {
       const int rows = args.row_end - row < kTileRows ? args.row_end - row : kTileRows;
+      prefetch_outputs(args, panel, row, rows);
       kTiles[rows - 1](format, static_cast<const char*>(args.x) + row * x_bytes, weight, args.k, tile);
       finish_tile(args, panel, row, rows, tile);
     }

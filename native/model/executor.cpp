@@ -8,9 +8,8 @@
 namespace tidewheel {
 namespace {
 
-// Packed rows that GEMM keeps in the second-level cache while panels pass by: the more, the less often each panel comes
-// from memory.
-static const size_t kRowBlockBytes = getenv("RB") ? atoi(getenv("RB"))*1024 : 512*1024;
+// Packed rows that GEMM keeps in the second-level cache while panels pass by.
+constexpr size_t kRowBlockBytes = 192 << 10;
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
 constexpr int64_t kMostPackedAlone = 8192;
 
