@@ -141,7 +141,8 @@ struct AttentionArgs {
   float scale;              // above 0
   float softcap;            // score = softcap * tanh(score / softcap); 0: none
   const float* alibi_slopes;  // [heads], or null: score += slope * (key position - query position)
-  const char* cache;        // this layer's blocks
+  const char* cache;        // this layer's part of block 0
+  size_t block_stride;      // bytes from there to its part of block 1
   const int32_t* block_table;
   void* scratch;            // attention_scratch_bytes
   float* out;               // [tokens, out_stride], heads * head_dim used

@@ -23,7 +23,7 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
   require(shape_.num_blocks > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
           "blocks, sequences and batched tokens must all be at least 1");
   const size_t tokens = shape_.max_num_batched_tokens, rows = shape_.max_num_seqs;
-  size_t cache_bytes = 0, row_bytes = 0;
+  size_t row_bytes = 0;
   int inputs = 0;
   const auto takes_rows = [&](const Linear& linear) {
     row_bytes = std::max(row_bytes, kernels_.row_bytes(linear.format, linear.k));
@@ -40,9 +40,8 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
             "ALiBi needs a slope for each query head");
     const Layer& w = weights_.layers[i];
     for (const Linear* linear : {&w.qkv, &w.out, &w.up, &w.down}) takes_rows(*linear);
-    layer_offset_.push_back(cache_bytes);
-    block_bytes_.push_back(layer.heads().block_bytes(cache_type_));
-    cache_bytes += block_bytes_.back() * shape_.num_blocks;
+    layer_offset_.push_back(block_bytes_);
+    block_bytes_ += layer.heads().block_bytes(cache_type_);
     qkv_stride_ = std::max<size_t>(qkv_stride_, round_up(layer.qkv_size(), 16));
     query_stride_ = std::max<size_t>(query_stride_, size_t(layer.num_heads) * layer.heads().padded_dim());
     mlp_stride_ = std::max<size_t>(mlp_stride_, round_up(layer.intermediate_size, kPanel));
@@ -56,7 +55,7 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
   row_scratch_bytes_ = round_up((inputs + kRowGroup) * sizeof(float), 64);
   // A small GEMM's inputs are at least one row, and at most as many as there may be.
   scratch_stride_ = std::max(scratch_stride_, row_scratch_bytes_ + round_up(std::max(tokens, rows) * row_bytes, 64));
-  cache_ = Arena(cache_bytes);
+  cache_ = Arena(block_bytes_ * shape_.num_blocks);
   hidden_ = Arena(tokens * config_.hidden_size * sizeof(float));
   packed_ = Arena(std::max(tokens, rows) * row_bytes);
   if (config_.embedding_size != config_.hidden_size) {
@@ -252,7 +251,7 @@ void Executor::attend_to_cache(Worker& worker, const Step& step, int index) {
   const auto arguments = [&](const AttentionTask& task, int kv_head) -> AttentionArgs {
     return {heads, kv_head, queries_.data() + task.token_begin * query_stride_ * query_bytes(), query_stride_,
             task.num_tokens, step.positions[task.token_begin], config.sliding_window, config.scale, config.softcap,
-            config.alibi_slopes.empty() ? nullptr : config.alibi_slopes.data(), cache_block(index, 0),
+            config.alibi_slopes.empty() ? nullptr : config.alibi_slopes.data(), cache_block(index, 0), block_bytes_,
             step.block_tables + task.sequence * step.block_table_stride,
             scratch_.data() + worker.index() * scratch_stride_, out + task.token_begin * qkv_stride_, qkv_stride_};
   };
@@ -317,10 +316,8 @@ void Executor::copy_blocks(std::span<const int32_t> pairs) {
     if (block < 0 || block >= shape_.num_blocks) fail("block " + std::to_string(block) + " is outside the cache");
   }
   for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
-    for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
-      const char* from = cache_block(static_cast<int>(layer), pairs[i]);
-      std::copy(from, from + block_bytes_[layer], cache_block(static_cast<int>(layer), pairs[i + 1]));
-    }
+    const char* from = cache_block(0, pairs[i]);
+    std::copy(from, from + block_bytes_, cache_block(0, pairs[i + 1]));
   }
 }
 

@@ -90,7 +90,7 @@ class Executor {
     return reinterpret_cast<float*>(angles_.data()) + (size_t(rope) * shape_.max_num_batched_tokens + token) * angle_stride_;
   }
   char* cache_block(int layer, int block) const {
-    return cache_.data() + layer_offset_[layer] + size_t(block) * block_bytes_[layer];
+    return cache_.data() + size_t(block) * block_bytes_ + layer_offset_[layer];
   }
 
   const ModelConfig config_;
@@ -101,7 +101,9 @@ class Executor {
   Weights weights_;
   const Sampler sampler_;
   Arena cache_;
-  std::vector<size_t> layer_offset_, block_bytes_;
+  // A block holds all layers, so that a sequence that grows takes new memory a little at a time.
+  size_t block_bytes_ = 0;
+  std::vector<size_t> layer_offset_;
   struct Rope {
     std::vector<float> inv_freq;
     float factor;

@@ -80,7 +80,7 @@ class Attention {
     for (int kv_head = 0; kv_head < heads.num_kv_heads; ++kv_head) {
       body(AttentionArgs{heads, kv_head, sequence_.queries.data() + first * sequence_.query_stride() * sequence_.unit(),
                          sequence_.query_stride(), count, first, scoring_.window, kScale, scoring_.softcap,
-                         scoring_.slopes.empty() ? nullptr : scoring_.slopes.data(), sequence_.cache.data(),
+                         scoring_.slopes.empty() ? nullptr : scoring_.slopes.data(), sequence_.cache.data(), heads.block_bytes(sequence_.type),
                          sequence_.table.data(), scratch_.data(), out.data(), stride()});
     }
     return out;
