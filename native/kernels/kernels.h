@@ -19,8 +19,8 @@ constexpr int kRowGroup = 32;
 // How a weight is stored. Quantized ones meet activations quantized to int8:
 // kInt8: a float16 scale for every 32 inputs of a column, likewise a scale for every 32 inputs of a row.
 // kInt8Channel: a float32 scale a column, and one a row.
-// kInt4: 4 bits an input, a float16 scale for every `group` inputs of a column, w = scale * (q - 8), or
-// w = scale * (q - zero) with zero points; rows as for kInt8.
+// kInt4: 4 bits an input, a float16 scale for every `group` inputs of a column, w = scale * (q - 8), or with zero
+// points also a float16 shift, w = scale * q + shift; rows as for kInt8.
 enum class WeightKind : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt8Channel = 4, kInt4 = 5 };
 
 struct WeightFormat {
@@ -53,9 +53,8 @@ enum class Epilogue : int {
 };
 
 struct GemmArgs {
-  const void* x;       // packed rows, from row 0
-  int num_rows;        // all of them
-  int row_begin, row_end;  // row_begin is a multiple of tile_rows
+  const void* x;           // packed rows, from row 0
+  int row_begin, row_end;  // row_begin is a multiple of tile_rows, and row_end too unless it is the number of rows
   const void* weight;  // packed
   int k;
   int n;               // columns of the packed weight, a multiple of kPanel unless kStore or kAdd

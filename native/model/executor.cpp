@@ -199,7 +199,7 @@ void Executor::gemm(Worker& worker, const Linear& linear, const Rows& rows, cons
       const int row = static_cast<int>(begin / panels) * block_rows;
       const int panel = static_cast<int>(begin % panels);
       const int panel_end = static_cast<int>(std::min<int64_t>(panels, panel + (end - begin)));
-      kernels_.gemm(linear.format, {x, rows.count, row, std::min(rows.count, row + block_rows), linear.weight, linear.k,
+      kernels_.gemm(linear.format, {x, row, std::min(rows.count, row + block_rows), linear.weight, linear.k,
                                     linear.n, panel, panel_end, linear.bias, output.epilogue, output.activation, output.y,
                                     output.stride});
       begin += panel_end - panel;

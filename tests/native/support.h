@@ -87,7 +87,7 @@ struct PackedWeight {
     std::vector<char> rows(size_t(m) * kernels.row_bytes(format, k));
     std::vector<float> scratch(k + kRowGroup);
     kernels.pack_rows(format, {x.data(), size_t(k), nullptr, m, k, {}, scratch.data(), rows.data()}, 0, m);
-    kernels.gemm(format, {rows.data(), m, 0, m, bytes.data(), k, n, 0, panels(), bias, epilogue, activation, y, y_stride});
+    kernels.gemm(format, {rows.data(), 0, m, bytes.data(), k, n, 0, panels(), bias, epilogue, activation, y, y_stride});
   }
 
   std::vector<float> multiply(const std::vector<float>& x, int m) const {
