@@ -59,7 +59,7 @@ class Engine:
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
         generation_defaults: Mapping[str, float | int] | None = None,
-        max_step_ms: float = 90.0,
+        max_step_ms: float = 75.0,
         enable_prefix_caching: bool = True,
     ) -> None:
         """`max_model_len` is lowered to what the executor's KV cache can hold."""

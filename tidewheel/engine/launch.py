@@ -51,7 +51,7 @@ class EngineOptions:
     max_model_len: int | None = None
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 2048
-    max_step_ms: float = 90.0
+    max_step_ms: float = 75.0
     kv_cache_space: float | None = None
     enable_prefix_caching: bool = True
     threads_bind: str = "auto"

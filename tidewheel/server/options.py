@@ -155,7 +155,7 @@ class ModelOptions:
     max_num_seqs: int = option(128, "most sequences in one step", parse=positive_count, metavar="N")
     max_num_batched_tokens: int = option(2048, "most tokens in one step", parse=positive_count, metavar="TOKENS")
     max_step_ms: float = option(
-        90.0, "how long prompts may hold up running answers, a step", parse=positive_number, metavar="MS"
+        75.0, "how long prompts may hold up running answers, a step", parse=positive_number, metavar="MS"
     )
     kv_cache_space: float | None = option(
         None,
