@@ -100,7 +100,7 @@ void Executor::check(const Step& step) const {
   }
   for (size_t r = 0; r < rows; ++r) {
     require(step.logits_rows[r] >= 0 && step.logits_rows[r] < static_cast<int>(tokens) &&
-                (r == 0 || step.logits_rows[r] > step.logits_rows[r - 1]),
+                (r == 0 || step.logits_rows[r] >= step.logits_rows[r - 1]),
             "logits_rows must ascend within the tokens");
   }
   sampler_.check(step.sampling, rows);

@@ -14,8 +14,9 @@ from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.request import SamplingParams
-from tidewheel.engine.scheduler import Finished, Scheduler, Step
+from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence as EngineSequence
+from tidewheel.engine.step import Finished, Step
 
 Sampled = tuple[int, float | None, bytes]  # token, logprob, most likely tokens
 
@@ -59,7 +60,7 @@ class Driver:
 
     def add(self, job: Job) -> list[int]:
         """Queue a job's choices; returns their keys."""
-        keys = []
+        choices = []
         for index in range(job.sampling.n):
             sequence = EngineSequence(
                 self._keys,
@@ -74,13 +75,13 @@ class Driver:
                 max_length=self.max_length,
                 block_size=self.pool.block_size,
             )
-            self.scheduler.add(sequence)
             self.sampled[self._keys] = []
-            keys.append(self._keys)
+            choices.append(sequence)
             self._keys += 1
+        self.scheduler.add(choices)
         self._arrivals += 1
         self.scheduler.check()
-        return keys
+        return [sequence.key for sequence in choices]
 
     def abort(self, key: int) -> None:
         """End a sequence, if it has not ended."""
@@ -97,14 +98,16 @@ class Driver:
             return None
         assert self.limits is not None
         assert step.load.num_tokens <= self.limits.max_num_batched_tokens
-        assert len(step.decodes) + len(step.chunks) <= self.limits.max_num_seqs
+        assert len(step.decodes) + len(step.chunks) + step.num_starting <= self.limits.max_num_seqs
         if not self.limits.mixed_steps:
             assert not (step.decodes and step.chunks)
         if not self.limits.chunked_prefill:
             assert all(chunk.is_last for chunk in step.chunks)
         batch = self.builder.build(step)
-        rows = [s.key for s in step.decodes] + [c.sequence.key for c in step.chunks if c.is_last]
-        self._record(rows, batch)
+        if step.copies:
+            self._check_copies(step.copies)
+            self.executor.copy_blocks(np.array(step.copies, dtype=np.int32))
+        self._record([s.key for s in step.sampled], batch)
         self.steps.append(step)
         self.cost_model.observe(step.load, self.clock(step))
         for end in self.scheduler.commit(step, self._token_ids):
@@ -125,6 +128,12 @@ class Driver:
     def tokens(self, key: int) -> list[int]:
         """The tokens of a sequence so far."""
         return [token for token, _, _ in self.sampled[key]]
+
+    @staticmethod
+    def _check_copies(copies: list[tuple[int, int]]) -> None:
+        sources, targets = {a for a, _ in copies}, [b for _, b in copies]
+        assert len(set(targets)) == len(targets)
+        assert not sources & set(targets)
 
     def _record(self, rows: Sequence[int], batch: StepBatch) -> None:
         output = self.executor.step(batch)

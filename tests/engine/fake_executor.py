@@ -23,6 +23,7 @@ class FakeExecutor:
         self.vocab_size = vocab_size
         self.closed = 0
         self.num_steps = 0
+        self.num_copies = 0
         self.largest_batch = 0
         slots = limits.num_blocks * limits.block_size
         self._tokens = np.full(slots, -1, dtype=np.int32)
@@ -60,7 +61,10 @@ class FakeExecutor:
         )
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
-        raise AssertionError("full blocks are shared, never written")
+        self.num_copies += len(pairs)
+        for cached in (self._tokens, self._positions):
+            blocks = cached.reshape(-1, self.limits.block_size)
+            blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
 
     def close(self) -> None:
         self.closed += 1
@@ -97,7 +101,10 @@ class FakeExecutor:
         assert len(batch.context_len) == len(batch.block_tables) == len(lengths)
         assert (batch.positions[batch.query_start[1:] - 1] + 1 == batch.context_len).all()
         assert ((batch.block_tables >= 0) & (batch.block_tables < limits.num_blocks)).all()
-        assert (np.diff(batch.logits_rows) > 0).all()
+        written = batch.block_tables[np.repeat(np.arange(len(lengths)), lengths), batch.positions // limits.block_size]
+        slots = written * limits.block_size + batch.positions % limits.block_size
+        assert len(set(slots.tolist())) == num_tokens, "two tokens are written to one slot"
+        assert (np.diff(batch.logits_rows) >= 0).all()
         assert set(batch.logits_rows) <= set(batch.query_start[1:] - 1)
         for array, dtype in _DTYPES.items():
             value = getattr(batch, array)

@@ -215,6 +215,14 @@ def test_cached_prompt_tokens_are_reported_and_counted() -> None:
     assert stats.steps_total > 0
 
 
+def test_choices_that_share_a_prompt_have_not_found_it_in_the_cache() -> None:
+    async def scenario(engine: Engine) -> list[int]:
+        outputs = await collect(engine.submit(request(SamplingParams(max_tokens=2, n=3), tuple(range(10, 31)))))
+        return [output.num_cached_tokens for output in outputs if output.finish_reason]
+
+    assert run(make(FakeExecutor(ROOMY)), scenario) == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("bad", "param", "message"),
     [

@@ -75,7 +75,7 @@ class StepBatch:
     query_start: NDArray[np.int32]  # [S + 1]; sequence s owns tokens [query_start[s], query_start[s + 1])
     context_len: NDArray[np.int32]  # [S]
     block_tables: NDArray[np.int32]  # [S, max_blocks]; unused entries are 0
-    logits_rows: NDArray[np.int32]  # [R]; ascending indices into T
+    logits_rows: NDArray[np.int32]  # [R]; ascending indices into T, the same one for rows that start from one prompt
     sampling: SamplingBatch
     return_logits: bool = False  # for tests and tools: costs R x vocab floats
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.batch import SamplingBatch, StepBatch
-from tidewheel.engine.scheduler import Step
 from tidewheel.engine.sequence import Sequence
+from tidewheel.engine.step import Step
 
 Scalar = TypeVar("Scalar", np.int32, np.float32)
 
@@ -44,21 +44,17 @@ class BatchBuilder:
             end = start + chunk.num_tokens
             token_ids.append(chunk.sequence.tokens[start:end])
             positions.append(np.arange(start, end, dtype=np.int32))
-        last = [chunk.is_last for chunk in step.chunks]
-        sampled = np.ones(len(sequences), dtype=np.bool_)
-        sampled[num_decodes:] = last
+        rows = np.ones(len(sequences), dtype=np.int32)
+        rows[num_decodes:] = [len(chunk.sampled) for chunk in step.chunks]
         return StepBatch(
             token_ids=np.concatenate(token_ids),
             positions=np.concatenate(positions),
             query_start=query_start,
             context_len=np.concatenate([decodes.context_len, [int(p[-1]) + 1 for p in positions[1:]]], dtype=np.int32),
             block_tables=_block_tables(sequences),
-            logits_rows=query_start[1:][sampled] - 1,
-            sampling=self._sampling_with(step, sequences, sampled) if any(last) else decodes.sampling,
+            logits_rows=np.repeat(query_start[1:] - 1, rows),
+            sampling=_sampling(step.sampled) if rows[num_decodes:].any() else decodes.sampling,
         )
-
-    def _sampling_with(self, step: Step, sequences: list[Sequence], sampled: NDArray[np.bool_]) -> SamplingBatch:
-        return _sampling([sequence for sequence, is_row in zip(sequences, sampled, strict=True) if is_row])
 
     def _decode_batch(self, step: Step) -> StepBatch:
         batch, sequences = self._decodes, step.decodes
@@ -81,13 +77,13 @@ class BatchBuilder:
     @staticmethod
     def _refresh_tables(batch: StepBatch, step: Step) -> None:
         width = batch.block_tables.shape[1]
-        for row in step.grown:
+        for row in step.moved:
             sequence = step.decodes[row]
-            column = sequence.num_blocks - 1
-            if column >= width:
+            blocks = sequence.num_blocks
+            if blocks > width:
                 batch.block_tables = _block_tables(step.decodes, room=_TABLE_ROOM)
                 return
-            batch.block_tables[row, column] = sequence.block_table[column]
+            batch.block_tables[row, :blocks] = sequence.block_table[:blocks]
 
 
 def _empty_batch(count: int = 0) -> StepBatch:

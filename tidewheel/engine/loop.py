@@ -9,12 +9,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tidewheel.engine.batch import StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.request import TokenLogprob
-from tidewheel.engine.scheduler import Finished, Scheduler, Step
+from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence
+from tidewheel.engine.step import Finished, Step
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,13 @@ class Delivery:
     failure: BaseException | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The message that these sequences are not wanted any more."""
+
+    keys: list[int]
+
+
 class EngineLoop:
     """Owns scheduler, builder and executor from `start` on. Other threads only leave messages."""
 
@@ -46,7 +56,7 @@ class EngineLoop:
         self._builder = BatchBuilder()
         self._executor = executor
         self._deliver = deliver
-        self._inbox: deque[list[Sequence] | list[int] | None] = deque()
+        self._inbox: deque[list[Sequence] | Abort | None] = deque()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidewheel-engine", daemon=True)
 
@@ -54,13 +64,13 @@ class EngineLoop:
         """Start the thread."""
         self._thread.start()
 
-    def add(self, sequences: list[Sequence]) -> None:
-        """Hand over new sequences."""
-        self._post(sequences)
+    def add(self, choices: list[Sequence]) -> None:
+        """Hand over the choices of a new request."""
+        self._post(choices)
 
     def abort(self, keys: list[int]) -> None:
         """End these sequences before the next step; those that have already ended are passed over."""
-        self._post(keys)
+        self._post(Abort(keys))
 
     def stop(self) -> None:
         """Abort everything, close the executor, and end the thread."""
@@ -71,7 +81,7 @@ class EngineLoop:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _post(self, message: list[Sequence] | list[int] | None) -> None:
+    def _post(self, message: list[Sequence] | Abort | None) -> None:
         self._inbox.append(message)
         self._wake.set()
 
@@ -101,11 +111,10 @@ class EngineLoop:
                 finished += [scheduler.abort(key) for key in scheduler.unfinished]
                 running = False
                 break
-            for item in message:
-                if isinstance(item, Sequence):
-                    scheduler.add(item)
-                else:
-                    finished.append(scheduler.abort(item))
+            if isinstance(message, Abort):
+                finished += [scheduler.abort(key) for key in message.keys]
+            else:
+                scheduler.add(message)
         ended = [end for end in finished if end is not None]
         if ended:
             self._deliver(Delivery(finished=ended))
@@ -120,6 +129,8 @@ class EngineLoop:
             return
         batch = self._builder.build(step)
         started = time.perf_counter()
+        if step.copies:
+            self._executor.copy_blocks(np.array(step.copies, dtype=np.int32))
         output = self._executor.step(batch)
         scheduler.cost_model.observe(step.load, (time.perf_counter() - started) * 1e3)
         self.steps_total += 1
@@ -130,13 +141,12 @@ class EngineLoop:
 
 
 def _delivery(step: Step, output: StepOutput) -> Delivery:
-    rows = step.decodes
-    started: list[tuple[int, int]] = []
-    if step.chunks:
-        done = [chunk.sequence for chunk in step.chunks if chunk.is_last]
-        started = [(s.key, s.num_cached_tokens or 0) for s in done if s.num_tokens == s.prompt_len]
-        rows = rows + done
-    delivery = Delivery([s.key for s in rows], output.token_ids.tolist(), started=started)
+    rows = step.sampled
+    delivery = Delivery([s.key for s in rows], output.token_ids.tolist())
+    for chunk in step.chunks:
+        if chunk.sequence.num_tokens == chunk.sequence.prompt_len:
+            num_cached_tokens = chunk.sequence.num_cached_tokens or 0
+            delivery.started += [(s.key, num_cached_tokens) for s in chunk.sampled]
     if output.logprobs is not None:
         for row, sequence in enumerate(rows):
             if sequence.num_logprobs >= 0:

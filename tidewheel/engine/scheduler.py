@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.cost_model import CostModel, StepLoad
@@ -13,47 +13,10 @@ from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.request import FinishReason
 from tidewheel.engine.sampling import NO_TOKEN
 from tidewheel.engine.sequence import Sequence, SequenceState
+from tidewheel.engine.step import Chunk, Finished, Step
 
 _NO_TOKEN_ERROR = "the model gave no token that may be sampled: its logits are not finite, or all are forbidden"
 _STALE_ENTRIES = 64  # finished entries that the waiting heap may keep
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The next `num_tokens` tokens of a sequence in prefill. The one that reaches the last token samples a new one."""
-
-    sequence: Sequence
-    num_tokens: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the sequence is computed up to its last token after this chunk."""
-        return self.sequence.num_computed + self.num_tokens == self.sequence.num_tokens
-
-
-@dataclass(slots=True)
-class Step:
-    """What runs next: one token of each of `decodes`, then the chunks.
-
-    As long as `decode_version` stays the same, so do the decoding sequences, their order and their biases; `grown`
-    are the rows of `decodes` that got a new block for this step.
-    """
-
-    decodes: list[Sequence] = field(default_factory=list)
-    decode_version: int = 0
-    grown: list[int] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    load: StepLoad = field(default_factory=StepLoad)
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of the sequence `key`. `stop_reason` is the stop token that ended it, None for end of sequence."""
-
-    key: int
-    reason: FinishReason
-    stop_reason: int | None = None
-    error: str | None = None
 
 
 class Scheduler:
@@ -62,6 +25,9 @@ class Scheduler:
     Order is by priority, then arrival. When blocks run out the last in that order is preempted: it gives up its
     blocks, keeps its tokens, and is computed again when there is room. The first in order can always go on, because
     no sequence is longer than the pool; so everything ends.
+
+    The choices of a request start together from the end of its prompt, which is computed once. They share its blocks;
+    the last one, if it is not full, is copied by all but one of its holders when they first write to it.
     """
 
     def __init__(
@@ -84,6 +50,7 @@ class Scheduler:
         self._prefilling: list[Sequence] = []  # in order
         self._decoding: list[Sequence] = []  # replaced, never changed in place: steps refer to it
         self._decode_version = 0
+        self._forked: dict[int, Sequence] = {}  # by key; since the last decode, so their last blocks may be shared
         self._prefilled_last = False
 
     @property
@@ -106,12 +73,12 @@ class Scheduler:
         """The keys of all sequences that have been added and have not ended."""
         return list(self._sequences)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
-        self._sequences[sequence.key] = sequence
-        heapq.heappush(self._waiting, (sequence.order, sequence))
-        if sequence.index == 0:
-            self.prompt_tokens_total += sequence.prompt_len
+    def add(self, choices: Seq[Sequence]) -> None:
+        """Queue the choices of one request, which have one prompt."""
+        for sequence in choices:
+            self._sequences[sequence.key] = sequence
+        self.prompt_tokens_total += choices[0].prompt_len
+        self._push_with_forks(choices)
 
     def abort(self, key: int) -> Finished | None:
         """End a sequence now and free its blocks; None if it has already ended."""
@@ -146,11 +113,12 @@ class Scheduler:
             self._append(sequence, token_ids[row], finished)
             row += 1
         for chunk in step.chunks:
-            sequence, is_last = chunk.sequence, chunk.is_last
+            sequence, sampled = chunk.sequence, chunk.sampled
             sequence.num_computed += chunk.num_tokens
             self._register_full_blocks(sequence)
-            if is_last:
-                self._start_decoding(sequence)
+            if sampled:
+                self._start_decoding(sampled)
+            for sequence in sampled:
                 self._append(sequence, token_ids[row], finished)
                 row += 1
         self.generation_tokens_total += row
@@ -160,6 +128,7 @@ class Scheduler:
         """Raise AssertionError unless queues and blocks agree with each other."""
         running = self._prefilling + self._decoding
         waiting = [s for _, s in self._waiting if s.state is SequenceState.WAITING]
+        waiting += [f for s in self._sequences.values() for f in s.forks if f.state is SequenceState.WAITING]
         assert sorted(s.key for s in running + waiting) == sorted(self._sequences)
         assert all(s.state is SequenceState.PREFILLING for s in self._prefilling)
         assert all(s.state is SequenceState.DECODING for s in self._decoding)
@@ -177,19 +146,43 @@ class Scheduler:
             self._preempt(last)
 
     def _add_decodes(self, step: Step) -> None:
-        """One token of every decoding sequence, each with room for it in a block."""
+        """One token of every decoding sequence, each with room for it in a block of its own."""
         block_size = self.pool.block_size
         short = [s for s in self._decoding if s.num_tokens > s.num_blocks * block_size]
-        short.sort(key=_order)
-        for sequence in short:
-            while sequence.state is SequenceState.DECODING and self.pool.num_free == 0:
-                self._preempt(max(self._prefilling + self._decoding, key=_order))
-            if sequence.state is SequenceState.DECODING:
-                sequence.add_blocks(self.pool.allocate(1))
-        if short:
-            step.grown = [row for row, sequence in enumerate(self._decoding) if sequence in short]
+        if short or self._forked:
+            self._make_room(step)
         step.decodes, step.decode_version = self._decoding, self._decode_version
         step.load = StepLoad(len(self._decoding), sum([s.num_tokens for s in self._decoding]))
+
+    def _make_room(self, step: Step) -> None:
+        """Give new blocks to the decoding sequences that have filled theirs, and copies to those that share one."""
+        block_size = self.pool.block_size
+        while True:
+            short = [s for s in self._decoding if s.num_tokens > s.num_blocks * block_size]
+            sharing = self._sharing()
+            if len(short) + len(sharing) <= self.pool.num_free:
+                break
+            self._preempt(max(self._prefilling + self._decoding, key=_order))
+        for sequence in short:
+            sequence.add_blocks(self.pool.allocate(1))
+        for sequence in sharing:
+            last = sequence.num_blocks - 1
+            shared, own = int(sequence.block_table[last]), self.pool.allocate(1)[0]
+            step.copies.append((shared, own))
+            sequence.block_table[last] = own
+            self.pool.release([shared])
+        self._forked = {}
+        moved = {s.key for s in short} | {s.key for s in sharing}
+        step.moved = [row for row, s in enumerate(self._decoding) if s.key in moved]
+
+    def _sharing(self) -> list[Sequence]:
+        """The decoding sequences that are about to write to a block that another one will go on with."""
+        holders: dict[int, list[Sequence]] = defaultdict(list)
+        for sequence in self._forked.values():
+            # One whose last block is full gets a new one.
+            if sequence.state is SequenceState.DECODING and sequence.num_computed % self.pool.block_size:
+                holders[int(sequence.block_table[sequence.num_blocks - 1])].append(sequence)
+        return [sequence for sharing in holders.values() for sequence in sharing[1:]]
 
     def _add_chunks(self, step: Step) -> None:
         """Fill the step with prompt tokens: of prompts already begun, then of new ones, in order."""
@@ -207,7 +200,10 @@ class Scheduler:
                 continue
             cached = self._cached_blocks(sequence)
             start = len(cached) * self.pool.block_size
-            if not self._can_admit(sequence, cached) or self._chunk_size(step, sequence, start, limit_ms) == 0:
+            if (
+                not self._can_admit(sequence, cached, step.num_starting)
+                or self._chunk_size(step, sequence, start, limit_ms) == 0
+            ):
                 break
             self._admit(self._pop(), cached)
             if not self._add_chunk(step, sequence, limit_ms):
@@ -219,10 +215,11 @@ class Scheduler:
         """Run what fits of a prompt; whether all of it did, so that the next one may come."""
         start = sequence.num_computed
         tokens = self._chunk_size(step, sequence, start, limit_ms)
+        complete = start + tokens == sequence.num_tokens
         if tokens:
-            step.chunks.append(Chunk(sequence, tokens))
+            step.chunks.append(Chunk(sequence, tokens, self._startable_forks(step, sequence) if complete else ()))
             step.load = step.load.plus_chunk(start, tokens)
-        return start + tokens == sequence.num_tokens
+        return complete
 
     def _chunk_size(self, step: Step, sequence: Sequence, start: int, limit_ms: float | None) -> int:
         """How many tokens from position `start` fit in the step; with `limit_ms`, also in that time."""
@@ -236,6 +233,12 @@ class Scheduler:
             block_size = self.pool.block_size
             fitting = max((start + fitting) // block_size * block_size - start, 0) or fitting
         return min(left, room, fitting)
+
+    def _push_with_forks(self, choices: Seq[Sequence]) -> None:
+        """Queue the first of some choices to compute the prompt for all."""
+        first, *forks = choices
+        first.forks = forks
+        heapq.heappush(self._waiting, (first.order, first))
 
     def _peek(self) -> Sequence | None:
         """The first waiting sequence in order."""
@@ -262,11 +265,20 @@ class Scheduler:
             sequence.awaited = missing if missing is not None and self.pool.is_pending(missing) else None
         return sequence.awaited is not None
 
-    def _can_admit(self, sequence: Sequence, cached: list[int]) -> bool:
-        """Whether a prompt has room as a whole, with a block to spare for each running sequence to grow into."""
-        pool = self.pool
+    def _can_admit(self, sequence: Sequence, cached: list[int], num_starting: int = 0) -> bool:
+        """Whether a prompt has room as a whole, with a block to spare for each running sequence to grow into.
+
+        `num_starting` sequences will run after this step, besides those that already do.
+        """
+        pool, running = self.pool, self.num_running + num_starting
         wanted = pool.blocks_for(sequence.num_tokens) - len(cached) + pool.num_unreferenced(cached)
-        return self.num_running < self._max_num_seqs and wanted + self.num_running <= pool.num_free
+        return running < self._max_num_seqs and wanted + running <= pool.num_free
+
+    def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
+        """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
+        waiting = [fork for fork in sequence.forks if fork.state is SequenceState.WAITING]
+        running = self.num_running + step.num_starting
+        return waiting[: max(min(self._max_num_seqs, self.pool.num_free) - running, 0)]
 
     def _admit(self, sequence: Sequence, cached: list[int]) -> None:
         pool = self.pool
@@ -286,11 +298,26 @@ class Scheduler:
         sequence.state = SequenceState.PREFILLING
         insort(self._prefilling, sequence, key=_order)
 
-    def _start_decoding(self, sequence: Sequence) -> None:
+    def _start_decoding(self, sampled: list[Sequence]) -> None:
+        """A prompt is computed: its sequence goes on to decode, and so do those forks that had room."""
+        sequence, *starting = sampled
         self._prefilling.remove(sequence)
-        sequence.state = SequenceState.DECODING
-        self._decoding = [*self._decoding, sequence]
+        for fork in starting:
+            self._share_blocks(sequence, fork)
+        for started in sampled:
+            started.state = SequenceState.DECODING
+        for fork in sequence.forks:
+            if fork.state is SequenceState.WAITING:
+                heapq.heappush(self._waiting, (fork.order, fork))
+        sequence.forks = []
+        self._decoding = [*self._decoding, *sampled]
         self._decode_version += 1
+
+    def _share_blocks(self, sequence: Sequence, fork: Sequence) -> None:
+        """Let `fork` be where `sequence` is, on the same blocks."""
+        self.pool.acquire(sequence.blocks())
+        fork.become(sequence)
+        self._forked |= {sequence.key: sequence, fork.key: fork}
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
         if not self._prefix_caching:
@@ -335,6 +362,8 @@ class Scheduler:
         self._stop_running(sequence)
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.key]
+        if forks := [fork for fork in sequence.forks if fork.state is SequenceState.WAITING]:
+            self._push_with_forks(forks)
         if len(self._waiting) > 2 * self.num_waiting + _STALE_ENTRIES:
             self._waiting = [entry for entry in self._waiting if entry[1].state is SequenceState.WAITING]
             heapq.heapify(self._waiting)

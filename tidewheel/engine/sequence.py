@@ -30,7 +30,8 @@ class Sequence:
 
     `key` names the sequence in messages. The first `num_computed` of its `num_tokens` tokens are in the KV cache;
     a sequence that is not computed up to its last token is in prefill, whether those tokens came from the prompt or
-    were sampled before a preemption.
+    were sampled before a preemption. `forks` are the request's other choices, until they start from the end of the
+    prompt that this one computes.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Sequence:
         "cache_salt",
         "eos_ids",
         "float_params",
+        "forks",
         "index",
         "int_params",
         "key",
@@ -89,6 +91,7 @@ class Sequence:
         self.order = (priority, arrival, index)
         self.cache_salt = cache_salt
         self.state = SequenceState.WAITING
+        self.forks: list[Sequence] = []
 
         self.prompt_len = self.num_tokens = len(prompt)
         room = max_length - self.prompt_len
@@ -146,6 +149,17 @@ class Sequence:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         self.last_token = token
+
+    def become(self, other: Sequence) -> None:
+        """Take over the tokens of `other` and its block table. The caller has seen to the blocks' reference counts."""
+        if len(self.tokens) < other.num_tokens:
+            self.tokens = np.empty(len(other.tokens), dtype=np.int32)
+        self.tokens[: other.num_tokens] = other.tokens[: other.num_tokens]
+        self.num_tokens, self.last_token = other.num_tokens, other.last_token
+        self.num_computed, self.num_cached_tokens = other.num_computed, other.num_cached_tokens
+        self.block_table[: other.num_blocks] = other.block_table[: other.num_blocks]
+        self.num_blocks, self.num_registered = other.num_blocks, other.num_registered
+        self._digests = other._digests.copy()
 
     def add_blocks(self, blocks: list[int]) -> None:
         """Extend the block table."""

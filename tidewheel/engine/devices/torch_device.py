@@ -92,14 +92,15 @@ class TorchExecutor:
         for start in range(0, len(batch.token_ids), self.tokens_per_pass):
             stop = min(start + self.tokens_per_pass, len(batch.token_ids))
             low, high = np.searchsorted(batch.logits_rows, (start, stop))
-            rows.append(
-                decoder.forward(
-                    batch.token_ids[start:stop],
-                    batch.positions[start:stop],
-                    batch.block_tables[sequence[start:stop]],
-                    batch.logits_rows[low:high] - start,
-                )
+            # Rows of one token share its logits, which are computed alone.
+            tokens, row_of = np.unique(batch.logits_rows[low:high] - start, return_inverse=True)
+            logits = decoder.forward(
+                batch.token_ids[start:stop],
+                batch.positions[start:stop],
+                batch.block_tables[sequence[start:stop]],
+                tokens,
             )
+            rows.append(logits[row_of])
         logits = np.concatenate(rows)
         output = sample(logits, batch.sampling)
         if batch.return_logits:
