@@ -238,7 +238,7 @@ void Executor::prepare(const Step& step, int index, const AttentionTask& task, i
   const float* cos = pairs ? angles(layer_rope_[index], token) : nullptr;
   const int block = step.block_tables[task.sequence * step.block_table_stride + position / kBlockTokens];
   kernels_.prepare(cache_type_, {config.heads(), kv_begin, kv_end, reinterpret_cast<float*>(qkv_.data()) + token * qkv_stride_,
-                                 layer.q_norm, layer.k_norm, config.qk_norm_eps.value_or(0), cos, cos + pairs, pairs,
+                                 layer.q_norm, layer.k_norm, cos, cos + pairs, pairs,
                                  queries_.data() + token * query_stride_ * query_bytes(), cache_block(index, block),
                                  position % kBlockTokens});
 }
