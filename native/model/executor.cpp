@@ -79,9 +79,6 @@ void Executor::check(const Step& step) const {
   if (tokens == 0 || tokens > size_t(shape_.max_num_batched_tokens)) {
     fail("a step takes 1 to " + std::to_string(shape_.max_num_batched_tokens) + " tokens, got " + std::to_string(tokens));
   }
-  if (rows > size_t(shape_.max_num_seqs)) {
-    fail("a step takes at most " + std::to_string(shape_.max_num_seqs) + " logits rows, got " + std::to_string(rows));
-  }
   require(step.positions.size() == tokens, "positions must be as many as token_ids");
   require(sequences > 0 && step.query_start.size() == sequences + 1, "query_start must have one entry more than context_len");
   require(step.query_start[0] == 0 && step.query_start[sequences] == static_cast<int>(tokens),
@@ -104,9 +101,8 @@ void Executor::check(const Step& step) const {
     }
   }
   for (size_t r = 0; r < rows; ++r) {
-    require(step.logits_rows[r] >= 0 && step.logits_rows[r] < static_cast<int>(tokens) &&
-                (r == 0 || step.logits_rows[r] >= step.logits_rows[r - 1]),
-            "logits_rows must ascend within the tokens");
+    require(step.logits_rows[r] >= 0 && step.logits_rows[r] < static_cast<int>(tokens),
+            "logits_rows must lie within the tokens");
   }
   sampler_.check(step.sampling, rows);
 }
@@ -126,11 +122,13 @@ void Executor::forward(Worker& worker, const Step& step) {
     attend(worker, step, static_cast<int>(i));
     mlp(worker, tokens, static_cast<int>(i));
   }
-  if (step.logits_rows.empty()) return;
-  logits(worker, step);
-  profile_.end(worker, Phase::kHead);
-  sample(worker, step);
-  profile_.end(worker, Phase::kSample);
+  for (size_t row = 0; row < step.logits_rows.size(); row += shape_.max_num_seqs) {
+    const size_t rows = std::min<size_t>(shape_.max_num_seqs, step.logits_rows.size() - row);
+    logits(worker, step.logits_rows.subspan(row, rows));
+    profile_.end(worker, Phase::kHead);
+    sample(worker, step, row, rows);
+    profile_.end(worker, Phase::kSample);
+  }
 }
 
 void Executor::embed(Worker& worker, const Step& step) {
@@ -295,9 +293,9 @@ void Executor::mlp(Worker& worker, int tokens, int index) {
   if (config.post_norm) normalize(worker, layer.mlp_norm, tokens);
 }
 
-void Executor::logits(Worker& worker, const Step& step) {
-  const int rows = static_cast<int>(step.logits_rows.size());
-  Rows last{hidden(), size_t(config_.hidden_size), rows, step.logits_rows.data(), weights_.final_norm};
+void Executor::logits(Worker& worker, std::span<const int32_t> tokens) {
+  const int rows = static_cast<int>(tokens.size());
+  Rows last{hidden(), size_t(config_.hidden_size), rows, tokens.data(), weights_.final_norm};
   if (projected_.bytes()) {
     float* projected = reinterpret_cast<float*>(projected_.data());
     const size_t size = config_.embedding_size;
@@ -307,11 +305,12 @@ void Executor::logits(Worker& worker, const Step& step) {
   gemm(worker, weights_.head, last, {Epilogue::kStore, reinterpret_cast<float*>(logits_.data()), size_t(config_.vocab_size)});
 }
 
-void Executor::sample(Worker& worker, const Step& step) {
-  worker.share(static_cast<int64_t>(step.logits_rows.size()), 1, [&](int64_t r, int64_t) {
-    const float* logits = reinterpret_cast<float*>(logits_.data()) + r * config_.vocab_size;
-    sampler_.sample(step.sampling, r, logits, worker.index());
-    if (step.out_logits) std::copy(logits, logits + config_.vocab_size, step.out_logits + r * config_.vocab_size);
+void Executor::sample(Worker& worker, const Step& step, size_t first, size_t rows) {
+  worker.share(static_cast<int64_t>(rows), 1, [&](int64_t i, int64_t) {
+    const float* logits = reinterpret_cast<float*>(logits_.data()) + i * config_.vocab_size;
+    const size_t row = first + i;
+    sampler_.sample(step.sampling, row, logits, worker.index());
+    if (step.out_logits) std::copy(logits, logits + config_.vocab_size, step.out_logits + row * config_.vocab_size);
   });
 }
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tidewheel.engine.batch import StepBatch
+from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.cost_model import CostModel
@@ -19,6 +19,7 @@ from tidewheel.engine.sequence import Sequence as EngineSequence
 from tidewheel.engine.step import Finished, Step
 
 Sampled = tuple[int, float | None, bytes]  # token, logprob, most likely tokens
+Scored = tuple[int, float, int, bytes]  # position, logprob, rank, most likely tokens before
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Driver:
     clock: Callable[[Step], float] = lambda step: 1.0
     limits: ExecutorLimits | None = None
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
+    scored: dict[int, list[Scored]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
 
@@ -75,7 +77,7 @@ class Driver:
                 max_length=self.max_length,
                 block_size=self.pool.block_size,
             )
-            self.sampled[self._keys] = []
+            self.sampled[self._keys], self.scored[self._keys] = [], []
             choices.append(sequence)
             self._keys += 1
         self.scheduler.add(choices)
@@ -107,7 +109,7 @@ class Driver:
         if step.copies:
             self._check_copies(step.copies)
             self.executor.copy_blocks(np.array(step.copies, dtype=np.int32))
-        self._record([s.key for s in step.sampled], batch)
+        self._record(step, batch)
         self.steps.append(step)
         self.cost_model.observe(step.load, self.clock(step))
         for end in self.scheduler.commit(step, self._token_ids):
@@ -135,29 +137,43 @@ class Driver:
         assert len(set(targets)) == len(targets)
         assert not sources & set(targets)
 
-    def _record(self, rows: Sequence[int], batch: StepBatch) -> None:
+    def _record(self, step: Step, batch: StepBatch) -> None:
         output = self.executor.step(batch)
         self._token_ids: list[int] = output.token_ids.tolist()
-        assert len(rows) == len(self._token_ids)
-        for row, key in enumerate(rows):
-            logprob, top = None, b""
+        sampled = [sequence.key for sequence in step.sampled]
+        scored = [(chunk.sequence.key, position) for chunk in step.chunks for position in chunk.scored]
+        assert len(sampled) + len(scored) == len(self._token_ids)
+        for row, key in enumerate(sampled):
             count = int(batch.sampling.num_logprobs[row])
-            if output.logprobs is not None and count >= 0:
-                logprob = float(output.logprobs[row])
-                if output.top_ids is not None and output.top_logprobs is not None:
-                    top = output.top_ids[row, :count].tobytes() + output.top_logprobs[row, :count].tobytes()
-            self.sampled[key].append((self._token_ids[row], logprob, top))
+            logprob = float(output.logprobs[row]) if output.logprobs is not None and count >= 0 else None
+            self.sampled[key].append((self._token_ids[row], logprob, _top(output, row, count)))
+        for row, (key, position) in enumerate(scored, len(sampled)):
+            assert output.logprobs is not None
+            assert output.ranks is not None
+            top = _top(output, row, int(batch.sampling.num_logprobs[row]))
+            self.scored[key].append((position, float(output.logprobs[row]), int(output.ranks[row]), top))
 
 
-def alone(executor: Executor, max_length: int, job: Job, index: int, eos_ids: frozenset[int]) -> list[Sampled]:
-    """What choice `index` of `job` samples when nothing else runs and its whole prompt is computed at once."""
+def _top(output: StepOutput, row: int, count: int) -> bytes:
+    if count < 0 or output.top_ids is None or output.top_logprobs is None:
+        return b""
+    return output.top_ids[row, :count].tobytes() + output.top_logprobs[row, :count].tobytes()
+
+
+def alone(
+    executor: Executor, max_length: int, job: Job, index: int, eos_ids: frozenset[int]
+) -> tuple[list[Sampled], list[Scored]]:
+    """What choice `index` of `job` samples when nothing else runs and its whole prompt is computed at once.
+
+    And the log-probabilities of its prompt.
+    """
     driver = Driver(executor, max_length, eos_ids, enable_prefix_caching=False)
     keys = driver.add(job)
     for key in keys:
         if key != keys[index]:
             driver.abort(key)
     driver.run()
-    return driver.sampled[keys[index]]
+    return driver.sampled[keys[index]], driver.scored[keys[index]]
 
 
 def random_clock(seed: int) -> Callable[[Step], float]:

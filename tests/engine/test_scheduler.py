@@ -29,7 +29,7 @@ prompts = st.builds(
 
 @st.composite
 def samplings(draw: st.DrawFn) -> SamplingParams:
-    max_tokens = draw(st.sampled_from([None, 1, 2, 5, 9, 20]))
+    max_tokens = draw(st.sampled_from([None, 0, 1, 2, 5, 9, 20]))
     penalized, biased, stopping = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
     return SamplingParams(
         max_tokens=max_tokens,
@@ -42,6 +42,7 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
         ignore_eos=draw(st.booleans()),
         n=draw(st.sampled_from([1, 1, 1, 2, 3])),
         logprobs=draw(st.sampled_from([None, None, 0, 3])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 5])),
     )
 
 
@@ -90,12 +91,13 @@ def test_any_schedule_samples_what_a_request_samples_alone(
     driver.run()
     assert set(driver.finished) == set(owners)
     for key, (new, index) in owners.items():
-        sampled = driver.sampled[key]
-        wanted = alone(FakeExecutor(ROOMY), max_length, new, index, EOS)
+        sampled, scored = driver.sampled[key], driver.scored[key]
+        wanted, wanted_scores = alone(FakeExecutor(ROOMY), max_length, new, index, EOS)
         if driver.finished[key].reason is FinishReason.ABORT:
             assert sampled == wanted[: len(sampled)]
+            assert scored == wanted_scores[: len(scored)]
         else:
-            assert sampled == wanted
+            assert (sampled, scored) == (wanted, wanted_scores)
 
 
 def test_prompts_are_served_in_order_of_arrival() -> None:

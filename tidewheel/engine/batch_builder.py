@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.batch import SamplingBatch, StepBatch
 from tidewheel.engine.sequence import Sequence
-from tidewheel.engine.step import Step
+from tidewheel.engine.step import Chunk, Step
 
 Scalar = TypeVar("Scalar", np.int32, np.float32)
 
@@ -46,14 +46,21 @@ class BatchBuilder:
             positions.append(np.arange(start, end, dtype=np.int32))
         rows = np.ones(len(sequences), dtype=np.int32)
         rows[num_decodes:] = [len(chunk.sampled) for chunk in step.chunks]
+        logits_rows = np.repeat(query_start[1:] - 1, rows)
+        sampling = _sampling(step.sampled) if rows[num_decodes:].any() else decodes.sampling
+        if step.load.scored_tokens:
+            starts = query_start[num_decodes:-1].tolist()
+            scored = [(chunk, start) for chunk, start in zip(step.chunks, starts, strict=True) if chunk.num_scored]
+            logits_rows = np.concatenate([logits_rows, *(_scored_rows(chunk, start) for chunk, start in scored)])
+            sampling = _with_scored(sampling, [chunk for chunk, _ in scored])
         return StepBatch(
             token_ids=np.concatenate(token_ids),
             positions=np.concatenate(positions),
             query_start=query_start,
             context_len=np.concatenate([decodes.context_len, [int(p[-1]) + 1 for p in positions[1:]]], dtype=np.int32),
             block_tables=_block_tables(sequences),
-            logits_rows=np.repeat(query_start[1:] - 1, rows),
-            sampling=_sampling(step.sampled) if rows[num_decodes:].any() else decodes.sampling,
+            logits_rows=logits_rows,
+            sampling=sampling,
         )
 
     def _decode_batch(self, step: Step) -> StepBatch:
@@ -134,6 +141,17 @@ def _sampling(sequences: list[Sequence]) -> SamplingBatch:
     if any(s.uses_history for s in sequences):
         _set_history(sampling, sequences)
     return sampling
+
+
+def _scored_rows(chunk: Chunk, query_start: int) -> NDArray[np.int32]:
+    offset = query_start - chunk.sequence.num_computed
+    return np.arange(chunk.scored.start + offset, chunk.scored.stop + offset, dtype=np.int32)
+
+
+def _with_scored(sampling: SamplingBatch, chunks: list[Chunk]) -> SamplingBatch:
+    targets = [chunk.sequence.tokens[chunk.scored.start + 1 : chunk.scored.stop + 1] for chunk in chunks]
+    counts = np.array([chunk.sequence.num_prompt_logprobs for chunk in chunks], dtype=np.int32)
+    return sampling.with_targets(np.concatenate(targets), np.repeat(counts, [chunk.num_scored for chunk in chunks]))
 
 
 def _set_history(sampling: SamplingBatch, sequences: list[Sequence]) -> None:

@@ -166,13 +166,13 @@ class Engine:
 
     def _checked_prompt(self, request: Request) -> NDArray[np.int32]:
         ids = request.prompt_token_ids
-        longest = self.max_model_len - 1
+        longest = self.max_model_len - (request.sampling.max_tokens != 0)
         if len(ids) == 0:
             raise InvalidRequestError("the prompt must have at least one token", "prompt")
         if len(ids) > longest:
             raise InvalidRequestError(
                 f"the prompt has {len(ids)} tokens, but this model's context of {self.max_model_len} tokens leaves "
-                f"room for at most {longest} and one to generate",
+                f"room for at most {self.max_model_len - 1} and one to generate",
                 "prompt",
             )
         self._require_in_vocabulary(ids, "prompt")
@@ -206,6 +206,9 @@ class Engine:
         for key, num_cached_tokens in delivery.started:
             if key in streams:
                 streams[key][0].num_cached_tokens = num_cached_tokens
+        for key, scored in delivery.scored:
+            if key in streams:
+                streams[key][0].push_prompt(scored)
         finished = {end.key: end for end in delivery.finished}
         for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
             entry = streams.get(key)

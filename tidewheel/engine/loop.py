@@ -14,7 +14,7 @@ import numpy as np
 from tidewheel.engine.batch import StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.devices.base import Executor
-from tidewheel.engine.request import TokenLogprob
+from tidewheel.engine.request import PromptLogprobs, TokenLogprob
 from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence
 from tidewheel.engine.step import Finished, Step
@@ -26,14 +26,15 @@ logger = logging.getLogger(__name__)
 class Delivery:
     """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
 
-    `logprobs` has the log-probabilities of those rows that asked. `started` are the keys of sequences that were
-    sampled from for the first time, with the prompt tokens they found in the cache. With a `failure`, the engine
-    is dead and every stream with it.
+    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. `started`
+    are the keys of sequences whose prompts are computed for the first time, with the prompt tokens they found in the
+    cache. With a `failure`, the engine is dead and every stream with it.
     """
 
     keys: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    scored: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
     started: list[tuple[int, int]] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     failure: BaseException | None = None
@@ -135,23 +136,43 @@ class EngineLoop:
         scheduler.cost_model.observe(step.load, (time.perf_counter() - started) * 1e3)
         self.steps_total += 1
         delivery = _delivery(step, output)
-        delivery.finished = scheduler.commit(step, delivery.token_ids)
-        if delivery.keys:
+        delivery.finished = scheduler.commit(step, output.token_ids.tolist())
+        if delivery.keys or delivery.scored or delivery.finished:
             self._deliver(delivery)
 
 
 def _delivery(step: Step, output: StepOutput) -> Delivery:
     rows = step.sampled
-    delivery = Delivery([s.key for s in rows], output.token_ids.tolist())
+    delivery = Delivery([s.key for s in rows], output.token_ids[: len(rows)].tolist())
+    first = len(rows)
     for chunk in step.chunks:
-        if chunk.sequence.num_tokens == chunk.sequence.prompt_len:
-            num_cached_tokens = chunk.sequence.num_cached_tokens or 0
-            delivery.started += [(s.key, num_cached_tokens) for s in chunk.sampled]
+        sequence = chunk.sequence
+        if sequence.num_tokens == sequence.prompt_len and chunk.is_last:
+            num_cached_tokens = sequence.num_cached_tokens or 0
+            delivery.started += [(s.key, num_cached_tokens) for s in (sequence, *chunk.forks)]
+        if chunk.num_scored:
+            scored = slice(first, first + chunk.num_scored)
+            delivery.scored.append((sequence.key, _prompt_logprobs(output, scored, sequence.num_prompt_logprobs)))
+            first = scored.stop
     if output.logprobs is not None:
         for row, sequence in enumerate(rows):
             if sequence.num_logprobs >= 0:
                 delivery.logprobs[sequence.key] = _token_logprob(output, row, sequence.num_logprobs)
     return delivery
+
+
+def _prompt_logprobs(output: StepOutput, rows: slice, count: int) -> PromptLogprobs:
+    assert output.logprobs is not None
+    assert output.ranks is not None
+    assert output.top_ids is not None
+    assert output.top_logprobs is not None
+    # Copies, so that the whole step's arrays can go.
+    return PromptLogprobs(
+        output.logprobs[rows].copy(),
+        output.ranks[rows].copy(),
+        output.top_ids[rows, :count].copy(),
+        output.top_logprobs[rows, :count].copy(),
+    )
 
 
 def _token_logprob(output: StepOutput, row: int, count: int) -> TokenLogprob:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from tidewheel.engine.batch import MAX_TOP_LOGPROBS
+import numpy as np
+from numpy.typing import NDArray
+
 from tidewheel.engine.errors import InvalidRequestError
+
+MAX_LOGPROBS = 20  # likely tokens that a request may ask for at each place
 
 
 class FinishReason(str, enum.Enum):
@@ -23,8 +27,9 @@ class FinishReason(str, enum.Enum):
 class SamplingParams:
     """How tokens are chosen and when a sequence stops. Names and ranges are OpenAI's and vLLM's.
 
-    `max_tokens` None is as many as the context has room for. `seed` None draws one for the request. `logprobs` k
-    reports the sampled token's log-probability and those of the k most likely tokens; None reports nothing.
+    `max_tokens` None is as many as the context has room for; 0 only computes the prompt. `seed` None draws one for the
+    request. `logprobs` k reports the sampled token's log-probability and those of the k most likely tokens, and
+    `prompt_logprobs` k the same for the tokens of the prompt; None reports nothing.
     Raises InvalidRequestError naming the field that is out of range.
     """
 
@@ -46,13 +51,14 @@ class SamplingParams:
     skip_special_tokens: bool = True
     n: int = 1
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         def require(ok: bool, param: str, rule: str) -> None:
             if not ok:
                 raise InvalidRequestError(f"{param} must be {rule}, got {getattr(self, param)!r}", param)
 
-        require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1")
+        require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0")
         require(0.0 <= self.temperature <= 100.0, "temperature", "between 0 and 100")
         require(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1")
         require(self.top_k >= -1, "top_k", "at least 1, or 0 or -1 for no limit")
@@ -66,11 +72,8 @@ class SamplingParams:
         require(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
         require(all(self.stop), "stop", "strings that are not empty")
         require(1 <= self.n <= 128, "n", "between 1 and 128")
-        require(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
-            "logprobs",
-            f"between 0 and {MAX_TOP_LOGPROBS}",
-        )
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +96,31 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of N tokens of a prompt in a row, and of the K most likely ones at their places.
+
+    `ranks` count from 1: how likely the token was among all. The first token of a prompt has none.
+    """
+
+    logprobs: NDArray[np.float32]  # [N]
+    ranks: NDArray[np.int32]  # [N]
+    top_ids: NDArray[np.int32]  # [N, K]
+    top_logprobs: NDArray[np.float32]  # [N, K]
+
+    @classmethod
+    def join(cls, parts: Sequence[PromptLogprobs]) -> PromptLogprobs:
+        """The log-probabilities of consecutive parts of a prompt, at least one."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOutput:
     """What one step added to one of a request's `n` choices. The last one of a choice has a `finish_reason`.
 
     `text` is what these tokens added once it is certain: incomplete UTF-8 and possible stop strings are held back.
     `token_ids` are all tokens sampled so far that were not reported before, also when `text` is empty.
     `stop_reason` is the stop string or stop token id that ended the choice, None for end of sequence.
+    `prompt_logprobs` are in the first output of the first choice, of all tokens of the prompt but the first.
     """
 
     index: int
@@ -109,3 +131,4 @@ class RequestOutput:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
     error: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None

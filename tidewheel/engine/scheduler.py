@@ -103,9 +103,10 @@ class Scheduler:
         return step if step.decodes or step.chunks else None
 
     def commit(self, step: Step, token_ids: Seq[int]) -> list[Finished]:
-        """Take in the sampled tokens, one for each decode and then each last chunk; return what has ended."""
+        """Take in the tokens of the step's rows, sampled and scored; return what has ended."""
         block_size = self.pool.block_size
         finished: list[Finished] = []
+        score_row = len(step.sampled)
         row = 0
         for sequence in step.decodes:
             sequence.num_computed += 1
@@ -114,14 +115,21 @@ class Scheduler:
             self._append(sequence, token_ids[row], finished)
             row += 1
         for chunk in step.chunks:
-            sequence, sampled = chunk.sequence, chunk.sampled
+            sequence, sampled, is_last = chunk.sequence, chunk.sampled, chunk.is_last
+            scored = token_ids[score_row : score_row + chunk.num_scored]
+            score_row += chunk.num_scored
             sequence.num_computed += chunk.num_tokens
+            sequence.num_scored += chunk.num_scored
             self._register_full_blocks(sequence)
             if sampled:
                 self._start_decoding(sampled)
-            for sequence in sampled:
-                self._append(sequence, token_ids[row], finished)
+            elif is_last:
+                finished += [self._finish(s, FinishReason.LENGTH) for s in (*sequence.waiting_forks, sequence)]
+            for fork in sampled:
+                self._append(fork, token_ids[row], finished)
                 row += 1
+            if NO_TOKEN in scored and sequence.key in self._sequences:
+                finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
         self.generation_tokens_total += row
         return finished
 
@@ -129,7 +137,7 @@ class Scheduler:
         """Raise AssertionError unless queues and blocks agree with each other."""
         running = self._prefilling + self._decoding
         waiting = [s for _, s in self._waiting if s.state is SequenceState.WAITING]
-        waiting += [f for s in self._sequences.values() for f in s.forks if f.state is SequenceState.WAITING]
+        waiting += [fork for s in self._sequences.values() for fork in s.waiting_forks]
         assert sorted(s.key for s in running + waiting) == sorted(self._sequences)
         assert all(s.state is SequenceState.PREFILLING for s in self._prefilling)
         assert all(s.state is SequenceState.DECODING for s in self._decoding)
@@ -218,15 +226,19 @@ class Scheduler:
         tokens = self._chunk_size(step, sequence, start, limit_ms)
         complete = start + tokens == sequence.num_tokens
         if tokens:
-            step.chunks.append(Chunk(sequence, tokens, self._startable_forks(step, sequence) if complete else ()))
-            step.load = step.load.plus_chunk(start, tokens)
+            end = min(start + tokens, sequence.prompt_len - 1)
+            num_scored = max(end - max(start, sequence.num_scored), 0)
+            forks = self._startable_forks(step, sequence) if complete else ()
+            step.chunks.append(Chunk(sequence, tokens, num_scored, forks))
+            step.load = step.load.plus_chunk(start, tokens, num_scored)
         return complete
 
     def _chunk_size(self, step: Step, sequence: Sequence, start: int, limit_ms: float | None) -> int:
         """How many tokens from position `start` fit in the step; with `limit_ms`, also in that time."""
         left = sequence.num_tokens - start
         room = self._max_num_batched_tokens - step.load.num_tokens
-        fitting = left if limit_ms is None else self.cost_model.chunk_tokens(step.load, start, limit_ms)
+        scored = sequence.num_scored < sequence.prompt_len - 1
+        fitting = left if limit_ms is None else self.cost_model.chunk_tokens(step.load, start, limit_ms, scored=scored)
         if not self._chunked_prefill:
             return left if left <= room and (left <= fitting or not step.chunks) else 0
         block_size = self.pool.block_size
@@ -251,8 +263,7 @@ class Scheduler:
         return heapq.heappop(self._waiting)[1]
 
     def _reusable_blocks(self, sequence: Sequence) -> int:
-        """Blocks that may come from the cache: at least one token must run, or there would be no logits."""
-        return (sequence.num_tokens - 1) // self.pool.block_size if self._prefix_caching else 0
+        return sequence.num_reusable // self.pool.block_size if self._prefix_caching else 0
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         return self.pool.match(sequence.digests(self._reusable_blocks(sequence), self.pool.block_size))
@@ -277,9 +288,8 @@ class Scheduler:
 
     def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
         """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
-        waiting = [fork for fork in sequence.forks if fork.state is SequenceState.WAITING]
         running = self.num_running + step.num_starting
-        return waiting[: max(min(self._max_num_seqs, self.pool.num_free) - running, 0)]
+        return sequence.waiting_forks[: max(min(self._max_num_seqs, self.pool.num_free) - running, 0)]
 
     def _admit(self, sequence: Sequence, cached: list[int]) -> None:
         pool = self.pool
@@ -307,9 +317,8 @@ class Scheduler:
             self._share_blocks(sequence, fork)
         for started in sampled:
             started.state = SequenceState.DECODING
-        for fork in sequence.forks:
-            if fork.state is SequenceState.WAITING:
-                heapq.heappush(self._waiting, (fork.order, fork))
+        for fork in sequence.waiting_forks:
+            heapq.heappush(self._waiting, (fork.order, fork))
         sequence.forks = []
         self._decoding = [*self._decoding, *sampled]
         self._decode_version += 1
@@ -363,7 +372,7 @@ class Scheduler:
         self._stop_running(sequence)
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.key]
-        if forks := [fork for fork in sequence.forks if fork.state is SequenceState.WAITING]:
+        if forks := sequence.waiting_forks:
             self._push_with_forks(forks)
         if len(self._waiting) > 2 * self.num_waiting + _STALE_ENTRIES:
             self._waiting = [entry for entry in self._waiting if entry[1].state is SequenceState.WAITING]

@@ -30,7 +30,8 @@ class Sequence:
 
     `key` names the sequence in messages. The first `num_computed` of its `num_tokens` tokens are in the KV cache;
     a sequence that is not computed up to its last token is in prefill, whether those tokens came from the prompt or
-    were sampled before a preemption. `forks` are the request's other choices, until they start from the end of the
+    were sampled before a preemption. The log-probabilities of the tokens that follow the first `num_scored` have been
+    reported, or nobody wants them. `forks` are the request's other choices, until they start from the end of the
     prompt that this one computes.
     """
 
@@ -56,7 +57,9 @@ class Sequence:
         "num_cached_tokens",
         "num_computed",
         "num_logprobs",
+        "num_prompt_logprobs",
         "num_registered",
+        "num_scored",
         "num_tokens",
         "order",
         "plain_bias",
@@ -114,6 +117,8 @@ class Sequence:
         self.eos_ids: frozenset[int] = frozenset() if sampling.ignore_eos else eos_ids
         self.stop_ids = self.eos_ids | frozenset(sampling.stop_token_ids)
         self.seed = (seed + index * _SEED_STRIDE) % 2**64
+        self.num_prompt_logprobs = -1 if sampling.prompt_logprobs is None or index else sampling.prompt_logprobs
+        self.num_scored = 0 if self.num_prompt_logprobs >= 0 else self.prompt_len - 1
         self.num_logprobs = -1 if sampling.logprobs is None else sampling.logprobs
         self.uses_history = (
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
@@ -133,6 +138,19 @@ class Sequence:
         )
         self.plain_bias = dict(sampling.logit_bias)
         self.set_bias(forbid_stopping=self.num_tokens < self.min_length)
+
+    @property
+    def waiting_forks(self) -> list[Sequence]:
+        """Those of `forks` that have not ended."""
+        return [fork for fork in self.forks if fork.state is SequenceState.WAITING]
+
+    @property
+    def num_reusable(self) -> int:
+        """How many tokens need not be computed if the cache has them: at least one must, or there would be no logits.
+
+        The logits after tokens of the prompt that are still to be scored are wanted too.
+        """
+        return self.num_tokens - 1 if self.num_scored == self.prompt_len - 1 else self.num_scored
 
     def set_bias(self, *, forbid_stopping: bool) -> None:
         """Lay out the bias lists, with every token that would stop the sequence forbidden or not."""

@@ -14,11 +14,13 @@ from tidewheel.engine.sequence import Sequence
 class Chunk:
     """The next `num_tokens` tokens of a sequence in prefill. The one that reaches the last token samples a new one.
 
-    So does each of `forks`, from the same logits: choices that share this prompt and go on from its end.
+    So does each of `forks`, from the same logits: choices that share this prompt and go on from its end. Of the tokens
+    that follow one of the chunk's in the prompt, the last `num_scored` get their log-probabilities.
     """
 
     sequence: Sequence
     num_tokens: int
+    num_scored: int = 0
     forks: Seq[Sequence] = ()
 
     @property
@@ -28,8 +30,16 @@ class Chunk:
 
     @property
     def sampled(self) -> list[Sequence]:
-        """The sequences that get a token from this chunk."""
-        return [self.sequence, *self.forks] if self.is_last else []
+        """The sequences that get a token from this chunk; none if the prompt was all that was wanted."""
+        sequence = self.sequence
+        return [sequence, *self.forks] if self.is_last and sequence.num_tokens < sequence.max_length else []
+
+    @property
+    def scored(self) -> range:
+        """The positions of the tokens whose successors get their log-probabilities."""
+        sequence = self.sequence
+        end = min(sequence.num_computed + self.num_tokens, sequence.prompt_len - 1)
+        return range(end - self.num_scored, end)
 
 
 @dataclass(slots=True)
@@ -55,7 +65,7 @@ class Step:
 
     @property
     def sampled(self) -> list[Sequence]:
-        """The sequences that get a token, in the order of the step's rows."""
+        """The sequences that get a token, in the order of the step's first rows. Those of scored tokens follow."""
         if not self.chunks:
             return self.decodes
         return [*self.decodes, *(sequence for chunk in self.chunks for sequence in chunk.sampled)]

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tidewheel.engine.detokenizer import Detokenizer
-from tidewheel.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprob
+from tidewheel.engine.request import FinishReason, PromptLogprobs, RequestOutput, SamplingParams, TokenLogprob
 from tidewheel.engine.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,14 @@ class Choice:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
+        self._prompt_logprobs: list[PromptLogprobs] = []
         self._finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._error: str | None = None
+
+    def push_prompt(self, logprobs: PromptLogprobs) -> None:
+        """Add the log-probabilities of the next tokens of the prompt."""
+        self._prompt_logprobs.append(logprobs)
 
     def push(self, token: int, logprob: TokenLogprob | None, *, ends: bool) -> bool:
         """Add a token; `ends` says it is one that stops the choice. Returns whether its text has ended the choice."""
@@ -70,9 +75,11 @@ class Choice:
             self._stop_reason,
             self.num_cached_tokens,
             self._error,
+            PromptLogprobs.join(self._prompt_logprobs) if self._prompt_logprobs else None,
         )
         self._text.clear()
         self._token_ids.clear()
+        self._prompt_logprobs.clear()
         if self._logprobs:
             self._logprobs.clear()
         return output
