@@ -94,7 +94,11 @@ class RecitingExecutor:
         sequence_of = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
         blocks = batch.block_tables[sequence_of, batch.positions // 16]
         self._slots[blocks, batch.positions % 16] = batch.token_ids
-        tokens = [self._next_token(batch, int(sequence_of[row])) for row in batch.logits_rows]
+        targets = batch.sampling.target if batch.sampling.target is not None else np.full(len(batch.logits_rows), -1)
+        tokens = [
+            int(target) if target >= 0 else self._next_token(batch, int(sequence_of[row]))
+            for row, target in zip(batch.logits_rows, targets, strict=True)
+        ]
         if FATAL in tokens:
             raise RuntimeError("the device is gone")
         return self._output(batch, tokens)
@@ -110,8 +114,7 @@ class RecitingExecutor:
     def _output(self, batch: StepBatch, tokens: list[int]) -> StepOutput:
         output = StepOutput.empty(batch.sampling)
         output.token_ids[:] = tokens
-        if batch.sampling.target is not None and output.ranks is not None:
-            np.copyto(output.token_ids, batch.sampling.target, where=batch.sampling.target >= 0)
+        if output.ranks is not None:
             output.ranks[:] = 1
         if output.logprobs is not None and output.top_ids is not None and output.top_logprobs is not None:
             ranks = np.arange(output.top_ids.shape[1])

@@ -49,6 +49,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None

@@ -144,12 +144,14 @@ class Generations:
         client_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        request_id: str | None = None,
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
-        Raises what Engine.submit raises, with nothing left running.
+        `request_id` is the rest of that id, by default one that nobody else has. Raises what Engine.submit raises,
+        with nothing left running.
         """
-        generation_id = f"{kind}-{uuid.uuid4().hex}"
+        generation_id = f"{kind}-{request_id or uuid.uuid4().hex}"
         streams: list[RequestStream] = []
         try:
             for i, prompt in enumerate(prompts):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,13 +16,15 @@ from tidewheel.server.protocol.decode import Unsupported, unsupported
 
 MAX_STOP_STRINGS = 64
 
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """What a stream carries besides the text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-    continuous_usage_stats: Unsupported = None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +44,12 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -49,6 +58,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    request_id: str | None = None
     response_format: dict[str, Any] | None = None
 
     # Accepted because no answer depends on them.
@@ -58,6 +68,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     service_tier: str | None = None
+    session_id: str | None = None
     store: bool | None = None
 
     allowed_token_ids: Unsupported = None
@@ -68,21 +79,30 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_json: Unsupported = None
     guided_regex: Unsupported = None
     guided_whitespace_pattern: Unsupported = None
+    ec_transfer_params: Unsupported = None
     kv_transfer_params: Unsupported = None
     length_penalty: Unsupported = None
     logits_processors: Unsupported = None
-    prompt_logprobs: Unsupported = None
-    return_token_ids: Unsupported = None
-    return_tokens_as_token_ids: Unsupported = None
-    spaces_between_special_tokens: Unsupported = None
+    logprob_token_ids: Unsupported = None
+    repetition_detection: Unsupported = None
+    return_mm_kwargs: Unsupported = None
+    return_token_offsets: Unsupported = None
+    routed_experts_prompt_start: Unsupported = None
+    stream_interval: Unsupported = None
     structured_outputs: Unsupported = None
-    truncate_prompt_tokens: Unsupported = None
     use_beam_search: Unsupported = None
+    vllm_xargs: Unsupported = None
+    watermarking: Unsupported = None
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return bool(self.include_usage and self.stream_options and self.stream_options.continuous_usage_stats)
 
     def check_supported(self) -> None:
         """Raises ApiError (400) for a value that this server has no way to honour."""
@@ -91,6 +111,10 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise bad_request("stream_options is only for requests with stream", "stream_options")
             if self.stream_options.include_obfuscation:
                 raise unsupported("stream_options.include_obfuscation", " unless it is false")
+        if self.prompt_logprobs is not None and self.stream:
+            raise unsupported("prompt_logprobs", " in a stream: leave out stream")
+        if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
+            raise bad_request("request_id must be 1 to 128 visible ASCII characters", "request_id")
         if self.response_format is not None and self.response_format.get("type") != "text":
             raise unsupported("response_format", " unless its type is text")
         if self.store:
@@ -103,12 +127,16 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class EndpointSampling:
     """Where an endpoint's spelling of the sampling parameters differs: its own `max_tokens` and `logprobs` rules.
 
-    `names` maps SamplingParams' field names to the endpoint's, for error messages.
+    `names` maps SamplingParams' field names to the endpoint's, for error messages. `n` None is the body's. With
+    `prompt_only`, no token need be generated.
     """
 
     max_tokens: int | None
     logprobs: int | None
     names: Mapping[str, str]
+    n: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_only: bool = False
 
 
 def sampling_params(
@@ -126,7 +154,10 @@ def sampling_params(
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stop) > MAX_STOP_STRINGS:
         raise bad_request(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(stop)}", "stop")
+    n = body.n if endpoint.n is None else endpoint.n
     try:
+        if endpoint.max_tokens == 0 and not endpoint.prompt_only:
+            raise InvalidRequestError("max_tokens must be at least 1, got 0", "max_tokens")
         return SamplingParams(
             max_tokens=endpoint.max_tokens,
             temperature=number("temperature", 1.0),
@@ -144,8 +175,10 @@ def sampling_params(
             ignore_eos=bool(body.ignore_eos),
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
-            n=1 if body.n is None else body.n,
+            spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+            n=1 if n is None else n,
             logprobs=endpoint.logprobs,
+            prompt_logprobs=endpoint.prompt_logprobs,
         )
     except InvalidRequestError as error:
         name = endpoint.names.get(error.param or "")
