@@ -40,6 +40,7 @@ class Tokenizer:
         self.vocab_size = backend.vocab_size
         self.special_tokens_map: SpecialTokens = special_tokens_map or {}
         self.chat_template = chat_template
+        self._texts: tuple[dict[int, str], dict[int, str]] = ({}, {})  # with special tokens and without
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -80,7 +81,7 @@ class Tokenizer:
         backend = self._backend
         is_special = backend.is_special if skip_special_tokens else _never
         if backend.token_bytes is not None:
-            return BytesDetokenizer(backend.token_bytes, is_special)
+            return BytesDetokenizer(backend.token_bytes, is_special, self._texts[skip_special_tokens])
         return WindowDetokenizer(
             lambda ids: backend.decode(ids, skip_special_tokens),
             lambda token: is_special(token) or backend.id_to_token(token) is None,
