@@ -8,15 +8,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tidewheel.server.chat.tools import CLOSE, OPEN, HermesParser, ParsedCall
+from tidewheel.server.chat.pieces import Turn
+from tidewheel.server.chat.tools import CLOSE, OPEN, HermesParser
 
 
 def parse(*pieces: str) -> tuple[str, list[tuple[str, str]]]:
     """The text and the calls (name, arguments) of a text that arrives in these pieces."""
     parser = HermesParser()
-    parts = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
-    text = "".join(part for part in parts if isinstance(part, str))
-    return text, [(part.name, part.arguments) for part in parts if isinstance(part, ParsedCall)]
+    turn = Turn.of([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
+    return turn.content, [(call.name, call.arguments) for call in turn.calls]
 
 
 CALL = f'{OPEN}\n{{"name": "add", "arguments": {{"a": [1, "<tool_call>", "ü 🌊"]}}}}\n{CLOSE}'

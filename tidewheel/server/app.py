@@ -18,10 +18,12 @@ from tidewheel.server.api.health import health_routes
 from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.tokenize import TokenizeEndpoints
+from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
+from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.middleware import BearerAuth, BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
@@ -54,7 +56,7 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     metrics = ServerMetrics(engine, models.default)
     generations = Generations(engine, metrics, log_requests=options.log_requests)
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
-    shared = (generations, metrics, defaults, fingerprint)
+    path = ChatPath(models, encoder, template, generations, defaults, tool_parser)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -71,8 +73,8 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
     return Starlette(
         routes=[
-            *ChatEndpoint(models, encoder, template, *shared, tool_parser).routes(),
-            *CompletionsEndpoint(models, encoder, *shared).routes(),
+            *ChatEndpoint(path, LogprobsFormatter(tokenizer), metrics, fingerprint).routes(),
+            *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
             *models.routes(),
             *TokenizeEndpoints(models, encoder, template).routes(),
             *health_routes(engine),

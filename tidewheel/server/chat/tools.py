@@ -5,29 +5,21 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedCall:
-    """A call that the model made; `arguments` is JSON text."""
-
-    id: str
-    name: str
-    arguments: str
-
-
 class ToolCallParser(Protocol):
     """Splits one choice's text, as it arrives, into text for the user and tool calls, in their order."""
 
-    def feed(self, text: str) -> list[str | ParsedCall]:
+    def feed(self, text: str) -> list[Piece]:
         """What became certain with `text`."""
 
-    def finish(self) -> list[str | ParsedCall]:
+    def finish(self) -> list[Piece]:
         """What was held back, once no more text comes."""
 
 
@@ -41,18 +33,18 @@ class HermesParser:
     def __init__(self) -> None:
         self._pending = ""
         self._inside = False  # _pending starts after OPEN
-        self._called = False
+        self._num_calls = 0
 
-    def feed(self, text: str) -> list[str | ParsedCall]:
+    def feed(self, text: str) -> list[Piece]:
         """What became certain with `text`."""
         self._pending += text
-        parts: list[str | ParsedCall] = []
+        parts: list[Piece] = []
         while True:
             if self._inside:
                 body, tag, rest = self._pending.partition(CLOSE)
                 if not tag:
                     return parts
-                parts.append(self._call_or_text(body, CLOSE))
+                parts += self._call_or_text(body, CLOSE)
                 self._pending, self._inside = rest, False
             before, tag, rest = self._pending.partition(OPEN)
             if not tag:
@@ -66,25 +58,26 @@ class HermesParser:
             self._pending = self._pending[safe:]
         return parts
 
-    def finish(self) -> list[str | ParsedCall]:
+    def finish(self) -> list[Piece]:
         """What was held back, once no more text comes. A model may stop where the closing tag was due."""
         pending, self._pending = self._pending, ""
         if self._inside:
             self._inside = False
-            return [self._call_or_text(pending, "")]
-        if not pending or (self._called and pending.isspace()):
+            return self._call_or_text(pending, "")
+        if not pending or (self._num_calls and pending.isspace()):
             return []
         return [pending]
 
-    def _call_or_text(self, body: str, closing: str) -> str | ParsedCall:
+    def _call_or_text(self, body: str, closing: str) -> list[Piece]:
         call = _parse_call(body)
         if call is None:
-            return OPEN + body + closing
-        self._called = True
-        return call
+            return [OPEN + body + closing]
+        name, arguments = call
+        index, self._num_calls = self._num_calls, self._num_calls + 1
+        return [CallStart(index, f"call_{uuid.uuid4().hex[:24]}", name), CallArguments(index, arguments)]
 
 
-def _parse_call(body: str) -> ParsedCall | None:
+def _parse_call(body: str) -> tuple[str, str] | None:
     try:
         call: Any = json.loads(body)
     except (ValueError, RecursionError):
@@ -94,7 +87,7 @@ def _parse_call(body: str) -> ParsedCall | None:
     arguments = call.get("arguments", {})
     if not isinstance(arguments, dict):
         return None
-    return ParsedCall(f"call_{uuid.uuid4().hex[:24]}", call["name"], json.dumps(arguments, ensure_ascii=False))
+    return call["name"], json.dumps(arguments, ensure_ascii=False)
 
 
 def _held_back(text: str) -> int:

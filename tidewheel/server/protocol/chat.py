@@ -37,7 +37,6 @@ class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     function: FunctionCall
     type: Literal["function"] = "function"
-    index: int | msgspec.UnsetType = msgspec.UNSET  # in chunks only
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -180,12 +179,29 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
 
 
+class FunctionCallDelta(msgspec.Struct, kw_only=True):
+    """More of a call's arguments; its first one has the name too."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct):
+    """What a chunk adds to the call of that index; its first one has an id and the type."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+
+
 class Delta(msgspec.Struct):
     """What a chunk adds to the model's turn."""
 
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct):
