@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidewheel.engine.request import FinishReason, RequestOutput
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece
-from tidewheel.server.chat.tools import ToolCallParser
+from tidewheel.server.chat.tools.parser import ToolCallParser
 
 
 class Answer:

@@ -13,7 +13,7 @@ protocol's shape. A translating endpoint builds a ChatCompletionRequest and read
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from tidewheel.server.chat.answer import Answer
 from tidewheel.server.chat.messages import template_messages, template_tools
 from tidewheel.server.chat.pieces import Piece, Turn
 from tidewheel.server.chat.templates import ChatTemplate
-from tidewheel.server.chat.tools import ToolCallParser
+from tidewheel.server.chat.tools.parser import ToolParser
 from tidewheel.server.generation import Generation, Generations
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.prompts import PromptEncoder
@@ -121,7 +121,7 @@ class ChatPath:
         template: ChatTemplate,
         generations: Generations,
         defaults: Mapping[str, float | int],
-        tool_parser: Callable[[], ToolCallParser] | None,
+        tool_parser: type[ToolParser] | None,
     ) -> None:
         self._models = models
         self._encoder = encoder
@@ -178,5 +178,5 @@ class ChatPath:
 
     def _answer(self, body: ChatCompletionRequest) -> Answer:
         offers_tools = bool(body.tools) and body.tool_choice != "none"
-        parser = self._tool_parser() if self._tool_parser is not None and offers_tools else None
+        parser = self._tool_parser(body.tools or []) if self._tool_parser is not None and offers_tools else None
         return Answer(parser, one_call=body.parallel_tool_calls is False)
