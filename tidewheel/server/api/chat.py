@@ -67,9 +67,13 @@ class ChatEndpoint:
 
     def _choice(self, answer: ChoiceAnswer) -> ChatChoice:
         turn = answer.turn
-        message = ResponseMessage(content=turn.content or (None if turn.calls else ""))
+        message = ResponseMessage(content=turn.content or (None if turn.calls or turn.reasoning else ""))
+        if turn.reasoning:
+            message.reasoning_content = message.reasoning = turn.reasoning
         if turn.calls:
-            message.tool_calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in turn.calls]
+            message.tool_calls = [
+                ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in turn.calls
+            ]
         shapes = [shape.content for output in answer.outputs if (shape := self._formatter.chat(output)) is not None]
         logprobs = ChatLogprobs(list(chain.from_iterable(shapes))) if shapes else None
         return ChatChoice(answer.index, message, logprobs, answer.finish_reason, answer.stop_reason)
@@ -113,9 +117,9 @@ def _delta(piece: Piece) -> Delta:
     if isinstance(piece, str):
         return Delta(content=piece)
     if isinstance(piece, Reasoning):
-        return Delta(reasoning_content=piece.text)
+        return Delta(reasoning_content=piece.text, reasoning=piece.text)
     if isinstance(piece, CallStart):
         function = FunctionCallDelta(arguments="", name=piece.name)
-        return Delta(tool_calls=[ToolCallDelta(piece.index, function, id=piece.id, type="function")])
+        return Delta(tool_calls=[ToolCallDelta(index=piece.index, id=piece.id, type="function", function=function)])
     assert isinstance(piece, CallArguments)
-    return Delta(tool_calls=[ToolCallDelta(piece.index, FunctionCallDelta(arguments=piece.text))])
+    return Delta(tool_calls=[ToolCallDelta(index=piece.index, function=FunctionCallDelta(arguments=piece.text))])

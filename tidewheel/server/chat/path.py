@@ -13,25 +13,34 @@ protocol's shape. A translating endpoint builds a ChatCompletionRequest and read
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from starlette.types import Receive
 
-from tidewheel.engine.request import RequestOutput
+from tidewheel.engine.request import RequestOutput, SamplingParams
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.chat.answer import Answer
-from tidewheel.server.chat.messages import template_messages, template_tools
 from tidewheel.server.chat.pieces import Piece, Turn
-from tidewheel.server.chat.templates import ChatTemplate
+from tidewheel.server.chat.prompt import PromptRenderer, RenderedPrompt
+from tidewheel.server.chat.reasoning import ReasoningParser
+from tidewheel.server.chat.tools.choice import (
+    demanded_calls_parser,
+    demanded_calls_schema,
+    demanded_tool,
+    demands_calls,
+    offered_tools,
+)
 from tidewheel.server.chat.tools.parser import ToolParser
 from tidewheel.server.generation import Generation, Generations
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.chat import ChatCompletionRequest
+from tidewheel.server.protocol.decode import unsupported
 from tidewheel.server.protocol.sampling import sampling_params
-from tidewheel.server.protocol.usage import Usage
+from tidewheel.server.protocol.usage import CompletionTokensDetails, Usage
 from tidewheel.server.streaming import collect
 
 
@@ -66,13 +75,14 @@ class ChatRun:
     `generation` is for EventStream, which aborts and closes it; who streams by other means calls `close` in the end.
     """
 
-    def __init__(self, generation: Generation, model: str, answers: list[Answer]) -> None:
+    def __init__(self, generation: Generation, model: str, answers: list[Answer], *, counts_reasoning: bool) -> None:
         self.id = generation.id
         self.model = model
         self.created = int(time.time())
         self.generation = generation
         self.num_choices = generation.num_choices
         self._answers = answers
+        self._counts_reasoning = counts_reasoning
 
     async def deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Each step of each choice, as it comes.
@@ -94,7 +104,11 @@ class ChatRun:
 
     def usage(self) -> Usage:
         """Tokens so far, of all choices."""
-        return self.generation.usage()
+        usage = self.generation.usage()
+        if self._counts_reasoning:
+            reasoning_tokens = sum(answer.reasoning_tokens for answer in self._answers)
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
+        return usage
 
     def close(self) -> None:
         """Aborts what is unfinished. Later calls do nothing."""
@@ -111,24 +125,31 @@ class ChatPath:
     """Starts conversations on the engine.
 
     `defaults` are the sampling parameters that the model itself asks for. With `tool_parser`, calls in the model's
-    text become pieces of their own for requests that offer tools.
+    text become pieces of their own for requests that offer tools; with `reasoning_parser` its reasoning does.
     """
 
     def __init__(
         self,
         models: ServedModels,
         encoder: PromptEncoder,
-        template: ChatTemplate,
+        renderer: PromptRenderer,
         generations: Generations,
         defaults: Mapping[str, float | int],
-        tool_parser: type[ToolParser] | None,
+        *,
+        tool_parser: type[ToolParser] | None = None,
+        reasoning_parser: type[ReasoningParser] | None = None,
     ) -> None:
         self._models = models
         self._encoder = encoder
-        self._template = template
+        self._renderer = renderer
         self._generations = generations
         self._defaults = defaults
         self._tool_parser = tool_parser
+        self._reasoning_parser = reasoning_parser
+        self._tool_tags = self._special_tokens(tool_parser.markers if tool_parser else ())
+        self._reasoning_tags = self._special_tokens(
+            (reasoning_parser.opening, reasoning_parser.closing) if reasoning_parser else ()
+        )
 
     async def start(
         self,
@@ -147,36 +168,71 @@ class ChatPath:
         """
         model = self._models.resolve(body.model)
         body.check_supported()
-        sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
-        prompt = await self._encoder.run(raw_size, lambda: self.encode(body))
+        if demanded_calls_schema(body) is not None:
+            raise unsupported("tool_choice", " unless it is auto or none")
+        sampling = self._sampling(body)
+        prompt, token_ids = await self._encoder.run(raw_size, lambda: self._prompt(body))
         generation = self._generations.start(
             id_prefix,
-            [prompt],
+            [token_ids],
             sampling,
             timer=timer,
             client_id=client_id,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
         )
-        return ChatRun(generation, model, [self._answer(body) for _ in range(generation.num_choices)])
+        answers = [self._answer(body, prompt) for _ in range(generation.num_choices)]
+        return ChatRun(generation, model, answers, counts_reasoning=self._reasoning_parser is not None)
 
     def encode(self, body: ChatCompletionRequest) -> list[int]:
         """The token ids of a request's prompt. Raises ApiError (400)."""
+        return self._prompt(body)[1]
+
+    def _sampling(self, body: ChatCompletionRequest) -> SamplingParams:
+        sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
+        shown = self._reasoning_tags | self._tool_tags if offered_tools(body) else self._reasoning_tags
+        return replace(sampling, shown_special_tokens=shown) if shown else sampling
+
+    def _prompt(self, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
-        text = self._template.render(
-            template_messages(body.messages),
-            None if body.tool_choice == "none" else template_tools(body.tools),
-            add_generation_prompt=body.add_generation_prompt is not False,
+        if body.documents is not None:
+            variables["documents"] = body.documents
+        prompt = self._renderer.render(
+            body.messages,
+            offered_tools(body),
             variables=variables,
+            template=body.chat_template,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
         )
         # The template writes the special tokens itself.
-        token_ids = self._encoder.encode(text, add_special_tokens=False)
+        token_ids = self._encoder.encode(prompt.text, add_special_tokens=bool(body.add_special_tokens))
         self._encoder.check_prompt(token_ids, "messages")
-        return token_ids
+        return prompt, token_ids
 
-    def _answer(self, body: ChatCompletionRequest) -> Answer:
-        offers_tools = bool(body.tools) and body.tool_choice != "none"
-        parser = self._tool_parser(body.tools or []) if self._tool_parser is not None and offers_tools else None
-        return Answer(parser, one_call=body.parallel_tool_calls is False)
+    def _answer(self, body: ChatCompletionRequest, prompt: RenderedPrompt) -> Answer:
+        reasoning_parser = tool_parser = None
+        if self._reasoning_parser is not None:
+            begun = prompt.spoken if prompt.continues else prompt.text
+            reasoning_parser = self._reasoning_parser(begun, continues=prompt.continues)
+        if demands_calls(body):
+            tool_parser = demanded_calls_parser(body)
+        elif self._tool_parser is not None and (tools := offered_tools(body)):
+            tool_parser = self._tool_parser(tools)
+        return Answer(
+            self._encoder.tokenizer,
+            reasoning_parser,
+            tool_parser,
+            echo=prompt.spoken if body.echo else "",
+            one_call=body.parallel_tool_calls is False,
+            hide_reasoning=body.include_reasoning is False,
+            chosen=demanded_tool(body) is None,
+        )
+
+    def _special_tokens(self, tags: Sequence[str]) -> frozenset[int]:
+        """Those of `tags` that the tokenizer has as special tokens."""
+        tokenizer = self._encoder.tokenizer
+        token_ids = (tokenizer.token_to_id(tag) for tag in tags)
+        return frozenset(i for i in token_ids if i is not None and tokenizer.is_special(i))

@@ -79,9 +79,10 @@ class PythonicParser(ToolParser):
     def _name(self) -> Steps[str]:
         start = self._at
         while character := (yield from self._peek()):
-            if not (character.isalpha() or character == "_"):
-                if self._at == start or not (character.isalnum() or character in ".-"):
-                    break
+            if not (character.isalpha() or character == "_") and (
+                self._at == start or not (character.isalnum() or character in ".-")
+            ):
+                break
             self._at += 1
         return self._text[start : self._at]
 
