@@ -119,6 +119,31 @@ def test_a_choice_that_does_not_fit_is_refused(fields: dict[str, Any]) -> None:
     assert refusal.value.param == "tool_choice"
 
 
+@pytest.mark.parametrize(
+    ("choice", "text", "finish_reason"),
+    [
+        ("required", '[{"name": "now", "parameters": {}}, {"name": "tree", "parameters": {"name": "oak"}}]',
+         "tool_calls"),
+        ({"type": "function", "function": {"name": "tree"}}, '{"name": "oak"}', "stop"),
+    ],
+)  # fmt: skip
+def test_demanded_calls_are_answered(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, choice: Any, text: str, finish_reason: str
+) -> None:
+    # The model keeps to the schema here of its own accord.
+    monkeypatch.setattr("tidewheel.server.chat.path.demanded_calls_schema", lambda body: None)
+    server: RunningServer = start_server(tool_call_parser="hermes", reasoning_parser="qwen3")
+    message = {"role": "user", "content": f"SAY(<think>hm</think>{text})YAS"}
+    for single in (None, False):
+        request = {"messages": [message], "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": single}
+        (answer,) = server.post(PATH, request).json()["choices"]
+        assert answer["finish_reason"] == finish_reason
+        assert (answer["message"]["content"], answer["message"]["reasoning"]) == (None, "hm")
+        calls = [call["function"] for call in answer["message"]["tool_calls"]]
+        assert calls[-1]["name"] == ("now" if single is False and choice == "required" else "tree")
+        assert json.loads(calls[-1]["arguments"]) == ({} if calls[-1]["name"] == "now" else {"name": "oak"})
+
+
 def test_only_allowed_tools_reach_the_template(start_server: StartServer) -> None:
     server: RunningServer = start_server(tool_call_parser="hermes")
     request = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "tool_choice": allowed("auto", "now")}

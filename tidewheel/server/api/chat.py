@@ -29,7 +29,7 @@ from tidewheel.server.protocol.chat import (
     ToolCallDelta,
 )
 from tidewheel.server.protocol.decode import BodyDecoder
-from tidewheel.server.streaming import EventStream, event
+from tidewheel.server.streaming import EventStream, encode_json, event
 
 
 class ChatEndpoint:
@@ -84,15 +84,23 @@ class ChatEndpoint:
         )
         if include_usage:
             chunk.usage = None
-        opened = [False] * run.num_choices
+        # Most frames of a choice differ in their text alone. Until a choice has opened its turn it has no entry.
+        around_text: dict[int, tuple[bytes, bytes]] = {}
         async for delta in run.deltas():
-            pieces = self._chunk_choices(delta)
-            if not opened[delta.index]:
-                opened[delta.index] = True
-                pieces.insert(0, ChunkChoice(delta.index, Delta(role="assistant", content="")))
+            index, pieces = delta.index, delta.pieces
+            around = around_text.get(index)
+            if around and len(pieces) == 1 and delta.finish_reason is None and delta.output.logprobs is None:
+                piece = pieces[0]
+                if isinstance(piece, str):
+                    yield around[0] + encode_json(piece) + around[1]
+                    continue
+            choices = self._chunk_choices(delta)
+            if around is None:
+                around_text[index] = _around_text(chunk, index)
+                choices.insert(0, ChunkChoice(index, Delta(role="assistant", content="")))
             frame = b""
-            for piece in pieces:
-                chunk.choices = [piece]
+            for choice in choices:
+                chunk.choices = [choice]
                 frame += event(chunk)
             if frame:
                 yield frame
@@ -111,6 +119,13 @@ class ChatEndpoint:
             choices[-1].finish_reason = delta.finish_reason
             choices[-1].stop_reason = delta.output.stop_reason
         return choices
+
+
+def _around_text(chunk: ChatChunk, index: int) -> tuple[bytes, bytes]:
+    """What comes before and after the text, as JSON, in the frame of a delta that is text and nothing else."""
+    chunk.choices = [ChunkChoice(index, Delta(content=""))]
+    before, _, after = event(chunk).partition(b'"content":""')
+    return before + b'"content":', after
 
 
 def _delta(piece: Piece) -> Delta:
