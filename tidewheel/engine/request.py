@@ -27,6 +27,7 @@ class SamplingParams:
 
     `max_tokens` None is as many as the context has room for. `seed` None draws one for the request. `logprobs` k
     reports the sampled token's log-probability and those of the k most likely tokens; None reports nothing.
+    `shown_special_tokens` have text although special tokens are skipped.
     Raises InvalidRequestError naming the field that is out of range.
     """
 
@@ -46,6 +47,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_tokens: frozenset[int] = frozenset()
     n: int = 1
     logprobs: int | None = None
 

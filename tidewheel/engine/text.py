@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,26 @@ class Tokenizer:
         """The token as its vocabulary spells it; None for an id that it lacks."""
         return self._backend.id_to_token(token_id)
 
-    def detokenizer(self, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """An incremental detokenizer for what follows `prompt`."""
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as its vocabulary spells it; None for one that it lacks."""
+        return self._backend.token_to_id(token)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token has no text when special tokens are skipped."""
+        return self._backend.is_special(token_id)
+
+    def detokenizer(
+        self, prompt: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> Detokenizer:
+        """An incremental detokenizer for what follows `prompt`. `shown` are special tokens that are never skipped."""
         backend = self._backend
         is_special = backend.is_special if skip_special_tokens else _never
+        if shown and skip_special_tokens:
+
+            def is_special(token_id: int) -> bool:
+                return token_id not in shown and backend.is_special(token_id)
+
+            skip_special_tokens = False  # by the backend: what is to be skipped does not get that far
         if backend.token_bytes is not None:
             return BytesDetokenizer(backend.token_bytes, is_special, self._texts[skip_special_tokens])
         return WindowDetokenizer(
