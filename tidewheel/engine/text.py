@@ -40,7 +40,7 @@ class Tokenizer:
         self.vocab_size = backend.vocab_size
         self.special_tokens_map: SpecialTokens = special_tokens_map or {}
         self.chat_template = chat_template
-        self._texts: tuple[dict[int, str], dict[int, str]] = ({}, {})  # with special tokens and without
+        self._texts: dict[tuple[bool, frozenset[int]], dict[int, str]] = {}  # of detokenizers that skip the same
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -89,6 +89,7 @@ class Tokenizer:
     ) -> Detokenizer:
         """An incremental detokenizer for what follows `prompt`. `shown` are special tokens that are never skipped."""
         backend = self._backend
+        texts = self._texts.setdefault((skip_special_tokens, frozenset(shown)), {})
         is_special = backend.is_special if skip_special_tokens else _never
         if shown and skip_special_tokens:
 
@@ -97,7 +98,7 @@ class Tokenizer:
 
             skip_special_tokens = False  # by the backend: what is to be skipped does not get that far
         if backend.token_bytes is not None:
-            return BytesDetokenizer(backend.token_bytes, is_special, self._texts[skip_special_tokens])
+            return BytesDetokenizer(backend.token_bytes, is_special, texts)
         return WindowDetokenizer(
             lambda ids: backend.decode(ids, skip_special_tokens),
             lambda token: is_special(token) or backend.id_to_token(token) is None,
