@@ -377,7 +377,7 @@ def test_trouble_with_one_requests_text_stays_its_own(monkeypatch: pytest.Monkey
 
     good = TOKENIZER.detokenizer
 
-    def detokenizer(prompt: Any, *options: bool) -> Any:
+    def detokenizer(prompt: Any, *options: Any) -> Any:
         return Broken() if prompt == (9,) * 3 else good(prompt, *options)
 
     monkeypatch.setattr(TOKENIZER, "detokenizer", detokenizer)

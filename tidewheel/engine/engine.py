@@ -121,7 +121,12 @@ class Engine:
             )
             for index in range(sampling.n)
         ]
-        text = (request.prompt_token_ids, sampling.skip_special_tokens, sampling.spaces_between_special_tokens)
+        text = (
+            request.prompt_token_ids,
+            sampling.skip_special_tokens,
+            sampling.shown_special_tokens,
+            sampling.spaces_between_special_tokens,
+        )
         choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(*text)) for s in sequences]
         stream = RequestStream(choices, self._abort)
         for choice in choices:

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,7 +30,8 @@ class SamplingParams:
 
     `max_tokens` None is as many as the context has room for; 0 only computes the prompt. `seed` None draws one for the
     request. `logprobs` k reports the sampled token's log-probability and those of the k most likely tokens, and
-    `prompt_logprobs` k the same for the tokens of the prompt; None reports nothing.
+    `prompt_logprobs` k the same for the tokens of the prompt; None reports nothing. `shown_special_tokens` have text
+    although special tokens are skipped.
     Raises InvalidRequestError naming the field that is out of range.
     """
 
@@ -49,6 +51,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_tokens: frozenset[int] = frozenset()
     spaces_between_special_tokens: bool = True
     n: int = 1
     logprobs: int | None = None
@@ -114,8 +117,7 @@ class PromptLogprobs:
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, gc=False):  # made for every token: much cheaper than a dataclass
     """What one step added to one of a request's `n` choices. The last one of a choice has a `finish_reason`.
 
     `text` is what these tokens added once it is certain: incomplete UTF-8 and possible stop strings are held back.
@@ -126,8 +128,8 @@ class RequestOutput:
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
