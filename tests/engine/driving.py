@@ -10,6 +10,7 @@ import numpy as np
 
 from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
+from tidewheel.engine.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
@@ -46,6 +47,7 @@ class Driver:
     enable_prefix_caching: bool = True
     clock: Callable[[Step], float] = lambda step: 1.0
     limits: ExecutorLimits | None = None
+    vocab_size: int = 256
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
@@ -63,7 +65,9 @@ class Driver:
     def add(self, job: Job) -> list[int]:
         """Queue a job's choices; returns their keys."""
         choices = []
-        for index in range(job.sampling.n):
+        width = job.sampling.beam_width
+        beams = None if width is None else BeamSearch(job.sampling, self.eos_ids, self.vocab_size)
+        for index in range(width or job.sampling.n):
             sequence = EngineSequence(
                 self._keys,
                 np.array(job.prompt, dtype=np.int32),
@@ -76,10 +80,13 @@ class Driver:
                 eos_ids=self.eos_ids,
                 max_length=self.max_length,
                 block_size=self.pool.block_size,
+                beams=beams,
             )
             self.sampled[self._keys], self.scored[self._keys] = [], []
             choices.append(sequence)
             self._keys += 1
+        if beams is not None:
+            beams.start(choices)
         self.scheduler.add(choices)
         self._arrivals += 1
         self.scheduler.check()
@@ -87,9 +94,8 @@ class Driver:
 
     def abort(self, key: int) -> None:
         """End a sequence, if it has not ended."""
-        end = self.scheduler.abort(key)
-        if end is not None:
-            self.finished[key] = end
+        for end in self.scheduler.abort(key):
+            self.finished[end.key] = end
         self.scheduler.check()
 
     def step(self) -> Step | None:
@@ -112,7 +118,7 @@ class Driver:
         self._record(step, batch)
         self.steps.append(step)
         self.cost_model.observe(step.load, self.clock(step))
-        for end in self.scheduler.commit(step, self._token_ids):
+        for end in self.scheduler.commit(step, self._output):
             assert end.key not in self.finished
             self.finished[end.key] = end
         self.scheduler.check()
@@ -131,6 +137,10 @@ class Driver:
         """The tokens of a sequence so far."""
         return [token for token, _, _ in self.sampled[key]]
 
+    def hypotheses(self, keys: list[int]) -> list[Hypothesis]:
+        """What a search has found that has ended."""
+        return [end.hypothesis for key in keys if (end := self.finished.get(key)) is not None and end.hypothesis]
+
     @staticmethod
     def _check_copies(copies: list[tuple[int, int]]) -> None:
         sources, targets = {a for a, _ in copies}, [b for _, b in copies]
@@ -138,15 +148,14 @@ class Driver:
         assert not sources & set(targets)
 
     def _record(self, step: Step, batch: StepBatch) -> None:
-        output = self.executor.step(batch)
-        self._token_ids: list[int] = output.token_ids.tolist()
-        sampled = [sequence.key for sequence in step.sampled]
+        self._output = output = self.executor.step(batch)
+        sampled = [sequence.key for sequence in step.sampled()]
         scored = [(chunk.sequence.key, position) for chunk in step.chunks for position in chunk.scored]
-        assert len(sampled) + len(scored) == len(self._token_ids)
+        assert len(sampled) + len(scored) == len(output.token_ids)
         for row, key in enumerate(sampled):
             count = int(batch.sampling.num_logprobs[row])
             logprob = float(output.logprobs[row]) if output.logprobs is not None and count >= 0 else None
-            self.sampled[key].append((self._token_ids[row], logprob, _top(output, row, count)))
+            self.sampled[key].append((int(output.token_ids[row]), logprob, _top(output, row, count)))
         for row, (key, position) in enumerate(scored, len(sampled)):
             assert output.logprobs is not None
             assert output.ranks is not None

@@ -189,6 +189,36 @@ def test_choices_have_seeds_of_their_own_and_the_first_has_the_requests() -> Non
     assert len({tuple(tokens) for tokens in results[3].values()}) == 3
 
 
+def test_beams_arrive_whole_the_best_first() -> None:
+    sampling = SamplingParams(beam_width=4, n=2, max_tokens=5, logprobs=1, ignore_eos=True)
+
+    async def scenario(engine: Engine) -> list[RequestOutput]:
+        await (engine.submit(request(sampling))).aclose()
+        left = engine.submit(request(SamplingParams(beam_width=3, n=3, max_tokens=60)))
+        await asyncio.sleep(0.01)
+        await left.aclose()
+        return await collect(engine.submit(request(sampling)))
+
+    outputs = run(make(FakeExecutor(ROOMY)), scenario)
+    assert [output.index for output in outputs] == [0, 1]
+    for output in outputs:
+        assert len(output.token_ids) == len(output.logprobs or ()) == 5
+        assert output.text == TOKENIZER.decode(output.token_ids)
+        assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_searches_that_never_fit_are_refused() -> None:
+    async def scenario(engine: Engine) -> None:
+        for options, param in (({"beam_width": 9}, "n"), ({"beam_width": 4, "max_tokens": 80}, "max_tokens")):
+            with pytest.raises(InvalidRequestError) as caught:
+                engine.submit(request(SamplingParams(**options)))
+            assert caught.value.param == param
+        longest = SamplingParams(beam_width=4, max_tokens=60, ignore_eos=True)
+        assert len((await collect(engine.submit(request(longest))))[-1].token_ids) == 60
+
+    run(make(FakeExecutor(ROOMY)), scenario)
+
+
 def test_without_a_seed_every_request_draws_one() -> None:
     async def scenario(engine: Engine) -> set[tuple[int, ...]]:
         streams = [engine.submit(request(SamplingParams(max_tokens=8, ignore_eos=True))) for _ in range(4)]

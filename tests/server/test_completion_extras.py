@@ -99,7 +99,7 @@ def test_the_best_of_several_are_chosen(server: RunningServer) -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert all(choice["logprobs"] is None for choice in answer["choices"])
     assert answer["usage"]["completion_tokens"] == 4 * len("hey.")
-    assert "best is known in the end" in refusal(server, best_of=2, stream=True)
+    assert "the best are known in the end" in refusal(server, best_of=2, stream=True)
     assert len(pieces(server, best_of=2, n=2)) >= 2
 
 
@@ -200,3 +200,57 @@ def test_the_best_are_those_with_the_highest_mean_logprob(dummy_server: ServerPr
             return found
 
         assert means(n=2, best_of=6) == sorted(means(n=6), reverse=True)[:2]
+
+
+def test_beams_are_searched(dummy_server: ServerProcess) -> None:
+    with openai.OpenAI(base_url=f"{dummy_server.url}/v1", api_key="secret", max_retries=0) as sdk:
+        body: Any = {"model": "tiny", "prompt": "The tide turns", "max_tokens": 12, "logprobs": 1}
+
+        def totals(n: int, **extra: Any) -> list[float]:
+            answer = sdk.completions.create(
+                **body, n=n, extra_body={"use_beam_search": True, "ignore_eos": True, **extra}
+            )
+            found = []
+            for choice in answer.choices:
+                assert choice.logprobs is not None
+                assert choice.logprobs.token_logprobs is not None
+                assert choice.logprobs.tokens is not None
+                assert len(choice.logprobs.tokens) == 12
+                assert choice.finish_reason == "length"
+                found.append(sum(value for value in choice.logprobs.token_logprobs if value is not None))
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 12 * n
+            return found
+
+        four = totals(4)
+        assert four == sorted(four, reverse=True)
+        assert four == totals(4, temperature=0)
+        assert totals(2, best_of=4) == four[:2]
+        assert totals(1)[0] <= four[0]
+        assert totals(2, temperature=5.0)[0] < four[0], "hotter distributions are flatter"
+        chat = sdk.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Hello"}],
+            n=3,
+            max_tokens=8,
+            extra_body={"use_beam_search": True, "length_penalty": 0.5, "return_token_ids": True},
+        )
+        assert len({tuple((choice.model_extra or {})["token_ids"]) for choice in chat.choices}) == 3
+
+
+def test_beams_where_they_make_no_sense_are_refused(server: RunningServer) -> None:
+    def param(**body: Any) -> str:
+        response = server.post(PATH, {"prompt": PROMPT, "use_beam_search": True, **body})
+        assert response.status_code == 400
+        found: str = response.json()["error"]["param"]
+        return found
+
+    assert param(stream=True) == "use_beam_search"
+    assert param(top_p=0.5) == "top_p"
+    assert param(stop="x") == "stop"
+    assert param(n=100) == "n"
+    assert param(n=2, best_of=129) == "best_of"
+    assert param(early_stopping=True) == "early_stopping"
+    assert param(n=64, max_tokens=8000) == "max_tokens"
+    assert "left out without beam search" in refusal(server, length_penalty=0.5)
+    assert len(complete(server, use_beam_search=True, n=2, max_tokens=3, top_p=1.0, seed=4)["choices"]) == 2

@@ -46,9 +46,9 @@ class BatchBuilder:
             token_ids.append(chunk.sequence.tokens[start:end])
             positions.append(np.arange(start, end, dtype=np.int32))
         rows = np.ones(len(sequences), dtype=np.int32)
-        rows[num_decodes:] = [len(chunk.sampled) for chunk in step.chunks]
+        rows[num_decodes:] = [len(chunk.sampled()) for chunk in step.chunks]
         logits_rows = np.repeat(query_start[1:] - 1, rows)
-        sampling = _sampling(step.sampled) if rows[num_decodes:].any() else decodes.sampling
+        sampling = _sampling(step.sampled()) if rows[num_decodes:].any() else decodes.sampling
         if step.load.scored_tokens:
             starts = query_start[num_decodes:-1].tolist()
             scored = [(chunk, start) for chunk, start in zip(step.chunks, starts, strict=True) if chunk.num_scored]
@@ -142,6 +142,8 @@ def _sampling(sequences: list[Sequence]) -> SamplingBatch:
         bias_ids=_joined([s.bias_ids for s in sequences], np.int32),
         bias_values=_joined([s.bias_values for s in sequences], np.float32),
     )
+    if any(s.logprob_temperature != 1.0 for s in sequences):
+        sampling.logprob_temperature = np.array([s.logprob_temperature for s in sequences], dtype=np.float32)
     if any(s.uses_history for s in sequences):
         _set_history(sampling, sequences)
     return sampling

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidewheel.engine.beam_search import BeamSearch
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 from tidewheel.engine.loop import Delivery, EngineLoop
-from tidewheel.engine.request import FinishReason, Request
+from tidewheel.engine.request import FinishReason, Request, SamplingParams
 from tidewheel.engine.sampling import NO_TOKEN
 from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence
@@ -105,6 +106,7 @@ class Engine:
         sampling = request.sampling
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
         arrival = next(self._arrivals)
+        beams = None if sampling.beam_width is None else self._beam_search(len(prompt), sampling)
         sequences = [
             Sequence(
                 next(self._keys),
@@ -118,16 +120,19 @@ class Engine:
                 eos_ids=self._eos_token_ids,
                 max_length=self.max_model_len,
                 block_size=self._block_size,
+                beams=beams,
             )
-            for index in range(sampling.n)
+            for index in range(sampling.n if beams is None else beams.width)
         ]
+        if beams is not None:
+            beams.start(sequences)
         text = (
             request.prompt_token_ids,
             sampling.skip_special_tokens,
             sampling.shown_special_tokens,
             sampling.spaces_between_special_tokens,
         )
-        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(*text)) for s in sequences]
+        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(*text)) for s in sequences[: sampling.n]]
         stream = RequestStream(choices, self._abort)
         for choice in choices:
             self._streams[choice.key] = (choice, stream)
@@ -183,6 +188,27 @@ class Engine:
         self._require_in_vocabulary(ids, "prompt")
         return np.asarray(ids, dtype=np.int32)
 
+    def _beam_search(self, prompt_len: int, sampling: SamplingParams) -> BeamSearch:
+        """Raises InvalidRequestError for a search that could never have all its beams in one step, or in the cache."""
+        assert sampling.beam_width is not None
+        limits, block_size = self._executor.limits, self._block_size
+        widest = min(limits.max_num_seqs, limits.max_num_batched_tokens, self._vocab_size)
+        if sampling.beam_width > widest:
+            raise InvalidRequestError(
+                f"n: a beam search may be at most {widest} beams wide on this server, got {sampling.beam_width}", "n"
+            )
+        room = self.max_model_len - prompt_len
+        longest = prompt_len + (room if sampling.max_tokens is None else min(sampling.max_tokens, room))
+        shared = prompt_len // block_size
+        wanted = shared + sampling.beam_width * (-(-longest // block_size) - shared)
+        if wanted > limits.num_blocks:
+            raise InvalidRequestError(
+                f"max_tokens must be lower, or there must be fewer beams: {sampling.beam_width} beams of up to "
+                f"{longest} tokens take {wanted} KV blocks, and this server has {limits.num_blocks}",
+                "max_tokens",
+            )
+        return BeamSearch(sampling, self._eos_token_ids, self._vocab_size)
+
     def _check_token_ids(self, request: Request) -> None:
         sampling = request.sampling
         self._require_in_vocabulary(list(sampling.logit_bias), "logit_bias")
@@ -233,6 +259,8 @@ class Engine:
             entry = streams.pop(end.key, None)
             if entry is not None:
                 choice, stream = entry
+                if end.hypothesis is not None:
+                    choice.push_all(end.hypothesis)
                 choice.finish(end.reason, end.stop_reason, end.error)
                 stream.notify(choice)
         if not streams:

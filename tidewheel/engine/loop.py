@@ -104,21 +104,20 @@ class EngineLoop:
         self._wake.clear()  # before the inbox is read: a message that comes later wakes again
         if not self._inbox:
             return True
-        finished: list[Finished | None] = []
+        finished: list[Finished] = []
         running = True
         while self._inbox:
             message = self._inbox.popleft()
             if message is None:
-                finished += [scheduler.abort(key) for key in scheduler.unfinished]
+                finished += [end for key in scheduler.unfinished for end in scheduler.abort(key)]
                 running = False
                 break
             if isinstance(message, Abort):
-                finished += [scheduler.abort(key) for key in message.keys]
+                finished += [end for key in message.keys for end in scheduler.abort(key)]
             else:
                 scheduler.add(message)
-        ended = [end for end in finished if end is not None]
-        if ended:
-            self._deliver(Delivery(finished=ended))
+        if finished:
+            self._deliver(Delivery(finished=finished))
         return running
 
     def _step(self) -> None:
@@ -135,16 +134,19 @@ class EngineLoop:
         output = self._executor.step(batch)
         scheduler.cost_model.observe(step.load, (time.perf_counter() - started) * 1e3)
         self.steps_total += 1
-        delivery = _delivery(step, output)
-        delivery.finished = scheduler.commit(step, output.token_ids.tolist())
+        delivery = _delivery(step, output, has_beams=scheduler.is_searching)
+        delivery.finished = scheduler.commit(step, output)
         if delivery.keys or delivery.scored or delivery.finished:
             self._deliver(delivery)
 
 
-def _delivery(step: Step, output: StepOutput) -> Delivery:
-    rows = step.sampled
-    delivery = Delivery([s.key for s in rows], output.token_ids[: len(rows)].tolist())
-    first = len(rows)
+def _delivery(step: Step, output: StepOutput, *, has_beams: bool) -> Delivery:
+    sampled = step.sampled()
+    delivery = Delivery([s.key for s in sampled], output.token_ids[: len(sampled)].tolist())
+    if has_beams:  # whose tokens are nobody's before the end
+        own = [(s.key, token) for s, token in zip(sampled, delivery.token_ids, strict=True) if s.beams is None]
+        delivery.keys, delivery.token_ids = [key for key, _ in own], [token for _, token in own]
+    first = len(sampled)
     for chunk in step.chunks:
         sequence = chunk.sequence
         if sequence.num_tokens == sequence.prompt_len and chunk.is_last:
@@ -155,8 +157,8 @@ def _delivery(step: Step, output: StepOutput) -> Delivery:
             delivery.scored.append((sequence.key, _prompt_logprobs(output, scored, sequence.num_prompt_logprobs)))
             first = scored.stop
     if output.logprobs is not None:
-        for row, sequence in enumerate(rows):
-            if sequence.num_logprobs >= 0:
+        for row, sequence in enumerate(sampled):
+            if sequence.num_logprobs >= 0 and sequence.beams is None:
                 delivery.logprobs[sequence.key] = _token_logprob(output, row, sequence.num_logprobs)
     return delivery
 

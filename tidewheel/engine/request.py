@@ -15,6 +15,19 @@ from tidewheel.engine.errors import InvalidRequestError
 MAX_LOGPROBS = 20  # likely tokens that a request may ask for at each place
 
 
+# What beam search, which follows the model's own likeliest tokens, has no place for.
+_NEUTRAL_TO_BEAMS: Mapping[str, object] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+    "stop": (),
+}
+
+
 class FinishReason(str, enum.Enum):
     """Why a sequence ended, in OpenAI's words where it has one."""
 
@@ -31,7 +44,8 @@ class SamplingParams:
     `max_tokens` None is as many as the context has room for; 0 only computes the prompt. `seed` None draws one for the
     request. `logprobs` k reports the sampled token's log-probability and those of the k most likely tokens, and
     `prompt_logprobs` k the same for the tokens of the prompt; None reports nothing. `shown_special_tokens` have text
-    although special tokens are skipped.
+    although special tokens are skipped. With a `beam_width` nothing is sampled: the `n` best of that many beams are
+    found, by log-probabilities of logits divided by `temperature` (by 1 if it is 0).
     Raises InvalidRequestError naming the field that is out of range.
     """
 
@@ -56,6 +70,8 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         def require(ok: bool, param: str, rule: str) -> None:
@@ -78,6 +94,13 @@ class SamplingParams:
         require(1 <= self.n <= 128, "n", "between 1 and 128")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}")
+        require(-20.0 <= self.length_penalty <= 20.0, "length_penalty", "between -20 and 20")
+        if self.beam_width is None:
+            require(self.length_penalty == 1.0, "length_penalty", "left out without beam search")
+            return
+        require(self.n <= self.beam_width <= 128, "beam_width", f"between n, which is {self.n}, and 128")
+        for name, neutral in _NEUTRAL_TO_BEAMS.items():
+            require(getattr(self, name) == neutral, name, "left out with beam search")
 
 
 @dataclass(frozen=True, slots=True)

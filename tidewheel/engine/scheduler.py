@@ -6,7 +6,11 @@ import heapq
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from itertools import zip_longest
 
+from tidewheel.engine.batch import StepOutput
+from tidewheel.engine.beam_search import BeamSearch
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.cost_model import CostModel, StepLoad
 from tidewheel.engine.devices.base import ExecutorLimits
@@ -28,7 +32,8 @@ class Scheduler:
     no sequence is longer than the pool; so everything ends.
 
     The choices of a request start together from the end of its prompt, which is computed once. They share its blocks;
-    the last one, if it is not full, is copied by all but one of its holders when they first write to it.
+    the last one, if it is not full, is copied by all but one of its holders when they first write to it. So do the
+    beams of a search, which run in the same steps, start and are preempted together, and then start over.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Scheduler:
         self._prefilling: list[Sequence] = []  # in order
         self._decoding: list[Sequence] = []  # replaced, never changed in place: steps refer to it
         self._decode_version = 0
+        self._searches: list[BeamSearch] = []  # those that run
         self._forked: dict[int, Sequence] = {}  # by key; since the last decode, so their last blocks may be shared
         self._prefilled_last = False
 
@@ -63,6 +69,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences that do not run yet, or not any more for now."""
         return len(self._sequences) - self.num_running
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether any of the sequences that run are beams."""
+        return bool(self._searches)
 
     @property
     def has_work(self) -> bool:
@@ -81,10 +92,10 @@ class Scheduler:
         self.prompt_tokens_total += choices[0].prompt_len
         self._push_with_forks(choices)
 
-    def abort(self, key: int) -> Finished | None:
-        """End a sequence now and free its blocks; None if it has already ended."""
+    def abort(self, key: int) -> list[Finished]:
+        """End a sequence now, and its search if it is a beam, and free the blocks. Nothing if it has already ended."""
         sequence = self._sequences.get(key)
-        return None if sequence is None else self._finish(sequence, FinishReason.ABORT)
+        return [] if sequence is None else self._finish_all(sequence, FinishReason.ABORT)
 
     def schedule(self) -> Step | None:
         """Choose the next step; None when there is nothing to run."""
@@ -102,20 +113,25 @@ class Scheduler:
             self._prefilled_last = bool(step.chunks)
         return step if step.decodes or step.chunks else None
 
-    def commit(self, step: Step, token_ids: Seq[int]) -> list[Finished]:
+    def commit(self, step: Step, output: StepOutput) -> list[Finished]:
         """Take in the tokens of the step's rows, sampled and scored; return what has ended."""
         block_size = self.pool.block_size
+        token_ids: list[int] = output.token_ids.tolist()
+        beam_rows: dict[int, int] = {}
         finished: list[Finished] = []
-        score_row = len(step.sampled)
+        score_row = len(step.sampled())
         row = 0
         for sequence in step.decodes:
             sequence.num_computed += 1
             if sequence.num_computed % block_size == 0:
                 self._register_full_blocks(sequence)
-            self._append(sequence, token_ids[row], finished)
+            if sequence.beams is None:
+                self._append(sequence, token_ids[row], finished)
+            else:
+                beam_rows[sequence.key] = row
             row += 1
         for chunk in step.chunks:
-            sequence, sampled, is_last = chunk.sequence, chunk.sampled, chunk.is_last
+            sequence, sampled, is_last = chunk.sequence, chunk.sampled(), chunk.is_last
             scored = token_ids[score_row : score_row + chunk.num_scored]
             score_row += chunk.num_scored
             sequence.num_computed += chunk.num_tokens
@@ -124,12 +140,18 @@ class Scheduler:
             if sampled:
                 self._start_decoding(sampled)
             elif is_last:
-                finished += [self._finish(s, FinishReason.LENGTH) for s in (*sequence.waiting_forks, sequence)]
-            for fork in sampled:
-                self._append(fork, token_ids[row], finished)
+                finished += [self._finish(choice, FinishReason.LENGTH) for choice in self._choices(sequence)]
+            for started in sampled:
+                if started.beams is None:
+                    self._append(started, token_ids[row], finished)
+                else:
+                    beam_rows[started.key] = row
                 row += 1
             if NO_TOKEN in scored and sequence.key in self._sequences:
-                finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
+                finished += self._finish_all(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR)
+        if beam_rows:
+            for search in [s for s in self._searches if s.live[0].key in beam_rows]:
+                self._advance(search, [beam_rows[beam.key] for beam in search.live], output, finished)
         self.generation_tokens_total += row
         return finished
 
@@ -138,6 +160,11 @@ class Scheduler:
         running = self._prefilling + self._decoding
         waiting = [s for _, s in self._waiting if s.state is SequenceState.WAITING]
         waiting += [fork for s in self._sequences.values() for fork in s.waiting_forks]
+        searches = {id(s.beams): s.beams for s in self._sequences.values() if s.beams is not None}
+        waiting += [s for search in searches.values() for s in search.sequences if s not in search.live]
+        assert all(id(search) in searches for search in self._searches)
+        assert all(len({s.num_tokens for s in search.live}) == 1 for search in self._searches)
+        assert self._num_taken <= self._max_num_seqs
         assert sorted(s.key for s in running + waiting) == sorted(self._sequences)
         assert all(s.state is SequenceState.PREFILLING for s in self._prefilling)
         assert all(s.state is SequenceState.DECODING for s in self._decoding)
@@ -145,6 +172,16 @@ class Scheduler:
         assert all(s.num_blocks == s.num_computed == 0 and not s.announced for s in waiting)
         assert all(s.num_computed <= s.num_blocks * self.pool.block_size for s in running)
         self.pool.check([s.blocks() for s in running])
+
+    @property
+    def _num_taken(self) -> int:
+        """Sequences that run, and those that running searches may need."""
+        return self.num_running + sum([search.num_idle for search in self._searches])
+
+    @staticmethod
+    def _choices(sequence: Sequence) -> Seq[Sequence]:
+        """The choices that depend on a sequence's prompt, itself last."""
+        return sequence.beams.sequences[::-1] if sequence.beams else (*sequence.waiting_forks, sequence)
 
     def _make_way(self) -> None:
         """Preempt running sequences of a lower priority than one that waits and could not run otherwise."""
@@ -180,8 +217,8 @@ class Scheduler:
             step.copies.append((shared, own))
             sequence.block_table[last] = own
             self.pool.release([shared])
+        moved = {s.key for s in short} | self._forked.keys()
         self._forked = {}
-        moved = {s.key for s in short} | {s.key for s in sharing}
         step.moved = [row for row, s in enumerate(self._decoding) if s.key in moved]
 
     def _sharing(self) -> list[Sequence]:
@@ -250,7 +287,8 @@ class Scheduler:
     def _push_with_forks(self, choices: Seq[Sequence]) -> None:
         """Queue the first of some choices to compute the prompt for all."""
         first, *forks = choices
-        first.forks = forks
+        if first.beams is None:
+            first.forks = forks
         heapq.heappush(self._waiting, (first.order, first))
 
     def _peek(self) -> Sequence | None:
@@ -282,13 +320,15 @@ class Scheduler:
 
         `num_starting` sequences will run after this step, besides those that already do.
         """
-        pool, running = self.pool, self.num_running + num_starting
+        pool = self.pool
         wanted = pool.blocks_for(sequence.num_tokens) - len(cached) + pool.num_unreferenced(cached)
-        return running < self._max_num_seqs and wanted + running <= pool.num_free
+        beams = 1 if sequence.beams is None else sequence.beams.width
+        running = self._num_taken + num_starting + beams
+        return running <= self._max_num_seqs and wanted + running - 1 <= pool.num_free
 
     def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
         """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
-        running = self.num_running + step.num_starting
+        running = self._num_taken + step.num_starting
         return sequence.waiting_forks[: max(min(self._max_num_seqs, self.pool.num_free) - running, 0)]
 
     def _admit(self, sequence: Sequence, cached: list[int]) -> None:
@@ -306,6 +346,8 @@ class Scheduler:
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             if sequence.index == 0:
                 self.cached_prompt_tokens_total += sequence.num_cached_tokens
+        if sequence.beams is not None:
+            self._searches.append(sequence.beams)
         sequence.state = SequenceState.PREFILLING
         insort(self._prefilling, sequence, key=_order)
 
@@ -325,9 +367,48 @@ class Scheduler:
 
     def _share_blocks(self, sequence: Sequence, fork: Sequence) -> None:
         """Let `fork` be where `sequence` is, on the same blocks."""
-        self.pool.acquire(sequence.blocks())
+        wanted, held = sequence.blocks(), fork.blocks()
+        common = 0
+        while common < len(held) and held[common] == wanted[common]:
+            common += 1
+        self.pool.acquire(wanted[common:])
+        self.pool.release(held[common:])
         fork.become(sequence)
         self._forked |= {sequence.key: sequence, fork.key: fork}
+
+    def _advance(self, search: BeamSearch, rows: list[int], output: StepOutput, finished: list[Finished]) -> None:
+        """Let a search take in the step's rows of its live beams, and do what it makes of them."""
+        assert output.top_ids is not None
+        assert output.top_logprobs is not None
+        if (output.token_ids[rows] == NO_TOKEN).any():
+            finished += self._finish_all(search.live[0], FinishReason.ERROR, error=_NO_TOKEN_ERROR)
+            return
+        before, count = search.live, search.num_candidates
+        moves = search.advance(output.top_ids[rows, :count], output.top_logprobs[rows, :count])
+        if not moves:
+            for sequence, result in zip_longest(search.sequences, search.results):
+                if result is None:  # one more beam than results were wanted
+                    self._finish(sequence, FinishReason.ABORT)
+                else:
+                    end = self._finish(sequence, result.finish_reason, result.stop_reason)
+                    finished.append(replace(end, hypothesis=result))
+            return
+        for move in moves:
+            if move.sequence is not move.parent:
+                self._share_blocks(move.parent, move.sequence)
+        for move in moves:
+            move.sequence.append(move.token)
+        starting = [s for s in search.live if s.state is SequenceState.WAITING]
+        idle = {s.key for s in before} - {s.key for s in search.live}
+        if starting or idle:
+            for sequence in starting:
+                sequence.state = SequenceState.DECODING
+            for sequence in before:
+                if sequence.key in idle:
+                    self._release(sequence)
+                    sequence.state = SequenceState.WAITING
+            self._decoding = [*(s for s in self._decoding if s.key not in idle), *starting]
+            self._decode_version += 1
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
         if not self._prefix_caching:
@@ -356,9 +437,14 @@ class Scheduler:
             self._decode_version += 1
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._stop_running(sequence)
-        sequence.num_computed = sequence.num_registered = 0
-        sequence.state = SequenceState.WAITING
+        search = sequence.beams
+        for preempted in [sequence] if search is None else search.live:
+            self._stop_running(preempted)
+            preempted.state = SequenceState.WAITING
+        if search is not None:
+            sequence = search.sequences[0]
+            sequence.rewind()
+            search.start(search.sequences)
         heapq.heappush(self._waiting, (sequence.order, sequence))
         self.preemptions_total += 1
 
@@ -379,6 +465,11 @@ class Scheduler:
             heapq.heapify(self._waiting)
         return Finished(sequence.key, reason, stop_reason, error)
 
+    def _finish_all(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> list[Finished]:
+        """End a sequence, and with one beam of a search all of them."""
+        ending = [sequence] if sequence.beams is None else sequence.beams.sequences
+        return [self._finish(s, reason, error=error) for s in ending]
+
     def _stop_running(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue and free its blocks, whatever it was doing."""
         if sequence.state is SequenceState.PREFILLING:
@@ -386,8 +477,13 @@ class Scheduler:
         elif sequence.state is SequenceState.DECODING:
             self._decoding = [s for s in self._decoding if s is not sequence]
             self._decode_version += 1
+        if sequence.beams in self._searches:
+            self._searches.remove(sequence.beams)
         self.pool.retract(sequence.announced)
         sequence.announced = []
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks())
         sequence.drop_blocks()
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.blocks import Digest, block_digest, root_digest
 from tidewheel.engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from tidewheel.engine.beam_search import BeamSearch
 
 # Odd, so that all choices of a request get different seeds (2^64 divided by the golden ratio).
 _SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -32,7 +36,7 @@ class Sequence:
     a sequence that is not computed up to its last token is in prefill, whether those tokens came from the prompt or
     were sampled before a preemption. The log-probabilities of the tokens that follow the first `num_scored` have been
     reported, or nobody wants them. `forks` are the request's other choices, until they start from the end of the
-    prompt that this one computes.
+    prompt that this one computes. `beams` is the search that the sequence computes a beam of.
     """
 
     __slots__ = (
@@ -40,6 +44,7 @@ class Sequence:
         "announced",
         "arrival",
         "awaited",
+        "beams",
         "bias_ids",
         "bias_values",
         "block_table",
@@ -51,6 +56,7 @@ class Sequence:
         "int_params",
         "key",
         "last_token",
+        "logprob_temperature",
         "max_length",
         "min_length",
         "num_blocks",
@@ -86,6 +92,7 @@ class Sequence:
         eos_ids: frozenset[int] = frozenset(),
         max_length: int,
         block_size: int,
+        beams: BeamSearch | None = None,
     ) -> None:
         """`max_length` is the context's limit in tokens, prompt and output together; `seed` is the request's."""
         self.key = key
@@ -119,12 +126,17 @@ class Sequence:
         self.seed = (seed + index * _SEED_STRIDE) % 2**64
         self.num_prompt_logprobs = -1 if sampling.prompt_logprobs is None or index else sampling.prompt_logprobs
         self.num_scored = 0 if self.num_prompt_logprobs >= 0 else self.prompt_len - 1
+        self.beams = beams
         self.num_logprobs = -1 if sampling.logprobs is None else sampling.logprobs
+        self.logprob_temperature = 1.0
+        if beams is not None:
+            self.num_logprobs = beams.num_candidates
+            self.logprob_temperature = sampling.temperature or 1.0
         self.uses_history = (
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         )
         self.float_params = (
-            sampling.temperature,
+            sampling.temperature if beams is None else 0.0,
             sampling.top_p,
             sampling.min_p,
             sampling.repetition_penalty,
@@ -137,7 +149,7 @@ class Sequence:
             self.prompt_len if self.uses_history else 0,
         )
         self.plain_bias = dict(sampling.logit_bias)
-        self.set_bias(forbid_stopping=self.num_tokens < self.min_length)
+        self.set_bias(forbid_stopping=self.num_tokens < self.min_length and beams is None)
 
     @property
     def waiting_forks(self) -> list[Sequence]:
@@ -168,6 +180,11 @@ class Sequence:
         self.num_tokens += 1
         self.last_token = token
 
+    def rewind(self) -> None:
+        """Forget all tokens but the prompt's. The caller has released the blocks."""
+        self.num_tokens, self.last_token = self.prompt_len, int(self.tokens[self.prompt_len - 1])
+        self._digests = []
+
     def become(self, other: Sequence) -> None:
         """Take over the tokens of `other` and its block table. The caller has seen to the blocks' reference counts."""
         if len(self.tokens) < other.num_tokens:
@@ -190,9 +207,9 @@ class Sequence:
         return held
 
     def drop_blocks(self) -> None:
-        """Forget the block table; the caller has released the blocks."""
+        """Forget the block table and what is computed; the caller has released the blocks."""
         self.block_table[: self.num_blocks] = 0
-        self.num_blocks = 0
+        self.num_blocks = self.num_registered = self.num_computed = 0
 
     def digests(self, count: int, block_size: int) -> list[Digest]:
         """The digests of the first `count` blocks, all of which the sequence has tokens to fill."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from tidewheel.engine.beam_search import Hypothesis
 from tidewheel.engine.cost_model import StepLoad
 from tidewheel.engine.request import FinishReason
 from tidewheel.engine.sequence import Sequence
@@ -28,7 +29,6 @@ class Chunk:
         """Whether the sequence is computed up to its last token after this chunk."""
         return self.sequence.num_computed + self.num_tokens == self.sequence.num_tokens
 
-    @property
     def sampled(self) -> list[Sequence]:
         """The sequences that get a token from this chunk; none if the prompt was all that was wanted."""
         sequence = self.sequence
@@ -63,19 +63,22 @@ class Step:
         """Forks that will run after this step and do not yet."""
         return sum([len(chunk.forks) for chunk in self.chunks])
 
-    @property
     def sampled(self) -> list[Sequence]:
         """The sequences that get a token, in the order of the step's first rows. Those of scored tokens follow."""
         if not self.chunks:
             return self.decodes
-        return [*self.decodes, *(sequence for chunk in self.chunks for sequence in chunk.sampled)]
+        return [*self.decodes, *(sequence for chunk in self.chunks for sequence in chunk.sampled())]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of the sequence `key`. `stop_reason` is the stop token that ended it, None for end of sequence."""
+    """The end of the sequence `key`. `stop_reason` is the stop token that ended it, None for end of sequence.
+
+    The `hypothesis` of a search is all that the sequence's choice is to have.
+    """
 
     key: int
     reason: FinishReason
     stop_reason: int | None = None
     error: str | None = None
+    hypothesis: Hypothesis | None = None

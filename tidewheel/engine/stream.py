@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from tidewheel.engine.beam_search import Hypothesis
 from tidewheel.engine.detokenizer import Detokenizer
 from tidewheel.engine.request import FinishReason, PromptLogprobs, RequestOutput, SamplingParams, TokenLogprob
 from tidewheel.engine.stop_strings import StopStrings
@@ -52,6 +53,14 @@ class Choice:
             except Exception as error:
                 self._break(error)
         return self.finished
+
+    def push_all(self, hypothesis: Hypothesis) -> None:
+        """Add all tokens of a beam that has won."""
+        last = len(hypothesis.token_ids) - 1
+        for i, token in enumerate(hypothesis.token_ids):
+            logprob = hypothesis.logprobs[i] if hypothesis.logprobs else None
+            if self.push(token, logprob, ends=i == last and hypothesis.finish_reason is FinishReason.STOP):
+                return
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None) -> None:
         """End the choice, with the text that was held back, unless it has already ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,6 @@ from tidewheel.server.protocol.completions import Completion, CompletionChoice, 
 from tidewheel.server.protocol.decode import BodyDecoder
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.streaming import EventStream, collect, event
-
-_BYTES_PER_LOGPROB = 100  # of JSON, roughly
 
 
 class CompletionsEndpoint:
@@ -77,7 +76,10 @@ class CompletionsEndpoint:
         if body.stream:
             return EventStream(_frames(generation, answer, writer, body), generation)
         outputs = await collect(request.receive, generation)
-        answer.choices = await self._encoder.run(writer.prompt_bytes, lambda: writer.whole(outputs))
+        if sampling.prompt_logprobs is None:
+            answer.choices = writer.whole(outputs)
+        else:  # in a thread, for a long prompt's log-probabilities would hold up all streams
+            answer.choices = await asyncio.to_thread(writer.whole, outputs)
         answer.usage = generation.usage()
         return json_response(answer)
 
@@ -123,14 +125,6 @@ class _ChoiceWriter:
         self._per_prompt = per_prompt
         self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         self._offsets: dict[int, int] = {}  # characters so far of the choices that have begun
-
-    @property
-    def prompt_bytes(self) -> int:
-        """About how much there is to write of the prompts' log-probabilities."""
-        counts = [self._body.prompt_logprobs, self._body.logprobs if self._body.echo else None]
-        per_token = sum(1 + count for count in counts if count is not None)
-        num_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
-        return num_tokens * per_token * self._body.num_choices * _BYTES_PER_LOGPROB
 
     def whole(self, outputs: Sequence[Sequence[RequestOutput]]) -> list[CompletionChoice]:
         """The answer's choices, of all outputs of each choice; the best ones if more were generated."""

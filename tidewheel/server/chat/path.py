@@ -71,12 +71,22 @@ class ChoiceAnswer(msgspec.Struct):
 class ChatRun:
     """One conversation being answered. Read either `deltas` or `whole`, once.
 
-    `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970.
+    `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970,
+    `prompt_token_ids` are the rendered prompt.
     `generation` is for EventStream, which aborts and closes it; who streams by other means calls `close` in the end.
     """
 
-    def __init__(self, generation: Generation, model: str, answers: list[Answer], *, counts_reasoning: bool) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        model: str,
+        prompt_token_ids: list[int],
+        answers: list[Answer],
+        *,
+        counts_reasoning: bool,
+    ) -> None:
         self.id = generation.id
+        self.prompt_token_ids = prompt_token_ids
         self.model = model
         self.created = int(time.time())
         self.generation = generation
@@ -180,9 +190,10 @@ class ChatPath:
             client_id=client_id,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            request_id=body.request_id,
         )
         answers = [self._answer(body, prompt) for _ in range(generation.num_choices)]
-        return ChatRun(generation, model, answers, counts_reasoning=self._reasoning_parser is not None)
+        return ChatRun(generation, model, token_ids, answers, counts_reasoning=self._reasoning_parser is not None)
 
     def encode(self, body: ChatCompletionRequest) -> list[int]:
         """The token ids of a request's prompt. Raises ApiError (400)."""
@@ -209,6 +220,7 @@ class ChatPath:
         )
         # The template writes the special tokens itself.
         token_ids = self._encoder.encode(prompt.text, add_special_tokens=bool(body.add_special_tokens))
+        token_ids = self._encoder.truncated(token_ids, body.truncate_prompt_tokens, body.truncation_side)
         self._encoder.check_prompt(token_ids, "messages")
         return prompt, token_ids
 

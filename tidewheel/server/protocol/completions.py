@@ -21,27 +21,18 @@ class CompletionRequest(GenerationBody, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
 
     add_special_tokens: bool | None = None
     prompt_embeds: Unsupported = None
 
-    @property
-    def num_choices(self) -> int:
-        """How many choices a prompt has in the answer."""
-        return 1 if self.n is None else self.n
-
     def check_supported(self) -> None:
         GenerationBody.check_supported(self)
         if self.suffix:
             raise unsupported("suffix")
-        if self.best_of is not None:
-            if self.best_of < self.num_choices:
-                raise bad_request(f"best_of must be at least n, which is {self.num_choices}", "best_of")
-            if self.stream and self.best_of > self.num_choices:
-                raise unsupported("best_of", " above n in a stream, for which is best is known in the end only")
+        if self.stream and self.best_of is not None and self.best_of > self.num_choices:
+            raise unsupported("best_of", " above n in a stream, for the best are known in the end only")
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts one by one, all as text or all as token ids. Raises ApiError (400) for a mixture or none."""
@@ -65,12 +56,13 @@ class CompletionRequest(GenerationBody, kw_only=True):
         if self.max_tokens is None and self.min_tokens is not None:
             max_tokens = max(max_tokens, self.min_tokens)
         scored = [k for k in (self.prompt_logprobs, self.logprobs if self.echo else None) if k is not None]
-        chosen = self.best_of is not None and self.best_of > self.num_choices
+        num_sampled = None if self.use_beam_search else self.best_of
+        chosen = num_sampled is not None and num_sampled > self.num_choices
         return EndpointSampling(
             max_tokens,
             0 if chosen and self.logprobs is None else self.logprobs,
-            {} if self.best_of is None else {"n": "best_of"},
-            n=self.best_of,
+            {} if num_sampled is None else {"n": "best_of"},
+            n=num_sampled,
             prompt_logprobs=max(scored, default=None),
             prompt_only=bool(self.echo or self.prompt_logprobs is not None),
         )

@@ -17,6 +17,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _INSTEAD = {
     "ec_transfer_params": "encode and prefill on this server, which keeps no caches elsewhere",
+    "early_stopping": "a beam search ends as soon as no beam can become better than those that have ended",
     "kv_transfer_params": "prefill and decode on this server, which keeps no caches elsewhere",
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
     "logprob_token_ids": "use logprobs",

@@ -47,6 +47,9 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -71,6 +74,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     session_id: str | None = None
     store: bool | None = None
 
+    early_stopping: Unsupported = None
     allowed_token_ids: Unsupported = None
     bad_words: Unsupported = None
     guided_choice: Unsupported = None
@@ -81,7 +85,6 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_whitespace_pattern: Unsupported = None
     ec_transfer_params: Unsupported = None
     kv_transfer_params: Unsupported = None
-    length_penalty: Unsupported = None
     logits_processors: Unsupported = None
     logprob_token_ids: Unsupported = None
     repetition_detection: Unsupported = None
@@ -90,9 +93,13 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     routed_experts_prompt_start: Unsupported = None
     stream_interval: Unsupported = None
     structured_outputs: Unsupported = None
-    use_beam_search: Unsupported = None
     vllm_xargs: Unsupported = None
     watermarking: Unsupported = None
+
+    @property
+    def num_choices(self) -> int:
+        """How many choices a prompt has in the answer."""
+        return 1 if self.n is None else self.n
 
     @property
     def include_usage(self) -> bool:
@@ -113,6 +120,10 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise unsupported("stream_options.include_obfuscation", " unless it is false")
         if self.prompt_logprobs is not None and self.stream:
             raise unsupported("prompt_logprobs", " in a stream: leave out stream")
+        if self.use_beam_search and self.stream:
+            raise unsupported("use_beam_search", " in a stream, for the best beams are known in the end only")
+        if self.best_of is not None and self.best_of < self.num_choices:
+            raise bad_request(f"best_of must be at least n, which is {self.num_choices}", "best_of")
         if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
             raise bad_request("request_id must be 1 to 128 visible ASCII characters", "request_id")
         if self.response_format is not None and self.response_format.get("type") != "text":
@@ -154,7 +165,12 @@ def sampling_params(
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stop) > MAX_STOP_STRINGS:
         raise bad_request(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(stop)}", "stop")
-    n = body.n if endpoint.n is None else endpoint.n
+    n = body.num_choices if endpoint.n is None else endpoint.n
+    names = endpoint.names
+    if body.use_beam_search:
+        # What a model's own defaults say of sampling does not concern a search.
+        defaults, n = {}, body.num_choices
+        names = {**names, "beam_width": "n" if body.best_of is None else "best_of"}
     try:
         if endpoint.max_tokens == 0 and not endpoint.prompt_only:
             raise InvalidRequestError("max_tokens must be at least 1, got 0", "max_tokens")
@@ -176,12 +192,14 @@ def sampling_params(
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
             spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
-            n=1 if n is None else n,
+            n=n,
             logprobs=endpoint.logprobs,
             prompt_logprobs=endpoint.prompt_logprobs,
+            beam_width=(body.best_of or n) if body.use_beam_search else None,
+            length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         )
     except InvalidRequestError as error:
-        name = endpoint.names.get(error.param or "")
+        name = names.get(error.param or "")
         if name is None:
             raise
         raise InvalidRequestError(str(error).replace(str(error.param), name, 1), name) from None
