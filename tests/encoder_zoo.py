@@ -137,8 +137,8 @@ def model(name: str) -> Any:
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     case = CASES[name]
-    ids = {f"{token}_token_id": i for i, token in enumerate(("pad", "bos", "eos"))}
-    config = AutoConfig.for_model(case.model_type, **{"vocab_size": tokenizer(name).vocab_size, **ids, **case.config})
+    known = {"vocab_size": tokenizer(name).vocab_size, "pad_token_id": tokenizer(name).pad_token_id}
+    config = AutoConfig.for_model(case.model_type, **known, **case.config)
     factory = AutoModelForSequenceClassification if case.classifies else AutoModel
     made = factory.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(0)
@@ -159,15 +159,16 @@ def tokenizer(name: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     is_roberta = CASES[name].model_type in ("roberta", "mpnet")
-    pad, first, last, unknown = ("<pad>", "<s>", "</s>", "<unk>") if is_roberta else ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
-    vocabulary = {token: i for i, token in enumerate((pad, first, last, unknown))}
-    edges = [(first, 1), (last, 2)]
+    specials = ["<s>", "<pad>", "</s>", "<unk>"] if is_roberta else ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    vocabulary = {token: i for i, token in enumerate(specials)}
+    first, pad, last, unknown = specials if is_roberta else (specials[1], specials[0], *specials[2:])
+    edges = [(first, vocabulary[first]), (last, vocabulary[last])]
     if is_roberta:
         for character in sorted(pre_tokenizers.ByteLevel.alphabet()):
             vocabulary[character] = len(vocabulary)
         inner = Tokenizer(models.BPE(vocabulary, [], unk_token=unknown))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        inner.post_processor = processors.RobertaProcessing((last, 2), (first, 1), add_prefix_space=False)
+        inner.post_processor = processors.RobertaProcessing(edges[1], edges[0], add_prefix_space=False)
     else:
         characters = sorted({c for word in [*WORDS, "abcdefghijklmnopqrstuvwxyz:"] for c in word})
         for token in [*WORDS, *characters, *(f"##{c}" for c in characters)]:
@@ -178,7 +179,7 @@ def tokenizer(name: str) -> Any:
         inner.post_processor = processors.TemplateProcessing(
             single=f"{first} $A {last}", pair=f"{first} $A {last} $B:1 {last}:1", special_tokens=edges
         )
-    inner.add_special_tokens([pad, first, last, unknown])
+    inner.add_special_tokens(specials)
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token=pad, cls_token=first, sep_token=last, unk_token=unknown
     )

@@ -11,15 +11,20 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from tidewheel import __version__
+from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 from tidewheel.server.api.chat import ChatEndpoint
 from tidewheel.server.api.completions import CompletionsEndpoint
+from tidewheel.server.api.embeddings import EmbeddingsEndpoint
 from tidewheel.server.api.health import health_routes
 from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
+from tidewheel.server.api.scoring import ScoringEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
+from tidewheel.server.encoder_metrics import EncoderMetrics
+from tidewheel.server.encoders import ServedEncoders
 from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
 from tidewheel.server.metrics import ServerMetrics
@@ -43,25 +48,36 @@ class AppOptions:
     log_requests: bool = True
 
 
-def build_app(engine: Engine, options: AppOptions) -> Starlette:
-    """The ASGI application. Its lifespan starts and stops the engine. Raises ModelError for an unusable template."""
+def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine | None = None) -> Starlette:
+    """The ASGI application. Its lifespan starts and stops the engines. Raises ModelError for an unusable template, or
+    if two models have one name."""
+    encoder_engine = encoder_engine or EncoderEngine()
     tokenizer = engine.tokenizer
-    models = ServedModels(options.served_model_names or [engine.model_name], engine.model_name, engine.max_model_len)
+    models = ServedModels(
+        options.served_model_names or [engine.model_name],
+        engine.model_name,
+        engine.max_model_len,
+        encoder_engine.encoders.values(),
+    )
     template = ChatTemplate(options.chat_template or tokenizer.chat_template, tokenizer.special_tokens_map)
     defaults = engine.generation_defaults if options.sampling_defaults is None else options.sampling_defaults
     tool_parser = TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
     metrics = ServerMetrics(engine, models.default)
     generations = Generations(engine, metrics, log_requests=options.log_requests)
+    encoder_metrics = EncoderMetrics(encoder_engine)
+    encoders = ServedEncoders(encoder_engine, encoder_metrics, log_requests=options.log_requests)
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
     shared = (generations, metrics, defaults, fingerprint)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         engine.start()
+        encoder_engine.start()
         try:
             yield
         finally:
+            await encoder_engine.stop()
             await engine.stop()
             encoder.close()
 
@@ -76,7 +92,9 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
             *models.routes(),
             *TokenizeEndpoints(models, encoder, template).routes(),
             *health_routes(engine),
-            *metrics_routes(metrics),
+            *EmbeddingsEndpoint(encoders, encoder).routes(),
+            *ScoringEndpoints(encoders, encoder).routes(),
+            *metrics_routes(metrics, encoder_metrics),
         ],
         middleware=middleware,
         exception_handlers=exception_handlers(),

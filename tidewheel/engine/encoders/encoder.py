@@ -6,7 +6,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +31,12 @@ _ROUNDING = 2e-3
 class ScorePlan:
     """What an encoder has to compute to score pairs, and how the scores come of it.
 
-    `sources[i]` says which text `inputs[i]` is, or, where it holds a pair, its document. `scores` takes the rows that
-    the inputs gave and returns one number a pair.
+    `sources[i]` says which text `inputs[i]` is: (0, a query's index) or (1, a document's), which stands for a pair too.
+    `scores` takes the rows that the inputs gave and returns one number a pair.
     """
 
     inputs: list[EncoderInput]
-    sources: list[tuple[Literal["query", "document"], int]]
+    sources: list[tuple[int, int]]
     scores: Callable[[Floats], NDArray[np.float64]]
 
 
@@ -161,18 +160,20 @@ class Embedder(Encoder):
             item = EncoderInput(item.token_ids, item.type_ids, self.tokenizer.prompt_length(prompt))
         return item
 
-    def vectors(self, rows: Floats, *, dimensions: int | None = None, normalize: bool | None = None) -> Floats:
-        """The embeddings that the model gives for rows of `run`, by default normalized as the model says.
-
-        `dimensions` cuts them to their first components (Matryoshka, arXiv 2205.13147). Shape [N, dimensions]. Raises
-        InvalidRequestError for more than there are, and where the graph itself normalizes what must not be.
-        """
+    def check_vectors(self, *, dimensions: int | None, normalize: bool | None) -> None:
+        """Raises InvalidRequestError for more dimensions than there are, and where normalizing cannot be left out."""
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise InvalidRequestError(
                 f"dimensions must be between 1 and {self.width}, what {self.name} has, got {dimensions}", "dimensions"
             )
         if normalize is False and self._normalizes and self._output == _POOLED_OUTPUT:
             raise InvalidRequestError(f"normalize must not be false: the graph of {self.name} normalizes", "normalize")
+
+    def vectors(self, rows: Floats, *, dimensions: int | None = None, normalize: bool | None = None) -> Floats:
+        """The embeddings that rows of `run` stand for, normalized as the model says if `normalize` does not.
+
+        `dimensions` cuts them to their first components (Matryoshka, arXiv 2205.13147). Shape [N, dimensions].
+        """
         vectors = rows[:, :dimensions]
         return normalized(vectors) if normalize or (normalize is None and self._normalizes) else vectors
 
@@ -184,8 +185,7 @@ class Embedder(Encoder):
         inputs = [self.encode(text, prompt_name=query_prompt, truncate_to=truncate_to) for text in queries]
         inputs += [self.encode(text, prompt_name=document_prompt, truncate_to=truncate_to) for text in documents]
         n = len(queries)
-        sources: list[tuple[Literal["query", "document"], int]] = [("query", i) for i in range(n)]
-        sources += [("document", i) for i in range(len(documents))]
+        sources = [*((0, i) for i in range(n)), *((1, i) for i in range(len(documents)))]
         return ScorePlan(inputs, sources, lambda rows: cosines(rows[:n], rows[n:]))
 
     def _prompt_among(self, names: Sequence[str]) -> str | None:
@@ -232,7 +232,7 @@ class CrossEncoder(Encoder):
             self.tokenizer.encode(query, document, truncate_to=truncate_to)
             for query, document in zip(repeated, documents, strict=True)
         ]
-        return ScorePlan(inputs, [("document", i) for i in range(len(inputs))], lambda rows: rows[:, 0].astype(float))
+        return ScorePlan(inputs, [(1, i) for i in range(len(inputs))], lambda rows: rows[:, 0].astype(float))
 
     def _choose_output(self, description: EncoderDescription) -> str:
         if _LOGITS not in self._graph.outputs:

@@ -76,7 +76,8 @@ class EncoderTokenizer:
         room = truncate_to - special
         if room < 1:
             raise InvalidRequestError(
-                f"{truncate_to} tokens have no room for text beside {special} special ones", "truncate_prompt_tokens"
+                f"truncate_prompt_tokens must leave room for text beside {special} special tokens, got {truncate_to}",
+                "truncate_prompt_tokens",
             )
         first = tokenizer.encode(text, add_special_tokens=False)
         if pair is None:
