@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from server.conftest import RunningServer, ServerProcess, StartServer
 
 from tidewheel.engine.encoders.launch import load_encoders
+from tidewheel.engine.errors import ModelError
 
 EMBEDDINGS = "/v1/embeddings"
 CHAT = {"messages": [{"role": "user", "content": "SAY(a)YAS"}]}
@@ -67,7 +70,7 @@ def test_the_openai_client(real: ServerProcess, encoding: Any) -> None:
     assert chat.choices[0].message.content
     got: list[Any] = [item.embedding for item in answer.data]
     if encoding == "base64":
-        got = [np.frombuffer(__import__("base64").b64decode(item), "<f4") for item in got]
+        got = [np.frombuffer(base64.b64decode(item), "<f4") for item in got]
     np.testing.assert_allclose(np.array(got), zoo.reference("bert", texts), **TOLERANCE)
     assert answer.usage.prompt_tokens == answer.usage.total_tokens
     assert answer.usage.total_tokens == sum(len(zoo.tokenizer("bert")(text)["input_ids"]) for text in texts)
@@ -77,7 +80,7 @@ def test_numbers_and_base64_are_the_same_floats(server: RunningServer) -> None:
     body = {"model": "embed", "input": "the tide turns a wheel"}
     numbers = vectors(server.post(EMBEDDINGS, body))
     text = server.post(EMBEDDINGS, {**body, "encoding_format": "base64"}).json()["data"][0]["embedding"]
-    np.testing.assert_array_equal(numbers[0], np.frombuffer(__import__("base64").b64decode(text), "<f4"))
+    np.testing.assert_array_equal(numbers[0], np.frombuffer(base64.b64decode(text), "<f4"))
 
 
 def test_token_ids_are_taken_as_they_are(server: RunningServer) -> None:
@@ -204,8 +207,9 @@ def test_any_input_gives_vectors_or_says_what_is_wrong(
 
 
 def test_many_requests_at_once_get_what_each_gets_alone(server: RunningServer) -> None:
-    texts = zoo.texts(160, seed=5, most=14)
-    requests = [texts[i : i + 1 + i % 5] for i in range(150)]
+    count = 80
+    texts = zoo.texts(count + 5, seed=5, most=14)
+    requests = [texts[i : i + 1 + i % 5] for i in range(count)]
 
     async def ask(client: httpx.AsyncClient, model: str, request: list[str]) -> np.ndarray[Any, Any]:
         return vectors(await client.post(EMBEDDINGS, json={"model": model, "input": request}))
@@ -213,8 +217,8 @@ def test_many_requests_at_once_get_what_each_gets_alone(server: RunningServer) -
     async def together() -> list[np.ndarray[Any, Any]]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False, limits=limits) as client:
-            models = ["embed" if i % 2 else "raw" for i in range(150)]
-            return list(await asyncio.gather(*map(ask, [client] * 150, models, requests)))
+            models = ["embed" if i % 2 else "raw" for i in range(count)]
+            return list(await asyncio.gather(*map(ask, [client] * count, models, requests)))
 
     wanted = {"embed": zoo.reference("bert", texts), "raw": zoo.reference("roberta-cls", texts)}
     before = server.http.get("/metrics").text
@@ -222,7 +226,7 @@ def test_many_requests_at_once_get_what_each_gets_alone(server: RunningServer) -
         np.testing.assert_allclose(got, wanted["embed" if i % 2 else "raw"][i : i + len(got)], **TOLERANCE)
     after = server.http.get("/metrics").text
     batches = [metric(text, "encoder_batches_total", model) for text in (before, after) for model in ("embed", "raw")]
-    assert batches[2] - batches[0] + batches[3] - batches[1] < 150  # requests shared them
+    assert batches[2] - batches[0] + batches[3] - batches[1] < count  # requests shared them
 
 
 def metric(text: str, name: str, model: str, **labels: str) -> float:
@@ -230,7 +234,7 @@ def metric(text: str, name: str, model: str, **labels: str) -> float:
     for line in text.splitlines():
         key, _, value = line.rpartition(" ")
         found, _, listed = key.partition("{")
-        if found == f"tidewheel:{name}" and ",".join(sorted(listed.rstrip("}").split(","))) in (wanted, f"{wanted}"):
+        if found == f"tidewheel:{name}" and ",".join(sorted(listed.rstrip("}").split(","))) == wanted:
             return float(value)
     raise AssertionError(f"no {name} for {model} with {labels}")
 
@@ -259,6 +263,35 @@ def test_a_client_that_has_gone_does_not_keep_the_queue(start_server: StartServe
     if metric(text, "encoder_requests_total", "embed", finished_reason="abort"):  # else it was served before it left
         assert encoders.stats()["embed"].tokens_total < 2048 * 64
     assert vectors(server.post(EMBEDDINGS, {"input": "still here"})).shape == (1, 32)
+
+
+def test_sigterm_lets_running_requests_finish() -> None:
+    process = ServerProcess("--embedding-model", str(zoo.folder("bert")))
+    answers: list[httpx.Response] = []
+    body = {"input": [[20 + i % 9] * 64 for i in range(1000)], "encoding_format": "base64"}
+
+    def ask() -> None:
+        answers.append(httpx.post(process.url + EMBEDDINGS, json=body, timeout=60, trust_env=False))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    name = str(zoo.folder("bert"))
+    until(lambda: metric(httpx.get(f"{process.url}/metrics", trust_env=False).text, "encoder_batches_total", name))
+    process.process.terminate()
+    thread.join(60)
+    assert process.process.wait(30) == 0
+    process.stop()
+    assert len(answers[0].json()["data"]) == 1000
+
+
+def test_health_tells_of_a_dead_encoder_thread(start_server: StartServer) -> None:
+    encoders = load_encoders([str(zoo.folder("bert"))], ["embed"])
+    server = start_server(encoders=encoders)
+    assert server.http.get("/health").status_code == 200
+    encoders.failure = RuntimeError("out of order")
+    response = server.http.get("/health")
+    assert response.status_code == 503
+    assert "out of order" in response.json()["error"]["message"]
 
 
 def until(condition: Any) -> None:
@@ -290,6 +323,11 @@ def test_without_embedding_models_the_endpoints_say_how_to_have_some(start_serve
         assert response.status_code == 404
         assert "--embedding-model" in response.json()["error"]["message"]
     assert "encoder" not in bare.http.get("/metrics").text
+
+
+def test_two_models_cannot_have_one_name(start_server: StartServer) -> None:
+    with pytest.raises(ModelError, match="scripted names the chat model and an embedding model"):
+        start_server(encoders=load_encoders([str(zoo.folder("bert"))], ["scripted"]))
 
 
 def test_requests_are_logged_without_their_texts(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:

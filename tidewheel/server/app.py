@@ -91,7 +91,7 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             *CompletionsEndpoint(models, encoder, *shared).routes(),
             *models.routes(),
             *TokenizeEndpoints(models, encoder, template).routes(),
-            *health_routes(engine),
+            *health_routes(engine, encoder_engine),
             *EmbeddingsEndpoint(encoders, encoder).routes(),
             *ScoringEndpoints(encoders, encoder).routes(),
             *metrics_routes(metrics, encoder_metrics),

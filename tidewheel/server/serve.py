@@ -50,7 +50,8 @@ def run(arguments: Sequence[str]) -> int:
         gc.collect()
         gc.freeze()  # what was made until now stays: no collection need walk it while streams wait
         address = _printable_address(listener)
-        logger.info("Serving %s on %s", ", ".join(names) or engine.model_name, address)
+        served = [*(names or [engine.model_name]), *encoder_engine.encoders]
+        logger.info("Serving %s on %s", ", ".join(served), address)
         config = uvicorn.Config(
             app,
             loop="uvloop",

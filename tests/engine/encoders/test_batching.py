@@ -43,7 +43,7 @@ def test_a_batch_holds_its_anchor_and_its_bounds(lengths: list[int], data: Any, 
     real, padded = sum(lengths[start:end]), (end - start) * lengths[end - 1]
     if end - start > 1:
         assert padded <= max_tokens
-        assert padded - real <= max(64, real / 4)
+        assert padded - real <= max(16, real / 20)
 
 
 def test_equal_lengths_fill_a_batch() -> None:

@@ -172,6 +172,7 @@ def test_a_dead_thread_leaves_nobody_waiting() -> None:
                     await future
             with pytest.raises(EngineDeadError, match="a fatal token"):
                 engine.submit(encoder, inputs(20))
+            assert isinstance(engine.failure, SystemExit)
 
     run(test)
 
@@ -179,9 +180,9 @@ def test_a_dead_thread_leaves_nobody_waiting() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
 def test_only_the_encoder_thread_steps_back() -> None:
     async def test() -> None:
-        before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        before, others = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), threading.enumerate()
         async with running():
-            (thread,) = [one for one in threading.enumerate() if one.name == "tidewheel-encoders"]
+            (thread,) = [one for one in threading.enumerate() if one not in others]
             assert thread.native_id is not None
             await until(lambda: os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) > before)
         assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before

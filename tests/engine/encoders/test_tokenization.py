@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import encoder_zoo as zoo
 import pytest
 from hypothesis import given, settings
@@ -48,6 +50,13 @@ def test_no_room_for_text_is_refused() -> None:
     assert refused.value.param == "truncate_prompt_tokens"
     with pytest.raises(InvalidRequestError, match="3 special"):
         tokenizer.encode("the tide", "turns", truncate_to=3)
+
+
+def test_a_tokenizer_may_say_that_it_gives_no_type_ids(tmp_path: Path) -> None:
+    assert load("bert").encode("the", "tide").type_ids == [0, 0, 0, 1, 1]
+    names = {"model_input_names": ["input_ids", "attention_mask"]}
+    folder = zoo.changed("bert", tmp_path / "model", tokenizer_config=names)
+    assert EncoderTokenizer.load(folder).encode("the", "tide").type_ids is None
 
 
 def test_a_prompts_length_leaves_out_the_separator_behind_it() -> None:

@@ -15,8 +15,9 @@ from tidewheel.engine.encoders.tokenization import EncoderInput
 
 MAX_BATCH_TOKENS = 1024
 """Padding included. A CPU computes larger batches no faster, and whoever comes next would wait longer."""
-_MAX_PADDING = 0.25  # of the real tokens
-_FREE_PADDING = 64  # tokens
+# Padding takes as long as text: short batches of like lengths were 10% faster than full ones with a fifth of padding.
+_MAX_PADDING = 0.05  # of the real tokens
+_FREE_PADDING = 16  # tokens
 
 
 class Job:

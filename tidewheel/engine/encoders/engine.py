@@ -38,6 +38,7 @@ class EncoderEngine:
     """
 
     def __init__(self, encoders: Sequence[Encoder] = ()) -> None:
+        self.failure: BaseException | None = None
         self.encoders: Mapping[str, Encoder] = {encoder.name: encoder for encoder in encoders}
         self._encoder_loop = EncoderLoop(encoders, self._post)
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -110,6 +111,7 @@ class EncoderEngine:
             else:
                 future.set_exception(job.failure)
         if death is not None:
+            self.failure = death
             self._refusal = f"the encoders have failed: {death}"
             self._fail_all(self._refusal)
 

@@ -70,8 +70,8 @@ class EncoderLoop:
         self._wake.set()
 
     def _run(self) -> None:
-        lower_thread_priority()
         try:
+            lower_thread_priority()
             while self._take_messages():
                 batch = self.queue.next_batch()
                 if batch and (ended := self._run_batch(batch)):
@@ -131,4 +131,7 @@ class EncoderLoop:
 def lower_thread_priority() -> None:
     """Let the chat model's threads go before the calling one and those it starts, where the system can."""
     if sys.platform == "linux":  # elsewhere it would be the whole process
-        os.nice(_NICE)
+        try:
+            os.nice(_NICE)
+        except OSError as error:  # a sandbox may forbid it
+            logger.warning("The encoders' threads keep their priority and may slow the chat model: %s", error)

@@ -9,6 +9,7 @@ from pathlib import Path
 import tokenizers
 
 from tidewheel.engine.errors import InvalidRequestError, ModelError
+from tidewheel.engine.models.folder import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class EncoderInput:
 class EncoderTokenizer:
     """A model folder's `tokenizer.json`. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, *, lower_case: bool = False) -> None:
-        """`lower_case` is for models whose tokenizer expects it to be done before."""
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, lower_case: bool = False, has_type_ids: bool = True) -> None:
+        """`lower_case` is for models whose tokenizer expects it to be done before. Without `has_type_ids` all are 0."""
         self.pad_token_id: int | None = (tokenizer.padding or {}).get("pad_id")
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -35,6 +36,7 @@ class EncoderTokenizer:
             own = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
             tokenizer.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.Lowercase(), *own])
         self._tokenizer = tokenizer
+        self._has_type_ids = has_type_ids
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
@@ -51,7 +53,9 @@ class EncoderTokenizer:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise ModelError(f"{path} is not a tokenizer that can be used: {error}") from error
-        return cls(tokenizer, lower_case=lower_case)
+        config_path = folder / "tokenizer_config.json"
+        names = (read_json(config_path) if config_path.exists() else {}).get("model_input_names")
+        return cls(tokenizer, lower_case=lower_case, has_type_ids=names is None or "token_type_ids" in names)
 
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True, truncate_to: int | None = None
@@ -61,7 +65,7 @@ class EncoderTokenizer:
         encoding = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
         if truncate_to is not None and len(encoding.ids) > truncate_to:
             encoding = self._truncated(text, pair, add_special_tokens, truncate_to)
-        return EncoderInput(encoding.ids, encoding.type_ids)
+        return EncoderInput(encoding.ids, encoding.type_ids if self._has_type_ids else None)
 
     def prompt_length(self, prompt: str) -> int:
         """How many tokens a prompt takes at the beginning of a text, special ones included."""

@@ -40,13 +40,14 @@ class EmbeddingsEndpoint:
         body = self._decode(raw)
         model = self._encoders.embedder(body.model)
         model.check_vectors(dimensions=body.dimensions, normalize=body.normalize)
-        inputs = await self._worker.run(len(raw), lambda: _inputs(model, body))
+        given = body.inputs()
+        # Times their number, because short texts have their cost too.
+        inputs = await self._worker.run(len(raw) * len(given), lambda: _inputs(model, body, given))
         answer = await self._encoders.run(request, "embd", model, inputs)
         return await self._worker.run(answer.rows.nbytes, lambda: _response(model, body, answer))
 
 
-def _inputs(model: Embedder, body: EmbeddingRequest) -> list[EncoderInput]:
-    given: Sequence[str | list[int]] = body.inputs()
+def _inputs(model: Embedder, body: EmbeddingRequest, given: Sequence[str | list[int]]) -> list[EncoderInput]:
     truncate_to = truncation(model, body.truncate_prompt_tokens)
     inputs: list[EncoderInput] = []
     for i, item in enumerate(given):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.engine.encoders.encoder import Encoder, ScorePlan
 from tidewheel.server.api.json_response import json_response
-from tidewheel.server.encoders import ServedEncoders, check_input, truncation
+from tidewheel.server.encoders import EncoderAnswer, ServedEncoders, check_input, truncation
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.decode import BodyDecoder
 from tidewheel.server.protocol.scoring import (
@@ -51,37 +51,25 @@ class ScoringEndpoints:
         model = self._encoders.scorer(body.model)
         queries, documents = body.texts()
         names = (_names("text_1", body.text_1), _names("text_2", body.text_2))
-        plan = await self._worker.run(
-            len(raw), lambda: _plan(model, queries, documents, names, body.truncate_prompt_tokens)
-        )
+        limit = body.truncate_prompt_tokens
+        # A cross-encoder reads a single query once with each document.
+        plan = await self._worker.run(len(raw) * len(documents), lambda: _plan(model, queries, documents, names, limit))
         answer = await self._encoders.run(request, "score", model, plan.inputs)
-        scores = enumerate(plan.scores(answer.rows).tolist())
-        return json_response(
-            ScoreList(
-                id=answer.id,
-                created=answer.created,
-                model=model.name,
-                data=[Score(index=i, score=score) for i, score in scores],
-                usage=answer.usage,
-            )
-        )
+        return await self._worker.run(answer.rows.nbytes, lambda: _scores(model, plan, answer))
 
     async def _rerank(self, request: Request) -> Response:
         raw = await request.body()
         body = self._decode_rerank(raw)
         model = self._encoders.scorer(body.model)
-        documents, limit = body.texts(), body.limit()
+        documents, top = body.texts(), body.limit()
         names = (["query"], [f"documents[{i}]" for i in range(len(documents))])
+        limit = body.truncate_prompt_tokens
         plan = await self._worker.run(
-            len(raw), lambda: _plan(model, [body.query], documents, names, body.truncate_prompt_tokens)
+            len(raw) * len(documents), lambda: _plan(model, [body.query], documents, names, limit)
         )
         answer = await self._encoders.run(request, "rerank", model, plan.inputs)
-        scores = plan.scores(answer.rows)
-        results = [RerankResult(index=i, relevance_score=float(scores[i])) for i in _best(scores, limit)]
-        if body.return_documents is not False:
-            for result in results:
-                result.document = RankedDocument(documents[result.index])
-        return json_response(RerankList(id=answer.id, model=model.name, usage=answer.usage, results=results))
+        shown = None if body.return_documents is False else documents
+        return await self._worker.run(answer.rows.nbytes, lambda: _ranking(model, plan, answer, top, shown))
 
 
 def _plan(
@@ -101,7 +89,24 @@ def _names(param: str, given: str | list[str]) -> list[str]:
     return [param] if isinstance(given, str) else [f"{param}[{i}]" for i in range(len(given))]
 
 
-def _best(scores: NDArray[np.float64], limit: int) -> list[int]:
-    """The places of the highest scores; equal ones stay in order."""
-    places: list[int] = np.argsort(-scores, kind="stable")[:limit].tolist()
-    return places
+def _scores(model: Encoder, plan: ScorePlan, answer: EncoderAnswer) -> Response:
+    data = [Score(index=i, score=score) for i, score in enumerate(plan.scores(answer.rows).tolist())]
+    return json_response(
+        ScoreList(id=answer.id, created=answer.created, model=model.name, data=data, usage=answer.usage)
+    )
+
+
+def _ranking(
+    model: Encoder, plan: ScorePlan, answer: EncoderAnswer, top: int, documents: Sequence[str] | None
+) -> Response:
+    scores = plan.scores(answer.rows)
+    best = np.argsort(-scores, kind="stable")[:top].tolist()  # stable: equal ones stay in order
+    results = [
+        RerankResult(
+            index=i,
+            document=msgspec.UNSET if documents is None else RankedDocument(documents[i]),
+            relevance_score=float(scores[i]),
+        )
+        for i in best
+    ]
+    return json_response(RerankList(id=answer.id, model=model.name, usage=answer.usage, results=results))
