@@ -48,16 +48,16 @@ StartServer = Callable[..., RunningServer]
 
 @pytest.fixture(scope="session")
 def start_server() -> Iterator[StartServer]:
-    """Starts servers, by the options of AppOptions and, as `engine`, of ScriptedEngine; all stop in the end.
+    """Starts servers, by the options of AppOptions and, as `engine`, an engine or the options of ScriptedEngine.
 
-    `encoders` are embedding models to serve too.
+    `encoders` are embedding models to serve too. All stop in the end.
     """
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
     def start(
-        engine: dict[str, Any] | None = None, encoders: EncoderEngine | None = None, **options: Any
+        engine: ScriptedEngine | dict[str, Any] | None = None, encoders: EncoderEngine | None = None, **options: Any
     ) -> RunningServer:
-        scripted = ScriptedEngine(**engine or {})
+        scripted = engine if isinstance(engine, ScriptedEngine) else ScriptedEngine(**engine or {})
         app = build_app(scripted, AppOptions(**options), encoders)
         config = uvicorn.Config(app, port=0, loop="uvloop", http="httptools", ws="none", log_config=None, lifespan="on")
         server = uvicorn.Server(config)

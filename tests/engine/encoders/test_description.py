@@ -69,6 +69,8 @@ RANKER = {"architectures": ["BertForSequenceClassification"], "max_position_embe
         ({"modules": [{"type": "a.StaticEmbedding"}]}, "StaticEmbedding"),
         ({"1_Pooling__config": None}, "1_Pooling/config.json does not exist"),
         ({"1_Pooling__config": {"pooling_mode": "median"}}, "'median' is not known; known are cls, max, mean"),
+        ({"1_Pooling__config": {"pooling_mode": [["mean"]]}}, "['mean'] is not known"),
+        ({"1_Pooling__config": {"pooling_mode": 1}}, "1 is not known"),
         ({"tokenizer": None}, "has no tokenizer.json"),
         ({"tokenizer": {}}, "tokenizer.json is not a tokenizer"),
         ({"config": BERT, "sentence_bert_config": {}}, "max_seq_length"),

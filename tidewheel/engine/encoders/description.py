@@ -136,11 +136,11 @@ class _Modules:
     def _read_pooling(self, path: Path) -> None:
         config = read_json(path)
         modes = config.get("pooling_mode") or [mode for flag, mode in _MODE_FLAGS.items() if config.get(flag)]
-        modes = [modes] if isinstance(modes, str) else modes or ["mean"]
-        for mode in modes:
-            if mode not in POOLING_MODES:
+        modes = modes if isinstance(modes, list) else [modes]
+        for mode in modes or ["mean"]:
+            if not isinstance(mode, str) or mode not in POOLING_MODES:
                 raise ModelError(f"{path}: pooling mode {mode!r} is not known; known are {', '.join(POOLING_MODES)}")
-        self.pooling = tuple(modes)
+        self.pooling = tuple(modes or ["mean"])
         self.pools_prompt = config.get("include_prompt", True) is not False
 
 
