@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import insort
-from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import zip_longest
@@ -17,11 +15,12 @@ from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.request import FinishReason
 from tidewheel.engine.sampling import NO_TOKEN
 from tidewheel.engine.sequence import Sequence, SequenceState
+from tidewheel.engine.sequence_blocks import SequenceBlocks
 from tidewheel.engine.step import Chunk, Finished, Step
+from tidewheel.engine.waiting import WaitingQueue
 
 _NO_TOKEN_ERROR = "the model gave no token that may be sampled: its logits are not finite, or all are forbidden"
 _ALIGNED_BLOCKS = 4  # chunks of this many and more end where a block does
-_STALE_ENTRIES = 64  # finished entries that the waiting heap may keep
 
 
 class Scheduler:
@@ -31,9 +30,8 @@ class Scheduler:
     blocks, keeps its tokens, and is computed again when there is room. The first in order can always go on, because
     no sequence is longer than the pool; so everything ends.
 
-    The choices of a request start together from the end of its prompt, which is computed once. They share its blocks;
-    the last one, if it is not full, is copied by all but one of its holders when they first write to it. So do the
-    beams of a search, which run in the same steps, start and are preempted together, and then start over.
+    The choices of a request start together from the end of its prompt, which is computed once. So do the beams of a
+    search, which run in the same steps, are preempted together, and then start over.
     """
 
     def __init__(
@@ -50,14 +48,13 @@ class Scheduler:
         self._chunked_prefill = limits.chunked_prefill
         # Whole prompts may be too long to fit beside the decodes, so they get steps of their own.
         self._mixed_steps = limits.mixed_steps and limits.chunked_prefill
-        self._prefix_caching = enable_prefix_caching
+        self._blocks = SequenceBlocks(pool, prefix_caching=enable_prefix_caching)
         self._sequences: dict[int, Sequence] = {}
-        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # a heap; finished ones are dropped when met
+        self._waiting = WaitingQueue()
         self._prefilling: list[Sequence] = []  # in order
         self._decoding: list[Sequence] = []  # replaced, never changed in place: steps refer to it
         self._decode_version = 0
         self._searches: list[BeamSearch] = []  # those that run
-        self._forked: dict[int, Sequence] = {}  # by key; since the last decode, so their last blocks may be shared
         self._prefilled_last = False
 
     @property
@@ -124,7 +121,7 @@ class Scheduler:
         for sequence in step.decodes:
             sequence.num_computed += 1
             if sequence.num_computed % block_size == 0:
-                self._register_full_blocks(sequence)
+                self._blocks.register_full(sequence)
             if sequence.beams is None:
                 self._append(sequence, token_ids[row], finished)
             else:
@@ -136,7 +133,7 @@ class Scheduler:
             score_row += chunk.num_scored
             sequence.num_computed += chunk.num_tokens
             sequence.num_scored += chunk.num_scored
-            self._register_full_blocks(sequence)
+            self._blocks.register_full(sequence)
             if sampled:
                 self._start_decoding(sampled)
             elif is_last:
@@ -158,7 +155,7 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError unless queues and blocks agree with each other."""
         running = self._prefilling + self._decoding
-        waiting = [s for _, s in self._waiting if s.state is SequenceState.WAITING]
+        waiting = self._waiting.sequences()
         waiting += [fork for s in self._sequences.values() for fork in s.waiting_forks]
         searches = {id(s.beams): s.beams for s in self._sequences.values() if s.beams is not None}
         waiting += [s for search in searches.values() for s in search.sequences if s not in search.live]
@@ -185,9 +182,9 @@ class Scheduler:
 
     def _make_way(self) -> None:
         """Preempt running sequences of a lower priority than one that waits and could not run otherwise."""
-        while (head := self._peek()) is not None and self.num_running:
+        while (head := self._waiting.peek()) is not None and self.num_running:
             last = max(self._prefilling + self._decoding, key=_order)
-            if last.priority <= head.priority or self._can_admit(head, self._cached_blocks(head)):
+            if last.priority <= head.priority or self._can_admit(head, self._blocks.cached(head)):
                 return
             self._preempt(last)
 
@@ -195,67 +192,47 @@ class Scheduler:
         """One token of every decoding sequence, each with room for it in a block of its own."""
         block_size = self.pool.block_size
         short = [s for s in self._decoding if s.num_tokens > s.num_blocks * block_size]
-        if short or self._forked:
+        if short or self._blocks.has_forked:
             self._make_room(step)
         step.decodes, step.decode_version = self._decoding, self._decode_version
         step.load = StepLoad(len(self._decoding), sum([s.num_tokens for s in self._decoding]))
 
     def _make_room(self, step: Step) -> None:
-        """Give new blocks to the decoding sequences that have filled theirs, and copies to those that share one."""
-        block_size = self.pool.block_size
+        """See to it that each decoding sequence has a block of its own to write to."""
         while True:
-            short = [s for s in self._decoding if s.num_tokens > s.num_blocks * block_size]
-            sharing = self._sharing()
+            short, sharing = self._blocks.lacking(self._decoding)
             if len(short) + len(sharing) <= self.pool.num_free:
                 break
             self._preempt(max(self._prefilling + self._decoding, key=_order))
-        for sequence in short:
-            sequence.add_blocks(self.pool.allocate(1))
-        for sequence in sharing:
-            last = sequence.num_blocks - 1
-            shared, own = int(sequence.block_table[last]), self.pool.allocate(1)[0]
-            step.copies.append((shared, own))
-            sequence.block_table[last] = own
-            self.pool.release([shared])
-        moved = {s.key for s in short} | self._forked.keys()
-        self._forked = {}
-        step.moved = [row for row, s in enumerate(self._decoding) if s.key in moved]
-
-    def _sharing(self) -> list[Sequence]:
-        """The decoding sequences that are about to write to a block that another one will go on with."""
-        holders: dict[int, list[Sequence]] = defaultdict(list)
-        for sequence in self._forked.values():
-            # One whose last block is full gets a new one.
-            if sequence.state is SequenceState.DECODING and sequence.num_computed % self.pool.block_size:
-                holders[int(sequence.block_table[sequence.num_blocks - 1])].append(sequence)
-        return [sequence for sharing in holders.values() for sequence in sharing[1:]]
+        step.copies, moved = self._blocks.provide(short, sharing)
+        step.moved = [row for row, sequence in enumerate(self._decoding) if sequence.key in moved]
 
     def _add_chunks(self, step: Step) -> None:
         """Fill the step with prompt tokens: of prompts already begun, then of new ones, in order."""
-        if not self._prefilling and not self._waiting:
+        if not self._prefilling and self._waiting.peek() is None:
             return
         limit_ms = self.cost_model.limit_ms(step.load) if self._decoding else None
         for sequence in self._prefilling:
             if not self._add_chunk(step, sequence, limit_ms):
                 return
         deferred: list[Sequence] = []
-        while (sequence_or_none := self._peek()) is not None:
+        while (sequence_or_none := self._waiting.peek()) is not None:
             sequence = sequence_or_none
-            if self._should_await_prefix(sequence):
-                deferred.append(self._pop())
+            if self._blocks.should_await_prefix(sequence):
+                deferred.append(self._waiting.pop())
                 continue
-            cached = self._cached_blocks(sequence)
+            cached = self._blocks.cached(sequence)
             start = len(cached) * self.pool.block_size
             if (
                 not self._can_admit(sequence, cached, step.num_starting)
                 or self._chunk_size(step, sequence, start, limit_ms) == 0
             ):
                 break
-            self._admit(self._pop(), cached)
+            self._admit(self._waiting.pop(), cached)
             if not self._add_chunk(step, sequence, limit_ms):
                 break
         for sequence in deferred:
-            heapq.heappush(self._waiting, (sequence.order, sequence))
+            self._waiting.push(sequence)
 
     def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
         """Run what fits of a prompt; whether all of it did, so that the next one may come."""
@@ -289,42 +266,17 @@ class Scheduler:
         first, *forks = choices
         if first.beams is None:
             first.forks = forks
-        heapq.heappush(self._waiting, (first.order, first))
-
-    def _peek(self) -> Sequence | None:
-        """The first waiting sequence in order."""
-        while self._waiting and self._waiting[0][1].state is not SequenceState.WAITING:
-            heapq.heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
-
-    def _pop(self) -> Sequence:
-        return heapq.heappop(self._waiting)[1]
-
-    def _reusable_blocks(self, sequence: Sequence) -> int:
-        return sequence.num_reusable // self.pool.block_size if self._prefix_caching else 0
-
-    def _cached_blocks(self, sequence: Sequence) -> list[int]:
-        return self.pool.match(sequence.digests(self._reusable_blocks(sequence), self.pool.block_size))
-
-    def _should_await_prefix(self, sequence: Sequence) -> bool:
-        """Whether a running sequence is computing the very block that this one would have to start with."""
-        if sequence.awaited is None or not self.pool.is_pending(sequence.awaited):
-            digests = sequence.digests(self._reusable_blocks(sequence), self.pool.block_size)
-            num_cached = len(self.pool.match(digests))
-            missing = digests[num_cached] if num_cached < len(digests) else None
-            sequence.awaited = missing if missing is not None and self.pool.is_pending(missing) else None
-        return sequence.awaited is not None
+        self._waiting.push(first)
 
     def _can_admit(self, sequence: Sequence, cached: list[int], num_starting: int = 0) -> bool:
         """Whether a prompt has room as a whole, with a block to spare for each running sequence to grow into.
 
         `num_starting` sequences will run after this step, besides those that already do.
         """
-        pool = self.pool
-        wanted = pool.blocks_for(sequence.num_tokens) - len(cached) + pool.num_unreferenced(cached)
         beams = 1 if sequence.beams is None else sequence.beams.width
         running = self._num_taken + num_starting + beams
-        return running <= self._max_num_seqs and wanted + running - 1 <= pool.num_free
+        wanted = self._blocks.num_wanted(sequence, cached)
+        return running <= self._max_num_seqs and wanted + running - 1 <= self.pool.num_free
 
     def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
         """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
@@ -332,16 +284,7 @@ class Scheduler:
         return sequence.waiting_forks[: max(min(self._max_num_seqs, self.pool.num_free) - running, 0)]
 
     def _admit(self, sequence: Sequence, cached: list[int]) -> None:
-        pool = self.pool
-        pool.acquire(cached)
-        sequence.add_blocks(cached)
-        sequence.add_blocks(pool.allocate(pool.blocks_for(sequence.num_tokens) - len(cached)))
-        sequence.num_registered = len(cached)
-        sequence.num_computed = len(cached) * pool.block_size
-        if self._prefix_caching:
-            full = sequence.digests(sequence.num_tokens // pool.block_size, pool.block_size)
-            sequence.announced = full[: len(cached) - 1 : -1] if cached else full[::-1]
-            pool.announce(sequence.announced)
+        self._blocks.hold(sequence, cached)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             if sequence.index == 0:
@@ -356,25 +299,14 @@ class Scheduler:
         sequence, *starting = sampled
         self._prefilling.remove(sequence)
         for fork in starting:
-            self._share_blocks(sequence, fork)
+            self._blocks.share(sequence, fork)
         for started in sampled:
             started.state = SequenceState.DECODING
         for fork in sequence.waiting_forks:
-            heapq.heappush(self._waiting, (fork.order, fork))
+            self._waiting.push(fork)
         sequence.forks = []
         self._decoding = [*self._decoding, *sampled]
         self._decode_version += 1
-
-    def _share_blocks(self, sequence: Sequence, fork: Sequence) -> None:
-        """Let `fork` be where `sequence` is, on the same blocks."""
-        wanted, held = sequence.blocks(), fork.blocks()
-        common = 0
-        while common < len(held) and held[common] == wanted[common]:
-            common += 1
-        self.pool.acquire(wanted[common:])
-        self.pool.release(held[common:])
-        fork.become(sequence)
-        self._forked |= {sequence.key: sequence, fork.key: fork}
 
     def _advance(self, search: BeamSearch, rows: list[int], output: StepOutput, finished: list[Finished]) -> None:
         """Let a search take in the step's rows of its live beams, and do what it makes of them."""
@@ -387,15 +319,15 @@ class Scheduler:
         moves = search.advance(output.top_ids[rows, :count], output.top_logprobs[rows, :count])
         if not moves:
             for sequence, result in zip_longest(search.sequences, search.results):
-                if result is None:  # one more beam than results were wanted
-                    self._finish(sequence, FinishReason.ABORT)
+                if result is None:  # more beams than results: the first choices have the results
+                    finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
                 else:
                     end = self._finish(sequence, result.finish_reason, result.stop_reason)
                     finished.append(replace(end, hypothesis=result))
             return
         for move in moves:
             if move.sequence is not move.parent:
-                self._share_blocks(move.parent, move.sequence)
+                self._blocks.share(move.parent, move.sequence)
         for move in moves:
             move.sequence.append(move.token)
         starting = [s for s in search.live if s.state is SequenceState.WAITING]
@@ -405,22 +337,10 @@ class Scheduler:
                 sequence.state = SequenceState.DECODING
             for sequence in before:
                 if sequence.key in idle:
-                    self._release(sequence)
+                    self._blocks.release(sequence)
                     sequence.state = SequenceState.WAITING
             self._decoding = [*(s for s in self._decoding if s.key not in idle), *starting]
             self._decode_version += 1
-
-    def _register_full_blocks(self, sequence: Sequence) -> None:
-        if not self._prefix_caching:
-            return
-        block_size = self.pool.block_size
-        full = sequence.num_computed // block_size
-        for i in range(sequence.num_registered, full):
-            digest = sequence.digests(i + 1, block_size)[i]
-            self.pool.register(int(sequence.block_table[i]), digest)
-            if sequence.announced:
-                self.pool.retract([sequence.announced.pop()])
-        sequence.num_registered = full
 
     def _append(self, sequence: Sequence, token: int, finished: list[Finished]) -> None:
         if token == NO_TOKEN:
@@ -445,7 +365,7 @@ class Scheduler:
             sequence = search.sequences[0]
             sequence.rewind()
             search.start(search.sequences)
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+        self._waiting.push(sequence)
         self.preemptions_total += 1
 
     def _finish(
@@ -460,9 +380,7 @@ class Scheduler:
         del self._sequences[sequence.key]
         if forks := sequence.waiting_forks:
             self._push_with_forks(forks)
-        if len(self._waiting) > 2 * self.num_waiting + _STALE_ENTRIES:
-            self._waiting = [entry for entry in self._waiting if entry[1].state is SequenceState.WAITING]
-            heapq.heapify(self._waiting)
+        self._waiting.shrink(self.num_waiting)
         return Finished(sequence.key, reason, stop_reason, error)
 
     def _finish_all(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> list[Finished]:
@@ -479,13 +397,7 @@ class Scheduler:
             self._decode_version += 1
         if sequence.beams in self._searches:
             self._searches.remove(sequence.beams)
-        self.pool.retract(sequence.announced)
-        sequence.announced = []
-        self._release(sequence)
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks())
-        sequence.drop_blocks()
+        self._blocks.release(sequence)
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:
