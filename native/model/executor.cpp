@@ -318,10 +318,12 @@ void Executor::copy_blocks(std::span<const int32_t> pairs) {
   for (const int32_t block : pairs) {
     if (block < 0 || block >= shape_.num_blocks) fail("block " + std::to_string(block) + " is outside the cache");
   }
-  for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
-    const char* from = cache_block(0, pairs[i]);
-    std::copy(from, from + block_bytes_, cache_block(0, pairs[i + 1]));
-  }
+  pool_.run([&](Worker& worker) {
+    worker.share(static_cast<int64_t>(pairs.size() / 2), 1, [&](int64_t i, int64_t) {
+      const char* from = cache_block(0, pairs[2 * i]);
+      std::copy(from, from + block_bytes_, cache_block(0, pairs[2 * i + 1]));
+    });
+  });
 }
 
 }  // namespace tidewheel

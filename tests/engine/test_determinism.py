@@ -105,7 +105,7 @@ def jobs(draw: st.DrawFn) -> Job:
         repetition_penalty=1.2 if penalized else 1.0,
         presence_penalty=0.5 if penalized else 0.0,
         min_tokens=draw(st.sampled_from([0, 1])),
-        n=draw(st.sampled_from([1, 1, 2, 4])),
+        n=draw(st.sampled_from([1, 1, 1, 3])),
         logprobs=draw(st.sampled_from([None, 0, 5])),
         prompt_logprobs=draw(st.sampled_from([None, None, 0, 5])),
     )

@@ -105,9 +105,7 @@ class BeamSearch:
                 stop_reason = None if node.token in self._eos_ids else node.token
                 self._end(node, self._num_tokens, FinishReason.STOP, stop_reason)
         self._num_tokens += 1
-        going_on = np.flatnonzero(~stops)
-        # Sorting is stable: of equal ones, those of the likelier beam come first.
-        best = going_on[np.argsort(-totals.ravel()[going_on], kind="stable")[: self.width]]
+        best = _largest(totals.ravel(), np.flatnonzero(~stops), self.width)
         parents, ranks = np.divmod(best, top_ids.shape[1])
         beams = [
             self._node(beam, rank, top_ids, top_logprobs, totals)
@@ -178,3 +176,11 @@ class BeamSearch:
             return False
         attainable = max(self._score(best_total, self._num_tokens), self._score(best_total, self._longest))
         return self._ended[-1].score >= attainable
+
+
+def _largest(values: NDArray[np.float64], among: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+    """The indices of the `count` largest values, largest first, ties to the lower index."""
+    if len(among) > count:
+        bound = np.partition(values[among], len(among) - count)[len(among) - count]
+        among = among[values[among] >= bound]
+    return among[np.argsort(-values[among], kind="stable")[:count]]
