@@ -1,31 +1,23 @@
-"""`tidewheel serve`: load the model, listen, and on SIGTERM let running answers finish."""
+"""What serves: the application in uvicorn, which on SIGTERM lets running answers finish."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import logging
 import signal
 import socket
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import orjson
 import uvicorn
 
 from tidewheel.engine.engine import Engine
-from tidewheel.engine.errors import ModelError, TidewheelError
-from tidewheel.engine.launch import EngineOptions, load_engine
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.launch import EngineLoad
 from tidewheel.server.app import AppOptions, build_app
 from tidewheel.server.chat.templates import read_template_option
-from tidewheel.server.options import ModelOptions, ServerOptions, parse_options
-
-logger = logging.getLogger(__name__)
-
-DEMO_MODEL = Path(__file__).with_name("demo")
-DEMO_MODEL_NAME = "tidewheel-demo"
+from tidewheel.server.options import ServerOptions
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ERROR_FRAMES_S = 5.0  # after the time-out, for aborted answers to say so to their clients
@@ -34,35 +26,24 @@ _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, or they would s
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def run(arguments: Sequence[str]) -> int:
-    """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken."""
-    model_options, options = parse_options(arguments)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    names = options.served_model_name or ((DEMO_MODEL_NAME,) if model_options.model is None else ())
+def build_server(load: EngineLoad, options: ServerOptions, names: Sequence[str]) -> Server:
+    """The server of a model, when it is loaded. Raises TidewheelError if it cannot be served as the options say."""
     app_options = _app_options(options, names)
-    # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
-    with _bind(options.host, options.port) as listener:
-        engine = load_engine(engine_options(model_options))
-        app = build_app(engine, app_options)
-        gc.collect()
-        gc.freeze()  # what was made until now stays: no collection need walk it while streams wait
-        address = _printable_address(listener)
-        logger.info("Serving %s on %s", ", ".join(names) or engine.model_name, address)
-        config = uvicorn.Config(
-            app,
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            interface="asgi3",
-            log_config=None,
-            access_log=not options.disable_access_log,
-            backlog=_BACKLOG,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            server_header=False,
-        )
-        Server(config, engine, options.shutdown_timeout).run([listener])
-    return 0
+    engine = load.engine()
+    config = uvicorn.Config(
+        build_app(engine, app_options),
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=not options.disable_access_log,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        server_header=False,
+    )
+    return Server(config, engine, options.shutdown_timeout)
 
 
 class Server(uvicorn.Server):
@@ -88,13 +69,6 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def engine_options(options: ModelOptions) -> EngineOptions:
-    """The command line's options as the engine's; without a model they mean the embedded one."""
-    values = {name: value for name, value in asdict(options).items() if value is not None}
-    values.setdefault("model", str(DEMO_MODEL))
-    return EngineOptions(**values)
 
 
 def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
@@ -123,25 +97,3 @@ def _sampling_defaults(generation_config: str) -> Mapping[str, float | int] | No
     except (OSError, ValueError) as error:
         raise ModelError(f"--generation-config {generation_config}: {path.name} cannot be read: {error}") from error
     return {name: config[name] for name in _SAMPLING_DEFAULTS if isinstance(config.get(name), int | float)}
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise TidewheelError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    return listener
-
-
-def _printable_address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
