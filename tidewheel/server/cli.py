@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,6 @@ options:
 
 
 def _serve(arguments: list[str]) -> int:
-    gc.disable()  # until it serves, nearly all that is made stays
     with _without_blas_threads():
         from tidewheel.server.start import run
 

@@ -5,10 +5,11 @@ Only what finding and loading a model needs is imported here: the rest takes as 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,15 +30,24 @@ def run(arguments: Sequence[str]) -> int:
     names = options.served_model_name or ((DEMO_MODEL_NAME,) if model_options.model is None else ())
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
     with _bind(options.host, options.port) as listener:
-        with EngineLoad(engine_options(model_options)) as load:
+        with _without_collections(), EngineLoad(engine_options(model_options)) as load:
             from tidewheel.server.serve import build_server
 
             server = build_server(load, options, names)
-        gc.freeze()  # what was made until now stays: no collection need walk it while streams wait
-        gc.enable()
         logger.info("Serving %s on %s", ", ".join(names) or model_options.model, _printable_address(listener))
         server.run([listener])
     return 0
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    # Nearly all that a start makes stays: no collection need walk it now, nor later while streams wait.
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def engine_options(options: ModelOptions) -> EngineOptions:

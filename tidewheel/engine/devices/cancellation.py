@@ -22,8 +22,9 @@ class Cancellation:
     def cancel(self) -> None:
         """From now on `check` raises; what `calling` was given is called."""
         with self._lock:
+            actions = [] if self._cancelled else self._actions
             self._cancelled = True
-            for action in self._actions:
+            for action in actions:
                 action()
 
     def check(self) -> None:
