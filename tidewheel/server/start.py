@@ -12,10 +12,15 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.launch import EngineLoad, EngineOptions
-from tidewheel.server.options import ModelOptions, parse_options
+from tidewheel.server.app_options import read_app_options
+from tidewheel.server.options import ModelOptions, ServerOptions, parse_options
+
+if TYPE_CHECKING:
+    from tidewheel.engine.encoders.engine import EncoderEngine
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +33,19 @@ def run(arguments: Sequence[str]) -> int:
     model_options, options = parse_options(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     names = options.served_model_name or ((DEMO_MODEL_NAME,) if model_options.model is None else ())
+    app_options = read_app_options(options, names)
+    engine = engine_options(model_options)
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
     with _bind(options.host, options.port) as listener:
-        with _without_collections(), EngineLoad(engine_options(model_options)) as load:
-            from tidewheel.server.serve import build_server
+        with _without_collections():
+            # Before the chat model, which takes its KV cache's share of the memory that is left.
+            encoders = _load_encoders(model_options, options) if options.embedding_model else None
+            with EngineLoad(engine) as load:
+                from tidewheel.server.serve import build_server
 
-            server = build_server(load, options, names)
-        logger.info("Serving %s on %s", ", ".join(names) or model_options.model, _printable_address(listener))
+                server = build_server(load, encoders, app_options, options)
+        served = [*(names or [engine.model]), *(encoders.encoders if encoders else ())]
+        logger.info("Serving %s on %s", ", ".join(served), _printable_address(listener))
         server.run([listener])
     return 0
 
@@ -55,6 +66,17 @@ def engine_options(options: ModelOptions) -> EngineOptions:
     values = {name: value for name, value in asdict(options).items() if value is not None}
     values.setdefault("model", str(DEMO_MODEL))
     return EngineOptions(**values)
+
+
+def _load_encoders(model_options: ModelOptions, options: ServerOptions) -> EncoderEngine:
+    from tidewheel.engine.encoders.launch import load_encoders
+
+    return load_encoders(
+        options.embedding_model,
+        options.served_embedding_model_name,
+        threads=options.embedding_threads,
+        download_dir=model_options.download_dir,
+    )
 
 
 def _bind(host: str, port: int) -> socket.socket:
