@@ -53,8 +53,8 @@ class ByteBackend:
         return bytes([token_id]) if token_id < 256 else (self.id_to_token(token_id) or "").encode()
 
     def id_to_token(self, token_id: int) -> str | None:
-        names = {BOS: "<bos>", EOS: "<eos>", BROKEN: "<broken>", FATAL: "<fatal>"}
-        return names.get(token_id) or chr(token_id)
+        names = {BOS: "<bos>", EOS: "<eos>", BROKEN: None, FATAL: "<fatal>"}
+        return names[token_id] if token_id in names else chr(token_id)
 
     def is_special(self, token_id: int) -> bool:
         return token_id >= 256 and token_id != BROKEN

@@ -99,7 +99,7 @@ def _descending(weights: F32) -> NDArray[np.intp]:
 def _forbidden(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
     """Which tokens a mask leaves out, shape [V]."""
     little_endian = mask.astype("<u4").view(np.uint8)
-    return np.unpackbits(little_endian, count=vocab_size, bitorder="little") == 0
+    return ~np.unpackbits(little_endian, count=vocab_size, bitorder="little").astype(np.bool_)
 
 
 def _penalize(

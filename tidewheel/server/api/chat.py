@@ -80,6 +80,7 @@ class ChatEndpoint:
         body.check_supported()
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
         prompt = await self._encoder.run(len(raw), lambda: self._encode(body))
+        constraints = await self._generations.constraints(body)
         generation = self._generations.start(
             "chatcmpl",
             [prompt],
@@ -88,6 +89,7 @@ class ChatEndpoint:
             client_id=request.state.request_id,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            constraints=constraints,
         )
         created = int(time.time())
         choices = [
