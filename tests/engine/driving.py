@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from engine.tiny_tokenizers import tiny
 
 from tidewheel.engine.batch import StepBatch
 from tidewheel.engine.batch_builder import BatchBuilder
@@ -137,7 +138,9 @@ class Driver:
         if job.constraints is None:
             return None
         words = mask_words(self.vocab_size)
-        return SequenceConstraint(job.constraints, job.sampling, eos_ids=self.eos_ids, mask_words=words)
+        return SequenceConstraint(
+            job.constraints, job.sampling, tiny("byte-level"), eos_ids=self.eos_ids, mask_words=words
+        )
 
     def _record(self, rows: Sequence[int], batch: StepBatch) -> None:
         output = self.executor.step(batch)

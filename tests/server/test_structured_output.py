@@ -15,7 +15,7 @@ import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server.conftest import RunningServer, ServerProcess, events
+from server.conftest import RunningServer, ServerProcess, StartServer, events
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "Describe yourself."}]}
@@ -208,6 +208,61 @@ def test_an_answer_validates_against_any_schema(dummy_server: ServerProcess, sch
         if choice["finish_reason"] == "stop":
             validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
             validator.validate(json.loads(choice["message"]["content"]))
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_demanded_calls_have_valid_arguments(
+    demo_server: ServerProcess, dummy_server: ServerProcess, parallel: bool
+) -> None:
+    """Also where the answer may not match what the request asks of answers: calls are no answers."""
+    mill = {**SCHEMA, "properties": {**SCHEMA["properties"], "flow": {"$ref": "#/$defs/flow"}},
+            "$defs": {"flow": {"enum": ["ebb", "flood"]}}}  # fmt: skip
+    parameters = {"describe": SCHEMA, "mill": mill, "now": None}
+    tools = [
+        {"type": "function", "function": {"name": name, **({"parameters": schema} if schema else {})}}
+        for name, schema in parameters.items()
+    ]
+    named = {"type": "function", "function": {"name": "mill"}}
+    called = 0
+    for process in (demo_server, dummy_server):
+        for choice in ("required", named):
+            body = {**ASK, "tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel, "max_tokens": 250,
+                    "n": 4, "temperature": 0.8, "seed": 2, "response_format": {"type": "json_object"}}  # fmt: skip
+            headers = {"authorization": "Bearer secret"}
+            response = httpx.post(process.url + CHAT, json=body, timeout=60, trust_env=False, headers=headers)
+            assert response.status_code == 200, response.text
+            for answer in response.json()["choices"]:
+                if answer["finish_reason"] == "length":
+                    continue
+                assert answer["finish_reason"] == ("stop" if choice == named else "tool_calls")
+                assert answer["message"]["content"] is None
+                calls = [call["function"] for call in answer["message"]["tool_calls"]]
+                assert calls
+                assert parallel or len(calls) == 1
+                for call in calls:
+                    assert choice == "required" or call["name"] == "mill"
+                    schema = parameters[call["name"]] or {"type": "object"}
+                    jsonschema.validate(json.loads(call["arguments"]), schema)
+                    called += 1
+    assert called
+
+
+@pytest.mark.parametrize("fields", [{"response_format": json_schema({"const": "tide"})}, {"guided_choice": ['"tide"']}])
+def test_reasoning_is_free_and_what_follows_it_matches(start_server: StartServer, fields: dict[str, Any]) -> None:
+    specials = ["<think>", "</think>"]
+    server = start_server({"specials": specials}, reasoning_parser="qwen3")
+    spelt = start_server({}, reasoning_parser="deepseek_r1")  # which always reasons; its tags are several tokens here
+    for reciter, said in (
+        (server, '<think>{"no": JSON\n</think>"tide"'),
+        (server, '"tide"'),
+        (spelt, 'so, </thin not yet</think>"tide"'),
+    ):
+        body = {"messages": [{"role": "user", "content": f"SAY({said})YAS"}], **fields}
+        message = reciter.post(CHAT, body).json()["choices"][0]["message"]
+        assert message["content"] == '"tide"'
+        assert bool(message.get("reasoning_content")) == ("</think>" in said)
+    broken = {"messages": [{"role": "user", "content": "SAY(<think>hm</think>no)YAS"}], **fields}
+    assert server.post(CHAT, broken).status_code == 500
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [

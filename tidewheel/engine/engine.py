@@ -127,8 +127,8 @@ class Engine:
             )
             for index in range(sampling.n)
         ]
-        ids, skip = request.prompt_token_ids, sampling.skip_special_tokens
-        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(ids, skip)) for s in sequences]
+        text = (request.prompt_token_ids, sampling.skip_special_tokens, sampling.shown_special_tokens)
+        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(*text)) for s in sequences]
         stream = RequestStream(choices, self._abort)
         for choice in choices:
             self._streams[choice.key] = (choice, stream)
@@ -197,8 +197,13 @@ class Engine:
     def _constraint(self, request: Request) -> SequenceConstraint | None:
         if request.constraints is None:
             return None
-        words = mask_words(self._vocab_size)
-        return SequenceConstraint(request.constraints, request.sampling, eos_ids=self._eos_token_ids, mask_words=words)
+        return SequenceConstraint(
+            request.constraints,
+            request.sampling,
+            self.tokenizer,
+            eos_ids=self._eos_token_ids,
+            mask_words=mask_words(self._vocab_size),
+        )
 
     def _require_in_vocabulary(self, ids: Collection[int], param: str) -> None:
         for token in (min(ids), max(ids)) if ids else ():

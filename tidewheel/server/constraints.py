@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 
-from tidewheel.engine.constraints.constraint import TokenConstraints
+from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.filters import bad_word_tokens
 from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.engine import Engine
@@ -23,13 +22,13 @@ async def token_constraints(
     body: GenerationBody,
     output: StructuredOutput | None = None,
     *,
-    grammar_after: Sequence[int] = (),
+    preface: Preface | None = None,
 ) -> TokenConstraints | None:
     """The body's constraints for the engine, None if it has none. What takes long is done in threads.
 
-    `output` is what the answers have to match instead of the body's structured output: forced tool calls. They have to
-    match from their start, or, with `grammar_after`, from behind the first place where these tokens stand: the end of a
-    model's reasoning. Raises ApiError and InvalidRequestError (400) naming the field at fault.
+    `output` is what the answers have to match instead of the body's structured output: demanded tool calls. They have
+    to match from their start, or from behind their `preface`, which is reasoning. Raises ApiError and
+    InvalidRequestError (400) naming the field at fault.
     """
     wanted = structured_output(body)
     if output is not None:
@@ -43,7 +42,7 @@ async def token_constraints(
         tokenize = partial(bad_word_tokens, engine.tokenizer, body.bad_words)
         runs = await asyncio.get_running_loop().run_in_executor(None, tokenize)
     allowed = None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
-    return TokenConstraints(allowed, runs, grammar, tuple(grammar_after))
+    return TokenConstraints(allowed, runs, grammar, preface)
 
 
 def _check(body: GenerationBody) -> None:

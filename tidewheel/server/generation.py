@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
 
-from tidewheel.engine.constraints.constraint import TokenConstraints
+from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
@@ -139,10 +139,10 @@ class Generations:
         self._log_requests = log_requests
 
     async def constraints(
-        self, body: GenerationBody, output: StructuredOutput | None = None, *, grammar_after: Sequence[int] = ()
+        self, body: GenerationBody, output: StructuredOutput | None = None, *, preface: Preface | None = None
     ) -> TokenConstraints | None:
         """See `token_constraints`; what it gives is for `start`."""
-        return await token_constraints(self._engine, body, output, grammar_after=grammar_after)
+        return await token_constraints(self._engine, body, output, preface=preface)
 
     def start(
         self,

@@ -18,7 +18,8 @@ from harness import device_ids, make_device
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.constraints.constraint import TokenConstraints
+from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.filters import bad_word_tokens
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
 from tidewheel.engine.models import describe
@@ -41,11 +42,11 @@ GRAMMARS = {
 }
 
 
-def constraints(name: str | None = None, after: tuple[int, ...] = (), **others: Any) -> TokenConstraints:
+def constraints(name: str | None = None, **others: Any) -> TokenConstraints:
     if name is None:
         return TokenConstraints(**others)
     kind, source, _ = GRAMMARS[name]
-    return TokenConstraints(grammar=grammar(kind, source, VOCAB_SIZE, EOS), grammar_after=after, **others)
+    return TokenConstraints(grammar=grammar(kind, source, VOCAB_SIZE, EOS), **others)
 
 
 def run(executor: Executor, wanted: TokenConstraints, **sampling: Any) -> tuple[list[int], Finished]:
@@ -132,34 +133,50 @@ def test_constraints_hold_together_and_an_empty_rest_is_an_error() -> None:
     assert "forbidden" in (end.error or "")
 
 
-def test_a_grammar_may_begin_late() -> None:
-    """With any end of a reasoning that the model may come upon; before it, everything is allowed."""
-    for marker in ((9,), (9, 9), tuple(range(8, 12))):
-        wanted = constraints("choice", after=marker)
-        driver = Driver(_Reasoner(marker), MAX_LENGTH, EOS)
-        (key,) = driver.add(Job((5, 6, 7), SamplingParams(max_tokens=60), constraints=wanted))
-        driver.run()
-        tokens = driver.tokens(key)
-        place = next(i for i in range(60) if tuple(tokens[i : i + len(marker)]) == marker) + len(marker)
-        assert place >= 12
-        assert_matches("choice", text_of(tokens[place:]))
-        assert driver.finished[key].reason is FinishReason.STOP
+class Reasoner(FakeExecutor):
+    """Samples the tokens of `script` first, and asserts that nothing is forbidden from its second one on."""
 
-
-class _Reasoner(FakeExecutor):
-    """Samples ten tokens that no grammar would allow and then the marker, wherever no mask forbids them."""
-
-    def __init__(self, marker: tuple[int, ...]) -> None:
+    def __init__(self, script: list[int]) -> None:
         super().__init__(ROOMY, VOCAB_SIZE)
-        self.script = (*range(20, 30), 8, *marker)
+        self.script = script
 
-    def step(self, batch: Any) -> Any:
+    def step(self, batch: StepBatch) -> StepOutput:
         output = super().step(batch)
         place = int(batch.sampling.position[0]) - 3
         if place < len(self.script):
-            assert batch.sampling.masks is None, "nothing is forbidden yet"
+            assert batch.sampling.masks is None or place == 0
             output.token_ids[0] = self.script[place]
         return output
+
+
+@pytest.mark.parametrize("closing", ["</think>", "</ä>", "|"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_grammar_begins_behind_the_reasoning(closing: str, is_open: bool) -> None:
+    """Before that everything is allowed, also what looks like the tag for a while."""
+    (late,) = TOKENIZER.encode("<|late|>", add_special_tokens=False)[:1]
+    opening_id = 299  # of no text that the grammar knows
+    assert late != opening_id
+    said = TOKENIZER.encode(f"I think {closing[:-1]} that {closing[:-1]}{closing}", add_special_tokens=False)
+    script = said if is_open else [opening_id, *said]
+    wanted = constraints("choice", preface=Preface(closing, is_open, opening_id))
+    for seed in range(10):
+        tokens, end = run(Reasoner(script), wanted, seed=seed)
+        assert tokens[: len(script)] == script
+        assert_matches("choice", text_of(tokens[len(script) :]))
+        assert end.reason is FinishReason.STOP
+
+
+def test_without_reasoning_the_grammar_rules_from_the_start() -> None:
+    """The first token is the grammar's or opens a reasoning; after that there is no way back to one."""
+    opened = 0
+    for seed in range(40):
+        wanted = constraints("choice", preface=Preface("|", opening_id=299))
+        tokens, _ = run(fake(), wanted, seed=seed, logit_bias={seed: 1.0})
+        opened += tokens[0] == 299
+        if tokens[0] != 299:
+            assert_matches("choice", text_of(tokens))
+            assert 299 not in tokens
+    assert 0 < opened < 40
 
 
 @st.composite
@@ -178,7 +195,7 @@ def jobs(draw: st.DrawFn) -> Job:
     name = draw(st.sampled_from([None, *GRAMMARS]))
     wanted = constraints(
         name,
-        draw(st.sampled_from([(), (), (5,), (5, 6)])) if name else (),
+        preface=draw(st.sampled_from([None, None, Preface("a", is_open=True), Preface("e", opening_id=90)])),
         allowed_token_ids=draw(st.sampled_from([None, None, tuple(range(0, VOCAB_SIZE, 2)), tuple(range(300))])),
         bad_words=draw(st.sampled_from([(), ((40,), (41, 42), (42, 41, 40))])),
     )
@@ -252,7 +269,7 @@ def test_preemption_leaves_constraints_alone(name: str) -> None:
     limits = dataclasses.replace(tested.limits, num_blocks=7)
     driver = Driver(tested, MAX_LENGTH, EOS, limits=limits)
     sampling = SamplingParams(max_tokens=50, ignore_eos=True, n=2, logprobs=1)
-    wanted = [constraints("regex"), None, constraints("regex", after=(5,)), constraints("json")]
+    wanted = [constraints("regex"), None, constraints("regex", preface=Preface("a", is_open=True)), constraints("json")]
     jobs = [Job((5, 6, i), sampling, seed=i, constraints=constraint) for i, constraint in enumerate(wanted)]
     owners = {key: (job, index) for job in jobs for index, key in enumerate(driver.add(job))}
     driver.run()

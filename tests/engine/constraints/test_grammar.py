@@ -89,6 +89,8 @@ def test_whitespace_in_json_has_a_bound_unless_the_schema_has_its_own() -> None:
         ("json_schema", '{"$ref": "#/$defs/x", "$defs": {"x": {"type": "string", "pattern": "("}}}',
          ["unclosed group", "/$defs/x"]),
         ("json_schema", '{"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {}}', ["/$defs/b", "/properties/a"]),
+        ("json_schema", '{"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"items": {"type": "objekt"}}}}',
+         ["objekt (at /$defs/b/items)"]),
         ("json_schema", '{"$ref": "https://example.com/schema"}', ["example.com"]),
         ("json_schema", '{"x-guidance": {"whitespace": 1}}', ["whitespace"]),
         ("json_schema", '{"x-guidance": 1}', ["x-guidance"]),

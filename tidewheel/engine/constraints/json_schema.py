@@ -33,7 +33,8 @@ def failing_part(schema: dict[str, Any], error_of: Callable[[dict[str, Any]], st
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for keyword, value in schema.items():
+    # Definitions first: what refers to a broken one fails alike, and is not the place.
+    for keyword, value in sorted(schema.items(), key=lambda item: item[0] not in _DEFINITIONS):
         if keyword in _ONE:
             parts = [(f"/{keyword}", value)]
         elif keyword in _MANY and isinstance(value, list):
