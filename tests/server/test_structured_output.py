@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server.conftest import RunningServer, ServerProcess, StartServer, events
 
+pytest.importorskip("llguidance")  # not there on every machine
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "Describe yourself."}]}
 SCHEMA = {

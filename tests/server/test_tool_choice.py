@@ -128,6 +128,7 @@ def test_a_choice_that_does_not_fit_is_refused(fields: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_demanded_calls_are_answered(start_server: StartServer, choice: Any, text: str, finish_reason: str) -> None:
+    pytest.importorskip("llguidance")
     server: RunningServer = start_server(
         {"specials": ["<think>", "</think>"]}, tool_call_parser="hermes", reasoning_parser="qwen3"
     )
@@ -163,6 +164,7 @@ def test_an_unknown_choice_is_refused(start_server: StartServer) -> None:
 
 
 def test_a_demand_that_cannot_be_compiled_is_refused(start_server: StartServer) -> None:
+    pytest.importorskip("llguidance")
     server: RunningServer = start_server()
     tool = {"type": "function", "function": {"name": "odd", "parameters": {"properties": {"a": {"type": "objekt"}}}}}
     request = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "tool_choice": "required"}

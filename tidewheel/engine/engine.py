@@ -110,6 +110,7 @@ class Engine:
         sampling = request.sampling
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
         arrival = next(self._arrivals)
+        constraint = self._constraint(request)
         sequences = [
             Sequence(
                 next(self._keys),
@@ -123,7 +124,7 @@ class Engine:
                 eos_ids=self._eos_token_ids,
                 max_length=self.max_model_len,
                 block_size=self._block_size,
-                constraint=self._constraint(request),
+                constraint=None if constraint is None else constraint.fresh(),
             )
             for index in range(sampling.n)
         ]
@@ -193,6 +194,9 @@ class Engine:
         if constraints is not None:
             self._require_in_vocabulary(constraints.allowed_token_ids or (), "allowed_token_ids")
             self._require_in_vocabulary(list(chain.from_iterable(constraints.bad_words)), "bad_words")
+            preface = constraints.preface
+            if preface is not None and preface.opening_id is not None:
+                self._require_in_vocabulary((preface.opening_id,), "reasoning")
 
     def _constraint(self, request: Request) -> SequenceConstraint | None:
         if request.constraints is None:

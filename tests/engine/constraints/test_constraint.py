@@ -27,6 +27,8 @@ from tidewheel.engine.request import FinishReason, SamplingParams
 from tidewheel.engine.scheduler import Finished
 from tidewheel.engine.weights import open_weights, read_config
 
+pytest.importorskip("llguidance")  # not there on every machine
+
 VOCAB_SIZE = 320
 EOS = frozenset({1})  # of the byte-level tokenizer
 MAX_LENGTH = 96
@@ -289,3 +291,21 @@ def test_a_failure_to_write_masks_is_the_steps_failure(name: str, monkeypatch: p
     driver.add(Job((5, 6, 7), SamplingParams(), constraints=constraints("json")))
     with pytest.raises(RuntimeError, match="no masks today"):
         driver.run()
+
+
+def test_a_failure_of_llguidance_is_that_of_its_requests_alone() -> None:
+    class Broken:
+        def unsafe_compute_mask_ptr(self, *arguments: object) -> None:
+            raise BaseException("panic")
+
+    driver = Driver(fake(), MAX_LENGTH, EOS)
+    driver.masks._executor = Broken()  # type: ignore[assignment]
+    job = Job((5, 6, 7), SamplingParams(max_tokens=5, ignore_eos=True))
+    keys = [
+        driver.add(dataclasses.replace(job, constraints=wanted))[0]
+        for wanted in (constraints("json"), None, TokenConstraints(allowed_token_ids=(40, 50)))
+    ]
+    driver.run()
+    ends = [driver.finished[key] for key in keys]
+    assert [end.reason for end in ends] == [FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH]
+    assert "llguidance has failed" in (ends[0].error or "")

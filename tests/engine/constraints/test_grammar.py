@@ -23,6 +23,8 @@ from tidewheel.engine.constraints.grammar import Grammar, GrammarCompiler, Struc
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.text import Tokenizer
 
+pytest.importorskip("llguidance")  # not there on every machine
+
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "kind": {"enum": ["ebb", "flood"]}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,16 +73,24 @@ class SequenceConstraint:
             self._filters.append(BadWords(wanted.bad_words, mask_words))
         self._grammar = wanted.grammar
         self._matcher: LLMatcher | None = None
-        preface = wanted.preface or Preface("")
+        preface = (wanted.grammar and wanted.preface) or Preface("")
         self._is_in_preface = preface.is_open
         self._opening_id = None if preface.is_open else preface.opening_id
         self._closing = preface.closing
         self._preface_end = ""  # what has been said of the preface, as far as the tag may begin in it
+        self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
         self._min_tokens_left = sampling.min_tokens
         ignored = set(eos_ids) if sampling.ignore_eos else set()
         self._never_ends = ~mask_of(ignored, mask_words) if ignored else None
         self._not_yet = ~mask_of(set(eos_ids) | set(sampling.stop_token_ids), mask_words)
+
+    def fresh(self) -> SequenceConstraint:
+        """The same constraint for another sequence, neither of which has sampled anything."""
+        other = copy(self)
+        other._filters = [token_filter.fresh() for token_filter in self._filters]
+        other._detokenizer = self._tokenizer.detokenizer(skip_special_tokens=False)
+        return other
 
     def matcher(self) -> LLMatcher | None:
         """The grammar's matcher, if the grammar rules the next token."""
@@ -114,6 +123,8 @@ class SequenceConstraint:
 
     def advance(self, token: int) -> None:
         """Take in a sampled token."""
+        if self.error is not None:
+            return
         self._min_tokens_left -= 1
         for token_filter in self._filters:
             token_filter.advance(token)

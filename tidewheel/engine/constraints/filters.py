@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -35,6 +36,10 @@ class TokenFilter(Protocol):
         """Take in a sampled token."""
         ...
 
+    def fresh(self) -> TokenFilter:
+        """The same rule for a sequence of which nothing has been sampled."""
+        ...
+
 
 class AllowedTokens:
     """Only these tokens, always."""
@@ -49,6 +54,10 @@ class AllowedTokens:
 
     def advance(self, token: int) -> None:
         """See TokenFilter."""
+
+    def fresh(self) -> AllowedTokens:
+        """See TokenFilter."""
+        return self
 
 
 class BadWords:
@@ -79,6 +88,12 @@ class BadWords:
     def advance(self, token: int) -> None:
         """See TokenFilter."""
         self._tail.append(token)
+
+    def fresh(self) -> BadWords:
+        """See TokenFilter."""
+        other = copy(self)
+        other._tail = deque(maxlen=self._tail.maxlen)
+        return other
 
 
 def bad_word_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:

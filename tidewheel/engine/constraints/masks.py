@@ -8,6 +8,7 @@ limits end any after about 15; a forward pass takes longer than a batch of them,
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,8 @@ from tidewheel.engine.sequence import Sequence as EngineSequence
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
+
+logger = logging.getLogger(__name__)
 
 _MOST_THREADS = 8
 
@@ -72,7 +75,12 @@ class MaskWriter:
             from llguidance import LLExecutor
 
             self._executor = LLExecutor(self._num_threads)
-        self._executor.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, bits.shape[1] * 4, len(bits))
+        try:
+            self._executor.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, bits.shape[1] * 4, len(bits))
+        except BaseException as failure:  # a panic in llguidance is no Exception, and none of other requests' business
+            logger.error("llguidance has failed to make masks", exc_info=failure)
+            for _, row in matchers:
+                constraints[row].error = "the grammar cannot be followed: llguidance has failed"
         for constraint in constraints:
             constraint.check()
         _restrict(constraints, bits)

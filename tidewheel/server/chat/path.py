@@ -227,8 +227,8 @@ class ChatPath:
         reasoning = self._reasoning(prompt)
         if reasoning is None or reasoning.is_over:
             return None
-        opening_id = self._encoder.tokenizer.token_to_id(reasoning.opening)
-        return Preface(reasoning.closing, reasoning.is_open, opening_id)
+        tokenizer = self._encoder.tokenizer
+        return Preface(reasoning.closing, reasoning.is_open, tokenizer.token_to_id(reasoning.opening))
 
     def _answer(self, body: ChatCompletionRequest, prompt: RenderedPrompt) -> Answer:
         reasoning_parser, tool_parser = self._reasoning(prompt), None
