@@ -163,6 +163,7 @@ struct SampleArgs {
   const int32_t* bias_ids;
   const float* bias_values;
   int bias_len;
+  const uint32_t* mask;       // a bit a token, set for those allowed [vocab / 32 rounded up]; null: all are
   int target;                 // the token to report on, instead of sampling one; -1: none
   int num_logprobs;
   float logprob_temperature;  // what logits are divided by for log-probabilities

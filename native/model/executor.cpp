@@ -107,28 +107,32 @@ void Executor::check(const Step& step) const {
   sampler_.check(step.sampling, rows);
 }
 
-void Executor::step(const Step& step) {
+void Executor::step(const Step& step, const std::function<void()>& before_sampling) {
   check(step);
   attention_plan_.build(step.query_start, step.context_len);
-  pool_.run([&](Worker& worker) { forward(worker, step); });
+  const bool pause = before_sampling && !step.logits_rows.empty();
+  pool_.run([&](Worker& worker) {
+    profile_.begin(worker);
+    forward(worker, step);
+    if (!pause) sample(worker, step);
+  });
+  if (!pause) return;
+  before_sampling();
+  pool_.run([&](Worker& worker) {
+    profile_.begin(worker);
+    sample(worker, step);
+  });
 }
 
 void Executor::forward(Worker& worker, const Step& step) {
   const int tokens = static_cast<int>(step.token_ids.size());
-  profile_.begin(worker);
   embed(worker, step);
   profile_.end(worker, Phase::kEmbed);
   for (size_t i = 0; i < config_.layers.size(); ++i) {
     attend(worker, step, static_cast<int>(i));
     mlp(worker, tokens, static_cast<int>(i));
   }
-  for (size_t row = 0; row < step.logits_rows.size(); row += shape_.max_num_seqs) {
-    const size_t rows = std::min<size_t>(shape_.max_num_seqs, step.logits_rows.size() - row);
-    logits(worker, step.logits_rows.subspan(row, rows));
-    profile_.end(worker, Phase::kHead);
-    sample(worker, step, row, rows);
-    profile_.end(worker, Phase::kSample);
-  }
+  if (!step.logits_rows.empty()) logits(worker, step, 0);
 }
 
 void Executor::embed(Worker& worker, const Step& step) {
@@ -293,9 +297,9 @@ void Executor::mlp(Worker& worker, int tokens, int index) {
   if (config.post_norm) normalize(worker, layer.mlp_norm, tokens);
 }
 
-void Executor::logits(Worker& worker, std::span<const int32_t> tokens) {
-  const int rows = static_cast<int>(tokens.size());
-  Rows last{hidden(), size_t(config_.hidden_size), rows, tokens.data(), weights_.final_norm};
+void Executor::logits(Worker& worker, const Step& step, size_t first) {
+  const int rows = static_cast<int>(std::min<size_t>(shape_.max_num_seqs, step.logits_rows.size() - first));
+  Rows last{hidden(), size_t(config_.hidden_size), rows, step.logits_rows.data() + first, weights_.final_norm};
   if (projected_.bytes()) {
     float* projected = reinterpret_cast<float*>(projected_.data());
     const size_t size = config_.embedding_size;
@@ -303,15 +307,21 @@ void Executor::logits(Worker& worker, std::span<const int32_t> tokens) {
     last = {projected, size, rows};
   }
   gemm(worker, weights_.head, last, {Epilogue::kStore, reinterpret_cast<float*>(logits_.data()), size_t(config_.vocab_size)});
+  profile_.end(worker, Phase::kHead);
 }
 
-void Executor::sample(Worker& worker, const Step& step, size_t first, size_t rows) {
-  worker.share(static_cast<int64_t>(rows), 1, [&](int64_t i, int64_t) {
-    const float* logits = reinterpret_cast<float*>(logits_.data()) + i * config_.vocab_size;
-    const size_t row = first + i;
-    sampler_.sample(step.sampling, row, logits, worker.index());
-    if (step.out_logits) std::copy(logits, logits + config_.vocab_size, step.out_logits + row * config_.vocab_size);
-  });
+void Executor::sample(Worker& worker, const Step& step) {
+  const size_t rows = step.logits_rows.size(), room = shape_.max_num_seqs;
+  for (size_t first = 0; first < rows; first += room) {
+    if (first > 0) logits(worker, step, first);
+    worker.share(static_cast<int64_t>(std::min(room, rows - first)), 1, [&](int64_t i, int64_t) {
+      const float* logits = reinterpret_cast<float*>(logits_.data()) + i * config_.vocab_size;
+      const size_t row = first + i;
+      sampler_.sample(step.sampling, row, logits, worker.index());
+      if (step.out_logits) std::copy(logits, logits + config_.vocab_size, step.out_logits + row * config_.vocab_size);
+    });
+    profile_.end(worker, Phase::kSample);
+  }
 }
 
 void Executor::copy_blocks(std::span<const int32_t> pairs) {

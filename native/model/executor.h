@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -48,7 +49,9 @@ class Executor {
   const Weights& weights() const { return weights_; }
 
   // Throws std::invalid_argument before anything is touched if an array does not fit the model, the cache or the others.
-  void step(const Step& step);
+  // `before_sampling`, if given, is called on this thread when the logits are there: it waits for the masks, which may
+  // be written until then. What it throws is passed on.
+  void step(const Step& step, const std::function<void()>& before_sampling = {});
   void copy_blocks(std::span<const int32_t> pairs);
 
   int vocab_size() const { return config_.vocab_size; }
@@ -82,8 +85,10 @@ class Executor {
   void prepare(const Step& step, int layer, const AttentionTask& task, int token, int kv_begin, int kv_end);
   void attend_to_cache(Worker& worker, const Step& step, int layer);
   void mlp(Worker& worker, int tokens, int layer);
-  void logits(Worker& worker, std::span<const int32_t> tokens);
-  void sample(Worker& worker, const Step& step, size_t first_row, size_t rows);
+  // Of the rows from `first` on, as many as there is room for.
+  void logits(Worker& worker, const Step& step, size_t first);
+  // Of all rows: `forward` has computed the first ones' logits.
+  void sample(Worker& worker, const Step& step);
   void normalize(Worker& worker, const Norm& norm, int rows);
   void gemm(Worker& worker, const Linear& linear, const Rows& rows, const GemmOutput& output);
   const char* pack_rows(Worker& worker, const Linear& linear, const Rows& rows);

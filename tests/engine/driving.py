@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from engine.tiny_tokenizers import tiny
 
 from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.blocks import BlockPool
+from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
+from tidewheel.engine.constraints.masks import MaskWriter, mask_words
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.request import SamplingParams
@@ -32,6 +35,7 @@ class Job:
     seed: int = 0
     priority: int = 0
     cache_salt: str | None = None
+    constraints: TokenConstraints | None = None
 
 
 @dataclass
@@ -47,7 +51,7 @@ class Driver:
     enable_prefix_caching: bool = True
     clock: Callable[[Step], float] = lambda step: 1.0
     limits: ExecutorLimits | None = None
-    vocab_size: int = 256
+    vocab_size: int = 320  # at least the executor's, and just that for beams
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
@@ -59,6 +63,7 @@ class Driver:
         self.cost_model = CostModel(max_step_ms=10.0)
         self.scheduler = Scheduler(self.pool, self.cost_model, limits, enable_prefix_caching=self.enable_prefix_caching)
         self.builder = BatchBuilder()
+        self.masks = MaskWriter(self.vocab_size)
         self._arrivals = 0
         self._keys = 0
 
@@ -67,6 +72,7 @@ class Driver:
         choices = []
         width = job.sampling.beam_width
         beams = None if width is None else BeamSearch(job.sampling, self.eos_ids, self.vocab_size)
+        constraint = self._constraint(job)
         for index in range(width or job.sampling.n):
             sequence = EngineSequence(
                 self._keys,
@@ -80,6 +86,7 @@ class Driver:
                 eos_ids=self.eos_ids,
                 max_length=self.max_length,
                 block_size=self.pool.block_size,
+                constraint=None if constraint is None else constraint.fresh(),
                 beams=beams,
             )
             self.sampled[self._keys], self.scored[self._keys] = [], []
@@ -111,7 +118,8 @@ class Driver:
             assert not (step.decodes and step.chunks)
         if not self.limits.chunked_prefill:
             assert all(chunk.is_last for chunk in step.chunks)
-        batch = self.builder.build(step)
+        masks = self.masks.start(step.sampled()) if self.scheduler.has_constraints else None
+        batch = self.builder.build(step, masks)
         if step.copies:
             self._check_copies(step.copies)
             self.executor.copy_blocks(np.array(step.copies, dtype=np.int32))
@@ -140,6 +148,14 @@ class Driver:
     def hypotheses(self, keys: list[int]) -> list[Hypothesis]:
         """What a search has found that has ended."""
         return [end.hypothesis for key in keys if (end := self.finished.get(key)) is not None and end.hypothesis]
+
+    def _constraint(self, job: Job) -> SequenceConstraint | None:
+        if job.constraints is None:
+            return None
+        words = mask_words(self.vocab_size)
+        return SequenceConstraint(
+            job.constraints, job.sampling, tiny("byte-level"), eos_ids=self.eos_ids, mask_words=words
+        )
 
     @staticmethod
     def _check_copies(copies: list[tuple[int, int]]) -> None:

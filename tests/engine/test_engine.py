@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
@@ -213,6 +214,8 @@ def test_searches_that_never_fit_are_refused() -> None:
             with pytest.raises(InvalidRequestError) as caught:
                 engine.submit(request(SamplingParams(**options)))
             assert caught.value.param == param
+        with pytest.raises(InvalidRequestError, match="constraints must be left out with beam search"):
+            Request("c", (1,), SamplingParams(beam_width=2), constraints=TokenConstraints(allowed_token_ids=(1,)))
         longest = SamplingParams(beam_width=4, max_tokens=60, ignore_eos=True)
         assert len((await collect(engine.submit(request(longest))))[-1].token_ids) == 60
 

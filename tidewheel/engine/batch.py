@@ -5,10 +5,27 @@ T tokens of S sequences, ragged; R of the tokens want a next token sampled ("row
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+
+def _complete() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class TokenMasks:
+    """Which tokens the rows of a step may sample: bit `t % 32` of word `t // 32` is set if token t is allowed.
+
+    The bits may be written until `wait` returns, while the forward pass runs: a device calls it before it samples.
+    """
+
+    bits: NDArray[np.uint32]  # [M, W]; a mask has at least a bit for every token of the vocabulary
+    index: NDArray[np.int32]  # [R]; which mask is the row's, -1: every token is allowed
+    wait: Callable[[], None] = _complete
 
 
 @dataclass(slots=True)
@@ -36,6 +53,7 @@ class SamplingBatch:
     bias_values: NDArray[np.float32]  # added to the logits; -inf forbids a token
     target: NDArray[np.int32] | None = None  # [R]; a token to report on instead of sampling one, -1: none
     logprob_temperature: NDArray[np.float32] | None = None  # [R]; log-probabilities are of logits divided by it
+    masks: TokenMasks | None = None  # None: no row has one
 
     @classmethod
     def greedy(cls, positions: ArrayLike) -> SamplingBatch:
@@ -73,6 +91,9 @@ class SamplingBatch:
         scored.target = np.concatenate([np.full(len(self.position), -1, np.int32), targets])
         if self.logprob_temperature is not None:
             scored.logprob_temperature = np.append(self.logprob_temperature, np.ones(len(targets), np.float32))
+        if self.masks is not None:
+            index = np.append(self.masks.index, np.full(len(targets), -1, np.int32))
+            scored.masks = replace(self.masks, index=index)
         return scored
 
 

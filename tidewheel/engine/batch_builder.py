@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.batch import SamplingBatch, StepBatch
+from tidewheel.engine.batch import SamplingBatch, StepBatch, TokenMasks
 from tidewheel.engine.sequence import Sequence
 from tidewheel.engine.step import Chunk, Step
 
@@ -28,10 +28,11 @@ class BatchBuilder:
         self._decodes = _empty_batch()
         self._uses_history = False
 
-    def build(self, step: Step) -> StepBatch:
-        """The arrays of `step`: decodes first, then chunks."""
+    def build(self, step: Step, masks: TokenMasks | None = None) -> StepBatch:
+        """The arrays of `step`: decodes first, then chunks. `masks` are for the rows of `step.sampled()`."""
         decodes = self._decode_batch(step)
         if not step.chunks:
+            decodes.sampling.masks = masks
             return decodes
         sequences = [*step.decodes, *(chunk.sequence for chunk in step.chunks)]
         num_decodes = len(step.decodes)
@@ -49,6 +50,7 @@ class BatchBuilder:
         rows[num_decodes:] = [len(chunk.sampled()) for chunk in step.chunks]
         logits_rows = np.repeat(query_start[1:] - 1, rows)
         sampling = _sampling(step.sampled()) if rows[num_decodes:].any() else decodes.sampling
+        sampling.masks = masks
         if step.load.scored_tokens:
             starts = query_start[num_decodes:-1].tolist()
             scored = [(chunk, start) for chunk, start in zip(step.chunks, starts, strict=True) if chunk.num_scored]

@@ -13,6 +13,7 @@ import numpy as np
 
 from tidewheel.engine.batch import StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
+from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.request import PromptLogprobs, TokenLogprob
 from tidewheel.engine.scheduler import Scheduler
@@ -50,12 +51,15 @@ class Abort:
 class EngineLoop:
     """Owns scheduler, builder and executor from `start` on. Other threads only leave messages."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[Delivery], None]
+    ) -> None:
         """`deliver` is called on the engine thread, at most once a step and once for the messages before it."""
         self.steps_total = 0
         self._scheduler = scheduler
         self._builder = BatchBuilder()
         self._executor = executor
+        self._masks = masks
         self._deliver = deliver
         self._inbox: deque[list[Sequence] | Abort | None] = deque()
         self._wake = threading.Event()
@@ -94,6 +98,7 @@ class EngineLoop:
             logger.exception("The engine has failed")
             self._deliver(Delivery(failure=failure))
         finally:
+            self._masks.close()
             self._executor.close()
 
     def _take_messages(self) -> bool:
@@ -127,11 +132,14 @@ class EngineLoop:
             if scheduler.has_work:
                 raise RuntimeError("no sequence can run although some are unfinished")
             return
-        batch = self._builder.build(step)
+        masks = self._masks.start(step.sampled()) if scheduler.has_constraints else None
+        batch = self._builder.build(step, masks)
         started = time.perf_counter()
         if step.copies:
             self._executor.copy_blocks(np.array(step.copies, dtype=np.int32))
         output = self._executor.step(batch)
+        if masks is not None:
+            masks.wait()  # a device that does not sample itself may not have
         scheduler.cost_model.observe(step.load, (time.perf_counter() - started) * 1e3)
         self.steps_total += 1
         delivery = _delivery(step, output, has_beams=scheduler.is_searching)

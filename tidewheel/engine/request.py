@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -12,10 +13,13 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.errors import InvalidRequestError
 
+if TYPE_CHECKING:
+    from tidewheel.engine.constraints.constraint import TokenConstraints
+
 MAX_LOGPROBS = 20  # likely tokens that a request may ask for at each place
 
 
-# What beam search, which follows the model's own likeliest tokens, has no place for.
+# What beam search, which follows the model's own likeliest tokens, has no place for; nor has it for constraints.
 _NEUTRAL_TO_BEAMS: Mapping[str, object] = {
     "top_p": 1.0,
     "top_k": 0,
@@ -105,13 +109,21 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and how to continue it. Lower `priority` values run first; equal ones in order of arrival."""
+    """One prompt and how to continue it. Lower `priority` values run first; equal ones in order of arrival.
+
+    Raises InvalidRequestError for constraints with beam search.
+    """
 
     request_id: str
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str | None = None  # requests with different salts never share cached prefixes
+    constraints: TokenConstraints | None = None
+
+    def __post_init__(self) -> None:
+        if self.constraints is not None and self.sampling.beam_width is not None:
+            raise InvalidRequestError("constraints must be left out with beam search", "constraints")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 The native sampler computes the same thing and must agree bit for bit, so every floating-point operation here is an
 IEEE basic one in a fixed order: no library exp or log, no sum whose order is numpy's own affair.
 
-The order of a row: log-probabilities are taken from the raw logits; then repetition, frequency and presence
-penalties, bias, temperature, min-p, top-k, top-p, and one draw from what is left. A row with a target draws nothing.
+The order of a row: log-probabilities are taken from the raw logits; then the tokens that its mask forbids get -inf,
+which nothing after it can lift; then repetition, frequency and presence penalties, bias, temperature, min-p, top-k,
+top-p, and one draw from what is left. A row of which nothing is left gets NO_TOKEN. A row with a target draws nothing.
 """
 
 from __future__ import annotations
@@ -95,6 +96,12 @@ def _descending(weights: F32) -> NDArray[np.intp]:
     return np.argsort(-weights, kind="stable")
 
 
+def _forbidden(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """Which tokens a mask leaves out, shape [V]."""
+    little_endian = mask.astype("<u4").view(np.uint8)
+    return ~np.unpackbits(little_endian, count=vocab_size, bitorder="little").astype(np.bool_)
+
+
 def _penalize(
     logits: F32,
     history: NDArray[np.int32],
@@ -141,6 +148,8 @@ def _draw(weights: F32, uniform: float) -> int:
 
 def sample(logits: F32, batch: SamplingBatch) -> StepOutput:
     """Pick a token for every row of `logits` [R, vocab]. A row without a finite maximum gets NO_TOKEN."""
+    if batch.masks is not None:
+        batch.masks.wait()
     output = StepOutput.empty(batch)
     for r in range(logits.shape[0]):
         sample_row(logits[r], batch, r, output)
@@ -148,7 +157,10 @@ def sample(logits: F32, batch: SamplingBatch) -> StepOutput:
 
 
 def sample_row(raw: F32, batch: SamplingBatch, r: int, output: StepOutput) -> None:
-    """Pick the token of row `r` from its logits [vocab], and write to `output` all that the row asks for."""
+    """Pick the token of row `r` from its logits [vocab], and write to `output` all that the row asks for.
+
+    The caller has waited for the batch's masks.
+    """
     output.token_ids[r] = NO_TOKEN
     if not np.isfinite(raw.max()):
         return
@@ -175,7 +187,9 @@ def sample_row(raw: F32, batch: SamplingBatch, r: int, output: StepOutput) -> No
 
 
 def _pick(raw: F32, batch: SamplingBatch, r: int) -> int:
-    row = raw.copy()
+    row, masks = raw.copy(), batch.masks
+    if masks is not None and masks.index[r] >= 0:
+        row[_forbidden(masks.bits[masks.index[r]], row.size)] = -np.inf
     history = batch.history_ids[batch.history_start[r] : batch.history_start[r + 1]]
     if history.size:
         _penalize(

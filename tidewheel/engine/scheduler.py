@@ -56,6 +56,12 @@ class Scheduler:
         self._decode_version = 0
         self._searches: list[BeamSearch] = []  # those that run
         self._prefilled_last = False
+        self._num_constrained = 0
+
+    @property
+    def has_constraints(self) -> bool:
+        """Whether any sequence has a constraint."""
+        return self._num_constrained > 0
 
     @property
     def num_running(self) -> int:
@@ -86,6 +92,7 @@ class Scheduler:
         """Queue the choices of one request, which have one prompt."""
         for sequence in choices:
             self._sequences[sequence.key] = sequence
+            self._num_constrained += sequence.constraint is not None
         self.prompt_tokens_total += choices[0].prompt_len
         self._push_with_forks(choices)
 
@@ -347,12 +354,20 @@ class Scheduler:
             finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
             return
         sequence.append(token)
+        constraint = sequence.constraint
+        if constraint is not None:
+            constraint.advance(token)
+            if constraint.error is not None:
+                finished.append(self._finish(sequence, FinishReason.ERROR, error=constraint.error))
+                return
         if token in sequence.stop_ids:
             stop_reason = None if token in sequence.eos_ids else token
             finished.append(self._finish(sequence, FinishReason.STOP, stop_reason))
+        elif constraint is not None and constraint.is_terminated:
+            finished.append(self._finish(sequence, FinishReason.STOP, is_complete=True))
         elif sequence.num_tokens >= sequence.max_length:
             finished.append(self._finish(sequence, FinishReason.LENGTH))
-        elif sequence.num_tokens == sequence.min_length:
+        elif constraint is None and sequence.num_tokens == sequence.min_length:
             sequence.set_bias(forbid_stopping=False)
             self._decode_version += 1
 
@@ -374,14 +389,16 @@ class Scheduler:
         reason: FinishReason,
         stop_reason: int | None = None,
         error: str | None = None,
+        is_complete: bool = False,
     ) -> Finished:
         self._stop_running(sequence)
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.key]
+        self._num_constrained -= sequence.constraint is not None
         if forks := sequence.waiting_forks:
             self._push_with_forks(forks)
         self._waiting.shrink(self.num_waiting)
-        return Finished(sequence.key, reason, stop_reason, error)
+        return Finished(sequence.key, reason, stop_reason, error, is_complete=is_complete)
 
     def _finish_all(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> list[Finished]:
         """End a sequence, and with one beam of a search all of them."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.blocks import Digest, block_digest, root_digest
+from tidewheel.engine.constraints.constraint import SequenceConstraint
 from tidewheel.engine.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Sequence:
         "bias_values",
         "block_table",
         "cache_salt",
+        "constraint",
         "eos_ids",
         "float_params",
         "forks",
@@ -92,6 +94,7 @@ class Sequence:
         eos_ids: frozenset[int] = frozenset(),
         max_length: int,
         block_size: int,
+        constraint: SequenceConstraint | None = None,
         beams: BeamSearch | None = None,
     ) -> None:
         """`max_length` is the context's limit in tokens, prompt and output together; `seed` is the request's."""
@@ -100,6 +103,7 @@ class Sequence:
         self.priority = priority
         self.order = (priority, arrival, index)
         self.cache_salt = cache_salt
+        self.constraint = constraint
         self.state = SequenceState.WAITING
         self.forks: list[Sequence] = []
 
@@ -149,7 +153,9 @@ class Sequence:
             self.prompt_len if self.uses_history else 0,
         )
         self.plain_bias = dict(sampling.logit_bias)
-        self.set_bias(forbid_stopping=self.num_tokens < self.min_length and beams is None)
+        # A constraint has its own way to forbid an end that comes too soon, and so has a search.
+        forbid_stopping = constraint is None and beams is None and self.num_tokens < self.min_length
+        self.set_bias(forbid_stopping=forbid_stopping)
 
     @property
     def waiting_forks(self) -> list[Sequence]:

@@ -74,11 +74,13 @@ class Step:
 class Finished:
     """The end of the sequence `key`. `stop_reason` is the stop token that ended it, None for end of sequence.
 
-    The `hypothesis` of a search is all that the sequence's choice is to have.
+    `is_complete`: its last token belongs to the text, after which its grammar allows no other. The `hypothesis` of a
+    search is all that the sequence's choice is to have.
     """
 
     key: int
     reason: FinishReason
     stop_reason: int | None = None
     error: str | None = None
+    is_complete: bool = False
     hypothesis: Hypothesis | None = None

@@ -121,6 +121,8 @@ class TorchExecutor:
                 batch.block_tables[sequence[start:stop]],
                 tokens,
             )
+            if rows.size and batch.sampling.masks is not None:
+                batch.sampling.masks.wait()
             for row, token in zip(rows.tolist(), token_of.tolist(), strict=True):
                 sample_row(logits[token], batch.sampling, row, output)
             if batch.return_logits:

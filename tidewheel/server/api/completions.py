@@ -59,6 +59,7 @@ class CompletionsEndpoint:
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
         room = 0 if sampling.max_tokens == 0 else 1
         prompts = await self._encoder.run(len(raw), lambda: self._encode(body, room))
+        constraints = await self._generations.constraints(body)
         generation = self._generations.start(
             "cmpl",
             [prompt.token_ids for prompt in prompts],
@@ -67,6 +68,7 @@ class CompletionsEndpoint:
             client_id=request.state.request_id,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            constraints=constraints,
             request_id=body.request_id,
         )
         answer = Completion(

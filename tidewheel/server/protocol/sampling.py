@@ -13,6 +13,7 @@ from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.request import SamplingParams
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.decode import Unsupported, unsupported
+from tidewheel.server.protocol.structured import ResponseFormat, StructuredOutputsField
 
 MAX_STOP_STRINGS = 64
 
@@ -62,7 +63,18 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-    response_format: dict[str, Any] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+
+    # One of these at most; `structured_output` makes the engine's of them.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsField | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
 
     # Accepted because no answer depends on them.
     user: str | None = None
@@ -75,14 +87,6 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
 
     early_stopping: Unsupported = None
-    allowed_token_ids: Unsupported = None
-    bad_words: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_decoding_backend: Unsupported = None
-    guided_grammar: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_whitespace_pattern: Unsupported = None
     ec_transfer_params: Unsupported = None
     kv_transfer_params: Unsupported = None
     logits_processors: Unsupported = None
@@ -92,7 +96,6 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_offsets: Unsupported = None
     routed_experts_prompt_start: Unsupported = None
     stream_interval: Unsupported = None
-    structured_outputs: Unsupported = None
     vllm_xargs: Unsupported = None
     watermarking: Unsupported = None
 
@@ -126,8 +129,6 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise bad_request(f"best_of must be at least n, which is {self.num_choices}", "best_of")
         if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
             raise bad_request("request_id must be 1 to 128 visible ASCII characters", "request_id")
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise unsupported("response_format", " unless its type is text")
         if self.store:
             raise unsupported("store", " unless it is false")
         if self.service_tier not in (None, "auto", "default"):
