@@ -17,6 +17,7 @@ import httpx
 import pytest
 import tokenizers
 import uvicorn
+from server.processes import ScriptedProcess
 from server.scripted_engine import ScriptedEngine
 
 import tidewheel
@@ -43,6 +44,7 @@ class RunningServer:
 
 
 StartServer = Callable[..., RunningServer]
+StartProcess = Callable[..., ScriptedProcess]
 
 
 @pytest.fixture(scope="session")
@@ -148,6 +150,20 @@ class ServerProcess:
     def _read_log(self) -> None:
         assert self.process.stderr is not None
         self._log.extend(self.process.stderr)
+
+
+@pytest.fixture
+def start_process() -> Iterator[StartProcess]:
+    """Starts scripted processes, by ScriptedProcess' arguments; all are ended in the end."""
+    processes: list[ScriptedProcess] = []
+
+    def start(*arguments: str, **options: Any) -> ScriptedProcess:
+        processes.append(ScriptedProcess(*arguments, **options))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.stop()
 
 
 @pytest.fixture(scope="session")

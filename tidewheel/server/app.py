@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from tidewheel import __version__
 from tidewheel.engine.engine import Engine
@@ -18,12 +19,13 @@ from tidewheel.server.api.health import health_routes
 from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.tokenize import TokenizeEndpoints
+from tidewheel.server.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
 from tidewheel.server.metrics import ServerMetrics
-from tidewheel.server.middleware import BearerAuth, BodyLimit, RequestId
+from tidewheel.server.middleware import BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
 
 
@@ -31,16 +33,27 @@ from tidewheel.server.prompts import PromptEncoder
 class AppOptions:
     """What the application needs to know besides the engine.
 
-    `chat_template` None is the tokenizer's own; `sampling_defaults` None are the engine's.
+    `chat_template` None is the tokenizer's own; `sampling_defaults` None are the engine's. Without `api_keys` none is
+    asked for, without `allowed_origins` no page of another origin may read answers. `middleware` runs outermost first.
     """
 
     served_model_names: Sequence[str] = ()
     api_keys: Sequence[str] = field(default=(), repr=False)
+    protect_health: bool = False
+    protect_metrics: bool = False
+    allowed_origins: Sequence[str] = ()
+    allow_credentials: bool = False
+    allowed_methods: Sequence[str] = ("*",)
+    allowed_headers: Sequence[str] = ("*",)
+    root_path: str = ""
+    middleware: Sequence[Middleware] = ()
+    request_id_headers: bool = True
     chat_template: str | None = None
     sampling_defaults: Mapping[str, float | int] | None = None
     tool_call_parser: str | None = None
     max_body_bytes: int = 32 * 2**20
     log_requests: bool = True
+    log_access: bool = True
 
 
 def build_app(engine: Engine, options: AppOptions) -> Starlette:
@@ -65,10 +78,6 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
             await engine.stop()
             encoder.close()
 
-    middleware = [Middleware(RequestId)]
-    if options.api_keys:
-        middleware.append(Middleware(BearerAuth, keys=options.api_keys))
-    middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
     return Starlette(
         routes=[
             *ChatEndpoint(models, encoder, template, *shared, tool_parser).routes(),
@@ -78,7 +87,38 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
             *health_routes(engine),
             *metrics_routes(metrics),
         ],
-        middleware=middleware,
+        middleware=_middleware(options),
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )
+
+
+def _middleware(options: AppOptions) -> list[Middleware]:
+    """All middleware, outermost first. A browser's preflight request carries no key, so CORS comes before keys."""
+    middleware: list[Middleware] = []
+    if options.allowed_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_credentials=options.allow_credentials,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            expose_headers=("x-request-id", "retry-after"),
+        )
+        middleware.append(cors)
+    middleware += [
+        Middleware(
+            RequestId,
+            root_path=options.root_path,
+            send_header=options.request_id_headers,
+            access_log=options.log_access,
+        ),
+        Middleware(BodyLimit, max_bytes=options.max_body_bytes),
+        *options.middleware,
+    ]
+    if options.api_keys:
+        open_paths = frozenset() if options.protect_health else HEALTH_PATHS
+        if not options.protect_metrics:
+            open_paths |= METRICS_PATHS
+        middleware.append(Middleware(ApiKeyAuth, keys=options.api_keys, open_paths=open_paths))
+    return middleware

@@ -170,14 +170,20 @@ class Generations:
             return
         usage = generation.usage()
         first = generation.timer.time_to_first_token
+        reasons = generation.timer.finish_reasons
+        fields = {
+            "id": generation.id,
+            "request_id": client_id,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "first_token_s": first,
+            "total_s": elapsed,
+            "finish": "client_gone" if generation.client_gone else ",".join(reasons) or "-",
+        }
         logger.info(
-            "%s x-request-id=%s prompt=%d cached=%d completion=%d first_token=%s total=%.3fs finish=%s",
-            generation.id,
-            client_id,
-            usage.prompt_tokens,
-            usage.prompt_tokens_details.cached_tokens,
-            usage.completion_tokens,
-            "-" if first is None else f"{first:.3f}s",
-            elapsed,
-            "client_gone" if generation.client_gone else ",".join(generation.timer.finish_reasons) or "-",
+            "%(id)s x-request-id=%(request_id)s prompt=%(prompt_tokens)d cached=%(cached_tokens)d "
+            "completion=%(completion_tokens)d first_token=%(first_token)s total=%(total_s).3fs finish=%(finish)s",
+            {**fields, "first_token": "-" if first is None else f"{first:.3f}s"},
+            extra={"fields": fields},
         )

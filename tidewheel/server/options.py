@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn, TypeVar
 
@@ -89,6 +90,35 @@ def switch(text: str) -> bool:
         raise ValueError(f"must be 1 or 0, got {text!r}") from None
 
 
+def api_key(text: str) -> str:
+    """A key as it may be sent in a header. Raises ValueError."""
+    if not text or not text.isprintable() or any(character.isspace() for character in text):
+        raise ValueError("a key must have at least one character, and no spaces")
+    return text
+
+
+def strings(text: str) -> list[str]:
+    """One string, or the strings of a JSON list, as vLLM's CORS options are given. Raises ValueError."""
+    if not text.startswith("["):
+        return [text]
+    items = json.loads(text)
+    if not all(isinstance(item, str) for item in items):
+        raise ValueError(f"must be a list of strings, got {text}")
+    return list(items)
+
+
+def url_prefix(text: str) -> str:
+    """A path such as /api, without a slash at its end. Raises ValueError."""
+    if not text.startswith("/"):
+        raise ValueError(f"must begin with a slash, like /api, got {text!r}")
+    return text.rstrip("/")
+
+
+def certificate_requirement(text: str) -> str:
+    """none, optional or required, which Python's numbers for them mean too."""
+    return {"0": "none", "1": "optional", "2": "required"}.get(text, text)
+
+
 def option(
     default: Any,
     help_text: str,
@@ -98,9 +128,14 @@ def option(
     metavar: str | None = None,
     env_aliases: Sequence[str] = (),
     flag_aliases: Sequence[str] = (),
+    secret: bool = False,
 ) -> Any:
-    """A dataclass field that is an option. A bool is a switch, a tuple takes several values."""
+    """A dataclass field that is an option. A bool is a switch, a tuple takes several values.
+
+    A `secret` one is never shown. `parse` may give a list for one of several values, which is then spread out.
+    """
     metadata = {
+        "secret": secret,
         "help": help_text,
         "parse": parse,
         "choices": choices,
@@ -180,7 +215,51 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "the address to listen on; 0.0.0.0 is every one")
     port: int = option(8000, "the port to listen on; 0 lets the system choose", parse=port_number)
-    api_key: tuple[str, ...] = option((), "keys that clients must send one of", metavar="KEY")
+    uds: str | None = option(None, "a Unix socket to listen on instead of host and port", metavar="PATH")
+    root_path: str | None = option(
+        None, "the path that a proxy serves this server under, like /api", parse=url_prefix, metavar="PATH"
+    )
+    api_key: tuple[str, ...] = option(
+        (),
+        "keys that clients must send one of; other users of this machine see them on the command line",
+        parse=api_key,
+        metavar="KEY",
+        env_aliases=("VLLM_API_KEY",),
+        secret=True,
+    )
+    api_key_file: str | None = option(None, "a file with more such keys, one a line", metavar="FILE")
+    protect_health: bool = option(False, "ask for a key on /health, /ping and /version too")
+    protect_metrics: bool = option(False, "ask for a key on /metrics too")
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "origins whose web pages may use this server from browsers, * for all [none]",
+        parse=strings,
+        metavar="ORIGIN",
+    )
+    allow_credentials: bool = option(False, "let those pages send credentials such as cookies")
+    allowed_methods: tuple[str, ...] = option(
+        ("*",), "HTTP methods that those pages may use [*]", parse=strings, metavar="METHOD"
+    )
+    allowed_headers: tuple[str, ...] = option(
+        ("*",), "HTTP headers that those pages may send [*]", parse=strings, metavar="HEADER"
+    )
+    ssl_certfile: str | None = option(None, "serve TLS with this certificate chain (PEM)", metavar="FILE")
+    ssl_keyfile: str | None = option(
+        None, "the certificate's key (PEM, without a password) [in the certificate's file]", metavar="FILE"
+    )
+    ssl_ca_certs: str | None = option(None, "certificates that sign those of clients (PEM)", metavar="FILE")
+    ssl_cert_reqs: str = option(
+        "none",
+        "whether clients must show a certificate",
+        parse=certificate_requirement,
+        choices=("none", "optional", "required"),
+    )
+    middleware: tuple[str, ...] = option(
+        (),
+        "more middleware, by import path: an ASGI class, or an async function of a request and call_next",
+        metavar="NAME",
+    )
+    enable_request_id_headers: bool = option(True, "return each request's id as X-Request-Id")
     served_model_name: tuple[str, ...] = option((), "names of the model in the API [as MODEL]", metavar="NAME")
     chat_template: str | None = option(None, "a chat template: a file, or the template itself", metavar="TEMPLATE")
     generation_config: str = option(
@@ -201,6 +280,9 @@ class ServerOptions:
         "what is logged",
         choices=("debug", "info", "warning", "error", "critical"),
         flag_aliases=("--uvicorn-log-level",),
+    )
+    log_format: str = option(
+        "text", "lines for people, or a JSON object a line for collectors", choices=("text", "json")
     )
     disable_log_requests: bool = option(False, "do not log a line for each finished request")
     disable_access_log: bool = option(
@@ -248,7 +330,24 @@ def parse_options(
         parser.error(str(error))
     if server_options.enable_auto_tool_choice != (server_options.tool_call_parser is not None):
         parser.error("--enable-auto-tool-choice and --tool-call-parser go together")
+    if reason := _contradiction(server_options):
+        parser.error(reason)
     return model_options, server_options
+
+
+def _contradiction(options: ServerOptions) -> str | None:
+    """What is wrong with options that are fine one by one."""
+    if not options.allowed_origins:
+        for name in ("allow_credentials", "allowed_methods", "allowed_headers"):
+            if getattr(options, name) != getattr(ServerOptions, name):
+                return f"{_flag(name)} needs --allowed-origins"
+    if options.ssl_certfile is None:
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+            if getattr(options, name) != getattr(ServerOptions, name):
+                return f"{_flag(name)} needs --ssl-certfile"
+    if (options.ssl_ca_certs is None) != (options.ssl_cert_reqs == "none"):
+        return "clients are checked with both --ssl-ca-certs FILE and --ssl-cert-reqs optional or required"
+    return None
 
 
 def model_parser(prog: str, description: str) -> OptionParser:
@@ -324,7 +423,7 @@ def _build(group_type: type[OptionsT], given: Mapping[str, Any], environment: Ma
     for spec in fields(group_type):
         if spec.name in given:
             value = given[spec.name]
-            values[spec.name] = tuple(value) if isinstance(spec.default, tuple) else value
+            values[spec.name] = _spread(value) if isinstance(spec.default, tuple) else value
             continue
         for variable in (ENV_PREFIX + spec.name.upper(), *spec.metadata["env_aliases"]):
             if environment.get(variable):
@@ -333,12 +432,16 @@ def _build(group_type: type[OptionsT], given: Mapping[str, Any], environment: Ma
     return group_type(**values)
 
 
+def _spread(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(item for value in values for item in (value if isinstance(value, list) else [value]))
+
+
 def _from_environment(variable: str, text: str, default: Any, metadata: Mapping[str, Any]) -> Any:
     try:
         if isinstance(default, bool):
             return switch(text)
         if isinstance(default, tuple):
-            return tuple(metadata["parse"](item) for item in text.split())
+            return _spread(metadata["parse"](item) for item in ([text] if text.startswith("[") else text.split()))
         value = metadata["parse"](text)
     except ValueError as error:
         raise OptionError(f"${variable}: {error}") from None

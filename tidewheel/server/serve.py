@@ -16,10 +16,14 @@ import orjson
 import uvicorn
 
 from tidewheel.engine.engine import Engine
-from tidewheel.engine.errors import ModelError, TidewheelError
+from tidewheel.engine.errors import ModelError
 from tidewheel.engine.launch import EngineOptions, load_engine
 from tidewheel.server.app import AppOptions, build_app
+from tidewheel.server.auth import read_key_file
 from tidewheel.server.chat.templates import read_template_option
+from tidewheel.server.listener import open_listener, printable_address, tls_context
+from tidewheel.server.logs import configure_logging
+from tidewheel.server.middleware import import_middleware
 from tidewheel.server.options import ModelOptions, ServerOptions, parse_options
 
 logger = logging.getLogger(__name__)
@@ -37,16 +41,19 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 def run(arguments: Sequence[str]) -> int:
     """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken."""
     model_options, options = parse_options(arguments)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    configure_logging(options.log_level, options.log_format)
     names = options.served_model_name or ((DEMO_MODEL_NAME,) if model_options.model is None else ())
     app_options = _app_options(options, names)
+    tls = None
+    if options.ssl_certfile is not None:
+        tls = tls_context(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs, options.ssl_cert_reqs)
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
-    with _bind(options.host, options.port) as listener:
+    with open_listener(options.host, options.port, options.uds) as listener:
         engine = load_engine(engine_options(model_options))
         app = build_app(engine, app_options)
         gc.collect()
         gc.freeze()  # what was made until now stays: no collection need walk it while streams wait
-        address = _printable_address(listener)
+        address = printable_address(listener, tls=tls is not None)
         logger.info("Serving %s on %s", ", ".join(names) or engine.model_name, address)
         config = uvicorn.Config(
             app,
@@ -56,11 +63,13 @@ def run(arguments: Sequence[str]) -> int:
             lifespan="on",
             interface="asgi3",
             log_config=None,
-            access_log=not options.disable_access_log,
+            access_log=False,  # the application's own names the request
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
             server_header=False,
         )
+        config.load()
+        config.ssl = tls
         Server(config, engine, options.shutdown_timeout).run([listener])
     return 0
 
@@ -100,12 +109,22 @@ def engine_options(options: ModelOptions) -> EngineOptions:
 def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
     return AppOptions(
         served_model_names=names,
-        api_keys=options.api_key,
+        api_keys=options.api_key + (() if options.api_key_file is None else read_key_file(options.api_key_file)),
+        protect_health=options.protect_health,
+        protect_metrics=options.protect_metrics,
+        allowed_origins=options.allowed_origins,
+        allow_credentials=options.allow_credentials,
+        allowed_methods=options.allowed_methods,
+        allowed_headers=options.allowed_headers,
+        root_path=options.root_path or "",
+        middleware=[import_middleware(path) for path in options.middleware],
+        request_id_headers=options.enable_request_id_headers,
         chat_template=None if options.chat_template is None else read_template_option(options.chat_template),
         sampling_defaults=_sampling_defaults(options.generation_config),
         tool_call_parser=options.tool_call_parser,
         max_body_bytes=options.max_body_size,
         log_requests=not options.disable_log_requests,
+        log_access=not options.disable_access_log,
     )
 
 
@@ -123,25 +142,3 @@ def _sampling_defaults(generation_config: str) -> Mapping[str, float | int] | No
     except (OSError, ValueError) as error:
         raise ModelError(f"--generation-config {generation_config}: {path.name} cannot be read: {error}") from error
     return {name: config[name] for name in _SAMPLING_DEFAULTS if isinstance(config.get(name), int | float)}
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise TidewheelError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    return listener
-
-
-def _printable_address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
