@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.cost_model import CostModel
-from tidewheel.engine.devices.base import Executor
+from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
+from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.loop import Delivery, EngineLoop
 from tidewheel.engine.request import FinishReason, Request
 from tidewheel.engine.sampling import NO_TOKEN
@@ -26,10 +27,12 @@ from tidewheel.engine.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_STOP_S = 30.0  # for the step that runs when the engine is told to stop
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A look at the engine from outside; totals count since the start."""
+    """A look at the engine from outside; totals count since the start, and the histograms go on counting."""
 
     num_running: int
     num_waiting: int
@@ -40,6 +43,8 @@ class EngineStats:
     cached_prompt_tokens_total: int
     preemptions_total: int
     steps_total: int
+    step_seconds: Histogram
+    step_tokens: Histogram
 
 
 class Engine:
@@ -140,14 +145,42 @@ class Engine:
             self._abort_all()
 
     async def stop(self) -> None:
-        """Abort everything and end the engine thread; the executor is closed. Calling it twice is allowed."""
+        """Abort everything and end the engine thread; the executor is closed. Calling it twice is allowed.
+
+        A thread that is stuck in a step is waited for only so long: `is_alive` then stays true.
+        """
         self._refusal = self._refusal or "the engine has been stopped"
         self._abort_all()
         if self._event_loop is None:
             self._executor.close()
             return
         self._engine_loop.stop()
-        await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.join)
+        if not await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.join, _LONGEST_STOP_S):
+            logger.error("The engine thread did not end within %g s; it is left behind", _LONGEST_STOP_S)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine thread runs."""
+        return self._engine_loop.is_alive
+
+    @property
+    def step_started(self) -> float | None:
+        """When the step that runs now began, by `time.perf_counter`; None between steps."""
+        return self._engine_loop.step_started
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What the executor can hold and run."""
+        return self._executor.limits
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prompts; requests submitted from now on find none of what was computed before.
+
+        Raises EngineDeadError.
+        """
+        if self._refusal is not None:
+            raise EngineDeadError(self._refusal)
+        self._engine_loop.call(self._scheduler.pool.forget)
 
     def stats(self) -> EngineStats:
         """Figures for metrics; may be called from any thread."""
@@ -162,6 +195,8 @@ class Engine:
             cached_prompt_tokens_total=scheduler.cached_prompt_tokens_total,
             preemptions_total=scheduler.preemptions_total,
             steps_total=self._engine_loop.steps_total,
+            step_seconds=self._engine_loop.step_seconds,
+            step_tokens=self._engine_loop.step_tokens,
         )
 
     def _checked_prompt(self, request: Request) -> NDArray[np.int32]:
@@ -194,18 +229,28 @@ class Engine:
         """Pass a delivery from the engine thread to the event loop."""
         assert self._event_loop is not None
         try:
-            self._event_loop.call_soon_threadsafe(self._distribute, delivery)
+            self._event_loop.call_soon_threadsafe(self._receive, delivery)
         except RuntimeError:
             logger.debug("The event loop is closed; nobody is left to deliver to")
+
+    def _receive(self, delivery: Delivery) -> None:
+        try:
+            self._distribute(delivery)
+        except Exception as failure:  # streams that may have missed something must not wait for it
+            logger.exception("What the engine delivered cannot be passed on")
+            self._fail(failure)
+            self._engine_loop.stop()
 
     def _distribute(self, delivery: Delivery) -> None:
         if delivery.failure is not None:
             self._fail(delivery.failure)
             return
         streams, logprobs = self._streams, delivery.logprobs
-        for key, num_cached_tokens in delivery.started:
-            if key in streams:
-                streams[key][0].num_cached_tokens = num_cached_tokens
+        for start in delivery.started:
+            if start.key in streams:
+                choice = streams[start.key][0]
+                choice.num_cached_tokens = start.num_cached_tokens
+                choice.queue_s, choice.prefill_s = start.queue_s, start.prefill_s
         finished = {end.key: end for end in delivery.finished}
         for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
             entry = streams.get(key)

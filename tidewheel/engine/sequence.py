@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,8 @@ class Sequence:
         "plain_bias",
         "priority",
         "prompt_len",
+        "queued_at",
+        "scheduled_at",
         "seed",
         "state",
         "stop_ids",
@@ -89,6 +92,8 @@ class Sequence:
         self.order = (priority, arrival, index)
         self.cache_salt = cache_salt
         self.state = SequenceState.WAITING
+        self.queued_at = time.perf_counter()
+        self.scheduled_at = 0.0  # for the first time
 
         self.prompt_len = self.num_tokens = len(prompt)
         room = max_length - self.prompt_len

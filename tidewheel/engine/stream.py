@@ -23,11 +23,13 @@ class Choice:
         self.finished = False
         self.is_queued = False  # for the stream's reader
         self.num_cached_tokens = 0
+        self.num_tokens = 0
+        self.queue_s: float | None = None  # how long it waited, None while it does
+        self.prefill_s: float | None = None
         self._detokenizer = detokenizer
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
         self._min_tokens = sampling.min_tokens
         self._show_stop_token = sampling.include_stop_str_in_output
-        self._num_tokens = 0
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
@@ -38,7 +40,7 @@ class Choice:
     def push(self, token: int, logprob: TokenLogprob | None, *, ends: bool) -> bool:
         """Add a token; `ends` says it is one that stops the choice. Returns whether its text has ended the choice."""
         self._token_ids.append(token)
-        self._num_tokens += 1
+        self.num_tokens += 1
         if logprob is not None and self._logprobs is not None:
             self._logprobs.append(logprob)
         if not ends or self._show_stop_token:
@@ -78,7 +80,7 @@ class Choice:
         return output
 
     def _show(self, piece: str) -> None:
-        if self._stops is None or self._num_tokens <= self._min_tokens:
+        if self._stops is None or self.num_tokens <= self._min_tokens:
             self._text.append(piece)
         elif piece:
             shown, stop = self._stops.push(piece)
@@ -100,7 +102,7 @@ class RequestStream:
     """An async iterator of RequestOutput, for one reader. What is not read at once is merged, never lost."""
 
     def __init__(self, choices: list[Choice], on_abort: Callable[[list[Choice]], None]) -> None:
-        self._choices = choices
+        self.choices = choices
         self._on_abort = on_abort
         self._ready: deque[Choice] = deque()
         self._reader: asyncio.Future[None] | None = None
@@ -110,7 +112,7 @@ class RequestStream:
 
     async def __anext__(self) -> RequestOutput:
         while not self._ready:
-            if all(choice.finished for choice in self._choices):
+            if all(choice.finished for choice in self.choices):
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -123,7 +125,7 @@ class RequestStream:
 
     def abort(self) -> None:
         """End all unfinished choices; each gives one last output that says so."""
-        unfinished = [choice for choice in self._choices if not choice.finished]
+        unfinished = [choice for choice in self.choices if not choice.finished]
         for choice in unfinished:
             choice.finish(FinishReason.ABORT)
             self.notify(choice)

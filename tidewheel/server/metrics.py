@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.engine import Engine
+from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.request import FinishReason, RequestOutput
 
 if TYPE_CHECKING:
@@ -21,25 +20,6 @@ _ITL_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 _E2E_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 
 METRICS_PREFIX = "tidewheel:"
-
-
-class Histogram:
-    """Counts in buckets. Only the event loop's thread touches it, so that an observation is one bisection."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Counts `value` in its bucket."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Prometheus' cumulative buckets, `(upper bound, count)`, the last one `+Inf`."""
-        bounds = [*map(str, self._bounds), "+Inf"]
-        return list(zip(bounds, accumulate(self._counts), strict=True))
 
 
 class ServerMetrics:
