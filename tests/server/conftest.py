@@ -22,6 +22,7 @@ from server.scripted_engine import ScriptedEngine
 
 import tidewheel
 from tidewheel.server.app import AppOptions, build_app
+from tidewheel.server.connections import ConnectionLimits, connection_class
 
 # The file and not `-m tidewheel`, which would take the package from the current folder, installed or not.
 TIDEWHEEL = [sys.executable, str(Path(tidewheel.__file__).with_name("__main__.py"))]
@@ -49,13 +50,19 @@ StartProcess = Callable[..., ScriptedProcess]
 
 @pytest.fixture(scope="session")
 def start_server() -> Iterator[StartServer]:
-    """Starts servers, by the options of AppOptions and, as `engine`, of ScriptedEngine; all stop in the end."""
+    """Starts servers, by the options of AppOptions; all stop in the end.
+
+    `engine` are those of ScriptedEngine, `connections` those of ConnectionLimits.
+    """
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
-    def start(engine: dict[str, Any] | None = None, **options: Any) -> RunningServer:
+    def start(
+        engine: dict[str, Any] | None = None, connections: dict[str, Any] | None = None, **options: Any
+    ) -> RunningServer:
         scripted = ScriptedEngine(**engine or {})
         app = build_app(scripted, AppOptions(**options))
-        config = uvicorn.Config(app, port=0, loop="uvloop", http="httptools", ws="none", log_config=None, lifespan="on")
+        protocol = connection_class(ConnectionLimits(**connections or {}))
+        config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, ws="none", log_config=None, lifespan="on")
         server = uvicorn.Server(config)
         listener = config.bind_socket()
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -65,7 +65,7 @@ class SamplingParams:
         require(self.min_tokens >= 0, "min_tokens", "at least 0")
         require(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
         require(all(self.stop), "stop", "strings that are not empty")
-        require(1 <= self.n <= 128, "n", "between 1 and 128")
+        require(self.n >= 1, "n", "at least 1")
         require(
             self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
             "logprobs",

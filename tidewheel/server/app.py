@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from tidewheel import __version__
 from tidewheel.engine.engine import Engine
+from tidewheel.server.admission import Admission, AdmissionLimits
 from tidewheel.server.api.chat import ChatEndpoint
 from tidewheel.server.api.completions import CompletionsEndpoint
 from tidewheel.server.api.health import health_routes
@@ -52,6 +53,7 @@ class AppOptions:
     sampling_defaults: Mapping[str, float | int] | None = None
     tool_call_parser: str | None = None
     max_body_bytes: int = 32 * 2**20
+    admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     log_requests: bool = True
     log_access: bool = True
 
@@ -65,7 +67,8 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     tool_parser = TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
     metrics = ServerMetrics(engine, models.default)
-    generations = Generations(engine, metrics, log_requests=options.log_requests)
+    admission = Admission(engine, options.admission)
+    generations = Generations(engine, admission, log_requests=options.log_requests)
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
     shared = (generations, metrics, defaults, fingerprint)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
@@ -11,8 +12,9 @@ from http import HTTPStatus
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tidewheel.engine.stream import RequestStream
+from tidewheel.server.admission import Admission
 from tidewheel.server.errors import ApiError, ClientGone
-from tidewheel.server.metrics import RequestTimer, ServerMetrics
+from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.protocol.usage import PromptTokensDetails, Usage
 
 logger = logging.getLogger("tidewheel.requests")
@@ -39,6 +41,7 @@ class Generation:
         self.id = generation_id
         self.timer = timer
         self.client_gone = False
+        self.timed_out = False
         self.num_choices = len(streams) * n
         self._n = n
         self._prompt_tokens = prompt_tokens
@@ -72,6 +75,18 @@ class Generation:
     def abort(self) -> None:
         """Ends the generation because its client has gone."""
         self.client_gone = True
+        self._abort_streams()
+
+    def time_out(self) -> None:
+        """Ends the generation because it has taken too long; its client is told."""
+        self.timed_out = True
+        self._abort_streams()
+
+    def answer_lengths(self) -> list[int]:
+        """The tokens of each choice, whether or not it has ended."""
+        return [choice.num_tokens for stream in self._streams for choice in stream.choices]
+
+    def _abort_streams(self) -> None:
         for stream in self._streams:
             stream.abort()
 
@@ -82,8 +97,7 @@ class Generation:
         self._closed = True
         for pump in self._pumps:
             pump.cancel()
-        for stream in self._streams:
-            stream.abort()
+        self._abort_streams()
         self._on_close(self)
 
     def _account(self, prompt_index: int, output: RequestOutput) -> int:
@@ -94,6 +108,12 @@ class Generation:
         if output.finish_reason is FinishReason.ABORT:
             if self.client_gone:
                 raise ClientGone
+            if self.timed_out:
+                raise ApiError(
+                    HTTPStatus.GATEWAY_TIMEOUT,
+                    "the answer was not complete within this server's time limit (--request-timeout)",
+                    code="request_timeout",
+                )
             raise ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the server stopped before the answer was complete", code="aborted"
             )
@@ -127,11 +147,11 @@ class Generation:
 
 
 class Generations:
-    """Starts generations on the engine, and logs and counts them when they end."""
+    """Starts generations on the engine, as far as `admission` allows, and logs and counts them when they end."""
 
-    def __init__(self, engine: Engine, metrics: ServerMetrics, *, log_requests: bool) -> None:
+    def __init__(self, engine: Engine, admission: Admission, *, log_requests: bool) -> None:
+        self.admission = admission
         self._engine = engine
-        self._metrics = metrics
         self._log_requests = log_requests
 
     def start(
@@ -147,8 +167,9 @@ class Generations:
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
-        Raises what Engine.submit raises, with nothing left running.
+        Raises what Admission.admit and Engine.submit raise, with nothing left running.
         """
+        demand = self.admission.admit(prompts, sampling)
         generation_id = f"{kind}-{uuid.uuid4().hex}"
         streams: list[RequestStream] = []
         try:
@@ -158,11 +179,23 @@ class Generations:
         except BaseException:
             for stream in streams:
                 stream.abort()
+            self.admission.release(demand, ())
             raise
         prompt_tokens = sum(map(len, prompts))
-        return Generation(
-            generation_id, streams, prompt_tokens, sampling.n, timer, lambda done: self._report(done, client_id)
-        )
+        deadline: asyncio.TimerHandle | None = None
+
+        def on_close(ended: Generation) -> None:
+            if deadline is not None:
+                deadline.cancel()
+            self.admission.release(demand, ended.answer_lengths())
+            self._report(ended, client_id)
+
+        generation = Generation(generation_id, streams, prompt_tokens, sampling.n, timer, on_close)
+        timeout = self.admission.limits.request_timeout_s
+        if timeout is not None:
+            left = timer.started + timeout - time.perf_counter()
+            deadline = asyncio.get_running_loop().call_later(left, generation.time_out)
+        return generation
 
     def _report(self, generation: Generation, client_id: str) -> None:
         elapsed = generation.timer.stop()
@@ -171,6 +204,7 @@ class Generations:
         usage = generation.usage()
         first = generation.timer.time_to_first_token
         reasons = generation.timer.finish_reasons
+        outcome = "client_gone" if generation.client_gone else "timed_out" if generation.timed_out else None
         fields = {
             "id": generation.id,
             "request_id": client_id,
@@ -179,7 +213,7 @@ class Generations:
             "completion_tokens": usage.completion_tokens,
             "first_token_s": first,
             "total_s": elapsed,
-            "finish": "client_gone" if generation.client_gone else ",".join(reasons) or "-",
+            "finish": outcome or ",".join(reasons) or "-",
         }
         logger.info(
             "%(id)s x-request-id=%(request_id)s prompt=%(prompt_tokens)d cached=%(cached_tokens)d "

@@ -63,6 +63,11 @@ def not_negative_number(text: str) -> float:
     return value
 
 
+def time_limit(text: str) -> float | None:
+    """Seconds; 0 is no limit. Raises ValueError."""
+    return not_negative_number(text) or None
+
+
 def port_number(text: str) -> int:
     """A TCP port; 0 lets the system choose. Raises ValueError."""
     value = int(text)
@@ -269,8 +274,41 @@ class ServerOptions:
     )
     enable_auto_tool_choice: bool = option(False, "return calls in the model's text as tool_calls")
     tool_call_parser: str | None = option(None, "the format of the model's tool calls", choices=("hermes",))
+    max_queue: int = option(
+        4096,
+        "most sequences that may wait, by an estimate of what fits into the KV cache; further requests get a 429",
+        parse=count,
+        metavar="N",
+    )
+    max_prompts: int = option(1024, "most prompts of one request", parse=positive_count, metavar="N")
+    max_n: int = option(128, "most choices (n) of one prompt", parse=positive_count, metavar="N")
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
+    )
+    max_header_size: int = option(
+        64 * 2**10,
+        "largest head of a request in bytes",
+        parse=positive_count,
+        metavar="BYTES",
+        flag_aliases=("--h11-max-incomplete-event-size",),
+    )
+    max_header_count: int = option(
+        256, "most headers of a request", parse=positive_count, metavar="N", flag_aliases=("--h11-max-header-count",)
+    )
+    request_timeout: float | None = option(
+        None,
+        "longest that an answer may take, from the request's arrival [no limit]",
+        parse=time_limit,
+        metavar="SECONDS",
+    )
+    read_timeout: float | None = option(
+        30.0,
+        "how long a request may take to come in, and a second more for each 500 bytes; 0 is no limit",
+        parse=time_limit,
+        metavar="SECONDS",
+    )
+    write_timeout: float | None = option(
+        60.0, "how long a client may leave its answer unread; 0 is no limit", parse=time_limit, metavar="SECONDS"
     )
     shutdown_timeout: float = option(
         30.0, "how long running answers may go on after SIGTERM", parse=not_negative_number, metavar="SECONDS"

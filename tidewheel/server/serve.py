@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Generator, Mapping, Sequence
@@ -18,9 +19,11 @@ import uvicorn
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.launch import EngineOptions, load_engine
+from tidewheel.server.admission import AdmissionLimits
 from tidewheel.server.app import AppOptions, build_app
 from tidewheel.server.auth import read_key_file
 from tidewheel.server.chat.templates import read_template_option
+from tidewheel.server.connections import ConnectionLimits, connection_class
 from tidewheel.server.listener import open_listener, printable_address, tls_context
 from tidewheel.server.logs import configure_logging
 from tidewheel.server.middleware import import_middleware
@@ -34,6 +37,7 @@ DEMO_MODEL_NAME = "tidewheel-demo"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ERROR_FRAMES_S = 5.0  # after the time-out, for aborted answers to say so to their clients
 _BACKLOG = 2048
+_MAX_OPEN_FILES = 65536
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, or they would send into closed ones
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -42,6 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken."""
     model_options, options = parse_options(arguments)
     configure_logging(options.log_level, options.log_format)
+    _allow_many_connections()
     names = options.served_model_name or ((DEMO_MODEL_NAME,) if model_options.model is None else ())
     app_options = _app_options(options, names)
     tls = None
@@ -58,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=connection_class(_connection_limits(options)),
             ws="none",
             lifespan="on",
             interface="asgi3",
@@ -123,9 +128,32 @@ def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
         sampling_defaults=_sampling_defaults(options.generation_config),
         tool_call_parser=options.tool_call_parser,
         max_body_bytes=options.max_body_size,
+        admission=AdmissionLimits(
+            max_queue=options.max_queue,
+            max_prompts=options.max_prompts,
+            max_n=options.max_n,
+            request_timeout_s=options.request_timeout,
+        ),
         log_requests=not options.disable_log_requests,
         log_access=not options.disable_access_log,
     )
+
+
+def _connection_limits(options: ServerOptions) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_header_bytes=options.max_header_size,
+        max_header_count=options.max_header_count,
+        read_timeout_s=options.read_timeout,
+        write_timeout_s=options.write_timeout,
+    )
+
+
+def _allow_many_connections() -> None:
+    """Raise the limit on open files, often 1,024, as far as this process may: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _sampling_defaults(generation_config: str) -> Mapping[str, float | int] | None:
