@@ -13,7 +13,7 @@ _RIDGE = 0.05  # evidence, in squared units, that a coefficient needs to leave z
 _OUTLIER_FACTOR = 4.0
 _TRUSTED_AFTER = 16  # observations
 _FIRST_CHUNK = 64
-_SMALLEST_CHUNK = 32
+_SMALLEST_CHUNK = 16
 _LEAST_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they should
 
 
