@@ -168,7 +168,9 @@ def serve_offline(arguments: Sequence[str]) -> int:
     return 0
 
 
-def measure(serve_arguments: Sequence[str], streams: int, prompt_tokens: int, tokens: int, rounds: int) -> dict[str, Any]:
+def measure(
+    serve_arguments: Sequence[str], streams: int, prompt_tokens: int, tokens: int, rounds: int
+) -> dict[str, Any]:
     """Rates of all rounds, one of each kind in turn, after one of each that does not count."""
     random = Random(0)
     http: list[float] = []

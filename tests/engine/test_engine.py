@@ -234,10 +234,12 @@ def test_waiting_and_prefill_are_timed() -> None:
     async def scenario(engine: Engine) -> None:
         streams = [engine.submit(request(SamplingParams(max_tokens=2, ignore_eos=True))) for _ in range(12)]
         await asyncio.gather(*map(collect, streams))
-        waited = [choice.queue_s for stream in streams for choice in stream.choices]
-        assert all(s is not None and s >= 0 for s in waited)
-        assert max(s or 0 for s in waited) > 0.02  # the last ones, until the first have had both their steps
-        assert all((choice.prefill_s or 0) >= 0.02 for stream in streams for choice in stream.choices)
+        times = [choice.times for stream in streams for choice in stream.choices]
+        waited = [t.scheduled - t.queued for t in times if t is not None]
+        assert len(waited) == 12
+        assert min(waited) >= 0
+        assert max(waited) > 0.02  # the last ones, until the first have had both their steps
+        assert all(t is not None and t.first_token - t.scheduled >= 0.02 for t in times)
         stats = engine.stats()
         assert stats.step_seconds.buckets()[-1][1] == stats.step_tokens.buckets()[-1][1] == stats.steps_total
         assert stats.step_tokens.sum == 12 * (3 + 1)

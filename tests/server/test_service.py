@@ -6,7 +6,6 @@ import socket
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from server.conftest import RunningServer, StartServer
 
 from tidewheel import __version__
@@ -52,40 +51,6 @@ def test_tokenize_and_detokenize(server: RunningServer) -> None:
     assert server.post("/detokenize", {"tokens": tokens}).json() == {"prompt": "<user>hi<assistant>"}
     long = "word " * 4000
     assert server.post("/tokenize", {"prompt": long}).json()["count"] == len(long) + 1
-
-
-def test_metrics(start_server: StartServer) -> None:
-    measured = start_server(served_model_names=("m",))
-    before = _samples(measured)
-    assert before["tidewheel:generation_tokens_total", ()] == 0
-    measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS", "n": 2})
-    measured.post(COMPLETIONS, {"prompt": "LOOP(", "max_tokens": 4, "stream": True})
-    after = _samples(measured)
-    assert after["tidewheel:prompt_tokens_total", ()] > 0
-    assert after["tidewheel:generation_tokens_total", ()] == 2 * len("hello.") + 4
-    assert after["tidewheel:request_success_total", (("finished_reason", "stop"),)] == 2
-    assert after["tidewheel:request_success_total", (("finished_reason", "length"),)] == 1
-    assert after["tidewheel:time_to_first_token_seconds_count", ()] == 2
-    # Tokens that wait for a busy reader come together, with one latency.
-    assert 0 < after["tidewheel:inter_token_latency_seconds_count", ()] <= 2 * len("hello") + 3
-    assert after["tidewheel:e2e_request_latency_seconds_count", ()] == 2
-    assert after["tidewheel:e2e_request_latency_seconds_sum", ()] > 0
-    assert after["tidewheel:e2e_request_latency_seconds_bucket", (("le", "+Inf"),)] == 2
-    assert 0 <= after["tidewheel:kv_cache_usage_perc", ()] <= 1
-    for name in ("num_requests_running", "num_requests_waiting", "num_preemptions_total"):
-        assert after[f"tidewheel:{name}", ()] == 0
-    assert after["tidewheel:prefix_cache_queries_total", ()] >= after["tidewheel:prefix_cache_hits_total", ()]
-
-
-def _samples(server: RunningServer) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    response = server.http.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain")
-    found = {}
-    for family in text_string_to_metric_families(response.text):
-        for sample in family.samples:
-            assert sample.labels.pop("model_name") == "m"
-            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence
 from tidewheel.engine.stream import Choice, RequestStream
 from tidewheel.engine.text import Tokenizer
+from tidewheel.engine.watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class EngineStats:
     cached_prompt_tokens_total: int
     preemptions_total: int
     steps_total: int
+    stalled_steps_total: int
     step_seconds: Histogram
     step_tokens: Histogram
 
@@ -66,11 +68,17 @@ class Engine:
         generation_defaults: Mapping[str, float | int] | None = None,
         max_step_ms: float = 75.0,
         enable_prefix_caching: bool = True,
+        step_timeout_s: float | None = None,
+        info: Mapping[str, str] | None = None,
     ) -> None:
-        """`max_model_len` is lowered to what the executor's KV cache can hold."""
+        """`max_model_len` is lowered to what the executor's KV cache can hold. `info` says how the model was loaded.
+
+        Stacks are written to stderr when a step takes longer than `step_timeout_s`.
+        """
         limits = executor.limits
         self.model_name = model_name
         self.tokenizer = tokenizer
+        self.info: Mapping[str, str] = info or {}
         self.generation_defaults: Mapping[str, float | int] = generation_defaults or {}
         self.failure: BaseException | None = None
         self.max_model_len = min(max_model_len, limits.num_blocks * limits.block_size)
@@ -87,6 +95,7 @@ class Engine:
             enable_prefix_caching=enable_prefix_caching,
         )
         self._engine_loop = EngineLoop(self._scheduler, executor, self._post)
+        self._watchdog = None if step_timeout_s is None else StepWatchdog(self._engine_loop, step_timeout_s)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, tuple[Choice, RequestStream]] = {}
         self._idle: asyncio.Event = asyncio.Event()
@@ -100,6 +109,8 @@ class Engine:
         self._event_loop = loop or asyncio.get_running_loop()
         self._refusal = None
         self._engine_loop.start()
+        if self._watchdog is not None:
+            self._watchdog.start()
 
     def submit(self, request: Request) -> RequestStream:
         """Queue a request. Raises InvalidRequestError if it can never be served, EngineDeadError if nothing can."""
@@ -157,16 +168,13 @@ class Engine:
         self._engine_loop.stop()
         if not await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.join, _LONGEST_STOP_S):
             logger.error("The engine thread did not end within %g s; it is left behind", _LONGEST_STOP_S)
+        if self._watchdog is not None:
+            self._watchdog.stop()
 
     @property
     def is_alive(self) -> bool:
         """Whether the engine thread runs."""
         return self._engine_loop.is_alive
-
-    @property
-    def step_started(self) -> float | None:
-        """When the step that runs now began, by `time.perf_counter`; None between steps."""
-        return self._engine_loop.step_started
 
     @property
     def limits(self) -> ExecutorLimits:
@@ -195,6 +203,7 @@ class Engine:
             cached_prompt_tokens_total=scheduler.cached_prompt_tokens_total,
             preemptions_total=scheduler.preemptions_total,
             steps_total=self._engine_loop.steps_total,
+            stalled_steps_total=0 if self._watchdog is None else self._watchdog.stalled_steps_total,
             step_seconds=self._engine_loop.step_seconds,
             step_tokens=self._engine_loop.step_tokens,
         )
@@ -249,8 +258,7 @@ class Engine:
         for start in delivery.started:
             if start.key in streams:
                 choice = streams[start.key][0]
-                choice.num_cached_tokens = start.num_cached_tokens
-                choice.queue_s, choice.prefill_s = start.queue_s, start.prefill_s
+                choice.num_cached_tokens, choice.times = start.num_cached_tokens, start.times
         finished = {end.key: end for end in delivery.finished}
         for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
             entry = streams.get(key)

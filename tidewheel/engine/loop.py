@@ -14,7 +14,7 @@ from tidewheel.engine.batch import StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.histogram import Histogram
-from tidewheel.engine.request import TokenLogprob
+from tidewheel.engine.request import SequenceTimes, TokenLogprob
 from tidewheel.engine.scheduler import Finished, Scheduler, Step
 from tidewheel.engine.sequence import Sequence
 
@@ -27,16 +27,11 @@ Message: TypeAlias = list[Sequence] | list[int] | Callable[[], None] | None
 
 
 class Started(NamedTuple):
-    """A sequence that was sampled from for the first time, with what led to that.
-
-    `num_cached_tokens` of its prompt were found in the cache. It waited for `queue_s` seconds before it was first
-    scheduled, and `prefill_s` more until its first token.
-    """
+    """A sequence that was sampled from for the first time; `num_cached_tokens` of its prompt were in the cache."""
 
     key: int
     num_cached_tokens: int
-    queue_s: float
-    prefill_s: float
+    times: SequenceTimes
 
 
 @dataclass(slots=True)
@@ -178,7 +173,7 @@ def _delivery(step: Step, output: StepOutput, now: float) -> Delivery:
     if step.chunks:
         done = [chunk.sequence for chunk in step.chunks if chunk.is_last]
         started = [
-            Started(s.key, s.num_cached_tokens or 0, s.scheduled_at - s.queued_at, now - s.scheduled_at)
+            Started(s.key, s.num_cached_tokens or 0, SequenceTimes(s.queued_at, s.scheduled_at, now))
             for s in done
             if s.num_tokens == s.prompt_len
         ]

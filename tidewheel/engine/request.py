@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tidewheel.engine.batch import MAX_TOP_LOGPROBS
 from tidewheel.engine.errors import InvalidRequestError
@@ -82,6 +83,14 @@ class Request:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str | None = None  # requests with different salts never share cached prefixes
+
+
+class SequenceTimes(NamedTuple):
+    """When a sequence was queued, first scheduled, and gave its first token, by `time.perf_counter`."""
+
+    queued: float
+    scheduled: float
+    first_token: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tidewheel.engine.detokenizer import Detokenizer
-from tidewheel.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprob
+from tidewheel.engine.request import FinishReason, RequestOutput, SamplingParams, SequenceTimes, TokenLogprob
 from tidewheel.engine.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
@@ -24,8 +24,7 @@ class Choice:
         self.is_queued = False  # for the stream's reader
         self.num_cached_tokens = 0
         self.num_tokens = 0
-        self.queue_s: float | None = None  # how long it waited, None while it does
-        self.prefill_s: float | None = None
+        self.times: SequenceTimes | None = None  # known from its first token on
         self._detokenizer = detokenizer
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
         self._min_tokens = sampling.min_tokens

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from tidewheel.engine.engine import Engine, EngineStats
 from tidewheel.engine.request import SamplingParams
 from tidewheel.server.errors import ApiError, bad_request
+from tidewheel.server.metrics import ServerMetrics
 
 _FIRST_GUESS = 256  # tokens of an answer, before any has been seen
 _LENGTH_WEIGHT = 0.05  # of the newest answer in the running mean of lengths
@@ -44,8 +45,9 @@ class Admission:
     lengths, and the rest are said to wait, though some of them may run for a while and be preempted.
     """
 
-    def __init__(self, engine: Engine, limits: AdmissionLimits) -> None:
+    def __init__(self, engine: Engine, metrics: ServerMetrics, limits: AdmissionLimits) -> None:
         self.limits = limits
+        self._metrics = metrics
         self._engine = engine
         self._demand = Demand(0, 0)
         self._mean_length = float(_FIRST_GUESS)
@@ -77,6 +79,7 @@ class Admission:
                     "n" if sampling.n > 1 else "prompt",
                 )
             if excess > 0:
+                self._metrics.rejected += 1
                 raise ApiError(
                     HTTPStatus.TOO_MANY_REQUESTS,
                     f"the server is busy: {self.limits.max_queue} requests wait already (--max-queue); try again later",

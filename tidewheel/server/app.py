@@ -25,7 +25,7 @@ from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
-from tidewheel.server.metrics import ServerMetrics
+from tidewheel.server.metrics import METRICS_PREFIX, ServerMetrics
 from tidewheel.server.middleware import BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
 
@@ -54,6 +54,7 @@ class AppOptions:
     tool_call_parser: str | None = None
     max_body_bytes: int = 32 * 2**20
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
+    metrics_prefix: str = METRICS_PREFIX
     log_requests: bool = True
     log_access: bool = True
 
@@ -66,8 +67,8 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     defaults = engine.generation_defaults if options.sampling_defaults is None else options.sampling_defaults
     tool_parser = TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
-    metrics = ServerMetrics(engine, models.default)
-    admission = Admission(engine, options.admission)
+    metrics = ServerMetrics(engine, models.default, options.metrics_prefix)
+    admission = Admission(engine, metrics, options.admission)
     generations = Generations(engine, admission, log_requests=options.log_requests)
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
     shared = (generations, metrics, defaults, fingerprint)

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
-from tidewheel.engine.stream import RequestStream
+from tidewheel.engine.stream import Choice, RequestStream
 from tidewheel.server.admission import Admission
 from tidewheel.server.errors import ApiError, ClientGone
 from tidewheel.server.metrics import RequestTimer
@@ -82,9 +82,10 @@ class Generation:
         self.timed_out = True
         self._abort_streams()
 
-    def answer_lengths(self) -> list[int]:
-        """The tokens of each choice, whether or not it has ended."""
-        return [choice.num_tokens for stream in self._streams for choice in stream.choices]
+    @property
+    def choices(self) -> list[Choice]:
+        """The choices of each prompt in turn."""
+        return [choice for stream in self._streams for choice in stream.choices]
 
     def _abort_streams(self) -> None:
         for stream in self._streams:
@@ -187,8 +188,11 @@ class Generations:
         def on_close(ended: Generation) -> None:
             if deadline is not None:
                 deadline.cancel()
-            self.admission.release(demand, ended.answer_lengths())
-            self._report(ended, client_id)
+            choices = ended.choices
+            self.admission.release(demand, [choice.num_tokens for choice in choices])
+            elapsed = timer.stop(list(map(len, prompts)), sampling, choices)
+            if self._log_requests:
+                _log_request(ended, client_id, elapsed)
 
         generation = Generation(generation_id, streams, prompt_tokens, sampling.n, timer, on_close)
         timeout = self.admission.limits.request_timeout_s
@@ -197,27 +201,25 @@ class Generations:
             deadline = asyncio.get_running_loop().call_later(left, generation.time_out)
         return generation
 
-    def _report(self, generation: Generation, client_id: str) -> None:
-        elapsed = generation.timer.stop()
-        if not self._log_requests:
-            return
-        usage = generation.usage()
-        first = generation.timer.time_to_first_token
-        reasons = generation.timer.finish_reasons
-        outcome = "client_gone" if generation.client_gone else "timed_out" if generation.timed_out else None
-        fields = {
-            "id": generation.id,
-            "request_id": client_id,
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "first_token_s": first,
-            "total_s": elapsed,
-            "finish": outcome or ",".join(reasons) or "-",
-        }
-        logger.info(
-            "%(id)s x-request-id=%(request_id)s prompt=%(prompt_tokens)d cached=%(cached_tokens)d "
-            "completion=%(completion_tokens)d first_token=%(first_token)s total=%(total_s).3fs finish=%(finish)s",
-            {**fields, "first_token": "-" if first is None else f"{first:.3f}s"},
-            extra={"fields": fields},
-        )
+
+def _log_request(generation: Generation, client_id: str, elapsed_s: float) -> None:
+    usage = generation.usage()
+    first = generation.timer.time_to_first_token
+    reasons = generation.timer.finish_reasons
+    outcome = "client_gone" if generation.client_gone else "timed_out" if generation.timed_out else None
+    fields = {
+        "id": generation.id,
+        "request_id": client_id,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "first_token_s": first,
+        "total_s": elapsed_s,
+        "finish": outcome or ",".join(reasons) or "-",
+    }
+    logger.info(
+        "%(id)s x-request-id=%(request_id)s prompt=%(prompt_tokens)d cached=%(cached_tokens)d "
+        "completion=%(completion_tokens)d first_token=%(first_token)s total=%(total_s).3fs finish=%(finish)s",
+        {**fields, "first_token": "-" if first is None else f"{first:.3f}s"},
+        extra={"fields": fields},
+    )

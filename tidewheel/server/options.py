@@ -102,6 +102,13 @@ def api_key(text: str) -> str:
     return text
 
 
+def metrics_prefix(text: str) -> str:
+    """What may begin the name of a metric. Raises ValueError."""
+    if not re.fullmatch(r"[A-Za-z_:][A-Za-z0-9_:]*", text):
+        raise ValueError(f"must have letters, digits, underscores and colons only, like vllm:, got {text!r}")
+    return text
+
+
 def strings(text: str) -> list[str]:
     """One string, or the strings of a JSON list, as vLLM's CORS options are given. Raises ValueError."""
     if not text.startswith("["):
@@ -212,6 +219,12 @@ class ModelOptions:
         env_aliases=("VLLM_CPU_OMP_THREADS_BIND",),
     )
     seed: int = option(0, "seeds the random weights of --load-format dummy", parse=int, metavar="N")
+    step_timeout: float | None = option(
+        120.0,
+        "write all threads' stacks to stderr when a step takes longer; 0 never does",
+        parse=time_limit,
+        metavar="SECONDS",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,6 +325,12 @@ class ServerOptions:
     )
     shutdown_timeout: float = option(
         30.0, "how long running answers may go on after SIGTERM", parse=not_negative_number, metavar="SECONDS"
+    )
+    metrics_prefix: str = option(
+        "tidewheel:",
+        "begins the names of metrics; vllm: suits dashboards made for it",
+        parse=metrics_prefix,
+        metavar="PREFIX",
     )
     log_level: str = option(
         "info",

@@ -106,9 +106,8 @@ class Server(uvicorn.Server):
 
 def engine_options(options: ModelOptions) -> EngineOptions:
     """The command line's options as the engine's; without a model they mean the embedded one."""
-    values = {name: value for name, value in asdict(options).items() if value is not None}
-    values.setdefault("model", str(DEMO_MODEL))
-    return EngineOptions(**values)
+    model = str(DEMO_MODEL) if options.model is None else options.model
+    return EngineOptions(**{**asdict(options), "model": model})
 
 
 def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
@@ -134,6 +133,7 @@ def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
             max_n=options.max_n,
             request_timeout_s=options.request_timeout,
         ),
+        metrics_prefix=options.metrics_prefix,
         log_requests=not options.disable_log_requests,
         log_access=not options.disable_access_log,
     )

@@ -32,8 +32,9 @@ def metrics_routes(metrics: ServerMetrics) -> list[Route]:
 
 
 def _registry(metrics: ServerMetrics) -> CollectorRegistry:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, ProcessCollector
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(metrics)
+    ProcessCollector(registry=registry)
     return registry
