@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,8 @@ from tidewheel.server.generation import Generations
 from tidewheel.server.metrics import METRICS_PREFIX, ServerMetrics
 from tidewheel.server.middleware import BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
+from tidewheel.server.reports import RequestReports
+from tidewheel.server.tracing import TraceContext, Tracer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class AppOptions:
     tool_call_parser: str | None = None
     max_body_bytes: int = 32 * 2**20
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
+    tracer: Tracer | None = None
     metrics_prefix: str = METRICS_PREFIX
     log_requests: bool = True
     log_access: bool = True
@@ -69,7 +73,9 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
     metrics = ServerMetrics(engine, models.default, options.metrics_prefix)
     admission = Admission(engine, metrics, options.admission)
-    generations = Generations(engine, admission, log_requests=options.log_requests)
+    tracer = options.tracer
+    reports = RequestReports(models.default, tracer, log_requests=options.log_requests)
+    generations = Generations(engine, admission, reports)
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
     shared = (generations, metrics, defaults, fingerprint)
 
@@ -81,6 +87,8 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
         finally:
             await engine.stop()
             encoder.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
     return Starlette(
         routes=[
@@ -120,6 +128,8 @@ def _middleware(options: AppOptions) -> list[Middleware]:
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
         *options.middleware,
     ]
+    if options.tracer is not None:
+        middleware.append(Middleware(TraceContext))
     if options.api_keys:
         open_paths = frozenset() if options.protect_health else HEALTH_PATHS
         if not options.protect_metrics:

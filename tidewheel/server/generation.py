@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,14 +10,15 @@ from http import HTTPStatus
 
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
-from tidewheel.engine.stream import Choice, RequestStream
+from tidewheel.engine.stream import RequestStream
 from tidewheel.server.admission import Admission
 from tidewheel.server.errors import ApiError, ClientGone
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.protocol.usage import PromptTokensDetails, Usage
+from tidewheel.server.reports import Ended, RequestReports
+from tidewheel.server.tracing import Tracer
 
-logger = logging.getLogger("tidewheel.requests")
-
+_OPERATIONS = {"cmpl": "text_completion"}  # OpenTelemetry's names for the kinds of answers
 _MERGE_QUEUE_SIZE = 64  # outputs; a full queue leaves the rest in the engine's streams
 
 
@@ -82,11 +82,6 @@ class Generation:
         self.timed_out = True
         self._abort_streams()
 
-    @property
-    def choices(self) -> list[Choice]:
-        """The choices of each prompt in turn."""
-        return [choice for stream in self._streams for choice in stream.choices]
-
     def _abort_streams(self) -> None:
         for stream in self._streams:
             stream.abort()
@@ -148,12 +143,12 @@ class Generation:
 
 
 class Generations:
-    """Starts generations on the engine, as far as `admission` allows, and logs and counts them when they end."""
+    """Starts generations on the engine, as far as `admission` allows, and reports them when they end."""
 
-    def __init__(self, engine: Engine, admission: Admission, *, log_requests: bool) -> None:
+    def __init__(self, engine: Engine, admission: Admission, reports: RequestReports) -> None:
         self.admission = admission
         self._engine = engine
-        self._log_requests = log_requests
+        self._reports = reports
 
     def start(
         self,
@@ -182,44 +177,32 @@ class Generations:
                 stream.abort()
             self.admission.release(demand, ())
             raise
-        prompt_tokens = sum(map(len, prompts))
+        lengths = [len(prompt) for prompt in prompts]
+        context = Tracer.context()
         deadline: asyncio.TimerHandle | None = None
 
         def on_close(ended: Generation) -> None:
             if deadline is not None:
                 deadline.cancel()
-            choices = ended.choices
+            choices = [choice for stream in streams for choice in stream.choices]
             self.admission.release(demand, [choice.num_tokens for choice in choices])
-            elapsed = timer.stop(list(map(len, prompts)), sampling, choices)
-            if self._log_requests:
-                _log_request(ended, client_id, elapsed)
+            report = Ended(
+                id=generation_id,
+                client_id=client_id,
+                operation=_OPERATIONS.get(kind, "chat"),
+                prompt_lengths=lengths,
+                sampling=sampling,
+                choices=choices,
+                timer=timer,
+                usage=ended.usage(),
+                cut_short="client_gone" if ended.client_gone else "timed_out" if ended.timed_out else None,
+                trace_context=context,
+            )
+            self._reports.report(report)
 
-        generation = Generation(generation_id, streams, prompt_tokens, sampling.n, timer, on_close)
+        generation = Generation(generation_id, streams, sum(lengths), sampling.n, timer, on_close)
         timeout = self.admission.limits.request_timeout_s
         if timeout is not None:
             left = timer.started + timeout - time.perf_counter()
             deadline = asyncio.get_running_loop().call_later(left, generation.time_out)
         return generation
-
-
-def _log_request(generation: Generation, client_id: str, elapsed_s: float) -> None:
-    usage = generation.usage()
-    first = generation.timer.time_to_first_token
-    reasons = generation.timer.finish_reasons
-    outcome = "client_gone" if generation.client_gone else "timed_out" if generation.timed_out else None
-    fields = {
-        "id": generation.id,
-        "request_id": client_id,
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "first_token_s": first,
-        "total_s": elapsed_s,
-        "finish": outcome or ",".join(reasons) or "-",
-    }
-    logger.info(
-        "%(id)s x-request-id=%(request_id)s prompt=%(prompt_tokens)d cached=%(cached_tokens)d "
-        "completion=%(completion_tokens)d first_token=%(first_token)s total=%(total_s).3fs finish=%(finish)s",
-        {**fields, "first_token": "-" if first is None else f"{first:.3f}s"},
-        extra={"fields": fields},
-    )

@@ -332,6 +332,12 @@ class ServerOptions:
         parse=metrics_prefix,
         metavar="PREFIX",
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "send OpenTelemetry traces to this collector, e.g. http://localhost:4318/v1/traces; needs the extra otel",
+        metavar="URL",
+        secret=True,
+    )
     log_level: str = option(
         "info",
         "what is logged",

@@ -28,6 +28,7 @@ from tidewheel.server.listener import open_listener, printable_address, tls_cont
 from tidewheel.server.logs import configure_logging
 from tidewheel.server.middleware import import_middleware
 from tidewheel.server.options import ModelOptions, ServerOptions, parse_options
+from tidewheel.server.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
             max_n=options.max_n,
             request_timeout_s=options.request_timeout,
         ),
+        tracer=None if options.otlp_traces_endpoint is None else Tracer(options.otlp_traces_endpoint),
         metrics_prefix=options.metrics_prefix,
         log_requests=not options.disable_log_requests,
         log_access=not options.disable_access_log,
