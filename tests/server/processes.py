@@ -26,12 +26,11 @@ class ScriptedProcess:
         self,
         *arguments: str,
         environment: dict[str, str] | None = None,
+        port: int = 0,
         scheme: str = "http",
         **client_options: Any,
     ) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = port or _free_port()
         self.process = subprocess.Popen(
             [sys.executable, str(SCRIPT), "--port", str(self.port), *arguments],
             stderr=subprocess.PIPE,
@@ -95,3 +94,10 @@ class ScriptedProcess:
         assert self.process.stderr is not None
         with self.process.stderr:
             self._log.extend(self.process.stderr)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

@@ -6,6 +6,7 @@ answered with `ok`. Tokens are UTF-8 bytes.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from tidewheel.engine.stream import RequestStream
 from tidewheel.engine.text import Tokenizer
 
 BOS, EOS, BROKEN, FATAL = 256, 257, 258, 259
+STALL, HANG = -2, -3  # no tokens: a step that takes a second, and one that never ends
 VOCAB_SIZE = 260
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}[tool {{ message.tool_call_id }}]{% endif %}"
@@ -71,6 +73,8 @@ def answer_to(prompt: str) -> list[int] | None:
         return [ord("o"), BROKEN, EOS]
     if "KILL(" in prompt:
         return [FATAL]
+    if "STALL(" in prompt or "HANG(" in prompt:
+        return [STALL if "STALL(" in prompt else HANG, EOS]
     said = prompt.rpartition("SAY(")[2].partition(")YAS")[0] if "SAY(" in prompt else "ok"
     return [*said.encode(), EOS]
 
@@ -97,6 +101,11 @@ class RecitingExecutor:
         tokens = [self._next_token(batch, int(sequence_of[row])) for row in batch.logits_rows]
         if FATAL in tokens:
             raise RuntimeError("the device is gone")
+        if HANG in tokens:
+            threading.Event().wait()
+        if STALL in tokens:
+            time.sleep(1)
+            tokens = [EOS if token == STALL else token for token in tokens]
         return self._output(np.array(tokens, np.int32), batch.sampling.num_logprobs)
 
     def _next_token(self, batch: StepBatch, sequence: int) -> int:
@@ -126,7 +135,13 @@ class ScriptedEngine(Engine):
     """The engine, with its device told beforehand what each prompt asks for."""
 
     def __init__(
-        self, *, step_s: float = 0.0, max_model_len: int = 8192, num_blocks: int = 2048, template: str | None = None
+        self,
+        *,
+        step_s: float = 0.0,
+        max_model_len: int = 8192,
+        num_blocks: int = 2048,
+        template: str | None = None,
+        step_timeout_s: float | None = None,
     ) -> None:
         self.executor = RecitingExecutor(step_s, num_blocks)
         special = {"bos_token": "<bos>", "eos_token": "<eos>"}
@@ -138,6 +153,8 @@ class ScriptedEngine(Engine):
             vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset({EOS}),
             generation_defaults={"temperature": 0.5},
+            step_timeout_s=step_timeout_s,
+            info={"device": "scripted", "kv_cache_dtype": "int32"},
         )
         self.requests: list[Request] = []
 
@@ -152,9 +169,10 @@ class ScriptedEngine(Engine):
 def serve(arguments: list[str]) -> int:
     """`tidewheel serve` around a ScriptedEngine, for tests that need a process."""
     from tidewheel.server import serve as serve_module
+    from tidewheel.server.cli import main
 
-    serve_module.load_engine = lambda options: ScriptedEngine(step_s=0.01)
-    return serve_module.run(["--model", str(Path(__file__).parent), *arguments])
+    serve_module.load_engine = lambda options: ScriptedEngine(step_s=0.01, step_timeout_s=options.step_timeout)
+    return main(["serve", "--model", str(Path(__file__).parent), *arguments])
 
 
 if __name__ == "__main__":

@@ -27,6 +27,18 @@ def test_a_dead_engine_is_unhealthy_and_says_so(start_server: StartServer) -> No
         assert "the device is gone" in response.json()["error"]["message"]
 
 
+def test_a_step_that_takes_too_long_is_shown_and_counted(
+    start_server: StartServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    watched = start_server(engine={"step_timeout_s": 0.2})
+    assert watched.post(COMPLETIONS, {"prompt": "STALL("}).status_code == 200
+    assert watched.post(COMPLETIONS, {"prompt": "STALL( again"}).status_code == 200
+    shown = capfd.readouterr().err
+    assert shown.count("in step") == 1  # at most once a minute
+    assert "scripted_engine.py" in shown
+    assert 'steps_stalled_total{model_name="scripted"} 2.0' in watched.http.get("/metrics").text
+
+
 def test_models(start_server: StartServer, server: RunningServer) -> None:
     named = start_server(served_model_names=("big", "org/small"))
     listed = named.http.get("/v1/models").json()

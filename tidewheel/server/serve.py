@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -17,7 +18,7 @@ import orjson
 import uvicorn
 
 from tidewheel.engine.engine import Engine
-from tidewheel.engine.errors import ModelError
+from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.launch import EngineOptions, load_engine
 from tidewheel.server.admission import AdmissionLimits
 from tidewheel.server.app import AppOptions, build_app
@@ -44,7 +45,7 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken."""
+    """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken, or later fails."""
     model_options, options = parse_options(arguments)
     configure_logging(options.log_level, options.log_format)
     _allow_many_connections()
@@ -76,12 +77,22 @@ def run(arguments: Sequence[str]) -> int:
         )
         config.load()
         config.ssl = tls
-        Server(config, engine, options.shutdown_timeout).run([listener])
+        server = Server(config, engine, options.shutdown_timeout)
+        server.run([listener])
+    if engine.is_alive:
+        # Stuck in a step, or left running by a second Ctrl-C: it would take part in the interpreter's end.
+        logging.shutdown()
+        os._exit(130 if server.force_exit else 1)
+    if engine.failure is not None:
+        raise TidewheelError(f"the engine has failed: {engine.failure}")
     return 0
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which on SIGTERM drains the engine while uvicorn waits for the connections."""
+    """uvicorn's server, which on SIGTERM drains the engine while uvicorn waits for the connections.
+
+    It ends by itself when the engine has failed, once the clients have been told.
+    """
 
     def __init__(self, config: uvicorn.Config, engine: Engine, shutdown_timeout_s: float) -> None:
         super().__init__(config)
@@ -89,7 +100,12 @@ class Server(uvicorn.Server):
         self._shutdown_timeout_s = shutdown_timeout_s
         config.timeout_graceful_shutdown = int(shutdown_timeout_s + _ERROR_FRAMES_S)
 
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._engine.failure is not None
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._engine.failure is not None:
+            self.config.timeout_graceful_shutdown = int(_ERROR_FRAMES_S)
         drain = asyncio.create_task(self._engine.drain(self._shutdown_timeout_s))
         await super().shutdown(sockets)
         drain.cancel()
