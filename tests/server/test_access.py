@@ -42,7 +42,14 @@ def test_a_key_may_come_in_either_header(start_server: StartServer, headers: dic
 @pytest.mark.parametrize(("protect_health", "protect_metrics"), [(True, False), (False, True), (True, True)])
 def test_probes_may_be_closed(start_server: StartServer, protect_health: bool, protect_metrics: bool) -> None:
     guarded = start_server(api_keys=("k",), protect_health=protect_health, protect_metrics=protect_metrics)
-    for path, protected in (("/health", protect_health), ("/version", protect_health), ("/metrics", protect_metrics)):
+    for path, protected in (
+        ("/health", protect_health),
+        ("/ping", protect_health),
+        ("/version", protect_health),
+        ("/metrics", protect_metrics),
+        ("/load", protect_metrics),
+        ("/server_info", True),
+    ):
         assert guarded.http.get(path).status_code == (401 if protected else 200)
         assert guarded.http.get(path, headers={"x-api-key": "k"}).status_code == 200
 

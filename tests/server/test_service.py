@@ -6,7 +6,8 @@ import socket
 
 import httpx
 import pytest
-from server.conftest import RunningServer, StartServer
+from server.conftest import RunningServer, ServerProcess, StartServer
+from server.test_streaming import eventually
 
 from tidewheel import __version__
 
@@ -17,6 +18,56 @@ def test_health_and_version(server: RunningServer) -> None:
     assert server.http.get("/health").status_code == 200
     assert server.http.head("/health").status_code == 200
     assert server.http.get("/version").json() == {"version": __version__}
+
+
+def test_ping(server: RunningServer) -> None:
+    assert server.http.get("/ping").status_code == server.http.post("/ping").status_code == 200
+
+
+def test_load(start_server: StartServer) -> None:
+    slow = start_server(engine={"step_s": 0.01})
+    idle = {"server_load": 0, "running": 0, "waiting": 0, "kv_cache_usage": 0.0}
+    assert slow.http.get("/load").json() == idle
+    with slow.http.stream(
+        "POST", COMPLETIONS, json={"prompt": "LOOP(", "n": 3, "max_tokens": 8000, "stream": True}
+    ) as r:
+        next(r.iter_lines())
+        busy = slow.http.get("/load").json()
+        assert busy["server_load"] == busy["running"] + busy["waiting"] == 3
+        assert 0 < busy["kv_cache_usage"] < 1
+    eventually(lambda: bool(slow.http.get("/load").json() == idle), "the client has gone")
+
+
+def test_server_info(dummy_server: ServerProcess, demo_server: ServerProcess) -> None:
+    answer = httpx.get(f"{dummy_server.url}/server_info", headers={"authorization": "Bearer secret"}, trust_env=False)
+    info = answer.json()
+    assert info["version"] == __version__
+    assert info["options"]["load_format"] == "dummy"
+    assert info["options"]["max_num_seqs"] == 16
+    assert info["engine"]["device"] == "cpu"
+    assert info["engine"]["isa"]
+    assert info["engine"]["dtype"] == "float32"
+    assert info["max_model_len"] == 512
+    assert info["kv_cache_blocks"] * info["kv_cache_block_size"] >= 512
+    assert "api_key" not in info["options"]
+    assert "secret" not in answer.text
+    assert httpx.get(f"{dummy_server.url}/server_info", trust_env=False).status_code == 401
+    assert httpx.get(f"{demo_server.url}/server_info", trust_env=False).json()["options"]["model"] is None
+
+
+def test_the_prefix_cache_may_be_reset(server: RunningServer) -> None:
+    body = {"prompt": "a prompt of a few blocks, which is found again SAY(a)YAS"}
+
+    def cached() -> int:
+        tokens: int = server.post(COMPLETIONS, body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return tokens
+
+    assert cached() == 0
+    assert cached() > 16
+    assert server.http.get("/reset_prefix_cache").status_code == 405
+    assert server.http.post("/reset_prefix_cache").status_code == 200
+    assert cached() == 0
+    assert cached() > 16
 
 
 def test_a_dead_engine_is_unhealthy_and_says_so(start_server: StartServer) -> None:

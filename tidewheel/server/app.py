@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -20,6 +21,7 @@ from tidewheel.server.api.completions import CompletionsEndpoint
 from tidewheel.server.api.health import health_routes
 from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
+from tidewheel.server.api.operations import operations_routes
 from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
 from tidewheel.server.chat.templates import ChatTemplate
@@ -39,6 +41,7 @@ class AppOptions:
 
     `chat_template` None is the tokenizer's own; `sampling_defaults` None are the engine's. Without `api_keys` none is
     asked for, without `allowed_origins` no page of another origin may read answers. `middleware` runs outermost first.
+    `shown_options` are for `/server_info`.
     """
 
     served_model_names: Sequence[str] = ()
@@ -58,6 +61,7 @@ class AppOptions:
     max_body_bytes: int = 32 * 2**20
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     tracer: Tracer | None = None
+    shown_options: Mapping[str, Any] = field(default_factory=dict)
     metrics_prefix: str = METRICS_PREFIX
     log_requests: bool = True
     log_access: bool = True
@@ -98,6 +102,7 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
             *TokenizeEndpoints(models, encoder, template).routes(),
             *health_routes(engine),
             *metrics_routes(metrics),
+            *operations_routes(engine, options.shown_options),
         ],
         middleware=_middleware(options),
         exception_handlers=exception_handlers(),

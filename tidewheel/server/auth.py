@@ -16,7 +16,7 @@ from tidewheel.server.errors import ApiError, error_response
 from tidewheel.server.options import api_key
 
 HEALTH_PATHS = frozenset({"/health", "/ping", "/version"})
-METRICS_PATHS = frozenset({"/metrics"})
+METRICS_PATHS = frozenset({"/load", "/metrics"})
 
 
 class ApiKeyAuth:

@@ -247,7 +247,7 @@ class ServerOptions:
     )
     api_key_file: str | None = option(None, "a file with more such keys, one a line", metavar="FILE")
     protect_health: bool = option(False, "ask for a key on /health, /ping and /version too")
-    protect_metrics: bool = option(False, "ask for a key on /metrics too")
+    protect_metrics: bool = option(False, "ask for a key on /metrics and /load too")
     allowed_origins: tuple[str, ...] = option(
         (),
         "origins whose web pages may use this server from browsers, * for all [none]",
@@ -396,6 +396,12 @@ def parse_options(
     if reason := _contradiction(server_options):
         parser.error(reason)
     return model_options, server_options
+
+
+def public_options(*groups: ModelOptions | ServerOptions) -> dict[str, Any]:
+    """The values of all options but the secret ones."""
+    named = [(spec, getattr(group, spec.name)) for group in groups for spec in fields(group)]
+    return {spec.name: value for spec, value in named if not spec.metadata["secret"]}
 
 
 def _contradiction(options: ServerOptions) -> str | None:

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import orjson
 import uvicorn
@@ -28,7 +29,7 @@ from tidewheel.server.connections import ConnectionLimits, connection_class
 from tidewheel.server.listener import open_listener, printable_address, tls_context
 from tidewheel.server.logs import configure_logging
 from tidewheel.server.middleware import import_middleware
-from tidewheel.server.options import ModelOptions, ServerOptions, parse_options
+from tidewheel.server.options import ModelOptions, ServerOptions, parse_options, public_options
 from tidewheel.server.tracing import Tracer
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     configure_logging(options.log_level, options.log_format)
     _allow_many_connections()
     names = options.served_model_name or ((DEMO_MODEL_NAME,) if model_options.model is None else ())
-    app_options = _app_options(options, names)
+    app_options = _app_options(options, names, public_options(model_options, options))
     tls = None
     if options.ssl_certfile is not None:
         tls = tls_context(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs, options.ssl_cert_reqs)
@@ -127,7 +128,7 @@ def engine_options(options: ModelOptions) -> EngineOptions:
     return EngineOptions(**{**asdict(options), "model": model})
 
 
-def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
+def _app_options(options: ServerOptions, names: Sequence[str], shown_options: Mapping[str, Any]) -> AppOptions:
     return AppOptions(
         served_model_names=names,
         api_keys=options.api_key + (() if options.api_key_file is None else read_key_file(options.api_key_file)),
@@ -152,6 +153,7 @@ def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
         ),
         tracer=None if options.otlp_traces_endpoint is None else Tracer(options.otlp_traces_endpoint),
         metrics_prefix=options.metrics_prefix,
+        shown_options=shown_options,
         log_requests=not options.disable_log_requests,
         log_access=not options.disable_access_log,
     )

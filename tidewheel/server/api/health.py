@@ -1,4 +1,4 @@
-"""`/health` and `/version`, for probes."""
+"""`/health`, `/ping` and `/version`, for probes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Version(msgspec.Struct):
 
 
 def health_routes(engine: Engine) -> list[Route]:
-    """`/health` is 200 while the engine runs and 503 once it has failed."""
+    """`/health` is 200 while the engine runs and 503 once it has failed; SageMaker calls it `/ping`."""
 
     async def health(request: Request) -> Response:
         if engine.failure is not None:
@@ -40,4 +40,8 @@ def health_routes(engine: Engine) -> list[Route]:
     async def version(request: Request) -> Response:
         return json_response(Version())
 
-    return [Route("/health", health), Route("/version", version)]
+    return [
+        Route("/health", health),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/version", version),
+    ]
