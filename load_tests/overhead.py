@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -85,7 +86,7 @@ async def http_rate(port: int, prompts: list[list[int]], num_tokens: int) -> flo
     readers = []
     for prompt in prompts:
         body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-        _, reader = await loop.create_connection(lambda body=body: StreamReader(port, body), _HOST, port)  # type: ignore[misc]
+        _, reader = await loop.create_connection(partial(StreamReader, port, body), _HOST, port)
         readers.append(reader)
     await asyncio.gather(*(reader.ended for reader in readers))
     # A token whose text is not certain yet has no frame of its own, so frames are scaled to the tokens that were asked.

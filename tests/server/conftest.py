@@ -52,14 +52,16 @@ StartProcess = Callable[..., ScriptedProcess]
 def start_server() -> Iterator[StartServer]:
     """Starts servers, by the options of AppOptions; all stop in the end.
 
-    `engine` are those of ScriptedEngine, `connections` those of ConnectionLimits.
+    `engine` is an engine or the options of ScriptedEngine, `connections` are those of ConnectionLimits.
     """
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
     def start(
-        engine: dict[str, Any] | None = None, connections: dict[str, Any] | None = None, **options: Any
+        engine: ScriptedEngine | dict[str, Any] | None = None,
+        connections: dict[str, Any] | None = None,
+        **options: Any,
     ) -> RunningServer:
-        scripted = ScriptedEngine(**engine or {})
+        scripted = engine if isinstance(engine, ScriptedEngine) else ScriptedEngine(**engine or {})
         app = build_app(scripted, AppOptions(**options))
         protocol = connection_class(ConnectionLimits(**connections or {}))
         config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, ws="none", log_config=None, lifespan="on")

@@ -24,10 +24,14 @@ from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.operations import operations_routes
 from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
+from tidewheel.server.chat.path import ChatPath
+from tidewheel.server.chat.prompt import PromptRenderer
+from tidewheel.server.chat.reasoning import REASONING_PARSERS
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
+from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import METRICS_PREFIX, ServerMetrics
 from tidewheel.server.middleware import BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
@@ -58,6 +62,9 @@ class AppOptions:
     chat_template: str | None = None
     sampling_defaults: Mapping[str, float | int] | None = None
     tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    default_chat_template_kwargs: Mapping[str, Any] | None = None
+    trust_request_chat_template: bool = False
     max_body_bytes: int = 32 * 2**20
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     tracer: Tracer | None = None
@@ -73,7 +80,9 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     models = ServedModels(options.served_model_names or [engine.model_name], engine.model_name, engine.max_model_len)
     template = ChatTemplate(options.chat_template or tokenizer.chat_template, tokenizer.special_tokens_map)
     defaults = engine.generation_defaults if options.sampling_defaults is None else options.sampling_defaults
-    tool_parser = TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None
+    renderer = PromptRenderer(
+        template, options.default_chat_template_kwargs, trust_request_template=options.trust_request_chat_template
+    )
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
     metrics = ServerMetrics(engine, models.default, options.metrics_prefix)
     admission = Admission(engine, metrics, options.admission)
@@ -81,7 +90,15 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     reports = RequestReports(models.default, tracer, log_requests=options.log_requests)
     generations = Generations(engine, admission, reports)
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
-    shared = (generations, metrics, defaults, fingerprint)
+    path = ChatPath(
+        models,
+        encoder,
+        renderer,
+        generations,
+        defaults,
+        tool_parser=TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None,
+        reasoning_parser=REASONING_PARSERS[options.reasoning_parser] if options.reasoning_parser else None,
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -96,10 +113,10 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
 
     return Starlette(
         routes=[
-            *ChatEndpoint(models, encoder, template, *shared, tool_parser).routes(),
-            *CompletionsEndpoint(models, encoder, *shared).routes(),
+            *ChatEndpoint(path, LogprobsFormatter(tokenizer), metrics, fingerprint).routes(),
+            *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
             *models.routes(),
-            *TokenizeEndpoints(models, encoder, template).routes(),
+            *TokenizeEndpoints(models, encoder, renderer).routes(),
             *health_routes(engine),
             *metrics_routes(metrics),
             *operations_routes(engine, options.shown_options),

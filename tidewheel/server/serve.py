@@ -144,6 +144,9 @@ def _app_options(options: ServerOptions, names: Sequence[str], shown_options: Ma
         chat_template=None if options.chat_template is None else read_template_option(options.chat_template),
         sampling_defaults=_sampling_defaults(options.generation_config),
         tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+        default_chat_template_kwargs=options.default_chat_template_kwargs,
+        trust_request_chat_template=options.trust_request_chat_template,
         max_body_bytes=options.max_body_size,
         admission=AdmissionLimits(
             max_queue=options.max_queue,
