@@ -21,6 +21,7 @@ from server.processes import ScriptedProcess
 from server.scripted_engine import ScriptedEngine
 
 import tidewheel
+from tidewheel.engine.engine import Engine
 from tidewheel.server.app import AppOptions, build_app
 from tidewheel.server.connections import ConnectionLimits, connection_class
 
@@ -32,7 +33,7 @@ TIDEWHEEL = [sys.executable, str(Path(tidewheel.__file__).with_name("__main__.py
 class RunningServer:
     """A server in this process. `http` talks to it over a real socket."""
 
-    engine: ScriptedEngine
+    engine: Any  # a ScriptedEngine, unless it was given
     port: int
     http: httpx.Client
 
@@ -57,11 +58,11 @@ def start_server() -> Iterator[StartServer]:
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
     def start(
-        engine: ScriptedEngine | dict[str, Any] | None = None,
+        engine: Engine | dict[str, Any] | None = None,
         connections: dict[str, Any] | None = None,
         **options: Any,
     ) -> RunningServer:
-        scripted = engine if isinstance(engine, ScriptedEngine) else ScriptedEngine(**engine or {})
+        scripted = engine if isinstance(engine, Engine) else ScriptedEngine(**engine or {})
         app = build_app(scripted, AppOptions(**options))
         protocol = connection_class(ConnectionLimits(**connections or {}))
         config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, ws="none", log_config=None, lifespan="on")

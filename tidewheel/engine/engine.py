@@ -28,7 +28,7 @@ from tidewheel.engine.watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_STOP_S = 5.0  # for the step that runs when the engine is told to stop
+_LONGEST_STOP_S = 3.0  # for the step that runs when the engine is told to stop
 
 
 @dataclass(frozen=True, slots=True)
