@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from server.conftest import RunningServer, StartProcess, StartServer
+from server.test_streaming import eventually, is_idle, post_raw
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -162,6 +163,10 @@ def test_middleware_of_ones_own(start_server: StartServer) -> None:
     streamed = marked.post(COMPLETIONS, {"prompt": "SAY(hi)YAS", "stream": True})
     assert streamed.headers["x-marked"] == "class"
     assert streamed.text.endswith("data: [DONE]\n\n")
+    connection = post_raw(marked, {"prompt": "LOOP(", "max_tokens": 8000, "stream": True})
+    assert connection.recv(12) == b"HTTP/1.1 200"
+    connection.close()
+    eventually(lambda: is_idle(marked), "the engine works on for a client that has gone")
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,9 @@ def run(arguments: Sequence[str]) -> int:
         server = Server(config, engine, options.shutdown_timeout)
         server.run([listener])
     if engine.is_alive:
-        # Stuck in a step, or left running by a second Ctrl-C: it would take part in the interpreter's end.
+        # Left behind in a step, or by a second Ctrl-C: it would take part in the interpreter's end.
         logging.shutdown()
-        os._exit(130 if server.force_exit else 1)
+        os._exit(130 if server.force_exit else int(engine.stats().stalled_steps_total > 0))
     if engine.failure is not None:
         raise TidewheelError(f"the engine has failed: {engine.failure}")
     return 0
