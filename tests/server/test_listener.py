@@ -14,6 +14,9 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from server.conftest import TIDEWHEEL, StartProcess
 
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.server.listener import tls_context
+
 
 def refusal(*arguments: str) -> str:
     """What a server says that cannot start: one line, before it loads anything."""
@@ -114,12 +117,17 @@ def test_files_that_are_no_certificates(certificate: tuple[str, str, str], tmp_p
     formats = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
     encrypted.write_bytes(private.private_bytes(*formats))
     (tmp_path / "empty.pem").write_text("")
-    assert "the key is encrypted" in refusal("--ssl-certfile", chain, "--ssl-keyfile", str(encrypted))
-    assert "--ssl-keyfile" in refusal("--ssl-certfile", chain, "--ssl-keyfile", ca)
-    assert "--ssl-certfile" in refusal("--ssl-certfile", chain)  # the key is not in it
-    served = ("--ssl-certfile", chain, "--ssl-keyfile", key, "--ssl-cert-reqs", "optional", "--ssl-ca-certs")
-    for name in ("empty.pem", "missing.pem"):
-        assert "--ssl-ca-certs" in refusal(*served, str(tmp_path / name))
+    empty, missing = str(tmp_path / "empty.pem"), str(tmp_path / "missing.pem")
+    for arguments, said in (
+        ((chain, str(encrypted), None, "none"), "the key is encrypted"),
+        ((chain, ca, None, "none"), f"--ssl-keyfile {ca}"),
+        ((chain, None, None, "none"), f"--ssl-certfile {chain}"),  # the key is not in it
+        ((missing, key, None, "none"), "No such file"),
+        ((chain, key, empty, "required"), f"--ssl-ca-certs {empty}"),
+        ((chain, key, missing, "optional"), f"--ssl-ca-certs {missing}"),
+    ):
+        with pytest.raises(TidewheelError, match=said):
+            tls_context(*arguments)
 
 
 @pytest.mark.parametrize(
