@@ -21,6 +21,7 @@ from server.processes import ScriptedProcess
 from server.scripted_engine import ScriptedEngine
 
 import tidewheel
+from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 from tidewheel.server.app import AppOptions, build_app
 from tidewheel.server.connections import ConnectionLimits, connection_class
@@ -53,17 +54,19 @@ StartProcess = Callable[..., ScriptedProcess]
 def start_server() -> Iterator[StartServer]:
     """Starts servers, by the options of AppOptions; all stop in the end.
 
-    `engine` is an engine or the options of ScriptedEngine, `connections` are those of ConnectionLimits.
+    `engine` is an engine or the options of ScriptedEngine, `encoders` are embedding models to serve too,
+    `connections` the options of ConnectionLimits.
     """
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
     def start(
         engine: Engine | dict[str, Any] | None = None,
+        encoders: EncoderEngine | None = None,
         connections: dict[str, Any] | None = None,
         **options: Any,
     ) -> RunningServer:
         scripted = engine if isinstance(engine, Engine) else ScriptedEngine(**engine or {})
-        app = build_app(scripted, AppOptions(**options))
+        app = build_app(scripted, AppOptions(**options), encoders)
         protocol = connection_class(ConnectionLimits(**connections or {}))
         config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, ws="none", log_config=None, lifespan="on")
         server = uvicorn.Server(config)

@@ -137,6 +137,9 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
         (["--ssl-certfile", "c", "--ssl-ca-certs", "a"], "--ssl-cert-reqs"),
         (["--root-path", "api"], "--root-path"),
         (["--log-format", "xml"], "--log-format"),
+        (["--embedding-model", "a", "--served-embedding-model-name", "b", "c"], "--served-embedding-model-name"),
+        (["--embedding-model", "a", "a"], "--served-embedding-model-name"),
+        (["--embedding-threads", "0"], "--embedding-threads"),
     ],
 )
 def test_unusable_values_name_their_option(

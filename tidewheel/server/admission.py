@@ -80,12 +80,7 @@ class Admission:
                 )
             if excess > 0:
                 self._metrics.rejected += 1
-                raise ApiError(
-                    HTTPStatus.TOO_MANY_REQUESTS,
-                    f"the server is busy: {self.limits.max_queue} requests wait already (--max-queue); try again later",
-                    code="queue_full",
-                    headers={"retry-after": str(self._retry_after_s(excess))},
-                )
+                raise _queue_full(self.limits.max_queue, self._retry_after_s(excess))
         self._demand = total
         return demand
 
@@ -124,3 +119,27 @@ class Admission:
 
     def _decayed_rate(self) -> float:
         return self._rate * math.exp((self._rate_at - time.monotonic()) / _RATE_WINDOW_S)
+
+
+def check_backlog(waiting: int, max_queue: int) -> None:
+    """Raises ApiError (429) if more inputs of an embedding model wait than may."""
+    if waiting > max_queue:
+        raise _queue_full(max_queue, 1)
+
+
+def request_timeout() -> ApiError:
+    """The answer to a request that has taken longer than `--request-timeout`."""
+    return ApiError(
+        HTTPStatus.GATEWAY_TIMEOUT,
+        "the answer was not complete within this server's time limit (--request-timeout)",
+        code="request_timeout",
+    )
+
+
+def _queue_full(max_queue: int, retry_after_s: int) -> ApiError:
+    return ApiError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"the server is busy: {max_queue} requests wait already (--max-queue); try again later",
+        code="queue_full",
+        headers={"retry-after": str(retry_after_s)},
+    )

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tidewheel.engine.stream import RequestStream
-from tidewheel.server.admission import Admission
+from tidewheel.server.admission import Admission, request_timeout
 from tidewheel.server.errors import ApiError, ClientGone
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.protocol.usage import PromptTokensDetails, Usage
@@ -105,11 +105,7 @@ class Generation:
             if self.client_gone:
                 raise ClientGone
             if self.timed_out:
-                raise ApiError(
-                    HTTPStatus.GATEWAY_TIMEOUT,
-                    "the answer was not complete within this server's time limit (--request-timeout)",
-                    code="request_timeout",
-                )
+                raise request_timeout()
             raise ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the server stopped before the answer was complete", code="aborted"
             )

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 import uvicorn
 
+from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.launch import EngineOptions, load_engine
@@ -57,12 +58,15 @@ def run(arguments: Sequence[str]) -> int:
         tls = tls_context(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs, options.ssl_cert_reqs)
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
     with open_listener(options.host, options.port, options.uds) as listener:
+        # Before the chat model, which takes its KV cache's share of the memory that is left.
+        encoder_engine = _load_encoders(model_options, options)
         engine = load_engine(engine_options(model_options))
-        app = build_app(engine, app_options)
+        app = build_app(engine, app_options, encoder_engine)
         gc.collect()
         gc.freeze()  # what was made until now stays: no collection need walk it while streams wait
         address = printable_address(listener, tls=tls is not None)
-        logger.info("Serving %s on %s", ", ".join(names) or engine.model_name, address)
+        served = [*(names or [engine.model_name]), *encoder_engine.encoders]
+        logger.info("Serving %s on %s", ", ".join(served), address)
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -78,38 +82,46 @@ def run(arguments: Sequence[str]) -> int:
         )
         config.load()
         config.ssl = tls
-        server = Server(config, engine, options.shutdown_timeout)
+        server = Server(config, engine, encoder_engine, options.shutdown_timeout)
         server.run([listener])
     if engine.is_alive:
         # Left behind in a step, or by a second Ctrl-C: it would take part in the interpreter's end.
         logging.shutdown()
         os._exit(130 if server.force_exit else int(engine.stats().stalled_steps_total > 0))
-    if engine.failure is not None:
-        raise TidewheelError(f"the engine has failed: {engine.failure}")
+    if (failure := server.failure) is not None:
+        raise TidewheelError(f"the engine has failed: {failure}")
     return 0
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which on SIGTERM drains the engine while uvicorn waits for the connections.
+    """uvicorn's server, which on SIGTERM drains the engines while uvicorn waits for the connections.
 
-    It ends by itself when the engine has failed, once the clients have been told.
+    It ends by itself when one of them has failed, once the clients have been told.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: Engine, encoder_engine: EncoderEngine, shutdown_timeout_s: float
+    ) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._engines = (engine, encoder_engine)
         self._shutdown_timeout_s = shutdown_timeout_s
         config.timeout_graceful_shutdown = int(shutdown_timeout_s + _ERROR_FRAMES_S)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What has killed an engine."""
+        return next((engine.failure for engine in self._engines if engine.failure is not None), None)
+
     async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._engine.failure is not None
+        return await super().on_tick(counter) or self.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._engine.failure is not None:
+        if self.failure is not None:
             self.config.timeout_graceful_shutdown = int(_ERROR_FRAMES_S)
-        drain = asyncio.create_task(self._engine.drain(self._shutdown_timeout_s))
+        drains = [asyncio.create_task(engine.drain(self._shutdown_timeout_s)) for engine in self._engines]
         await super().shutdown(sockets)
-        drain.cancel()
+        for drain in drains:
+            drain.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -126,6 +138,19 @@ def engine_options(options: ModelOptions) -> EngineOptions:
     """The command line's options as the engine's; without a model they mean the embedded one."""
     model = str(DEMO_MODEL) if options.model is None else options.model
     return EngineOptions(**{**asdict(options), "model": model})
+
+
+def _load_encoders(model_options: ModelOptions, options: ServerOptions) -> EncoderEngine:
+    if not options.embedding_model:
+        return EncoderEngine()
+    from tidewheel.engine.encoders.launch import load_encoders
+
+    return load_encoders(
+        options.embedding_model,
+        options.served_embedding_model_name,
+        threads=options.embedding_threads,
+        download_dir=model_options.download_dir,
+    )
 
 
 def _app_options(options: ServerOptions, names: Sequence[str], shown_options: Mapping[str, Any]) -> AppOptions:
