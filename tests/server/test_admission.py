@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import encoder_zoo
 import openai
 import pytest
 from server.conftest import RunningServer, StartServer, events
 from server.test_streaming import eventually, is_idle, post_raw
 
+from tidewheel.engine.encoders.launch import load_encoders
 from tidewheel.server.admission import AdmissionLimits
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -109,3 +111,32 @@ def test_answers_that_take_too_long(start_server: StartServer) -> None:
     assert error["error"]["code"] == "request_timeout"
     eventually(lambda: is_idle(hasty), "the engine works on for answers that are too late")
     assert hasty.post(COMPLETIONS, {"prompt": "SAY(quick)YAS"}).json()["choices"][0]["text"] == "quick"
+
+
+def test_embeddings_are_bounded_too(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoders = load_encoders([str(encoder_zoo.folder("bert"))], ["embed"])
+    encoder, opened = encoders.encoders["embed"], threading.Event()
+    compute = encoder.run
+
+    def gated(inputs: Any) -> Any:
+        opened.wait()
+        return compute(inputs)
+
+    monkeypatch.setattr(encoder, "run", gated)
+    server = start_server(encoders=encoders, admission=AdmissionLimits(max_queue=4, request_timeout_s=2))
+    statuses: list[int] = []
+
+    def ask() -> None:
+        statuses.append(server.post("/v1/embeddings", {"input": ["the tide"] * 20}).status_code)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    eventually(lambda: encoders.backlog == 20, "it never came in")
+    response = server.post("/v1/embeddings", {"input": "the wheel"})
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "1"
+    thread.join(30)
+    assert statuses == [504]
+    opened.set()
+    assert encoders.backlog == 0
+    assert server.post("/v1/embeddings", {"input": "the wheel"}).status_code == 200

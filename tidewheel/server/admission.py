@@ -121,9 +121,9 @@ class Admission:
         return self._rate * math.exp((self._rate_at - time.monotonic()) / _RATE_WINDOW_S)
 
 
-def check_backlog(waiting: int, max_queue: int) -> None:
-    """Raises ApiError (429) if more inputs of an embedding model wait than may."""
-    if waiting > max_queue:
+def check_backlog(backlog: int, max_queue: int) -> None:
+    """Raises ApiError (429) if more inputs of embedding models wait than may."""
+    if backlog > max_queue:
         raise _queue_full(max_queue, 1)
 
 

@@ -71,7 +71,7 @@ class ServedEncoders:
         up, which takes them from the queue.
         """
         if self._limits.max_queue is not None:
-            check_backlog(self._engine.stats()[encoder.name].inputs_waiting, self._limits.max_queue)
+            check_backlog(self._engine.backlog, self._limits.max_queue)
         started, outcome = time.perf_counter(), "abort"
         answer_id, tokens = f"{kind}-{uuid.uuid4().hex}", sum(map(len, inputs))
         future = self._engine.submit(encoder, inputs)
