@@ -23,8 +23,10 @@ from server.scripted_engine import ScriptedEngine
 import tidewheel
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
-from tidewheel.server.app import AppOptions, build_app
-from tidewheel.server.connections import ConnectionLimits, connection_class
+from tidewheel.server.app import build_app
+from tidewheel.server.app_options import AppOptions
+from tidewheel.server.connections import connection_class
+from tidewheel.server.limits import ConnectionLimits
 
 # The file and not `-m tidewheel`, which would take the package from the current folder, installed or not.
 TIDEWHEEL = [sys.executable, str(Path(tidewheel.__file__).with_name("__main__.py"))]

@@ -6,6 +6,7 @@ answered with `ok`. Tokens are UTF-8 bytes, besides the special ones.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -180,12 +181,22 @@ class ScriptedEngine(Engine):
         return super().submit(request)
 
 
+class ScriptedLoad(contextlib.nullcontext):
+    """In place of an EngineLoad, made with its options."""
+
+    def __enter__(self) -> ScriptedLoad:
+        return self
+
+    def engine(self) -> ScriptedEngine:
+        return ScriptedEngine(step_s=0.01, step_timeout_s=self.enter_result.step_timeout)
+
+
 def serve(arguments: list[str]) -> int:
     """`tidewheel serve` around a ScriptedEngine, for tests that need a process."""
-    from tidewheel.server import serve as serve_module
+    from tidewheel.server import start
     from tidewheel.server.cli import main
 
-    serve_module.load_engine = lambda options: ScriptedEngine(step_s=0.01, step_timeout_s=options.step_timeout)
+    start.EngineLoad = ScriptedLoad
     return main(["serve", "--model", str(Path(__file__).parent), *arguments])
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.server.auth import read_key_file
+from tidewheel.server.app_options import read_key_file
 from tidewheel.server.middleware import import_middleware
 
 COMPLETIONS = "/v1/completions"

@@ -12,7 +12,7 @@ from server.conftest import RunningServer, StartServer, events
 from server.test_streaming import eventually, is_idle, post_raw
 
 from tidewheel.engine.encoders.launch import load_encoders
-from tidewheel.server.admission import AdmissionLimits
+from tidewheel.server.limits import AdmissionLimits
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 

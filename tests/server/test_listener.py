@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from server.conftest import TIDEWHEEL, StartProcess
 
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.server.listener import tls_context
+from tidewheel.server.tls import tls_context
 
 
 def refusal(*arguments: str) -> str:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.conftest import RunningServer, StartServer
 from server.test_streaming import eventually, is_idle, post_raw
 
-from tidewheel.server.admission import AdmissionLimits
+from tidewheel.server.limits import AdmissionLimits
 
 COMPLETIONS = "/v1/completions"
 DASHBOARD = Path(__file__).parents[2] / "monitoring" / "grafana.json"

@@ -18,7 +18,7 @@ from server.test_listener import refusal
 from server.test_streaming import eventually, post_raw
 
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.server.admission import AdmissionLimits
+from tidewheel.server.limits import AdmissionLimits
 from tidewheel.server.tracing import Tracer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

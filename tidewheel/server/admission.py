@@ -11,22 +11,13 @@ from http import HTTPStatus
 from tidewheel.engine.engine import Engine, EngineStats
 from tidewheel.engine.request import SamplingParams
 from tidewheel.server.errors import ApiError, bad_request
+from tidewheel.server.limits import AdmissionLimits
 from tidewheel.server.metrics import ServerMetrics
 
 _FIRST_GUESS = 256  # tokens of an answer, before any has been seen
 _LENGTH_WEIGHT = 0.05  # of the newest answer in the running mean of lengths
 _RATE_WINDOW_S = 30.0
 _LONGEST_RETRY_S = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdmissionLimits:
-    """What requests may ask for. None is no limit; `max_queue` counts sequences, of which a request has n a prompt."""
-
-    max_queue: int | None = 4096
-    max_prompts: int = 1024
-    max_n: int = 128
-    request_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -16,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from tidewheel import __version__
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
-from tidewheel.server.admission import Admission, AdmissionLimits
+from tidewheel.server.admission import Admission
 from tidewheel.server.api.chat import ChatEndpoint
 from tidewheel.server.api.completions import CompletionsEndpoint
 from tidewheel.server.api.embeddings import EmbeddingsEndpoint
@@ -26,6 +24,7 @@ from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.operations import operations_routes
 from tidewheel.server.api.scoring import ScoringEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
+from tidewheel.server.app_options import AppOptions
 from tidewheel.server.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
@@ -37,46 +36,11 @@ from tidewheel.server.encoders import ServedEncoders
 from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
 from tidewheel.server.logprobs import LogprobsFormatter
-from tidewheel.server.metrics import METRICS_PREFIX, ServerMetrics
+from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.middleware import BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.reports import RequestReports
-from tidewheel.server.tracing import TraceContext, Tracer
-
-
-@dataclass(frozen=True, kw_only=True)
-class AppOptions:
-    """What the application needs to know besides the engine.
-
-    `chat_template` None is the tokenizer's own; `sampling_defaults` None are the engine's. Without `api_keys` none is
-    asked for, without `allowed_origins` no page of another origin may read answers. `middleware` runs outermost first.
-    `shown_options` are for `/server_info`.
-    """
-
-    served_model_names: Sequence[str] = ()
-    api_keys: Sequence[str] = field(default=(), repr=False)
-    protect_health: bool = False
-    protect_metrics: bool = False
-    allowed_origins: Sequence[str] = ()
-    allow_credentials: bool = False
-    allowed_methods: Sequence[str] = ("*",)
-    allowed_headers: Sequence[str] = ("*",)
-    root_path: str = ""
-    middleware: Sequence[Middleware] = ()
-    request_id_headers: bool = True
-    chat_template: str | None = None
-    sampling_defaults: Mapping[str, float | int] | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    default_chat_template_kwargs: Mapping[str, Any] | None = None
-    trust_request_chat_template: bool = False
-    max_body_bytes: int = 32 * 2**20
-    admission: AdmissionLimits = field(default_factory=AdmissionLimits)
-    tracer: Tracer | None = None
-    shown_options: Mapping[str, Any] = field(default_factory=dict)
-    metrics_prefix: str = METRICS_PREFIX
-    log_requests: bool = True
-    log_access: bool = True
+from tidewheel.server.tracing import TraceContext
 
 
 def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine | None = None) -> Starlette:

@@ -1,4 +1,4 @@
-"""API keys: where they come from and how a request shows one."""
+"""API keys: how a request shows one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from http import HTTPStatus
-from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.errors import ApiError, error_response
-from tidewheel.server.options import api_key
 
 HEALTH_PATHS = frozenset({"/health", "/ping", "/version"})
 METRICS_PATHS = frozenset({"/load", "/metrics"})
@@ -47,19 +44,6 @@ class ApiKeyAuth:
         # Every key is compared, so that the time taken does not tell which one was close.
         matches = [hmac.compare_digest(mine, known) for mine in digests for known in self._digests]
         return any(matches)
-
-
-def read_key_file(path: str) -> tuple[str, ...]:
-    """The keys in a file, one a line, without empty lines and those that begin with #. Raises TidewheelError."""
-    try:
-        lines = [line.strip() for line in Path(path).read_text("utf-8").splitlines()]
-        keys = tuple(api_key(line) for line in lines if line and not line.startswith("#"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise TidewheelError(f"--api-key-file {path} cannot be used: {reason}") from error
-    if not keys:
-        raise TidewheelError(f"--api-key-file {path} has no keys in it")
-    return keys
 
 
 def _route_path(scope: Scope) -> str:

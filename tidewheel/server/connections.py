@@ -7,31 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tidewheel.server.errors import ApiError, bad_request
+from tidewheel.server.limits import ConnectionLimits
 
 logger = logging.getLogger(__name__)
 
 _LEAST_BYTES_PER_S = 500  # what a sender may be as slow as once its first `read_timeout_s` are over
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConnectionLimits:
-    """Sizes in bytes, times in seconds; None is no limit.
-
-    A request must have come in after `read_timeout_s`, and one more second for each 500 bytes of it. A client that
-    lets the write buffer stay full for `write_timeout_s` is dropped.
-    """
-
-    max_header_bytes: int = 64 * 2**10
-    max_header_count: int = 256
-    read_timeout_s: float | None = 30.0
-    write_timeout_s: float | None = 60.0
 
 
 def connection_class(limits: ConnectionLimits) -> type[asyncio.Protocol]:

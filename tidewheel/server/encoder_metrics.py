@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.request import FinishReason
-from tidewheel.server.metrics import METRICS_PREFIX
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -20,7 +19,7 @@ _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 class EncoderMetrics:
     """Requests as the server saw them, and the encoder engine's counters read at each scrape."""
 
-    def __init__(self, engine: EncoderEngine, prefix: str = METRICS_PREFIX) -> None:
+    def __init__(self, engine: EncoderEngine, prefix: str) -> None:
         self._engine = engine
         self._prefix = prefix + "encoder_"
         self._finished: Counter[tuple[str, str]] = Counter()

@@ -17,9 +17,10 @@ from starlette.requests import Request
 from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.encoders.tokenization import EncoderInput
-from tidewheel.server.admission import AdmissionLimits, check_backlog, request_timeout
+from tidewheel.server.admission import check_backlog, request_timeout
 from tidewheel.server.encoder_metrics import EncoderMetrics
 from tidewheel.server.errors import ApiError, ClientGone, bad_request
+from tidewheel.server.limits import AdmissionLimits
 from tidewheel.server.protocol.embeddings import InputUsage
 from tidewheel.server.streaming import client_watch
 

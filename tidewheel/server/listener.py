@@ -1,17 +1,17 @@
-"""Where the server listens: a TCP port or a Unix socket, with TLS or without."""
+"""Where the server listens: a TCP port or a Unix socket."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
-import ssl
 import stat
 from collections.abc import Iterator
 
 from tidewheel.engine.errors import TidewheelError
 
-_VERIFY_MODES = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_MAX_OPEN_FILES = 65536
 
 
 @contextlib.contextmanager
@@ -32,43 +32,20 @@ def open_listener(host: str, port: int, uds: str | None) -> Iterator[socket.sock
                 os.unlink(uds)
 
 
+def allow_many_connections() -> None:
+    """Raise the limit on open files, often 1,024, as far as this process may: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def printable_address(listener: socket.socket, *, tls: bool) -> str:
     """The address for people."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def tls_context(certfile: str, keyfile: str | None, ca_certs: str | None, cert_reqs: str) -> ssl.SSLContext:
-    """TLS 1.2 and up with a certificate chain and its key; `cert_reqs` says whether clients must show one, too.
-
-    That is none, optional or required. Raises TidewheelError for files that cannot be used.
-    """
-
-    def no_password() -> str:
-        raise ValueError("the key is encrypted; store it without a password, readable by the server only")
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certfile, keyfile, no_password)
-    except (OSError, ValueError) as error:
-        files = certfile if keyfile is None else f"{certfile} and --ssl-keyfile {keyfile}"
-        raise TidewheelError(f"--ssl-certfile {files} cannot be used: {_reason(error)}") from error
-    context.verify_mode = _VERIFY_MODES[cert_reqs]
-    if ca_certs is not None:
-        try:
-            context.load_verify_locations(ca_certs)
-        except (OSError, ValueError) as error:
-            raise TidewheelError(f"--ssl-ca-certs {ca_certs} cannot be used: {_reason(error)}") from error
-    return context
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"they are no PEM certificate and its key ({error.reason or error})"
-    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -27,13 +27,11 @@ _ITL_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 _E2E_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _N_BUCKETS = (1, 2, 5, 10, 20)
 
-METRICS_PREFIX = "tidewheel:"
-
 
 class ServerMetrics:
     """The server's instruments, and the engine's counters read at each scrape."""
 
-    def __init__(self, engine: Engine, model_name: str, prefix: str = METRICS_PREFIX) -> None:
+    def __init__(self, engine: Engine, model_name: str, prefix: str) -> None:
         self.prefix = prefix
         self._engine = engine
         self._model_name = model_name
