@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from tidewheel.engine.batch import StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
+from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.request import SequenceTimes, TokenLogprob
@@ -53,7 +54,9 @@ class Delivery:
 class EngineLoop:
     """Owns scheduler, builder and executor from `start` on. Other threads only leave messages."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[Delivery], None]
+    ) -> None:
         """`deliver` is called on the engine thread, at most once a step and once for the messages before it.
 
         `step_started` is when the step that runs began (`time.perf_counter`), None between steps.
@@ -65,6 +68,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._builder = BatchBuilder()
         self._executor = executor
+        self._masks = masks
         self._deliver = deliver
         self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
@@ -114,6 +118,8 @@ class EngineLoop:
             logger.exception("The engine has failed")
             self._deliver(Delivery(failure=failure))
         finally:
+            self.step_started = None
+            self._masks.close()
             self._executor.close()
 
     def _take_messages(self) -> bool:
@@ -154,8 +160,11 @@ class EngineLoop:
                 raise RuntimeError("no sequence can run although some are unfinished")
             return
         batch = self._builder.build(step)
+        masks = batch.sampling.masks = self._masks.start(step.sampled()) if scheduler.has_constraints else None
         started = time.perf_counter()
         output = self._executor.step(batch)
+        if masks is not None:
+            masks.wait()  # a device that does not sample itself may not have
         ended = time.perf_counter()
         scheduler.cost_model.observe(step.load, (ended - started) * 1e3)
         self.step_seconds.observe(ended - begun)
@@ -168,16 +177,13 @@ class EngineLoop:
 
 
 def _delivery(step: Step, output: StepOutput, now: float) -> Delivery:
-    rows = step.decodes
-    started: list[Started] = []
-    if step.chunks:
-        done = [chunk.sequence for chunk in step.chunks if chunk.is_last]
-        started = [
-            Started(s.key, s.num_cached_tokens or 0, SequenceTimes(s.queued_at, s.scheduled_at, now))
-            for s in done
-            if s.num_tokens == s.prompt_len
-        ]
-        rows = rows + done
+    rows = step.sampled()
+    done = rows[len(step.decodes) :]
+    started = [
+        Started(s.key, s.num_cached_tokens or 0, SequenceTimes(s.queued_at, s.scheduled_at, now))
+        for s in done
+        if s.num_tokens == s.prompt_len
+    ]
     delivery = Delivery([s.key for s in rows], output.token_ids.tolist(), started=started)
     if output.logprobs is not None:
         for row, sequence in enumerate(rows):

@@ -8,12 +8,16 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
 
+from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
+from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tidewheel.engine.stream import RequestStream
 from tidewheel.server.admission import Admission, request_timeout
+from tidewheel.server.constraints import token_constraints
 from tidewheel.server.errors import ApiError, ClientGone
 from tidewheel.server.metrics import RequestTimer
+from tidewheel.server.protocol.sampling import GenerationBody
 from tidewheel.server.protocol.usage import PromptTokensDetails, Usage
 from tidewheel.server.reports import Ended, RequestReports
 from tidewheel.server.tracing import Tracer
@@ -146,6 +150,12 @@ class Generations:
         self._engine = engine
         self._reports = reports
 
+    async def constraints(
+        self, body: GenerationBody, output: StructuredOutput | None = None, *, preface: Preface | None = None
+    ) -> TokenConstraints | None:
+        """See `token_constraints`; what it gives is for `start`."""
+        return await token_constraints(self._engine, body, output, preface=preface)
+
     def start(
         self,
         kind: str,
@@ -156,6 +166,7 @@ class Generations:
         client_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        constraints: TokenConstraints | None = None,
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
@@ -167,7 +178,8 @@ class Generations:
         try:
             for i, prompt in enumerate(prompts):
                 request_id = generation_id if len(prompts) == 1 else f"{generation_id}-{i}"
-                streams.append(self._engine.submit(Request(request_id, prompt, sampling, priority, cache_salt)))
+                request = Request(request_id, prompt, sampling, priority, cache_salt, constraints)
+                streams.append(self._engine.submit(request))
         except BaseException:
             for stream in streams:
                 stream.abort()
@@ -180,8 +192,8 @@ class Generations:
         def on_close(ended: Generation) -> None:
             if deadline is not None:
                 deadline.cancel()
-            choices = [choice for stream in streams for choice in stream.choices]
-            self.admission.release(demand, [choice.num_tokens for choice in choices])
+            choices = [stream.choices for stream in streams]
+            self.admission.release(demand, [choice.num_tokens for answers in choices for choice in answers])
             report = Ended(
                 id=generation_id,
                 client_id=client_id,

@@ -164,35 +164,41 @@ class RequestTimer:
             self.finish_reasons.append(output.finish_reason.value)
             self._metrics.finished[output.finish_reason.value] += 1
 
-    def decode_time(self, index: int, choice: Choice) -> float:
-        """Seconds from the first token to the last of the choice that outputs count as `index`."""
-        return max(self._last_token[index] - choice.times.first_token, 0.0) if choice.times is not None else 0.0
+    def decode_time(self, index: int, choice: Choice) -> float | None:
+        """Seconds from the first token to the last of the choice that outputs count as `index`; None without tokens."""
+        last = self._last_token.get(index)
+        return None if last is None or choice.times is None else max(last - choice.times.first_token, 0.0)
 
-    def stop(self, prompt_lengths: Sequence[int], sampling: SamplingParams, choices: Sequence[Choice]) -> float:
-        """Ends the request, whose `choices` are those of each prompt in turn; returns how many seconds it took."""
+    def stop(
+        self, prompt_lengths: Sequence[int], sampling: SamplingParams, choices: Sequence[Sequence[Choice]]
+    ) -> float:
+        """Ends the request, of whose prompts each has its `choices`; returns how many seconds it took."""
         elapsed = time.perf_counter() - self.started
         metrics = self._metrics
         metrics.request_latency.observe(elapsed)
         metrics.params_n.observe(sampling.n)
         if sampling.max_tokens is not None:
             metrics.params_max_tokens.observe(sampling.max_tokens)
-        for i, length in enumerate(prompt_lengths):
-            answers = choices[i * sampling.n : (i + 1) * sampling.n]
+        for prompt, (length, answers) in enumerate(zip(prompt_lengths, choices, strict=True)):
             metrics.prompt_tokens.observe(length)
             metrics.prefill_computed_tokens.observe(length - answers[0].num_cached_tokens)
             metrics.max_generation_tokens.observe(max(answer.num_tokens for answer in answers))
-        for index, choice in enumerate(choices):
-            metrics.generation_tokens.observe(choice.num_tokens)
-            if choice.times is None or index not in self._last_token:
-                continue
-            prefill, decode = choice.times.first_token - choice.times.scheduled, self.decode_time(index, choice)
-            metrics.queue_time.observe(choice.times.scheduled - choice.times.queued)
-            metrics.prefill_time.observe(prefill)
-            metrics.decode_time.observe(decode)
-            metrics.inference_time.observe(prefill + decode)
-            if choice.num_tokens > 1:
-                metrics.time_per_output_token.observe(decode / (choice.num_tokens - 1))
+            for answer in answers:
+                self._observe(answer, self.decode_time(prompt * sampling.n + answer.index, answer))
         return elapsed
+
+    def _observe(self, choice: Choice, decode: float | None) -> None:
+        metrics = self._metrics
+        metrics.generation_tokens.observe(choice.num_tokens)
+        if choice.times is None or decode is None:
+            return
+        prefill = choice.times.first_token - choice.times.scheduled
+        metrics.queue_time.observe(choice.times.scheduled - choice.times.queued)
+        metrics.prefill_time.observe(prefill)
+        metrics.decode_time.observe(decode)
+        metrics.inference_time.observe(prefill + decode)
+        if choice.num_tokens > 1:
+            metrics.time_per_output_token.observe(decode / (choice.num_tokens - 1))
 
 
 def _token_buckets(largest: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ logger = logging.getLogger("tidewheel.requests")
 class Ended:
     """A request that has ended.
 
-    `id` is its answer's, `client_id` its x-request-id. `choices` are those of each prompt in turn. `cut_short` says
+    `id` is its answer's, `client_id` its x-request-id. `choices` are those of each prompt. `cut_short` says
     what ended it before its time: client_gone or timed_out.
     """
 
@@ -28,7 +28,7 @@ class Ended:
     operation: str
     prompt_lengths: Sequence[int]
     sampling: SamplingParams
-    choices: Sequence[Choice]
+    choices: Sequence[Sequence[Choice]]
     timer: RequestTimer
     usage: Usage
     cut_short: str | None
@@ -77,9 +77,10 @@ class RequestReports:
             "gen_ai.latency.e2e": elapsed_s,
             "gen_ai.latency.time_to_first_token": ended.timer.time_to_first_token,
         }
-        times = ended.choices[0].times
-        if times is not None:
-            prefill, decode = times.first_token - times.scheduled, ended.timer.decode_time(0, ended.choices[0])
+        first = ended.choices[0][0]
+        times, decode = first.times, ended.timer.decode_time(0, first)
+        if times is not None and decode is not None:
+            prefill = times.first_token - times.scheduled
             attributes["gen_ai.latency.time_in_queue"] = times.scheduled - times.queued
             attributes["gen_ai.latency.time_in_model_prefill"] = prefill
             attributes["gen_ai.latency.time_in_model_decode"] = decode
