@@ -18,12 +18,13 @@ from tidewheel.server.api.health import health_routes
 from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.tokenize import TokenizeEndpoints
+from tidewheel.server.api.web import web_routes
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
 from tidewheel.server.metrics import ServerMetrics
-from tidewheel.server.middleware import BearerAuth, BodyLimit, RequestId
+from tidewheel.server.middleware import OPEN_PATHS, BearerAuth, BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
 
 
@@ -41,6 +42,7 @@ class AppOptions:
     tool_call_parser: str | None = None
     max_body_bytes: int = 32 * 2**20
     log_requests: bool = True
+    web_ui: bool = True
 
 
 def build_app(engine: Engine, options: AppOptions) -> Starlette:
@@ -65,9 +67,11 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
             await engine.stop()
             encoder.close()
 
+    page = web_routes() if options.web_ui else []
     middleware = [Middleware(RequestId)]
     if options.api_keys:
-        middleware.append(Middleware(BearerAuth, keys=options.api_keys))
+        open_paths = OPEN_PATHS.union(route.path for route in page)
+        middleware.append(Middleware(BearerAuth, keys=options.api_keys, open_paths=open_paths))
     middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
     return Starlette(
         routes=[
@@ -77,6 +81,7 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
             *TokenizeEndpoints(models, encoder, template).routes(),
             *health_routes(engine),
             *metrics_routes(metrics),
+            *page,
         ],
         middleware=middleware,
         exception_handlers=exception_handlers(),

@@ -190,6 +190,7 @@ class ServerOptions:
     )
     enable_auto_tool_choice: bool = option(False, "return calls in the model's text as tool_calls")
     tool_call_parser: str | None = option(None, "the format of the model's tool calls", choices=("hermes",))
+    disable_web_ui: bool = option(False, "do not serve the page at /")
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
     )

@@ -106,6 +106,7 @@ def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
         tool_call_parser=options.tool_call_parser,
         max_body_bytes=options.max_body_size,
         log_requests=not options.disable_log_requests,
+        web_ui=not options.disable_web_ui,
     )
 
 
