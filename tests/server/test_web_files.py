@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server.conftest import RunningServer, StartServer
+from server.conftest import RunningServer, ServerProcess, StartServer
 
 import tidewheel.server
 
@@ -78,6 +78,15 @@ def test_the_page_can_be_switched_off(start_server: StartServer) -> None:
     assert server.http.get("/v1/models").status_code == 200
     closed = start_server(web_ui=False, api_keys=["secret"])
     assert {closed.http.get(address).status_code for address in FILES} == {401}
+
+
+def test_the_commands_switch_takes_the_page_away(demo_server: ServerProcess) -> None:
+    assert httpx.get(demo_server.url, trust_env=False).text == FILES["/"].read_text()
+    process = ServerProcess("--disable-web-ui")
+    try:
+        assert httpx.get(process.url, trust_env=False).status_code == 404
+    finally:
+        process.stop()
 
 
 def test_the_page_has_no_script_or_style_in_its_markup_and_names_only_its_own_files() -> None:

@@ -18,7 +18,7 @@ from tidewheel.server.api.health import health_routes
 from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.tokenize import TokenizeEndpoints
-from tidewheel.server.api.web import web_routes
+from tidewheel.server.api.web import WEB_PATHS, web_routes
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import exception_handlers
@@ -67,10 +67,9 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
             await engine.stop()
             encoder.close()
 
-    page = web_routes() if options.web_ui else []
     middleware = [Middleware(RequestId)]
     if options.api_keys:
-        open_paths = OPEN_PATHS.union(route.path for route in page)
+        open_paths = OPEN_PATHS | WEB_PATHS if options.web_ui else OPEN_PATHS
         middleware.append(Middleware(BearerAuth, keys=options.api_keys, open_paths=open_paths))
     middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
     return Starlette(
@@ -81,7 +80,7 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
             *TokenizeEndpoints(models, encoder, template).routes(),
             *health_routes(engine),
             *metrics_routes(metrics),
-            *page,
+            *(web_routes() if options.web_ui else ()),
         ],
         middleware=middleware,
         exception_handlers=exception_handlers(),

@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
-    " --no-first-run"
+    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-background-networking"
+    " --disable-component-update --disable-sync --no-first-run"
 ).split()
 REPORT_VIOLATIONS = (
     "document.addEventListener('securitypolicyviolation',"

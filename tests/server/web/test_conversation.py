@@ -39,7 +39,7 @@ def recite(page: Page, *deltas: dict[str, Any], finish: str = "stop") -> None:
 
 def test_the_embedded_model_answers(demo_server: ServerProcess, open_page: OpenPage) -> None:
     page = open_page(demo_server.url)
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    expect(page.get_by_role("heading", name="The wheel is ready.")).to_be_visible()
     page.get_by_role("button", name="What is 47 + 38?").click()
     expect(last_answer(page)).to_contain_text("85")
     until_idle(page)

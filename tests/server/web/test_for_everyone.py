@@ -224,6 +224,33 @@ def test_a_reader_who_went_up_is_left_there(start_server: StartServer, open_page
     until_idle(page)
 
 
+LONG_CONVERSATION = """() => {
+  const messages = [];
+  for (let i = 0; i < 300; i += 1) {
+    messages.push({ role: "user", content: `question ${i}` });
+    messages.push({ role: "assistant", content: `answer ${i}\\n\\n${"- a point\\n".repeat(i % 9)}`, ended: "stop" });
+  }
+  localStorage.setItem("tidewheel.conversation.long", JSON.stringify({ updated: 1, messages }));
+  localStorage.setItem("tidewheel.conversations", JSON.stringify([{ id: "long", title: "long", updated: 1, size: 30000 }]));
+}"""
+
+
+def test_a_long_conversation_opens_at_its_end_and_goes_on(start_server: StartServer, open_page: OpenPage) -> None:
+    page = open_page(start_server(engine={"max_model_len": 30_000}).url, viewport={"width": 1000, "height": 700})
+    page.evaluate(LONG_CONVERSATION)
+    page.reload()
+    page.get_by_role("button", name="long", exact=True).click()
+    expect(page.locator(".turn")).to_have_count(600)
+    expect(last_answer(page)).to_be_in_viewport()
+    page.locator("#scroller").evaluate("(scroller) => scroller.scrollTo(0, 0)")
+    expect(page.get_by_text("question 0", exact=True)).to_be_in_viewport()
+    expect(page.get_by_role("button", name="Latest")).to_be_visible()
+    page.get_by_label("System prompt").evaluate("(field) => field.value = 'SAY(the end)YAS'")
+    send(page, "go on")
+    expect(last_answer(page)).to_have_text("the end")
+    expect(last_answer(page)).to_be_in_viewport()
+
+
 def test_what_a_model_writes_cannot_act(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, **WIDE)
     attack = (

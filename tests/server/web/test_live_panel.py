@@ -54,7 +54,7 @@ def test_the_panel_shows_what_the_server_does(start_server: StartServer, open_pa
 def test_rates_come_from_differences_under_any_prefix(server: RunningServer, open_page: OpenPage) -> None:
     scrapes = [
         metrics("vllm:", num_requests_running=3, num_requests_waiting=2, kv_cache_usage_perc=0.625,
-                generation_tokens_total=tokens, time_to_first_token_seconds_sum=first / 2,
+                generation_tokens_total=tokens, time_to_first_token_seconds_sum=first / 2 - 1.75,
                 time_to_first_token_seconds_count=first, prefix_cache_queries_total=tokens,
                 prefix_cache_hits_total=tokens / 4)
         for tokens, first in ((1000, 7), (1090, 9), (30, 0))
@@ -73,6 +73,7 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
     expect(figure(page, "waiting")).to_have_text("2")
     expect(figure(page, "kv-use")).to_have_text("63 %")
     expect(figure(page, "tokens-per-second")).to_have_text("–")
+    expect(figure(page, "first-token")).to_have_text("250 ms")  # on average, since the server's start
     page.clock.run_for(1000)
     expect(figure(page, "tokens-per-second")).to_have_text("90")
     expect(figure(page, "first-token")).to_have_text("500 ms")

@@ -40,15 +40,19 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+_FILES = {
+    "/" if path.name == "index.html" else f"/web/{path.name}": path
+    for path in sorted(_FOLDER.iterdir())
+    if path.suffix in _MEDIA_TYPES
+}
+
+WEB_PATHS = frozenset(_FILES)
+"""Where the page's files are. They hold no secret, so they need no API key."""
 
 
 def web_routes() -> list[Route]:
-    """The page's files, each at its own address. They hold no secret, so they need no API key."""
-    return [
-        _route("/" if path.name == "index.html" else f"/web/{path.name}", path)
-        for path in sorted(_FOLDER.iterdir())
-        if path.suffix in _MEDIA_TYPES
-    ]
+    """The page's files, each at its own address."""
+    return [_route(address, path) for address, path in _FILES.items()]
 
 
 def _route(address: str, path: Path) -> Route:

@@ -10,6 +10,8 @@ const ENDINGS = {
   stopped: "stopped",
 };
 
+const FOCUSABLE = { tabindex: "0", role: "group" }; // as it may scroll
+
 export class AnswerView {
   #message;
   #text = h("div", { class: "markdown" });
@@ -21,13 +23,14 @@ export class AnswerView {
   #wait = h("p", { class: "wait", "aria-hidden": "true" }, h("span"), h("span"), h("span"));
   #stats = h("p", { class: "stats" });
   #footer;
+  #copy;
 
   constructor(message, actions, announce) {
     this.#message = message;
     this.#stream = new MarkdownStream(this.#text, announce);
-    const copy = iconButton("copy", "Copy answer", () => copyText(message.content, copy));
+    const copy = (this.#copy = iconButton("copy", "Copy answer", () => copyText(message.content, copy)));
     const again = iconButton("again", "Regenerate", () => actions.regenerate(message));
-    again.classList.add("changes");
+    again.classList.add("again", "changes");
     this.#footer = h("footer", { class: "actions writing" }, this.#stats, copy, again);
     this.element = h(
       "article",
@@ -50,7 +53,7 @@ export class AnswerView {
 
   /** Draws the end: nothing more comes. */
   finish() {
-    const { reasoning, calls, error, ended, stats } = this.#message;
+    const { content, reasoning, calls, error, ended, stats } = this.#message;
     this.update();
     this.#stream.finish();
     this.#wait.remove();
@@ -58,6 +61,7 @@ export class AnswerView {
     calls?.forEach((call, i) => (this.#folds[i].code.data = indented(call.arguments)));
     if (error) this.#footer.before(h("p", { class: "failure", role: "alert" }, error));
     this.#stats.textContent = [ENDINGS[ended], stats && statsText(stats)].filter(Boolean).join(" · ");
+    this.#copy.hidden = !content;
     this.#footer.classList.remove("writing");
   }
 
@@ -88,7 +92,7 @@ export class AnswerView {
       const text = document.createTextNode("");
       const title = h("span");
       const summary = h("summary", {}, icon("chevron"), title);
-      const fold = h("details", { class: "fold reasoning" }, summary, h("div", { class: "thoughts", tabindex: "0" }, text));
+      const fold = h("details", { class: "fold reasoning" }, summary, h("div", { class: "thoughts", ...FOCUSABLE, "aria-label": "Thoughts" }, text));
       this.#reasoning = { text, title, fold };
       this.#text.before(fold);
     }
@@ -103,7 +107,7 @@ export class AnswerView {
     const name = h("code");
     const code = document.createTextNode("");
     const summary = h("summary", {}, icon("chevron"), h("span", {}, "Calls ", name));
-    const fold = h("details", { class: "fold call" }, summary, h("pre", { tabindex: "0" }, code));
+    const fold = h("details", { class: "fold call" }, summary, h("pre", { ...FOCUSABLE, "aria-label": "Arguments" }, code));
     fold.open = !this.#message.ended;
     this.#calls.append(fold);
     return { name, code, fold };

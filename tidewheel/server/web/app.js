@@ -80,7 +80,7 @@ get("forget-key").addEventListener("click", () => {
   showKey();
 });
 get("parameters").addEventListener("fault", () => drawers.open(get("panel")));
-window.addEventListener("pagehide", () => chat.keep());
+window.addEventListener("pagehide", () => chat.busy && chat.keep());
 
 showState();
 showKey();

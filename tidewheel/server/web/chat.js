@@ -64,11 +64,11 @@ export class Chat {
     if (ids.includes(this.conversation.id)) this.open(Conversation.create());
   }
 
-  /** Keeps what there is of the conversation, as the page is about to go. */
+  /** Keeps the conversation that is being answered as far as it has come. */
   keep() {
     const { history } = this.#parts;
-    const { conversation, forgotten } = this.#running ?? { conversation: this.conversation };
-    if (conversation.messages.length && !forgotten && !history.save(conversation)) this.#listener.onUnkept();
+    const { conversation, forgotten } = this.#running;
+    if (!forgotten && !history.save(conversation)) this.#listener.onUnkept();
   }
 
   #add(message) {

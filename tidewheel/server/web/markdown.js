@@ -173,7 +173,7 @@ export function codeBlock(info) {
     "figure",
     { class: "code" },
     h("figcaption", {}, h("span", {}, language || "text"), copy),
-    h("pre", { tabindex: "0", "aria-label": language ? `${language} code` : "code" }, h("code", {}, code)),
+    h("pre", { tabindex: "0", role: "group", "aria-label": language ? `${language} code` : "code" }, h("code", {}, code)),
   );
   return { element, code };
 }

@@ -22,7 +22,8 @@ export class Meter {
 
   /**
    * What the text of a scrape at `now` (ms) tells: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading
-   * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1). Null is unknown.
+   * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1); `ever` has these three
+   * since the server's start. Null is unknown.
    */
   read(text, now) {
     const samples = parseMetrics(text);
@@ -38,15 +39,18 @@ export class Meter {
       return value < last ? value : value - last; // a server that was started again counts from 0
     };
     const ratio = (part, whole) => (part !== null && whole > 0 ? part / whole : null);
-    const mean = (histogram) => ratio(since(`${histogram}_sum`), since(`${histogram}_count`));
+    const means = (value) => ({
+      firstToken: ratio(value("time_to_first_token_seconds_sum"), value("time_to_first_token_seconds_count")),
+      betweenTokens: ratio(value("inter_token_latency_seconds_sum"), value("inter_token_latency_seconds_count")),
+      prefixHits: ratio(value("prefix_cache_hits_total"), value("prefix_cache_queries_total")),
+    });
     return {
       running: get(ANCHOR),
       waiting: get("num_requests_waiting"),
       kvUse: get("kv_cache_usage_perc") ?? get("gpu_cache_usage_perc"),
       tokensPerSecond: ratio(since("generation_tokens_total"), before && (now - before.now) / 1000),
-      firstToken: mean("time_to_first_token_seconds"),
-      betweenTokens: mean("inter_token_latency_seconds"),
-      prefixHits: ratio(since("prefix_cache_hits_total"), since("prefix_cache_queries_total")),
+      ...means(since),
+      ever: means(get),
     };
   }
 

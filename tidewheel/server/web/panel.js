@@ -87,7 +87,7 @@ export class Panel {
   }
 
   #show(reading) {
-    for (const key of Object.keys(this.#last)) this.#last[key] = reading[key] ?? this.#last[key];
+    for (const key of Object.keys(this.#last)) this.#last[key] = reading[key] ?? this.#last[key] ?? reading.ever[key];
     const busy = reading.running > 0;
     this.#state(busy ? "busy" : "idle", busy ? "at work" : "at rest");
     put("tokens-per-second", rate(reading.tokensPerSecond));

@@ -104,6 +104,6 @@ function editor(message, actions, onCancel) {
 
 function toolView(message) {
   const summary = h("summary", {}, icon("chevron"), h("span", {}, "Result of ", h("code", {}, message.name)));
-  const fold = h("details", { class: "fold" }, summary, h("pre", { tabindex: "0" }, message.content));
+  const fold = h("details", { class: "fold" }, summary, h("pre", { tabindex: "0", role: "group", "aria-label": "Result" }, message.content));
   return { element: h("article", { class: "turn tool", "aria-label": `Result of ${message.name}` }, fold) };
 }
