@@ -254,8 +254,8 @@ NB_MODULE(_native, m) {
         if (cpus.empty()) throw std::invalid_argument("at least one CPU is needed");
         new (self) Executor(config, choose_kernels(isa), parse_formats(dtype, quantization, quantization_group, zero_points),
                             parse_cache_type(cache_dtype), {num_blocks, max_num_seqs, max_num_batched_tokens}, cpus);
-      }, "config"_a, "isa"_a, "dtype"_a, "quantization"_a, "quantization_group"_a, "zero_points"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a,
-           "max_num_batched_tokens"_a, "cpus"_a)
+      }, "config"_a, "isa"_a, "dtype"_a, "quantization"_a, "quantization_group"_a, "zero_points"_a,
+           "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "cpus"_a)
       .def("set_weight", &set_weight, "name"_a, "array"_a, "dtype"_a)
       .def("check_complete", &Executor::check_complete)
       .def("read_weights", &Executor::read_weights, "file"_a, "offset"_a, "checksum"_a,

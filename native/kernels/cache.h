@@ -2,51 +2,31 @@
 // e5m2 or int8_t. The last three come in pairs of consecutive elements, which one multiply-accumulate consumes.
 #pragma once
 
+#include "kernels/element.h"
 #include "kernels/kernels.h"
-#include "simd.h"
 
 namespace tidewheel::TW_ISA {
 
-template <typename T>
-struct CachedSingles {
-  static constexpr int kStep = 1;
-  using Query = float;  // probabilities too; rounded to bfloat16 only where the level multiplies that
-  using Vector = F;
-  TW_INLINE Vector load_step(const T* p) { return load(p); }
-  TW_INLINE F dot(F acc, Vector w, const Query* q) { return fma(w, set1(*q), acc); }
-};
-
-template <typename T>
-struct CachedPairs {
-  static constexpr int kStep = 2;
-  using Query = BF16Activation;
-  using Vector = Pairs;
-  TW_INLINE Vector load_step(const T* p) { return load_pairs(p); }
-  TW_INLINE F dot(F acc, Vector w, const Query* q) { return dot_pairs(acc, w, q); }
+template <CacheType TYPE, typename Elements>
+struct CachedAs : Elements {
+  static constexpr CacheType kType = TYPE;
+  // Probabilities too; rounded to bfloat16 only where the level multiplies that.
+  using Query = typename Elements::Activation;
 };
 
 template <typename T>
 struct Cached;
 template <>
-struct Cached<float> : CachedSingles<float> {
-  static constexpr CacheType kType = CacheType::kFloat32;
-};
+struct Cached<float> : CachedAs<CacheType::kFloat32, SingleElements<float>> {};
 template <>
-struct Cached<f16> : CachedSingles<f16> {
-  static constexpr CacheType kType = CacheType::kFloat16;
-};
+struct Cached<f16> : CachedAs<CacheType::kFloat16, SingleElements<f16>> {};
 template <>
-struct Cached<bf16> : CachedPairs<bf16> {
-  static constexpr CacheType kType = CacheType::kBFloat16;
-};
+struct Cached<bf16> : CachedAs<CacheType::kBFloat16, PairedElements<bf16>> {};
 template <>
-struct Cached<e5m2> : CachedPairs<e5m2> {
-  static constexpr CacheType kType = CacheType::kFloat8E5M2;
-};
+struct Cached<e5m2> : CachedAs<CacheType::kFloat8E5M2, PairedElements<e5m2>> {};
 template <>
-struct Cached<int8_t> : CachedPairs<int8_t> {
-  static constexpr CacheType kType = CacheType::kInt8;
-};
+struct Cached<int8_t> : CachedAs<CacheType::kInt8, PairedElements<int8_t>> {};
+
 template <typename T>
 constexpr bool kHasScales = Cached<T>::kType == CacheType::kInt8;
 

@@ -19,7 +19,7 @@ double peak(int rounds, const T* weights, const typename Element<T>::Activation*
   for (int c = 0; c < kChains; ++c) acc[c] = set1(static_cast<float>(c));  // else all chains are one
   for (int round = 0; round < rounds; ++round) {
     for (int i = 0; i < kInner; ++i) {
-      const auto w = Element<T>::load_weights(weights);
+      const auto w = Element<T>::load_step(weights);
 #pragma GCC unroll 32
       for (int c = 0; c < kChains; ++c) acc[c] = Element<T>::dot(acc[c], w, x);
       // The operands may have changed, for all the compiler knows: nothing is folded or hoisted.

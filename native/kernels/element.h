@@ -1,28 +1,34 @@
-// Element<T>: how weights and cache entries of type T meet activations. `kStep` is how many consecutive K elements one
-// multiply-accumulate consumes: bfloat16 comes in pairs.
+// Element<T>: how weights of type T meet activations.
 #pragma once
 
 #include "simd.h"
 
 namespace tidewheel::TW_ISA {
 
+// How numbers of type T, weights or a cache's, meet activations in a dot product. `kStep` is how many consecutive ones a
+// multiply-accumulate consumes.
 template <typename T>
-struct Element {  // float and f16
+struct SingleElements {
   static constexpr int kStep = 1;
   using Activation = float;
   using Vector = F;
-  TW_INLINE Vector load_weights(const T* p) { return load(p); }
-  TW_INLINE F dot(F acc, Vector w, const float* a) { return fma(w, set1(*a), acc); }
+  TW_INLINE Vector load_step(const T* p) { return load(p); }
+  TW_INLINE F dot(F acc, Vector w, const Activation* a) { return fma(w, set1(*a), acc); }
 };
 
-template <>
-struct Element<bf16> {
+template <typename T>
+struct PairedElements {
   static constexpr int kStep = 2;
   using Activation = BF16Activation;
   using Vector = Pairs;
-  TW_INLINE Vector load_weights(const bf16* p) { return load_pairs(p); }
+  TW_INLINE Vector load_step(const T* p) { return load_pairs(p); }
   TW_INLINE F dot(F acc, Vector w, const Activation* a) { return dot_pairs(acc, w, a); }
 };
+
+template <typename T>
+struct Element : SingleElements<T> {};  // float and f16
+template <>
+struct Element<bf16> : PairedElements<bf16> {};
 
 template <typename T>
 TW_INLINE T from_float(float x) {

@@ -33,7 +33,7 @@ struct FloatTile {
     for (int s = 0; s < steps; ++s) {
       typename E::Vector w[VECTORS];
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) w[v] = E::load_weights(weight + v * kLanes * E::kStep);
+      for (int v = 0; v < VECTORS; ++v) w[v] = E::load_step(weight + v * kLanes * E::kStep);
       prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes);
       if constexpr (VECTORS * kLanes * E::kStep * sizeof(T) > 64) {
         prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes + 64);

@@ -117,9 +117,7 @@ struct PrepareArgs {
   Heads heads;
   int kv_begin, kv_end;
   float* qkv;               // [(heads + 2 kv_heads) * head_dim], changed in place
-  const float* q_norm;      // [head_dim] or null
-  const float* k_norm;
-  float norm_eps;
+  Norm q_norm, k_norm;      // of each head
   const float* cos;         // [rotary_pairs], or null
   const float* sin;
   int rotary_pairs;

@@ -1,23 +1,10 @@
 // What stands between the qkv projection and attention, a token at a time: q/k norm, rope, and the way into the cache.
-#include <cmath>
-
 #include "kernels/cache.h"
 #include "kernels/kernels.h"
 #include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
 namespace {
-
-void normalize(float* x, int dim, const float* weight, float eps) {
-  F squares = zero();
-  int d = 0;
-  for (; d + kLanes <= dim; d += kLanes) squares = fma(load(x + d), load(x + d), squares);
-  float sum = hsum(squares);
-  for (; d < dim; ++d) sum += x[d] * x[d];
-  const float scale = 1.0f / std::sqrt(sum / static_cast<float>(dim) + eps);
-  for (d = 0; d + kLanes <= dim; d += kLanes) store(x + d, mul(mul(load(x + d), set1(scale)), load(weight + d)));
-  for (; d < dim; ++d) x[d] = x[d] * scale * weight[d];
-}
 
 void rotate(float* x, int pairs, const float* cos, const float* sin) {
   int i = 0;
@@ -45,9 +32,7 @@ TW_INLINE void store(e5m2* p, F a) {
 }
 
 TW_INLINE void store(int8_t* p, F a) {
-  float whole[kLanes];
-  store(whole, min(max(round(a), set1(-127.0f)), set1(127.0f)));  // in this order NaN becomes a number
-  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(whole[i]);
+  store(p, round_to_int(min(max(a, set1(-127.0f)), set1(127.0f))));  // in this order NaN becomes a number
 }
 
 // Calls body(d, the elements from d on) for a whole padded head: zeros follow the last of `x`.
@@ -77,8 +62,8 @@ void prepare_typed(const PrepareArgs& args) {
   const int dim = heads.head_dim, padded = heads.padded_dim();
   const size_t head_bytes = heads.head_bytes(C::kType);
   const int q_begin = args.kv_begin * heads.group(), q_end = args.kv_end * heads.group();
-  const auto turn = [&](float* x, const float* weight) {
-    if (weight) normalize(x, dim, weight, args.norm_eps);
+  const auto turn = [&](float* x, const Norm& norm) {
+    if (norm.weight) normalize(norm, x, dim);
     if (args.cos) rotate(x, args.rotary_pairs, args.cos, args.sin);
   };
   for (int h = q_begin; h < q_end; ++h) {

@@ -11,7 +11,10 @@ namespace {
 // Packed rows that GEMM keeps in the second-level cache while panels pass by.
 constexpr size_t kRowBlockBytes = 192 << 10;
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
-constexpr int64_t kMostPackedAlone = 8192;
+constexpr int kMostPackedAlone = 8192;
+
+// Few rows are packed by every worker for itself, which is quicker than to meet.
+int most_rows_alone(const Linear& linear) { return linear.k ? kMostPackedAlone / linear.k : 0; }
 
 }  // namespace
 
@@ -23,10 +26,12 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
   require(shape_.num_blocks > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
           "blocks, sequences and batched tokens must all be at least 1");
   const size_t tokens = shape_.max_num_batched_tokens, rows = shape_.max_num_seqs;
-  size_t row_bytes = 0;
+  size_t row_bytes = 0, bytes_alone = 0;
   int inputs = 0;
   const auto takes_rows = [&](const Linear& linear) {
-    row_bytes = std::max(row_bytes, kernels_.row_bytes(linear.format, linear.k));
+    const size_t bytes = kernels_.row_bytes(linear.format, linear.k);
+    row_bytes = std::max(row_bytes, bytes);
+    bytes_alone = std::max(bytes_alone, most_rows_alone(linear) * bytes);
     inputs = std::max(inputs, linear.k);
   };
   for (const Linear* linear : {&weights_.project_in, &weights_.project_out, &weights_.head}) takes_rows(*linear);
@@ -53,8 +58,8 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
     scratch_stride_ = std::max(scratch_stride_, round_up(kernels_.attention_scratch_bytes(layer.heads()), 64));
   }
   row_scratch_bytes_ = round_up((inputs + kRowGroup) * sizeof(float), 64);
-  // A small GEMM's inputs are at least one row, and at most as many as there may be.
-  scratch_stride_ = std::max(scratch_stride_, row_scratch_bytes_ + round_up(std::max(tokens, rows) * row_bytes, 64));
+  // Either attention is under way, or rows are: one at a time is normalized in front of those packed alone.
+  scratch_stride_ = std::max(scratch_stride_, row_scratch_bytes_ + round_up(bytes_alone, 64));
   cache_ = Arena(block_bytes_ * shape_.num_blocks);
   hidden_ = Arena(tokens * config_.hidden_size * sizeof(float));
   packed_ = Arena(std::max(tokens, rows) * row_bytes);
@@ -173,8 +178,7 @@ void Executor::normalize(Worker& worker, const Norm& norm, int rows) {
 
 const char* Executor::pack_rows(Worker& worker, const Linear& linear, const Rows& rows) {
   char* scratch = scratch_.data() + worker.index() * scratch_stride_;
-  // Few rows are packed by every worker for itself, which is quicker than to meet.
-  const bool alone = int64_t{rows.count} * linear.k <= kMostPackedAlone;
+  const bool alone = rows.count <= most_rows_alone(linear);
   char* out = alone ? scratch + row_scratch_bytes_ : packed_.data();
   const RowsArgs args{rows.x, rows.stride, rows.gather, rows.count, linear.k, rows.norm, reinterpret_cast<float*>(scratch), out};
   if (alone) {
@@ -238,7 +242,7 @@ void Executor::prepare(const Step& step, int index, const AttentionTask& task, i
   const float* cos = pairs ? angles(layer_rope_[index], token) : nullptr;
   const int block = step.block_tables[task.sequence * step.block_table_stride + position / kBlockTokens];
   kernels_.prepare(cache_type_, {config.heads(), kv_begin, kv_end, reinterpret_cast<float*>(qkv_.data()) + token * qkv_stride_,
-                                 layer.q_norm, layer.k_norm, config.qk_norm_eps.value_or(0), cos, cos + pairs, pairs,
+                                 layer.q_norm, layer.k_norm, cos, cos + pairs, pairs,
                                  queries_.data() + token * query_stride_ * query_bytes(), cache_block(index, block),
                                  position % kBlockTokens});
 }

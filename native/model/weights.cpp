@@ -119,8 +119,8 @@ void Weights::plan(const ModelConfig& config, const WeightFormats& formats) {
     plan_linear(prefix + "v", layer.qkv, linears, kv, hidden, c.qkv_bias, qkv, kv, 0, q + kv);
     plan_linear(prefix + "o", layer.out, linears, hidden, q, c.out_bias);
     if (c.qk_norm_eps) {
-      plan_vector(prefix + "q_norm.weight", layer.q_norm, c.head_dim);
-      plan_vector(prefix + "k_norm.weight", layer.k_norm, c.head_dim);
+      plan_norm(prefix + "q_norm", layer.q_norm, {.eps = *c.qk_norm_eps}, c.head_dim);
+      plan_norm(prefix + "k_norm", layer.k_norm, {.eps = *c.qk_norm_eps}, c.head_dim);
     }
     plan_norm(prefix + "mlp_norm", layer.mlp_norm, c.norm, hidden);
     const int width = static_cast<int>(round_up(c.intermediate_size, kGateColumns));

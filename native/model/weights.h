@@ -20,10 +20,8 @@ struct Linear {
 };
 
 struct Layer {
-  Norm attention_norm, mlp_norm;
+  Norm attention_norm, mlp_norm, q_norm, k_norm;
   Linear qkv, out, up, down;  // `up` holds gate and up interleaved by 16 columns if gated
-  float* q_norm = nullptr;
-  float* k_norm = nullptr;
 };
 
 // A tensor as it lies in a checkpoint. Strides are in elements.

@@ -77,7 +77,7 @@ def test_steps_stay_near_the_limit_and_make_use_of_it(name: str) -> None:
     machine = MACHINES[name]
     model = CostModel(LIMIT_MS)
     times, _ = serve(model, machine, decodes=8, prompts=[1200] * 12)
-    smallest = machine.exact(StepLoad(8, 8 * 1000, 32))
+    smallest = machine.exact(StepLoad(8, 8 * 1000, 16))
     allowed = max(LIMIT_MS, smallest, 1.25 * machine.exact(StepLoad(8, 8 * 1000)))
     settled = sorted(times[len(times) // 4 :])
     assert settled[int(0.97 * len(settled))] <= 1.5 * allowed

@@ -30,6 +30,20 @@ def test_random_tokens(kind: str, data: st.DataObject) -> None:
 
 @kinds
 @settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_special_tokens_may_be_shown_one_by_one(kind: str, data: st.DataObject) -> None:
+    tokenizer = tiny(kind)
+    specials = [i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i)]
+    shown = data.draw(st.frozensets(st.sampled_from(specials)))
+    ids = data.draw(st.lists(st.sampled_from(specials) | st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    visible = [i for i in ids if i in shown or not tokenizer.is_special(i)]
+    text = tokenizer.decode(visible, skip_special_tokens=False)
+    assert "".join(pieces(tokenizer.detokenizer((), True, shown), ids)) == text
+    assert "".join(pieces(tokenizer.detokenizer((), False, shown), ids)) == tokenizer.decode(ids, False)
+
+
+@kinds
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60) | st.sampled_from(TEXT))
 def test_text_comes_back_without_replacement_characters_on_the_way(kind: str, text: str) -> None:
     tokenizer = tiny(kind)

@@ -369,8 +369,8 @@ def test_trouble_with_one_requests_text_stays_its_own(monkeypatch: pytest.Monkey
 
     good = TOKENIZER.detokenizer
 
-    def detokenizer(prompt: Any, skip_special_tokens: bool) -> Any:
-        return Broken() if prompt == (9,) * 3 else good(prompt, skip_special_tokens)
+    def detokenizer(prompt: Any, *options: Any) -> Any:
+        return Broken() if prompt == (9,) * 3 else good(prompt, *options)
 
     monkeypatch.setattr(TOKENIZER, "detokenizer", detokenizer)
 

@@ -34,15 +34,16 @@ class CachedSequence {
   std::vector<int32_t> table;
   std::vector<char> cache, queries;
 
-  CachedSequence(const Kernels& k, CacheType t, Heads h, std::vector<float> values, const Preparation& preparation = {})
+  CachedSequence(const Kernels& k, CacheType t, Heads h, std::vector<float> values, Preparation preparation = {})
       : kernels(k), type(t), heads(h), tokens(static_cast<int>(values.size() / width())), qkv(std::move(values)),
         table((tokens + kBlockTokens - 1) / kBlockTokens), cache((table.size() + 1) * heads.block_bytes(type), '\xff'),
         queries(tokens * query_stride() * unit()) {
     // The cache is full of NaN, which must not matter. Blocks are scattered: backwards, and block 0 is someone else's.
     std::iota(table.rbegin(), table.rend(), 1);
+    const Norm q_norm{false, 1e-5f, data(preparation.q_norm)}, k_norm{false, 1e-5f, data(preparation.k_norm)};
     for (int token = 0; token < tokens; ++token) {
       std::vector<float> row(qkv.begin() + token * width(), qkv.begin() + (token + 1) * width());
-      kernels.prepare(type, {heads, 0, heads.num_kv_heads, row.data(), data(preparation.q_norm), data(preparation.k_norm), 1e-5f,
+      kernels.prepare(type, {heads, 0, heads.num_kv_heads, row.data(), q_norm, k_norm,
                              data(preparation.cos), data(preparation.sin), static_cast<int>(preparation.cos.size()),
                              queries.data() + token * query_stride() * unit(),
                              cache.data() + table[token / kBlockTokens] * heads.block_bytes(type), token % kBlockTokens});
@@ -79,7 +80,7 @@ class CachedSequence {
     std::memcpy(&value, data + index * sizeof(T), sizeof(T));
     return value;
   }
-  static const float* data(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
+  static float* data(std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
   static int slot(int token) { return token % kBlockTokens; }
   bool pairs() const { return type != CacheType::kFloat32 && type != CacheType::kFloat16; }
   const char* head(int token, int kv_head) const {

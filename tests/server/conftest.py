@@ -47,11 +47,14 @@ StartServer = Callable[..., RunningServer]
 
 @pytest.fixture(scope="session")
 def start_server() -> Iterator[StartServer]:
-    """Starts servers, by the options of AppOptions and, as `engine`, of ScriptedEngine; all stop in the end."""
+    """Starts servers, by the options of AppOptions and, as `engine`, an engine or the options of ScriptedEngine.
+
+    All stop in the end.
+    """
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
-    def start(engine: dict[str, Any] | None = None, **options: Any) -> RunningServer:
-        scripted = ScriptedEngine(**engine or {})
+    def start(engine: ScriptedEngine | dict[str, Any] | None = None, **options: Any) -> RunningServer:
+        scripted = engine if isinstance(engine, ScriptedEngine) else ScriptedEngine(**engine or {})
         app = build_app(scripted, AppOptions(**options))
         config = uvicorn.Config(app, port=0, loop="uvloop", http="httptools", ws="none", log_config=None, lifespan="on")
         server = uvicorn.Server(config)

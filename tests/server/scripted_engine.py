@@ -1,13 +1,14 @@
 """A real engine around a device that only recites: each prompt says itself what is to be generated.
 
 The text between the last `SAY(` and the next `)` is the answer, `LOOP(` asks for endless text, and other prompts are
-answered with `ok`. Tokens are UTF-8 bytes.
+answered with `ok`. Tokens are UTF-8 bytes, besides the special ones.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +37,21 @@ CHAT_TEMPLATE = (
 
 
 class ByteBackend:
-    """Tokens are bytes. A BROKEN token cannot be turned into text, a FATAL one kills the device."""
+    """Tokens are bytes. A BROKEN token cannot be turned into text, a FATAL one kills the device.
 
-    vocab_size = VOCAB_SIZE
+    `specials` are further special tokens, which text is searched for.
+    """
+
+    def __init__(self, specials: Sequence[str] = ()) -> None:
+        self.vocab_size = VOCAB_SIZE + len(specials)
+        self._names = {BOS: "<bos>", EOS: "<eos>", BROKEN: "<broken>", FATAL: "<fatal>"}
+        self._ids = {name: VOCAB_SIZE + i for i, name in enumerate(specials)}
+        self._names |= {token_id: name for name, token_id in self._ids.items()}
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return [BOS] * add_special_tokens + list(text.encode())
+        parts = re.split("(" + "|".join(map(re.escape, self._ids)) + ")", text) if self._ids else [text]
+        ids = [i for part in parts for i in ([self._ids[part]] if part in self._ids else part.encode())]
+        return [BOS] * add_special_tokens + ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         text = b"".join(self.token_bytes(i) for i in ids if i < 256 or not skip_special_tokens)
@@ -53,8 +63,10 @@ class ByteBackend:
         return bytes([token_id]) if token_id < 256 else (self.id_to_token(token_id) or "").encode()
 
     def id_to_token(self, token_id: int) -> str | None:
-        names = {BOS: "<bos>", EOS: "<eos>", BROKEN: "<broken>", FATAL: "<fatal>"}
-        return names.get(token_id) or chr(token_id)
+        return self._names.get(token_id) or chr(token_id)
+
+    def token_to_id(self, token: str) -> int | None:
+        return next((token_id for token_id, name in self._names.items() if name == token), None)
 
     def is_special(self, token_id: int) -> bool:
         return token_id >= 256 and token_id != BROKEN
@@ -63,7 +75,7 @@ class ByteBackend:
         return False
 
 
-def answer_to(prompt: str) -> list[int] | None:
+def answer_to(prompt: str, encode: Callable[[str], list[int]]) -> list[int] | None:
     """The tokens that a prompt asks for; None for endless ones."""
     if "LOOP(" in prompt:
         return None
@@ -72,7 +84,7 @@ def answer_to(prompt: str) -> list[int] | None:
     if "KILL(" in prompt:
         return [FATAL]
     said = prompt.rpartition("SAY(")[2].partition(")YAS")[0] if "SAY(" in prompt else "ok"
-    return [*said.encode(), EOS]
+    return [*encode(said), EOS]
 
 
 class RecitingExecutor:
@@ -126,16 +138,22 @@ class ScriptedEngine(Engine):
     """The engine, with its device told beforehand what each prompt asks for."""
 
     def __init__(
-        self, *, step_s: float = 0.0, max_model_len: int = 8192, num_blocks: int = 2048, template: str | None = None
+        self,
+        *,
+        step_s: float = 0.0,
+        max_model_len: int = 8192,
+        num_blocks: int = 2048,
+        template: str | None = None,
+        specials: Sequence[str] = (),
     ) -> None:
         self.executor = RecitingExecutor(step_s, num_blocks)
         special = {"bos_token": "<bos>", "eos_token": "<eos>"}
         super().__init__(
             self.executor,
-            Tokenizer(ByteBackend(), special, CHAT_TEMPLATE if template is None else template or None),
+            Tokenizer(ByteBackend(specials), special, CHAT_TEMPLATE if template is None else template or None),
             model_name="scripted",
             max_model_len=max_model_len,
-            vocab_size=VOCAB_SIZE,
+            vocab_size=VOCAB_SIZE + len(specials),
             eos_token_ids=frozenset({EOS}),
             generation_defaults={"temperature": 0.5},
         )
@@ -144,8 +162,9 @@ class ScriptedEngine(Engine):
     def submit(self, request: Request) -> RequestStream:
         self.requests.append(request)
         prompt = list(request.prompt_token_ids)
-        if all(0 <= token < VOCAB_SIZE for token in prompt):
-            self.executor.learn(prompt, answer_to(self.tokenizer.decode(prompt)))
+        if all(0 <= token < self.tokenizer.vocab_size for token in prompt):
+            text = self.tokenizer.decode(prompt, skip_special_tokens=False)
+            self.executor.learn(prompt, answer_to(text, lambda said: self.tokenizer.encode(said, False)))
         return super().submit(request)
 
 

@@ -149,8 +149,13 @@ def test_streamed_tool_calls(tool_server: RunningServer) -> None:
     chunks = [c["choices"][0] for c in stream(tool_server, messages=say(f"Sure.\n{CALL}\n{CALL}"), tools=TOOLS)]
     assert "".join(c["delta"].get("content", "") for c in chunks) == "Sure."
     calls = [call for c in chunks for call in c["delta"].get("tool_calls", [])]
-    assert [call["index"] for call in calls] == [0, 1]
-    assert calls[0]["id"] != calls[1]["id"]
+    opening = [call for call in calls if "id" in call]
+    assert [call["index"] for call in opening] == [0, 1]
+    assert opening[0]["id"] != opening[1]["id"]
+    assert [call["function"] for call in opening] == [{"name": "add", "arguments": ""}] * 2
+    for index in range(2):
+        arguments = "".join(call["function"]["arguments"] for call in calls if call["index"] == index)
+        assert arguments == '{"a": 1, "b": "ü"}'
     assert chunks[-1]["finish_reason"] == "tool_calls"
 
 

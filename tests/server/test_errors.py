@@ -92,7 +92,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": HELLO, "tools": [{"type": "web"}]}, "tools[0].type"),
     (CHAT, {"messages": HELLO, "functions": []}, "functions"),
     (CHAT, {"messages": HELLO, "modalities": ["audio"]}, "modalities"),
-    (CHAT, {"messages": HELLO, "continue_final_message": True}, "continue_final_message"),
+    (CHAT, {"messages": HELLO, "chat_template": "x"}, "chat_template"),
     ("/tokenize", {}, "prompt"),
     ("/tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
     ("/detokenize", {"tokens": [999]}, "tokens"),

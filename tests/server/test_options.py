@@ -43,12 +43,23 @@ def test_a_vllm_command_line_works() -> None:
         "--max-num-batched-tokens", "2K", "--dtype", "half", "--served-model-name", "a", "b", "--api-key", "x",
         "--api-key", "y", "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--disable-log-requests",
         "--no-enable-prefix-caching", "--uvicorn-log-level", "warning", "--generation-config", "vllm", "--seed", "3",
+        "--reasoning-parser", "qwen3", "--trust-request-chat-template",
+        "--default-chat-template-kwargs", '{"enable_thinking": false}',
     )  # fmt: skip
     assert (model.model, model.max_model_len, model.max_num_seqs) == ("Qwen/Qwen3-0.6B", 4000, 8)
     assert (model.max_num_batched_tokens, model.dtype, model.enable_prefix_caching) == (2048, "float16", False)
     assert (server.host, server.port, server.served_model_name) == ("0.0.0.0", 9000, ("a", "b"))
     assert (server.api_key, server.disable_log_requests) == (("x", "y"), True)
-    assert (server.log_level, server.tool_call_parser) == ("warning", "hermes")
+    assert (server.log_level, server.tool_call_parser, server.reasoning_parser) == ("warning", "hermes", "qwen3")
+    assert server.default_chat_template_kwargs == {"enable_thinking": False}
+    assert server.trust_request_chat_template
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "true"])
+def test_template_variables_are_a_json_object(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert "--default-chat-template-kwargs" in refusal(capsys, "--default-chat-template-kwargs", text)
+    variable = "TIDEWHEEL_DEFAULT_CHAT_TEMPLATE_KWARGS"
+    assert variable in refusal(capsys, **{variable: text})
 
 
 def test_the_environment_is_used_where_the_command_line_is_silent() -> None:

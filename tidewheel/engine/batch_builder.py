@@ -26,6 +26,7 @@ class BatchBuilder:
     def __init__(self) -> None:
         self._version: int | None = None
         self._decodes = _empty_batch()
+        self._uses_history = False
 
     def build(self, step: Step) -> StepBatch:
         """The arrays of `step`: decodes first, then chunks."""
@@ -65,16 +66,19 @@ class BatchBuilder:
         count = len(sequences)
         if step.decode_version != self._version:
             self._decodes = batch = _empty_batch(count)
+            batch.positions[:] = [sequence.num_computed for sequence in sequences]
+            np.add(batch.positions, 1, out=batch.context_len)
             batch.block_tables = _block_tables(sequences, room=_TABLE_ROOM)
             batch.sampling = _sampling(sequences)
+            batch.sampling.position = batch.context_len  # the same array: a token is sampled where the context ends
             self._version = step.decode_version
+            self._uses_history = any(sequence.uses_history for sequence in sequences)
         else:
             self._refresh_tables(batch, step)
+            batch.positions += 1
+            batch.context_len += 1
         batch.token_ids[:] = [sequence.last_token for sequence in sequences]
-        batch.positions[:] = [sequence.num_computed for sequence in sequences]
-        np.add(batch.positions, 1, out=batch.context_len)
-        batch.sampling.position[:] = batch.context_len
-        if any(s.uses_history for s in sequences):
+        if self._uses_history:
             _set_history(batch.sampling, sequences)
         return batch
 

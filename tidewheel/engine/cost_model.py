@@ -11,9 +11,10 @@ _DECODE_FORGET = 0.99
 _PREFILL_FORGET = 0.95
 _RIDGE = 0.05  # evidence, in squared units, that a coefficient needs to leave zero
 _OUTLIER_FACTOR = 4.0
+_LESSON_MS = 10.0  # of decoding: what more of a small model's steps could teach is not worth the time it takes
 _TRUSTED_AFTER = 16  # observations
 _FIRST_CHUNK = 64
-_SMALLEST_CHUNK = 32
+_SMALLEST_CHUNK = 16
 _LEAST_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they should
 
 
@@ -56,6 +57,7 @@ class CostModel:
         self._decode = _Fit(len(_DECODE_UNITS), _DECODE_FORGET)
         self._prefill = _Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
         self._proven_chunk = _FIRST_CHUNK
+        self._since_lesson_ms = 0.0
 
     def predict_ms(self, load: StepLoad) -> float:
         """The expected duration of a step."""
@@ -65,7 +67,10 @@ class CostModel:
     def observe(self, load: StepLoad, elapsed_ms: float) -> None:
         """Learn from a step that has run."""
         if load.prefill_tokens == 0:
-            self._decode.observe(_decode_features(load), elapsed_ms)
+            self._since_lesson_ms += elapsed_ms
+            if self._since_lesson_ms >= _LESSON_MS or not self._decode.is_trusted:
+                self._since_lesson_ms = 0.0
+                self._decode.observe(_decode_features(load), elapsed_ms)
             return
         self._prove(load, elapsed_ms)
         self._prefill.observe(_prefill_features(load), max(elapsed_ms - self._decode_ms(load), 0.0))
@@ -116,11 +121,16 @@ class _Fit:
         self._moment = [0.0] * size
         self._observations = 0
 
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it has seen enough to tell an outlier."""
+        return self._observations >= _TRUSTED_AFTER
+
     def predict(self, x: tuple[float, ...]) -> float:
         return sum([w * xi for w, xi in zip(self.coefficients, x, strict=True)])
 
     def observe(self, x: tuple[float, ...], y: float) -> None:
-        if self._observations >= _TRUSTED_AFTER:
+        if self.is_trusted:
             y = min(y, _OUTLIER_FACTOR * self.predict(x) + 1.0)
         self._observations += 1
         gram, moment, w, forget = self._gram, self._moment, self.coefficients, self._forget

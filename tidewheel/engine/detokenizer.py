@@ -23,16 +23,32 @@ class Detokenizer(Protocol):
 
 
 class BytesDetokenizer:
-    """For tokenizers whose tokens are plain byte strings, as in byte-level BPE: an incremental UTF-8 decoder."""
+    """For tokenizers whose tokens are plain byte strings, as in byte-level BPE: an incremental UTF-8 decoder.
 
-    def __init__(self, token_bytes: Callable[[int], bytes], is_skipped: Callable[[int], bool]) -> None:
+    `texts` keeps the tokens that were found to be whole characters; detokenizers that skip the same ones may share it.
+    """
+
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], is_skipped: Callable[[int], bool], texts: dict[int, str]
+    ) -> None:
         self._token_bytes = token_bytes
         self._is_skipped = is_skipped
+        self._texts = texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_whole = True  # no character has begun that is not complete
 
     def push(self, token: int) -> str:
         """See Detokenizer."""
-        return "" if self._is_skipped(token) else self._decoder.decode(self._token_bytes(token))
+        was_whole = self._is_whole
+        if was_whole and (known := self._texts.get(token)) is not None:
+            return known
+        if self._is_skipped(token):
+            return ""
+        text = self._decoder.decode(self._token_bytes(token))
+        self._is_whole = not self._decoder.getstate()[0]
+        if was_whole and self._is_whole:
+            self._texts[token] = text
+        return text
 
     def flush(self) -> str:
         """See Detokenizer."""

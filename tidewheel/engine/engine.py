@@ -121,8 +121,8 @@ class Engine:
             )
             for index in range(sampling.n)
         ]
-        ids, skip = request.prompt_token_ids, sampling.skip_special_tokens
-        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(ids, skip)) for s in sequences]
+        text = (request.prompt_token_ids, sampling.skip_special_tokens, sampling.shown_special_tokens)
+        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(*text)) for s in sequences]
         stream = RequestStream(choices, self._abort)
         for choice in choices:
             self._streams[choice.key] = (choice, stream)

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tidewheel.engine.batch import MAX_TOP_LOGPROBS
 from tidewheel.engine.errors import InvalidRequestError
 
@@ -25,6 +27,7 @@ class SamplingParams:
 
     `max_tokens` None is as many as the context has room for. `seed` None draws one for the request. `logprobs` k
     reports the sampled token's log-probability and those of the k most likely tokens; None reports nothing.
+    `shown_special_tokens` have text although special tokens are skipped.
     Raises InvalidRequestError naming the field that is out of range.
     """
 
@@ -44,6 +47,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_tokens: frozenset[int] = frozenset()
     n: int = 1
     logprobs: int | None = None
 
@@ -92,8 +96,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, gc=False):  # made for every token: much cheaper than a dataclass
     """What one step added to one of a request's `n` choices. The last one of a choice has a `finish_reason`.
 
     `text` is what these tokens added once it is certain: incomplete UTF-8 and possible stop strings are held back.
@@ -103,8 +106,8 @@ class RequestOutput:
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache

@@ -15,6 +15,7 @@ from tidewheel.engine.sampling import NO_TOKEN
 from tidewheel.engine.sequence import Sequence, SequenceState
 
 _NO_TOKEN_ERROR = "the model gave no token that may be sampled: its logits are not finite, or all are forbidden"
+_ALIGNED_BLOCKS = 4  # chunks of this many and more end where a block does
 _STALE_ENTRIES = 64  # finished entries that the waiting heap may keep
 
 
@@ -231,10 +232,10 @@ class Scheduler:
         fitting = left if limit_ms is None else self.cost_model.chunk_tokens(step.load, start, limit_ms)
         if not self._chunked_prefill:
             return left if left <= room and (left <= fitting or not step.chunks) else 0
-        if fitting < left:
-            # Ending at a block's end makes the block available to others at once.
-            block_size = self.pool.block_size
-            fitting = max((start + fitting) // block_size * block_size - start, 0) or fitting
+        block_size = self.pool.block_size
+        if _ALIGNED_BLOCKS * block_size <= fitting < left:
+            # Ending at a block's end makes the block available to others at once; a small chunk would lose too much.
+            fitting = (start + fitting) // block_size * block_size - start
         return min(left, room, fitting)
 
     def _peek(self) -> Sequence | None:

@@ -28,7 +28,7 @@ class Choice:
         self._min_tokens = sampling.min_tokens
         self._show_stop_token = sampling.include_stop_str_in_output
         self._num_tokens = 0
-        self._text: list[str] = []
+        self._text = ""
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
         self._finish_reason: FinishReason | None = None
@@ -56,33 +56,32 @@ class Choice:
             self._break(text_error)
         if not self.finished:
             if self._stops is not None:
-                self._text.append(self._stops.flush())
+                self._text += self._stops.flush()
             self._end(reason, stop_reason, error)
 
     def take(self) -> RequestOutput:
         """Everything since the last output."""
         output = RequestOutput(
             self.index,
-            "".join(self._text),
-            tuple(self._token_ids),
-            None if self._logprobs is None else tuple(self._logprobs),
+            self._text,
+            self._token_ids,
+            self._logprobs,
             self._finish_reason,
             self._stop_reason,
             self.num_cached_tokens,
             self._error,
         )
-        self._text.clear()
-        self._token_ids.clear()
-        if self._logprobs:
-            self._logprobs.clear()
+        self._text, self._token_ids = "", []
+        if self._logprobs is not None:
+            self._logprobs = []
         return output
 
     def _show(self, piece: str) -> None:
         if self._stops is None or self._num_tokens <= self._min_tokens:
-            self._text.append(piece)
+            self._text += piece
         elif piece:
             shown, stop = self._stops.push(piece)
-            self._text.append(shown)
+            self._text += shown
             if stop is not None:
                 self._end(FinishReason.STOP, stop, None)
 
@@ -97,29 +96,31 @@ class Choice:
 
 
 class RequestStream:
-    """An async iterator of RequestOutput, for one reader. What is not read at once is merged, never lost."""
+    """An async iterator of RequestOutput, for one reader. What is not read at once is merged, never lost.
+
+    A reader that waits is handed the output itself, with no task or coroutine in between: most tokens go this way.
+    """
 
     def __init__(self, choices: list[Choice], on_abort: Callable[[list[Choice]], None]) -> None:
         self._choices = choices
         self._on_abort = on_abort
         self._ready: deque[Choice] = deque()
-        self._reader: asyncio.Future[None] | None = None
+        self._reader: asyncio.Future[RequestOutput] | None = None
 
     def __aiter__(self) -> RequestStream:
         return self
 
-    async def __anext__(self) -> RequestOutput:
-        while not self._ready:
-            if all(choice.finished for choice in self._choices):
-                raise StopAsyncIteration
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        choice = self._ready.popleft()
-        choice.is_queued = False
-        return choice.take()
+    def __anext__(self) -> asyncio.Future[RequestOutput]:
+        future: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
+        if self._ready:
+            choice = self._ready.popleft()
+            choice.is_queued = False
+            future.set_result(choice.take())
+        elif all(choice.finished for choice in self._choices):
+            future.set_exception(StopAsyncIteration())
+        else:
+            self._reader = future
+        return future
 
     def abort(self) -> None:
         """End all unfinished choices; each gives one last output that says so."""
@@ -137,8 +138,9 @@ class RequestStream:
 
     def notify(self, choice: Choice) -> None:
         """Say that `choice` has something to take."""
-        if not choice.is_queued:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # it is done if its task was cancelled
+            reader.set_result(choice.take())
+        elif not choice.is_queued:
             choice.is_queued = True
             self._ready.append(choice)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Tokenizer:
         self.vocab_size = backend.vocab_size
         self.special_tokens_map: SpecialTokens = special_tokens_map or {}
         self.chat_template = chat_template
+        self._texts: dict[tuple[bool, frozenset[int]], dict[int, str]] = {}  # of detokenizers that skip the same
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -75,12 +76,29 @@ class Tokenizer:
         """The token as its vocabulary spells it; None for an id that it lacks."""
         return self._backend.id_to_token(token_id)
 
-    def detokenizer(self, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """An incremental detokenizer for what follows `prompt`."""
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as its vocabulary spells it; None for one that it lacks."""
+        return self._backend.token_to_id(token)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token has no text when special tokens are skipped."""
+        return self._backend.is_special(token_id)
+
+    def detokenizer(
+        self, prompt: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> Detokenizer:
+        """An incremental detokenizer for what follows `prompt`. `shown` are special tokens that are never skipped."""
         backend = self._backend
+        texts = self._texts.setdefault((skip_special_tokens, frozenset(shown)), {})
         is_special = backend.is_special if skip_special_tokens else _never
+        if shown and skip_special_tokens:
+
+            def is_special(token_id: int) -> bool:
+                return token_id not in shown and backend.is_special(token_id)
+
+            skip_special_tokens = False  # by the backend: what is to be skipped does not get that far
         if backend.token_bytes is not None:
-            return BytesDetokenizer(backend.token_bytes, is_special)
+            return BytesDetokenizer(backend.token_bytes, is_special, texts)
         return WindowDetokenizer(
             lambda ids: backend.decode(ids, skip_special_tokens),
             lambda token: is_special(token) or backend.id_to_token(token) is None,

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -19,10 +20,14 @@ from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.api.web import WEB_PATHS, web_routes
+from tidewheel.server.chat.path import ChatPath
+from tidewheel.server.chat.prompt import PromptRenderer
+from tidewheel.server.chat.reasoning import REASONING_PARSERS
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
+from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.middleware import OPEN_PATHS, BearerAuth, BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
@@ -40,6 +45,9 @@ class AppOptions:
     chat_template: str | None = None
     sampling_defaults: Mapping[str, float | int] | None = None
     tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    default_chat_template_kwargs: Mapping[str, Any] | None = None
+    trust_request_chat_template: bool = False
     max_body_bytes: int = 32 * 2**20
     log_requests: bool = True
     web_ui: bool = True
@@ -51,12 +59,22 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     models = ServedModels(options.served_model_names or [engine.model_name], engine.model_name, engine.max_model_len)
     template = ChatTemplate(options.chat_template or tokenizer.chat_template, tokenizer.special_tokens_map)
     defaults = engine.generation_defaults if options.sampling_defaults is None else options.sampling_defaults
-    tool_parser = TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None
+    renderer = PromptRenderer(
+        template, options.default_chat_template_kwargs, trust_request_template=options.trust_request_chat_template
+    )
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
     metrics = ServerMetrics(engine, models.default)
     generations = Generations(engine, metrics, log_requests=options.log_requests)
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
-    shared = (generations, metrics, defaults, fingerprint)
+    path = ChatPath(
+        models,
+        encoder,
+        renderer,
+        generations,
+        defaults,
+        tool_parser=TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None,
+        reasoning_parser=REASONING_PARSERS[options.reasoning_parser] if options.reasoning_parser else None,
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -74,10 +92,10 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
     return Starlette(
         routes=[
-            *ChatEndpoint(models, encoder, template, *shared, tool_parser).routes(),
-            *CompletionsEndpoint(models, encoder, *shared).routes(),
+            *ChatEndpoint(path, LogprobsFormatter(tokenizer), metrics, fingerprint).routes(),
+            *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
             *models.routes(),
-            *TokenizeEndpoints(models, encoder, template).routes(),
+            *TokenizeEndpoints(models, encoder, renderer).routes(),
             *health_routes(engine),
             *metrics_routes(metrics),
             *(web_routes() if options.web_ui else ()),

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn, TypeVar
+
+from tidewheel.server.chat.reasoning import REASONING_PARSERS
+from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 
 ENV_PREFIX = "TIDEWHEEL_"
 
@@ -78,6 +82,17 @@ def dtype_name(text: str) -> str:
 def kv_cache_dtype_name(text: str) -> str:
     """A KV cache's dtype under its full name."""
     return _KV_CACHE_DTYPES.get(text, text)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object. Raises ValueError."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a JSON object, got {text!r}")
+    return value
 
 
 def switch(text: str) -> bool:
@@ -183,13 +198,25 @@ class ServerOptions:
     api_key: tuple[str, ...] = option((), "keys that clients must send one of", metavar="KEY")
     served_model_name: tuple[str, ...] = option((), "names of the model in the API [as MODEL]", metavar="NAME")
     chat_template: str | None = option(None, "a chat template: a file, or the template itself", metavar="TEMPLATE")
+    default_chat_template_kwargs: Mapping[str, Any] | None = option(
+        None,
+        'variables for the chat template, e.g. {"enable_thinking": false}; those of a request go first',
+        parse=json_object,
+        metavar="JSON",
+    )
+    trust_request_chat_template: bool = option(False, "let requests bring chat templates of their own")
     generation_config: str = option(
         "auto",
         "sampling defaults: auto takes the model's generation_config.json, vllm takes none, or a folder with the file",
         metavar="auto|vllm|FOLDER",
     )
     enable_auto_tool_choice: bool = option(False, "return calls in the model's text as tool_calls")
-    tool_call_parser: str | None = option(None, "the format of the model's tool calls", choices=("hermes",))
+    tool_call_parser: str | None = option(
+        None, "the format of the model's tool calls", choices=tuple(TOOL_CALL_PARSERS)
+    )
+    reasoning_parser: str | None = option(
+        None, "return the model's reasoning apart from its answer", choices=tuple(REASONING_PARSERS)
+    )
     disable_web_ui: bool = option(False, "do not serve the page at /")
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"

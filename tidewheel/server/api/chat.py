@@ -1,27 +1,19 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: OpenAI's shapes around the chat path."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from itertools import chain
-from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidewheel.engine.request import FinishReason, RequestOutput
 from tidewheel.server.api.json_response import json_response
-from tidewheel.server.api.models import ServedModels
-from tidewheel.server.chat.messages import template_messages, template_tools
-from tidewheel.server.chat.templates import ChatTemplate
-from tidewheel.server.chat.tools import ParsedCall, ToolCallParser
-from tidewheel.server.generation import Generation, Generations
+from tidewheel.server.chat.path import ChatPath, ChatRun, ChoiceAnswer, ChoiceDelta
+from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Reasoning
 from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
-from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.chat import (
     ChatChoice,
     ChatChunk,
@@ -31,41 +23,23 @@ from tidewheel.server.protocol.chat import (
     ChunkChoice,
     Delta,
     FunctionCall,
+    FunctionCallDelta,
     ResponseMessage,
     ToolCall,
+    ToolCallDelta,
 )
 from tidewheel.server.protocol.decode import BodyDecoder
-from tidewheel.server.protocol.sampling import sampling_params
-from tidewheel.server.streaming import EventStream, collect, event
+from tidewheel.server.streaming import EventStream, encode_json, event
 
 
 class ChatEndpoint:
-    """Answers conversations.
+    """Answers conversations in OpenAI's shapes."""
 
-    `defaults` are the sampling parameters that the model itself asks for. With `tool_parser`, calls in the model's
-    text become `tool_calls` for requests that offer tools.
-    """
-
-    def __init__(
-        self,
-        models: ServedModels,
-        encoder: PromptEncoder,
-        template: ChatTemplate,
-        generations: Generations,
-        metrics: ServerMetrics,
-        defaults: Mapping[str, float | int],
-        fingerprint: str,
-        tool_parser: Callable[[], ToolCallParser] | None,
-    ) -> None:
-        self._models = models
-        self._encoder = encoder
-        self._template = template
-        self._generations = generations
+    def __init__(self, path: ChatPath, formatter: LogprobsFormatter, metrics: ServerMetrics, fingerprint: str) -> None:
+        self._path = path
+        self._formatter = formatter
         self._metrics = metrics
-        self._defaults = defaults
         self._fingerprint = fingerprint
-        self._tool_parser = tool_parser
-        self._formatter = LogprobsFormatter(encoder.tokenizer)
         self._decode = BodyDecoder(ChatCompletionRequest)
 
     def routes(self) -> list[Route]:
@@ -76,146 +50,91 @@ class ChatEndpoint:
         timer = self._metrics.start_timer()
         raw = await request.body()
         body = self._decode(raw)
-        model = self._models.resolve(body.model)
-        body.check_supported()
-        sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
-        prompt = await self._encoder.run(len(raw), lambda: self._encode(body))
-        generation = self._generations.start(
-            "chatcmpl",
-            [prompt],
-            sampling,
-            timer=timer,
-            client_id=request.state.request_id,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-        )
-        created = int(time.time())
-        choices = [
-            _Choice(i, self._formatter, self._parser_for(body), body.parallel_tool_calls is not False)
-            for i in range(generation.num_choices)
-        ]
+        run = await self._path.start(body, len(raw), timer, request.state.request_id)
         if body.stream:
-            chunk = ChatChunk(
-                id=generation.id, created=created, model=model, system_fingerprint=self._fingerprint, choices=[]
-            )
-            return EventStream(_frames(generation, choices, chunk, body.include_usage), generation)
-        outputs = await collect(request.receive, generation)
+            return EventStream(self._frames(run, body.include_usage), run.generation)
+        answers = await run.whole(request.receive)
         return json_response(
             ChatCompletion(
-                id=generation.id,
-                created=created,
-                model=model,
+                id=run.id,
+                created=run.created,
+                model=run.model,
                 system_fingerprint=self._fingerprint,
-                choices=[choice.whole(parts) for choice, parts in zip(choices, outputs, strict=True)],
-                usage=generation.usage(),
+                choices=[self._choice(answer) for answer in answers],
+                usage=run.usage(),
             )
         )
 
-    def _encode(self, body: ChatCompletionRequest) -> list[int]:
-        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-        if body.reasoning_effort is not None:
-            variables["reasoning_effort"] = body.reasoning_effort
-        text = self._template.render(
-            template_messages(body.messages),
-            None if body.tool_choice == "none" else template_tools(body.tools),
-            add_generation_prompt=body.add_generation_prompt is not False,
-            variables=variables,
+    def _choice(self, answer: ChoiceAnswer) -> ChatChoice:
+        turn = answer.turn
+        message = ResponseMessage(content=turn.content or (None if turn.calls or turn.reasoning else ""))
+        if turn.reasoning:
+            message.reasoning_content = message.reasoning = turn.reasoning
+        if turn.calls:
+            message.tool_calls = [
+                ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in turn.calls
+            ]
+        shapes = [shape.content for output in answer.outputs if (shape := self._formatter.chat(output)) is not None]
+        logprobs = ChatLogprobs(list(chain.from_iterable(shapes))) if shapes else None
+        return ChatChoice(answer.index, message, logprobs, answer.finish_reason, answer.stop_reason)
+
+    async def _frames(self, run: ChatRun, include_usage: bool) -> AsyncIterator[bytes]:
+        chunk = ChatChunk(
+            id=run.id, created=run.created, model=run.model, system_fingerprint=self._fingerprint, choices=[]
         )
-        # The template writes the special tokens itself.
-        token_ids = self._encoder.encode(text, add_special_tokens=False)
-        self._encoder.check_prompt(token_ids, "messages")
-        return token_ids
+        if include_usage:
+            chunk.usage = None
+        # Most frames of a choice differ in their text alone. Until a choice has opened its turn it has no entry.
+        around_text: dict[int, tuple[bytes, bytes]] = {}
+        async for delta in run.deltas():
+            index, pieces = delta.index, delta.pieces
+            around = around_text.get(index)
+            if around and len(pieces) == 1 and delta.finish_reason is None and delta.output.logprobs is None:
+                piece = pieces[0]
+                if isinstance(piece, str):
+                    yield around[0] + encode_json(piece) + around[1]
+                    continue
+            choices = self._chunk_choices(delta)
+            if around is None:
+                around_text[index] = _around_text(chunk, index)
+                choices.insert(0, ChunkChoice(index, Delta(role="assistant", content="")))
+            frame = b""
+            for choice in choices:
+                chunk.choices = [choice]
+                frame += event(chunk)
+            if frame:
+                yield frame
+        if include_usage:
+            chunk.choices = []
+            chunk.usage = run.usage()
+            yield event(chunk)
 
-    def _parser_for(self, body: ChatCompletionRequest) -> ToolCallParser | None:
-        if self._tool_parser is None or not body.tools or body.tool_choice == "none":
-            return None
-        return self._tool_parser()
-
-
-class _Choice:
-    """Turns the outputs of one choice into an answer or its chunks."""
-
-    def __init__(
-        self, index: int, formatter: LogprobsFormatter, parser: ToolCallParser | None, parallel_calls: bool
-    ) -> None:
-        self._index = index
-        self._formatter = formatter
-        self._parser = parser
-        self._parallel_calls = parallel_calls
-        self._num_calls = 0
-        self._started = False
-
-    def whole(self, outputs: list[RequestOutput]) -> ChatChoice:
-        """The choice as a message."""
-        text = "".join(output.text for output in outputs)
-        deltas = self._deltas(text, finished=True)
-        content = "".join(delta.content for delta in deltas if delta.content is not msgspec.UNSET)
-        calls = list(chain.from_iterable(d.tool_calls for d in deltas if d.tool_calls is not msgspec.UNSET))
-        for call in calls:
-            call.index = msgspec.UNSET
-        message = ResponseMessage(content=content or (None if calls else ""))
-        if calls:
-            message.tool_calls = calls
-        pieces = [shape.content for output in outputs if (shape := self._formatter.chat(output)) is not None]
-        logprobs = ChatLogprobs(list(chain.from_iterable(pieces))) if pieces else None
-        last = outputs[-1]
-        return ChatChoice(self._index, message, logprobs, self._finish_reason(last), last.stop_reason)
-
-    def chunks(self, output: RequestOutput) -> list[ChunkChoice]:
-        """What one output adds; the first one also opens the turn."""
-        finished = output.finish_reason is not None
-        deltas = self._deltas(output.text, finished)
-        logprobs = self._formatter.chat(output)
-        if not deltas and (logprobs is not None or finished):
-            deltas = [Delta(content="")]
-        chunks = [ChunkChoice(self._index, delta) for delta in deltas]
-        if not self._started:
-            self._started = True
-            chunks.insert(0, ChunkChoice(self._index, Delta(role="assistant", content="")))
-        if chunks:
-            chunks[-1].logprobs = logprobs
-        if finished:
-            chunks[-1].finish_reason = self._finish_reason(output)
-            chunks[-1].stop_reason = output.stop_reason
-        return chunks
-
-    def _deltas(self, text: str, finished: bool) -> list[Delta]:
-        if self._parser is None:
-            return [Delta(content=text)] if text else []
-        parts = self._parser.feed(text)
-        if finished:
-            parts += self._parser.finish()
-        deltas = []
-        for part in parts:
-            if isinstance(part, str):
-                deltas.append(Delta(content=part))
-            elif self._parallel_calls or not self._num_calls:
-                deltas.append(Delta(tool_calls=[self._tool_call(part)]))
-                self._num_calls += 1
-        return deltas
-
-    def _tool_call(self, call: ParsedCall) -> ToolCall:
-        return ToolCall(call.id, FunctionCall(call.name, call.arguments), index=self._num_calls)
-
-    def _finish_reason(self, output: RequestOutput) -> str | None:
-        if self._num_calls and output.finish_reason is FinishReason.STOP:
-            return "tool_calls"
-        return output.finish_reason
+    def _chunk_choices(self, delta: ChoiceDelta) -> list[ChunkChoice]:
+        logprobs = self._formatter.chat(delta.output)
+        choices = [ChunkChoice(delta.index, _delta(piece)) for piece in delta.pieces]
+        if not choices and (logprobs is not None or delta.finish_reason is not None):
+            choices = [ChunkChoice(delta.index, Delta(content=""))]
+        if choices:
+            choices[-1].logprobs = logprobs
+            choices[-1].finish_reason = delta.finish_reason
+            choices[-1].stop_reason = delta.output.stop_reason
+        return choices
 
 
-async def _frames(
-    generation: Generation, choices: list[_Choice], chunk: ChatChunk, include_usage: bool
-) -> AsyncIterator[bytes]:
-    if include_usage:
-        chunk.usage = None
-    async for index, output in generation.outputs():
-        frame = b""
-        for piece in choices[index].chunks(output):
-            chunk.choices = [piece]
-            frame += event(chunk)
-        if frame:
-            yield frame
-    if include_usage:
-        chunk.choices = []
-        chunk.usage = generation.usage()
-        yield event(chunk)
+def _around_text(chunk: ChatChunk, index: int) -> tuple[bytes, bytes]:
+    """What comes before and after the text, as JSON, in the frame of a delta that is text and nothing else."""
+    chunk.choices = [ChunkChoice(index, Delta(content=""))]
+    before, _, after = event(chunk).partition(b'"content":""')
+    return before + b'"content":', after
+
+
+def _delta(piece: Piece) -> Delta:
+    if isinstance(piece, str):
+        return Delta(content=piece)
+    if isinstance(piece, Reasoning):
+        return Delta(reasoning_content=piece.text, reasoning=piece.text)
+    if isinstance(piece, CallStart):
+        function = FunctionCallDelta(arguments="", name=piece.name)
+        return Delta(tool_calls=[ToolCallDelta(index=piece.index, id=piece.id, type="function", function=function)])
+    assert isinstance(piece, CallArguments)
+    return Delta(tool_calls=[ToolCallDelta(index=piece.index, function=FunctionCallDelta(arguments=piece.text))])

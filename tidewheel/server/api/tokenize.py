@@ -8,8 +8,7 @@ from starlette.routing import Route
 
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.api.models import ServedModels
-from tidewheel.server.chat.messages import template_messages, template_tools
-from tidewheel.server.chat.templates import ChatTemplate
+from tidewheel.server.chat.prompt import PromptRenderer
 from tidewheel.server.errors import bad_request
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.decode import BodyDecoder
@@ -24,10 +23,10 @@ from tidewheel.server.protocol.tokenize import (
 class TokenizeEndpoints:
     """Text or messages to token ids, and back."""
 
-    def __init__(self, models: ServedModels, encoder: PromptEncoder, template: ChatTemplate) -> None:
+    def __init__(self, models: ServedModels, encoder: PromptEncoder, renderer: PromptRenderer) -> None:
         self._models = models
         self._encoder = encoder
-        self._template = template
+        self._renderer = renderer
         self._decode_tokenize = BodyDecoder(TokenizeRequest)
         self._decode_detokenize = BodyDecoder(DetokenizeRequest)
 
@@ -54,13 +53,15 @@ class TokenizeEndpoints:
             return self._encoder.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         if body.prompt is not None:
             raise bad_request("prompt and messages exclude each other", "prompt")
-        text = self._template.render(
-            template_messages(body.messages),
-            template_tools(body.tools),
-            add_generation_prompt=body.add_generation_prompt is not False,
+        prompt = self._renderer.render(
+            body.messages,
+            body.tools,
             variables=body.chat_template_kwargs,
+            template=body.chat_template,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
         )
-        return self._encoder.encode(text, add_special_tokens=bool(body.add_special_tokens))
+        return self._encoder.encode(prompt.text, add_special_tokens=bool(body.add_special_tokens))
 
     async def _detokenize(self, request: Request) -> Response:
         raw = await request.body()

@@ -9,7 +9,7 @@ import msgspec
 import orjson
 
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.chat import ContentPart, Message, Tool, ToolCall
+from tidewheel.server.protocol.chat import ContentPart, Message, PastToolCall, Tool
 from tidewheel.server.protocol.decode import unsupported
 
 
@@ -26,17 +26,23 @@ def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
 
 
 def _template_message(message: Message, path: str) -> dict[str, Any]:
+    if message.role == "function":
+        raise unsupported(f"{path}.role", ": 'function' is deprecated; send role tool with a tool_call_id")
+    if message.function_call is not None:
+        raise unsupported(f"{path}.function_call", ": it is deprecated; send tool_calls")
     # OpenAI's "developer" is what open models were trained to know as "system".
     role = "system" if message.role == "developer" else message.role
     if message.content is None and not message.tool_calls and role != "assistant":
         raise bad_request(f"{path}.content is required", f"{path}.content", "missing_required_parameter")
-    rendered: dict[str, Any] = {"role": role, "content": _text(message.content, f"{path}.content")}
+    content = message.refusal if message.content is None else message.content
+    rendered: dict[str, Any] = {"role": role, "content": _text(content, f"{path}.content")}
     if message.name is not None:
         rendered["name"] = message.name
     if message.tool_call_id is not None:
         rendered["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
-        rendered["reasoning_content"] = message.reasoning_content
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if reasoning is not None:
+        rendered["reasoning_content"] = reasoning
     if message.tool_calls:
         rendered["tool_calls"] = [
             _template_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
@@ -58,10 +64,31 @@ def _text(content: str | list[ContentPart] | None, path: str) -> str:
     return "\n".join(texts)
 
 
-def _template_tool_call(call: ToolCall, path: str) -> dict[str, Any]:
+class _Arguments(dict[str, Any]):
+    """A call's arguments for templates of both kinds: a mapping, whose text is the JSON that the client sent."""
+
+    def __init__(self, values: dict[str, Any], text: str) -> None:
+        super().__init__(values)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def _template_tool_call(call: PastToolCall, path: str) -> dict[str, Any]:
     param = f"{path}.function.arguments"
+    text = call.function.arguments or "{}"
     try:
-        arguments = orjson.loads(call.function.arguments or "{}")
+        arguments = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise bad_request(f"{param} is not valid JSON: {error}", param) from None
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    if not isinstance(arguments, dict):
+        raise bad_request(f"{param} must be a JSON object", param)
+    function = {"name": call.function.name, "arguments": _Arguments(arguments, text)}
+    return {"id": call.id, "type": "function", "function": function}

@@ -73,6 +73,10 @@ class ChatTemplate:
             raise ModelError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
 
+    def with_source(self, source: str) -> ChatTemplate:
+        """Another template for the same model. Raises ModelError if it does not compile."""
+        return ChatTemplate(source, self._special_tokens)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -21,38 +21,43 @@ class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     image_url: Any = None
     input_audio: Any = None
     video_url: Any = None
+    audio_url: Any = None
     file: Any = None
+    prompt_cache_breakpoint: Any = None  # prefixes are cached without being asked
 
 
-class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A function's name and its arguments as JSON text."""
+class PastFunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A function's name and its arguments as JSON text, as the client sends them back."""
 
     name: str
     arguments: str
+    parsed_arguments: Any = None  # SDKs send what they made of an answer back too
 
 
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
-    """One call of a tool by the model."""
+class PastToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call that the model made in an earlier turn."""
 
     id: str
-    function: FunctionCall
+    function: PastFunctionCall
     type: Literal["function"] = "function"
-    index: int | msgspec.UnsetType = msgspec.UNSET  # in chunks only
+    index: int | None = None
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One turn of a conversation, as the client sends it."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[PastToolCall] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's newer name for it
     annotations: list[Any] | None = None  # SDKs send an answer's message back as it was
+    parsed: Any = None
     audio: Unsupported = None
-    function_call: Unsupported = None
+    function_call: Any = None
 
 
 class ToolFunction(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -71,45 +76,91 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
     function: ToolFunction
 
 
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    """A function on offer, by its name."""
+
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, forbid_unknown_fields=True, tag="function", tag_field="type"):
+    """A `tool_choice` that demands a call of one function."""
+
+    function: FunctionName
+
+
+class AllowedTool(msgspec.Struct, forbid_unknown_fields=True):
+    """One of the tools that a request keeps on offer."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class AllowedToolChoice(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools", tag_field="type"):
+    """A `tool_choice` that leaves some of the tools on offer."""
+
+    allowed_tools: AllowedTools
+
+
+class CustomToolChoice(msgspec.Struct, tag="custom", tag_field="type"):
+    """A `tool_choice` for tools that this server does not have."""
+
+
+ToolChoice: TypeAlias = (
+    Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice | CustomToolChoice | None
+)
+
+
 class ChatCompletionRequest(GenerationBody, kw_only=True):
     """A body of `/v1/chat/completions`."""
 
     messages: list[Message]
     tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
     modalities: list[str] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     echo: bool | None = None
     best_of: int | None = None
+    prompt_cache_options: dict[str, Any] | None = None  # prefixes are cached without being asked
 
-    add_special_tokens: Unsupported = None
+    functions: Any = None
+    function_call: Any = None
+
     audio: Unsupported = None
-    chat_template: Unsupported = None
-    continue_final_message: bool | None = None
-    documents: Unsupported = None
-    function_call: Unsupported = None
-    functions: Unsupported = None
     mm_processor_kwargs: Unsupported = None
+    moderation: Unsupported = None
     prediction: Unsupported = None
-    verbosity: Unsupported = None
+    thinking_token_budget: Unsupported = None
     web_search_options: Unsupported = None
 
     def check_supported(self) -> None:
         GenerationBody.check_supported(self)
-        if self.tool_choice not in (None, "auto", "none"):
-            raise unsupported("tool_choice", " unless it is auto or none")
+        if self.functions is not None:
+            raise unsupported("functions", ": it is deprecated; send tools")
+        if self.function_call is not None:
+            raise unsupported("function_call", ": it is deprecated; send tool_choice")
         if self.modalities not in (None, ["text"]):
             raise unsupported("modalities", ' unless it is ["text"]')
-        if self.echo:
-            raise unsupported("echo", " unless it is false")
-        if self.continue_final_message:
-            raise unsupported("continue_final_message", " unless it is false")
+        if self.verbosity not in (None, "medium"):
+            raise unsupported("verbosity", " unless it is medium; say in a message how long answers should be")
         if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
             raise unsupported("best_of", " unless it equals n")
         if self.top_logprobs is not None and not self.logprobs:
@@ -123,6 +174,21 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
             max_tokens = self.max_completion_tokens
             names["max_tokens"] = "max_completion_tokens"
         return EndpointSampling(max_tokens, (self.top_logprobs or 0) if self.logprobs else None, names)
+
+
+class FunctionCall(msgspec.Struct):
+    """A function's name and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """One call of a tool by the model."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
 
 
 class TopLogprob(msgspec.Struct):
@@ -155,6 +221,8 @@ class ResponseMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET  # the same, under vLLM's newer name
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -180,12 +248,30 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
 
 
+class FunctionCallDelta(msgspec.Struct, kw_only=True):
+    """More of a call's arguments; its first one has the name too."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to the call of that index; its first one has an id and the type."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionCallDelta
+
+
 class Delta(msgspec.Struct):
     """What a chunk adds to the model's turn."""
 
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct):

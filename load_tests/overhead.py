@@ -1,0 +1,264 @@
+"""What HTTP costs: the same streams through the engine alone and through a server, in turn, and their ratio.
+
+The server's client is as light as Python allows: raw connections that count the frames which come, so that the
+machine's time goes to the server where both run on one.
+
+    python load_tests/overhead.py ./my-model --streams 32 -- --quantization int8
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any, cast
+
+import uvloop
+
+import tidewheel
+from tidewheel.engine.launch import load_engine
+from tidewheel.server.bench.engine_runs import Arrivals, common_rate, generate
+from tidewheel.server.options import parse_options
+from tidewheel.server.serve import engine_options
+
+# The file and not `-m tidewheel`, which would look for the package in the current folder first.
+_PROGRAM = str(Path(tidewheel.__file__).with_name("__main__.py"))
+_HOST = "127.0.0.1"
+_START_TIMEOUT_S = 600.0
+_OFFLINE = "--offline-worker"
+_DONE = b"data: [DONE]"
+_FIRST_TOKEN_ID = 256  # of the prompts: past the special tokens that most vocabularies begin with
+_LAST_TOKEN_ID = 2047
+
+
+class OverheadError(Exception):
+    """A server or an engine that could not be measured."""
+
+
+class StreamReader(asyncio.Protocol):
+    """One streamed completion over a connection of its own: counts frames as they come, and parses none."""
+
+    def __init__(self, port: int, body: dict[str, Any]) -> None:
+        self.arrivals: Arrivals = []
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        payload = json.dumps(body).encode()
+        # The connection is made before, so that all streams begin together.
+        self._request = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: %s:%d\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (_HOST.encode(), port, len(payload), payload)
+        )
+        self._tail = b""
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the connection."""
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def ask(self) -> None:
+        """Send the request."""
+        assert self._transport is not None
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Count. Frames are small and begin a write each, so none is split in a way that would be counted twice."""
+        if frames := data.count(b"data: {"):
+            self.arrivals.append((time.perf_counter(), frames))
+        self._tail = data[-2048:] if len(data) > 256 else (self._tail + data)[-2048:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say how it ended."""
+        if self.ended.done():
+            return
+        if _DONE in self._tail and b'"error"' not in self._tail:
+            self.ended.set_result(None)
+        else:
+            said = self._tail.decode(errors="replace").strip()
+            self.ended.set_exception(OverheadError(f"a stream broke off: {said or exc}"))
+
+
+async def http_rate(port: int, prompts: list[list[int]], num_tokens: int) -> float:
+    """Tokens a second of one streamed completion for each prompt, while all of them decode."""
+    loop = asyncio.get_running_loop()
+    readers = []
+    for prompt in prompts:
+        body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        _, reader = await loop.create_connection(partial(StreamReader, port, body), _HOST, port)
+        readers.append(reader)
+    for reader in readers:
+        reader.ask()
+    await asyncio.gather(*(reader.ended for reader in readers))
+    # A token whose text is not certain yet has no frame of its own, so frames are scaled to the tokens that were asked.
+    frames = sum(count for reader in readers for _, count in reader.arrivals)
+    return _rate([reader.arrivals for reader in readers]) * num_tokens * len(prompts) / frames
+
+
+def _rate(sequences: list[Arrivals]) -> float:
+    rate = common_rate(sequences)
+    if rate is None:
+        raise OverheadError("there was no time when all streams decoded; raise --tokens")
+    return rate
+
+
+@contextmanager
+def server(arguments: Sequence[str]) -> Iterator[int]:
+    """A server's port, once it answers `/health`."""
+    with socket.socket() as free:
+        free.bind((_HOST, 0))
+        port = int(free.getsockname()[1])
+    command = [sys.executable, _PROGRAM, "serve", *arguments, "--host", _HOST, "--port", str(port)]
+    process = subprocess.Popen([*command, "--log-level", "error", "--disable-access-log"])
+    try:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not _is_ready(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise OverheadError("the server did not start")
+            time.sleep(0.01)
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with socket.create_connection((_HOST, port), timeout=10) as connection:
+            connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            return re.match(rb"HTTP/1\.\d 200", connection.recv(64)) is not None
+    except OSError:
+        return False
+
+
+@contextmanager
+def offline_engine(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """An engine in a process of its own, which answers each line of prompts with a rate."""
+    command = [sys.executable, __file__, _OFFLINE, *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+
+
+def offline_rate(process: subprocess.Popen[str], prompts: list[list[int]], num_tokens: int) -> float:
+    """Tokens a second through the engine, without a server, while all of the prompts decode."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps([prompts, num_tokens]) + "\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    if not answer:
+        raise OverheadError("the engine without a server did not answer")
+    return float(answer)
+
+
+def serve_offline(arguments: Sequence[str]) -> int:
+    """The other end of `offline_engine`."""
+    loop = uvloop.new_event_loop()
+    model_options, _ = parse_options(arguments)
+    engine = load_engine(engine_options(model_options))
+    engine.start(loop)
+    for line in sys.stdin:
+        prompts, num_tokens = json.loads(line)
+        arrivals = loop.run_until_complete(generate(engine, prompts, num_tokens))
+        print(_rate(arrivals), flush=True)
+    loop.run_until_complete(engine.stop())
+    return 0
+
+
+def measure(
+    serve_arguments: Sequence[str], streams: int, prompt_tokens: int, tokens: int, rounds: int
+) -> dict[str, Any]:
+    """Rates of all rounds, one of each kind in turn, after one of each that does not count."""
+    random = Random(0)
+    http: list[float] = []
+    offline: list[float] = []
+    with ExitStack() as running:
+        port = running.enter_context(server(serve_arguments))
+        engine = running.enter_context(offline_engine(serve_arguments))
+        for round_number in range(rounds + 1):
+            prompts = [
+                [random.randint(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(prompt_tokens)] for _ in range(streams)
+            ]
+            offline.append(offline_rate(engine, prompts, tokens))
+            http.append(uvloop.run(http_rate(port, prompts, tokens)))
+            if round_number == 0:
+                offline.clear()
+                http.clear()
+    ratios = [through / alone for through, alone in zip(http, offline, strict=True)]
+    added = [streams / through - streams / alone for through, alone in zip(http, offline, strict=True)]
+    return {
+        "streams": streams,
+        "offline_tokens_per_second": _spread(offline),
+        "http_tokens_per_second": _spread(http),
+        "ratio": _spread(ratios),
+        "added_ms_per_token": _spread([seconds * 1e3 for seconds in added]),
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": round(median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
+
+
+def report(result: dict[str, Any]) -> str:
+    """The figures as text."""
+    lines = [f"{result['streams']} streams, medians of all rounds (least..most)"]
+    for name, label in (
+        ("offline_tokens_per_second", "engine alone, tokens/s"),
+        ("http_tokens_per_second", "through HTTP, tokens/s"),
+        ("ratio", "ratio, round by round"),
+        ("added_ms_per_token", "added to a token, ms"),
+    ):
+        figures = result[name]
+        lines.append(f"{label:24} {figures['median']:>10g}  ({figures['min']:g}..{figures['max']:g})")
+    return "\n".join(lines)
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; what follows `--` goes to `tidewheel serve`."""
+    parser = argparse.ArgumentParser(
+        description="What HTTP costs: the same streams with and without a server.",
+        usage="%(prog)s [options] [model] [-- options of `tidewheel serve`]",
+    )
+    parser.add_argument("model", nargs="?", help="a folder or hub id [the embedded model]")
+    parser.add_argument("--streams", type=int, default=32, help="streams at once [32]")
+    parser.add_argument("--prompt-tokens", type=int, default=32, help="tokens of a prompt [32]")
+    parser.add_argument("--tokens", type=int, default=224, help="tokens of an answer [224]")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count [5]")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
+    given = list(sys.argv[1:] if argv is None else argv)
+    end = given.index("--") if "--" in given else len(given)
+    args = parser.parse_args(given[:end])
+    args.serve_arguments = ([args.model] if args.model else []) + given[end + 1 :]
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line; 1 where nothing could be measured."""
+    args = parse_args(argv)
+    try:
+        result = measure(args.serve_arguments, args.streams, args.prompt_tokens, args.tokens, args.rounds)
+    except OverheadError as error:
+        sys.stderr.write(f"overhead: {error}\n")
+        return 1
+    sys.stdout.write(report(result) + "\n")
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(serve_offline(sys.argv[2:]) if sys.argv[1:2] == [_OFFLINE] else main())

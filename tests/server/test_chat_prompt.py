@@ -1,0 +1,182 @@
+"""What a request says about its prompt: whose turn it is, which template, which variables; and OpenAI's parameters."""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import pytest
+from openai.types.chat import completion_create_params
+from server.conftest import RunningServer, StartServer, events
+
+PATH = "/v1/chat/completions"
+ASK = {"role": "user", "content": "SAY(and so on)YAS"}
+BEGUN = {"role": "assistant", "content": "Once upon a time "}
+
+
+def prompt_of(server: RunningServer) -> str:
+    return server.engine.tokenizer.decode(list(server.engine.requests[-1].prompt_token_ids), skip_special_tokens=False)
+
+
+def chat(server: RunningServer, **body: Any) -> Any:
+    response = server.post(PATH, {"messages": [ASK], **body})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"]
+
+
+def refused(server: RunningServer, path: str = PATH, **body: Any) -> dict[str, Any]:
+    response = server.post(path, {"messages": [ASK], **body})
+    assert response.status_code == 400, response.text
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+@pytest.fixture(scope="module")
+def trusting(start_server: StartServer) -> RunningServer:
+    template = (
+        "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }} [end]\n{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}{{ bos_token }}{{ tone }}{{ documents }}"
+    )
+    return start_server(
+        engine={"template": template},
+        trust_request_chat_template=True,
+        default_chat_template_kwargs={"tone": "kind"},
+    )
+
+
+def test_the_final_message_is_continued(trusting: RunningServer) -> None:
+    assert chat(trusting, messages=[ASK, BEGUN], continue_final_message=True)["content"] == "and so on"
+    assert prompt_of(trusting) == "[user] SAY(and so on)YAS [end]\n[assistant] Once upon a time "
+    echoed = chat(trusting, messages=[ASK, BEGUN], continue_final_message=True, echo=True)
+    assert echoed["content"] == "Once upon a time and so on"
+
+
+def test_a_stream_echoes_first(trusting: RunningServer) -> None:
+    body = {"messages": [ASK, BEGUN], "continue_final_message": True, "echo": True, "stream": True, "n": 2}
+    chunks = [chunk["choices"][0] for chunk in events(trusting.post(PATH, body))]
+    for index in range(2):
+        contents = [c["delta"].get("content", "") for c in chunks if c["index"] == index]
+        assert contents[:2] == ["", "Once upon a time "]
+        assert "".join(contents) == "Once upon a time and so on"
+
+
+def test_an_echo_without_an_assistants_message_is_empty(trusting: RunningServer) -> None:
+    assert chat(trusting, echo=True)["content"] == "and so on"
+
+
+def test_a_turn_cannot_be_continued_and_opened(trusting: RunningServer) -> None:
+    error = refused(trusting, messages=[ASK, BEGUN], continue_final_message=True, add_generation_prompt=True)
+    assert error["param"] == "continue_final_message"
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    assert "tool calls" in refused(trusting, messages=[ASK, message], continue_final_message=True)["message"]
+
+
+def test_a_template_that_hides_the_final_message_cannot_continue_it(trusting: RunningServer) -> None:
+    error = refused(trusting, continue_final_message=True, chat_template="{{ messages | length }}")
+    assert (error["param"], "leaves the final message out" in error["message"]) == ("continue_final_message", True)
+
+
+def test_a_template_from_the_request(trusting: RunningServer, server: RunningServer) -> None:
+    own = "{{ bos_token }}{{ messages[0].content }}"
+    assert chat(trusting, chat_template=own)["content"] == "and so on"
+    assert prompt_of(trusting) == "<bos>SAY(and so on)YAS"
+    assert refused(trusting, chat_template="{% if %}")["param"] == "chat_template"
+    for path in (PATH, "/tokenize"):
+        error = refused(server, path, chat_template=own)
+        assert error["param"] == "chat_template"
+        assert "--trust-request-chat-template" in error["message"]
+
+
+def test_variables_of_the_request_go_first(trusting: RunningServer) -> None:
+    chat(trusting)
+    assert prompt_of(trusting).endswith("<bos>kind")
+    chat(trusting, chat_template_kwargs={"tone": "stern"}, documents=[{"title": "a"}])
+    assert prompt_of(trusting).endswith("<bos>stern[{'title': 'a'}]")
+    chat(trusting, add_special_tokens=True, add_generation_prompt=False)
+    assert prompt_of(trusting).startswith("<bos>[user]")
+    assert "[assistant]" not in prompt_of(trusting)
+
+
+def test_tokenize_renders_as_chat_does(trusting: RunningServer) -> None:
+    for fields in (
+        {"messages": [ASK]},
+        {"messages": [ASK, BEGUN], "continue_final_message": True},
+        {"messages": [ASK], "chat_template": "{{ tone }}{{ messages[0].content }}"},
+    ):
+        chat(trusting, **fields)
+        tokens = trusting.post("/tokenize", fields).json()["tokens"]
+        assert tokens == list(trusting.engine.requests[-1].prompt_token_ids)
+
+
+def test_a_refusal_is_what_was_said(server: RunningServer) -> None:
+    parts = [{"type": "refusal", "refusal": "No"}, {"type": "text", "text": "sorry", "prompt_cache_breakpoint": {}}]
+    messages = [
+        {"role": "assistant", "content": None, "refusal": "I cannot."},
+        {"role": "assistant", "content": parts},
+        ASK,
+    ]
+    chat(server, messages=messages)
+    assert prompt_of(server).startswith("<assistant>I cannot.<assistant>No\nsorry<user>")
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"functions": []}, "functions", "send tools"),
+    ({"function_call": "auto"}, "function_call", "send tool_choice"),
+    ({"messages": [{"role": "function", "name": "f", "content": "3"}]}, "messages[0].role", "role tool"),
+    ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call", "send tool_calls"),
+    ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio", "not supported"),
+    ({"verbosity": "low"}, "verbosity", "unless it is medium"),
+    ({"verbosity": "huge"}, "verbosity", "huge"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction", "not supported"),
+    ({"modalities": ["text", "audio"]}, "modalities", "unless"),
+    ({"audio": {"voice": "x", "format": "wav"}}, "audio", "not supported"),
+    ({"web_search_options": {}}, "web_search_options", "not supported"),
+    ({"moderation": {"model": "x"}}, "moderation", "not supported"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget", "not supported"),
+    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "custom"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]}]},
+     "messages[0].tool_calls[0].function.arguments", "must be a JSON object"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}]},
+     "messages[0].tool_calls[0].function.arguments", "not valid JSON"),
+    *(({"messages": [{"role": "user", "content": [{"type": kind, kind: {}}]}]}, "messages[0].content[0].type", kind)
+      for kind in ("image_url", "input_audio", "video_url", "audio_url", "file")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), REFUSED)
+def test_what_is_not_served_is_refused_by_name(
+    server: RunningServer, fields: dict[str, Any], param: str, said: str
+) -> None:
+    error = refused(server, **fields)
+    assert error["param"] == param
+    assert said in error["message"]
+
+
+def test_what_changes_no_answer_is_taken(server: RunningServer) -> None:
+    chat(
+        server, verbosity="medium", modalities=["text"], prompt_cache_options={"ttl": "30m"}, reasoning_effort="low",
+        store=False, user="u", safety_identifier="s", prompt_cache_key="k", service_tier="auto", metadata={"a": "b"},
+        include_reasoning=True, echo=False,
+    )  # fmt: skip
+
+
+def test_a_message_goes_back_as_sdks_send_it(server: RunningServer) -> None:
+    function = {"name": "f", "arguments": '{"a":1}', "parsed_arguments": {"a": 1}}
+    message = {
+        "role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "function_call": None,
+        "tool_calls": [{**CALL, "function": function, "index": 0}], "parsed": None, "reasoning": None,
+    }  # fmt: skip
+    chat(server, messages=[message, {"role": "tool", "tool_call_id": "c", "content": "3", "name": "f"}, ASK])
+    assert prompt_of(server).startswith('<assistant>[f {"a": 1}][tool c]<tool>3')
+
+
+def test_every_parameter_of_openais_api_is_known(server: RunningServer) -> None:
+    known = get_type_hints(completion_create_params.CompletionCreateParamsStreaming)
+    assert len(known) > 30
+    for name in known:
+        response = server.post(PATH, {"messages": [ASK], name: {"no": "such value"}})
+        assert response.status_code in (200, 400), name
+        error = response.json().get("error", {})
+        assert (error.get("code"), error.get("param")) != ("unknown_parameter", name)

@@ -1,0 +1,318 @@
+# ruff: noqa: RUF001 - DeepSeek's tags are spelt with full-width bars
+"""Tool parsers: the same pieces, however the text is cut; text that is no call comes out as it went in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Turn
+from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
+from tidewheel.server.protocol.chat import Tool, ToolFunction
+
+Parsed = tuple[str, list[tuple[str, str]]]
+
+PROPERTIES: dict[str, Any] = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "exact": {"type": "boolean"},
+    "tags": {"$ref": "#/$defs/tags"},
+    "where": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+    "note": {"type": ["string", "null"]},
+    "unit": {"enum": ["C", "F"]},
+    "level": {"enum": [1, 2]},
+    "free": {},
+}
+TOOLS = [
+    Tool(
+        "function",
+        ToolFunction("weather", parameters={"properties": PROPERTIES, "$defs": {"tags": {"type": "array"}}}),
+    )
+]
+NAMES = sorted(TOOL_CALL_PARSERS)
+
+
+def pieces_of(name: str, *texts: str) -> list[list[Piece]]:
+    parser = TOOL_CALL_PARSERS[name](TOOLS)
+    return [*(parser.feed(text) for text in texts), parser.finish()]
+
+
+def parse(name: str, *texts: str) -> Parsed:
+    turn = Turn.of(piece for pieces in pieces_of(name, *texts) for piece in pieces)
+    return turn.content, [(call.name, call.arguments) for call in turn.calls]
+
+
+HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "</tool_call>", "ü 🌊"]}}\n</tool_call>'
+ADD = ("add", '{"a": [1, "</tool_call>", "ü 🌊"]}')
+XML = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n5\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+V3_CALL = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
+V31_CALL = '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+
+CASES: list[tuple[str, str, Parsed]] = [
+    ("hermes", HERMES, ("", [ADD])),
+    ("hermes", f"Well. \n{HERMES}\n", ("Well.", [ADD])),
+    ("hermes", f"{HERMES}\n{HERMES}", ("", [ADD, ADD])),
+    ("hermes", f"{HERMES} and more ", (" and more ", [ADD])),
+    ("hermes", HERMES.removesuffix("</tool_call>"), ("", [ADD])),  # the model stopped where the tag was due
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', ("", [("f", "{}")])),
+    ("hermes", '<tool_call>{"arguments": {"b": 2}, "name": "f"}</tool_call>', ("", [("f", '{"b": 2}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"b\\": 2}"}</tool_call>', ("", [("f", '{"b": 2}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', ("", [("f", "{}")])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}</tool_call>', ("", [("f", "{}")])),  # a brace forgotten
+    ("hermes", '<tool_call>[{"name": "f"}, {"name": "g"}]</tool_call>', ("", [("f", "{}"), ("g", "{}")])),
+    ("hermes", '<tool_call>{"name": "f"}<tool_call>{"name": "g"}</tool_call>', ("", [("f", "{}"), ("g", "{}")])),
+    ("hermes", '<tool_call><tool_call>{"name": "f"}</tool_call>', ("<tool_call>", [("f", "{}")])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": tru}}</tool_call>.', (".", [("f", '{"a": tru}}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "unfin', ("", [("f", '{"a": "unfin')])),
+    ("mistral", 'Ok[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+     ("Ok", [("f", '{"a": 1}'), ("g", "{}")])),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{"b": "[TOOL_CALLS]"}',
+     ("", [("f", '{"a": 1}'), ("g", '{"b": "[TOOL_CALLS]"}')])),
+    ("mistral", '[TOOL_CALLS]f[CALL_ID]abc123XYZ[ARGS]{"a": 1}', ("", [("f", '{"a": 1}')])),
+    ("mistral", '[TOOL_CALLS]f{"a": tru}[TOOL_CALLS]g{}', ("", [("f", '{"a": tru}'), ("g", "{}")])),
+    ("llama3_json", '{"name": "f", "parameters": {"a": "b"}}', ("", [("f", '{"a": "b"}')])),
+    ("llama3_json", ' <|python_tag|>{"type": "function", "name": "f", "parameters": {}}\n', ("", [("f", "{}")])),
+    ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g", "arguments": {"x": 1}}',
+     ("", [("f", "{}"), ("g", '{"x": 1}')])),
+    ("llama3_json", 'So: <|python_tag|>{"name": "f", "parameters": {}}', ("So:", [("f", "{}")])),
+    ("llama3_json", '{"name": "f", "parameters": {}}; and so on', ("; and so on", [("f", "{}")])),
+    ("qwen3_coder", f"Sure.\n{XML}\n{XML}", ("Sure.", [("weather", '{"city": "Paris", "days": 5}')] * 2)),
+    ("qwen3_coder", XML.removeprefix("<tool_call>\n"), ("", [("weather", '{"city": "Paris", "days": 5}')])),
+    ("qwen3_coder", "<tool_call><function=other></function></tool_call>", ("", [("other", "{}")])),
+    ("qwen3_coder", XML.replace("Paris", '"P"\n\n\tx</param'),
+     ("", [("weather", '{"city": "\\"P\\"\\n\\n\\tx</param", "days": 5}')])),
+    ("qwen3_coder", XML.removesuffix("\n5\n</parameter>\n</function>\n</tool_call>"),
+     ("", [("weather", '{"city": "Paris", "days": ')])),
+    ("qwen3_coder", "<function=weather>stray</function>", ("", [("weather", "stray")])),
+    ("pythonic", "[f(a=1, b='it\\'s', c=[True, None, ], d={'x': 1.5}), g()]",
+     ("", [("f", '{"a": 1, "b": "it\'s", "c": [true, null], "d": {"x": 1.5}}'), ("g", "{}")])),
+    ("pythonic", ' [ns.f-2( a = """x"\n""" , ) ] \n', ("", [("ns.f-2", '{"a": "x\\"\\n"}')])),
+    ("pythonic", "[f(a=1)] done", (" done", [("f", '{"a": 1}')])),
+    ("pythonic", "[f(a=1, b=x+1), g(a=-2)]", ("", [("f", '{"a": 1, "b": x+1}'), ("g", '{"a": -2}')])),
+    ("pythonic", "[f(a='(', b=')", ("", [("f", '{"a": "(", b=\')')])),
+    ("llama4_pythonic", "Text <|python_start|>[f(a=1)]<|python_end|>", ("Text", [("f", '{"a": 1}')])),
+    ("llama4_pythonic", "[f(a=1)]", ("", [("f", '{"a": 1}')])),
+    ("deepseek_v3", f"Hm{CALLS}{V3_CALL}\n{V3_CALL}{CALLS_END}", ("Hm", [("f", '{"a": 1}')] * 2)),
+    ("deepseek_v31", f"{CALLS}{V31_CALL}{V31_CALL}{CALLS_END}", ("", [("f", '{"a": 1}')] * 2)),
+    ("granite", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]', ("", [("f", '{"a": 1}')])),
+    ("granite", '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]',
+     ("", [("f", '{"a": 1}'), ("g", "{}")])),
+    ("phi4_mini_json", 'With functools.cache: functools[{"name": "f", "arguments": {"a": 1}}]',
+     ("With functools.cache:", [("f", '{"a": 1}')])),
+    ("phi4_mini_json", '<|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>', ("", [("f", "{}")])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), CASES)
+def test_calls_at_every_cut(name: str, text: str, expected: Parsed) -> None:
+    assert parse(name, text) == expected
+    assert parse(name, *text) == expected
+    for cut in range(len(text)):
+        assert parse(name, text[:cut], text[cut:]) == expected
+
+
+NO_CALLS: list[tuple[str, str]] = [
+    *(("hermes", f"{before}<tool_call>{body}{after}")
+      for before in ("", "So \n") for after in ("", "</tool_call>", "\n</tool_call>\n")
+      for body in (
+          "not json", "", "[1]", "[]", "null", "{}", '{"arguments": {}}', '{"name": 3}', '{"name": ""}',
+          '{"name": "f", "arguments": 3}', '{"name": "f", "arguments": "x"}', '{"name": "f"', '{"name": "\\ud800"}',
+      )),
+    ("mistral", "[TOOL_CALLS] nothing"),
+    ("mistral", "[TOOL_CALLS][]"),
+    ("mistral", "[TOOL_CALLS]f[ARGS]"),
+    ("mistral", "[TOOL_CALLS][ARGS]{}"),
+    ("llama3_json", '{"answer": 42}'),
+    ("llama3_json", '{"name": "Bob", "age": 3}'),
+    ("llama3_json", '  hello {"name": "f", "parameters": {}}'),
+    ("llama3_json", '<|python_tag|>brave_search.call(query="x")'),
+    ("qwen3_coder", "<tool_call>\n<function=f\n>"),
+    ("qwen3_coder", "<tool_call>{}</tool_call> <function=>"),
+    ("pythonic", "[link](http://x)"),
+    ("pythonic", "[f(1)]"),
+    ("pythonic", "[f(a=x+1)]"),
+    ("pythonic", "[f(a=(1]))]"),
+    ("pythonic", "f(a=1)"),
+    ("deepseek_v3", f"<｜tool▁calls▁begin｜>{V31_CALL}"),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"),
+    ("granite", "<|tool_call|> ?"),
+    ("phi4_mini_json", "functools.cache"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), NO_CALLS)
+def test_what_is_no_call_stays_text(name: str, text: str) -> None:
+    assert parse(name, text) == (text, [])
+    assert parse(name, *text) == (text, [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_deep_nesting_ends_well(name: str) -> None:
+    for bracket in ("[", "{", "(", '{"a":', "-"):
+        parse(name, f'<tool_call>{{"name": "f", "arguments": {{"a": {bracket * 20_000}')
+        parse(name, f"[f(a={bracket * 20_000})]")
+
+
+def test_arguments_are_given_as_they_come() -> None:
+    texts = ("<tool_call>{", '"name": "f", "arguments": {"te', 'xt": "Hel', "lo", ' you"', "}}", "</tool_call>")
+    first, *rest = pieces_of("hermes", *texts)
+    assert first == []
+    (start, opening), *middle = rest[:5]
+    assert isinstance(start, CallStart)
+    assert (start.index, start.name) == (0, "f")
+    assert opening == CallArguments(0, '{"te')
+    expected = ['xt": "Hel', "lo", ' you"', "}"]
+    assert middle == [[CallArguments(0, text)] for text in expected]
+    assert rest[5:] == [[], []]
+
+
+def test_xml_strings_are_given_as_they_come() -> None:
+    texts = ("<function=weather><parameter=city>", "\nPa", "r\n", "is", "\n</param", "eter></function>")
+    first, *rest = pieces_of("qwen3_coder", *texts)
+    assert isinstance(first[0], CallStart)
+    assert rest == [[CallArguments(0, text)] for text in ('{"city": "Pa', "r", "\\nis")] + [
+        [],
+        [CallArguments(0, '"}')],
+        [],
+    ]
+
+
+def test_text_is_not_held_back_without_a_reason() -> None:
+    assert pieces_of("hermes", "Hello", " world <", "b>") == [["Hello"], [" world"], [" <b>"], []]
+    assert pieces_of("llama3_json", "Hel", "lo") == [["Hel"], ["lo"], []]
+    assert pieces_of("pythonic", "[1", ", 2]") == [["[1"], [", 2]"], []]
+
+
+def test_mistrals_ids_are_what_its_templates_take() -> None:
+    text = '[TOOL_CALLS]f{}[TOOL_CALLS]g[CALL_ID]abc123XYZ[ARGS]{}[TOOL_CALLS][{"name": "h"}]'
+    turn = Turn.of(piece for pieces in pieces_of("mistral", text) for piece in pieces)
+    ids = [call.id for call in turn.calls]
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
+    assert ids[1] == "abc123XYZ"
+    assert len(set(ids)) == 3
+
+
+@pytest.mark.parametrize(
+    ("parameter", "text", "expected"),
+    [
+        ("city", "5", "5"), ("city", "", ""), ("city", "None", "None"),
+        ("days", "5", 5), ("days", "five", "five"), ("days", "NaN", "NaN"), ("days", "1e999", float("inf")),
+        ("exact", "True", True), ("exact", "false", False),
+        ("tags", '["a", 1]', ["a", 1]), ("tags", "['a', None]", ["a", None]), ("tags", "a, b", "a, b"),
+        ("where", '{"a": {}}', {"a": {}}), ("where", "null", None), ("where", "{'a': 'it'}", {"a": "it"}),
+        ("note", "null", None), ("note", "None", None), ("note", "[]", "[]"),
+        ("unit", "C", "C"), ("level", "2", 2), ("free", "1", "1"), ("unknown", "{}", "{}"),
+    ],
+)  # fmt: skip
+def test_xml_values_are_what_the_schema_says(parameter: str, text: str, expected: Any) -> None:
+    body = f"<function=weather><parameter={parameter}>\n{text}\n</parameter></function>"
+    _, [(_, arguments)] = parse("qwen3_coder", body)
+    assert json.loads(arguments) == {parameter: expected}
+
+
+# What a template would write for calls, by format.
+
+Call = tuple[str, dict[str, Any]]
+
+
+def _json_call(call: Call, key: str = "arguments") -> str:
+    return json.dumps({"name": call[0], key: call[1]}, ensure_ascii=False)
+
+
+def _xml_call(call: Call) -> str:
+    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in call[1].items())
+    return f"<tool_call>\n<function={call[0]}>\n{parameters}</function>\n</tool_call>"
+
+
+def _python_call(call: Call) -> str:
+    return f"{call[0]}({', '.join(f'{key}={value!r}' for key, value in call[1].items())})"
+
+
+WRITERS: Mapping[str, Callable[[list[Call]], str]] = {
+    "hermes": lambda calls: "\n".join(f"<tool_call>\n{_json_call(call)}\n</tool_call>" for call in calls),
+    "mistral": lambda calls: "[TOOL_CALLS] [" + ", ".join(map(_json_call, calls)) + "]",
+    "llama3_json": lambda calls: "; ".join(_json_call(call, "parameters") for call in calls),
+    "granite": lambda calls: "<|tool_call|>[" + ", ".join(map(_json_call, calls)) + "]",
+    "phi4_mini_json": lambda calls: "functools[" + ", ".join(map(_json_call, calls)) + "]",
+    "qwen3_coder": lambda calls: "\n".join(map(_xml_call, calls)),
+    "pythonic": lambda calls: "[" + ", ".join(map(_python_call, calls)) + "]",
+    "llama4_pythonic": lambda calls: "<|python_start|>[" + ", ".join(map(_python_call, calls)) + "]<|python_end|>",
+    "deepseek_v3": lambda calls: CALLS + "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    ) + CALLS_END,
+    "deepseek_v31": lambda calls: CALLS + "".join(
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    ) + CALLS_END,
+}  # fmt: skip
+
+names = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True)
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+calls = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
+string_calls = st.lists(st.tuples(names, st.dictionaries(names, texts, max_size=3)), min_size=1, max_size=3)
+prose = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Zs", "Cc"]), max_size=10)
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+
+
+@QUICK
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "qwen3_coder"])
+@given(data=st.data())
+def test_calls_survive_the_trip(name: str, data: st.DataObject) -> None:
+    made = data.draw(calls)
+    text, parsed = parse(name, *WRITERS[name](made))
+    assert text == ""
+    assert [(call, json.loads(arguments)) for call, arguments in parsed] == made
+
+
+@QUICK
+@given(string_calls)
+def test_xml_calls_survive_the_trip(made: list[Call]) -> None:
+    if "</parameter>" in repr(made):
+        return
+    text, parsed = parse("qwen3_coder", *WRITERS["qwen3_coder"](made))
+    assert text == ""
+    assert [(call, json.loads(arguments)) for call, arguments in parsed] == made
+
+
+def fragments(name: str) -> st.SearchStrategy[str]:
+    tags = [
+        *TOOL_CALL_PARSERS[name].markers, "<function=", "</function>", "<parameter=city>", "</parameter>", "```json",
+        "functools", '{"name": "f", "arguments": {', "[", "f(a=", "'", '"', ")", "]", "}", "; ", "\n", " ",
+    ]  # fmt: skip
+    whole = st.builds(WRITERS.get(name, WRITERS["hermes"]), string_calls)
+    return st.one_of(st.sampled_from(tags), st.sampled_from(tags).map(lambda tag: tag[:-1]), whole, prose)
+
+
+@QUICK
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+def test_any_text_gives_the_same_in_any_pieces(name: str, data: st.DataObject) -> None:
+    text = data.draw(st.lists(fragments(name), max_size=8).map("".join))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    expected = parse(name, text)
+    assert parse(name, *pieces) == expected
+    assert parse(name, *text) == expected
+
+
+@QUICK
+@pytest.mark.parametrize("name", NAMES)
+@given(text=st.text())
+def test_plain_text_is_untouched(name: str, text: str) -> None:
+    assert parse(name, *text) == (text, [])
+    assert parse(name, f"Well: {text}") == (f"Well: {text}", [])

@@ -1,0 +1,184 @@
+# ruff: noqa: RUF001 - DeepSeek's tags are spelt with full-width bars
+"""Conversations with tools in the style of known families' templates, and calls read back from what they write."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidewheel.server.chat.messages import template_messages, template_tools
+from tidewheel.server.chat.pieces import Turn
+from tidewheel.server.chat.templates import ChatTemplate
+from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
+from tidewheel.server.errors import ApiError
+from tidewheel.server.protocol.chat import Message, Tool
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
+ARGUMENTS = {"city": "Köln", "days": 2}
+
+
+def conversation(num_calls: int) -> list[Message]:
+    ids = [f"call{i:05}" for i in range(num_calls)]
+    function = {"name": "weather", "arguments": json.dumps(ARGUMENTS, ensure_ascii=False)}
+    calls = [{"id": call_id, "type": "function", "function": function} for call_id in ids]
+    results = [{"role": "tool", "tool_call_id": call_id, "content": "sunny"} for call_id in ids]
+    messages = [{"role": "user", "content": "Well?"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    return msgspec.convert([*messages, *results], list[Message])
+
+
+QWEN = """
+{%- if tools %}<|im_start|>system
+# Tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+{{- '\\n' }}<tool_response>
+{{ message.content }}
+</tool_response>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
+{% endif %}
+{%- else %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for tool_call in message.tool_calls or [] %}
+{%- if tool_call.function is defined %}{% set tool_call = tool_call.function %}{% endif %}
+{%- if not loop.first or message.content %}{{ '\\n' }}{% endif %}<tool_call>
+{"name": "{{ tool_call.name }}", "arguments": {{ tool_call.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+QWEN_CODER = """
+{%- for message in messages %}
+{%- if message.role == 'tool' %}<tool_response>{{ message.content }}</tool_response>
+{%- else %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for tool_call in message.tool_calls or [] %}{% set tool_call = tool_call.function %}
+<tool_call>
+<function={{ tool_call.name }}>
+{% for name, value in tool_call.arguments | items %}
+{%- set value = value | tojson if value is mapping or (value is sequence and value is not string) else value | string %}
+<parameter={{ name }}>
+{{ value }}
+</parameter>
+{% endfor %}</function>
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}"""
+
+LLAMA = """
+{%- for message in messages %}
+{%- if 'tool_calls' in message %}
+{%- if message.tool_calls | length != 1 %}{{ raise_exception('only one call at once') }}{% endif %}
+{%- set call = message.tool_calls[0].function %}<|start_header_id|>assistant<|end_header_id|>
+
+{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}<|eot_id|>
+{%- elif message.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>
+
+{{ message.content | tojson }}<|eot_id|>
+{%- else %}<|start_header_id|>{{ message.role }}<|end_header_id|>
+
+{{ message.content | trim }}<|eot_id|>
+{%- endif %}
+{%- endfor %}"""
+
+MISTRAL = """
+{%- for message in messages %}
+{%- if message.tool_calls is defined and message.tool_calls is not none %}[TOOL_CALLS] [
+{%- for call in message.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception('ids have nine letters') }}{% endif %}
+{%- set out = call.function | tojson %}{{ out[:-1] }}, "id": "{{ call.id }}"}{{ ', ' if not loop.last else ']</s>' }}
+{%- endfor %}
+{%- elif message.role == 'tool' -%}
+[TOOL_RESULTS] {"content": {{ message.content }}, "call_id": "{{ message.tool_call_id }}"}
+{%- else %}[INST] {{ message.content }}[/INST]
+{%- endif %}
+{%- endfor %}"""
+
+# DeepSeek's own templates join the arguments to strings, so they have to be text as well as a mapping.
+DEEPSEEK = """
+{%- for message in messages %}
+{%- if message.role == 'tool' %}<｜tool▁output▁begin｜>{{ message.content }}<｜tool▁output▁end｜>
+{%- elif message.tool_calls %}<｜Assistant｜><｜tool▁calls▁begin｜>
+{%- for tool in message.tool_calls %}
+{{- '<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n```json\\n' +
+    tool['function']['arguments'] + '\\n```' + '<｜tool▁call▁end｜>' }}
+{%- endfor %}<｜tool▁calls▁end｜>
+{%- else %}<｜User｜>{{ message.content }}
+{%- endif %}
+{%- endfor %}"""
+
+# Phi-4-mini's writes them out as they are.
+PHI = """
+{%- for message in messages %}<|{{ message.role }}|>
+{%- if message.tool_calls %}functools[{% for call in message.tool_calls %}
+{%- if not loop.first %}, {% endif %}{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments }}}
+{%- endfor %}]
+{%- else %}{{ message.content }}
+{%- endif %}<|end|>
+{%- endfor %}"""
+
+JSON = '{"city": "Köln", "days": 2}'
+FAMILIES: list[tuple[str, str, int, str, str]] = [
+    ("hermes", QWEN, 2, "<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n"),
+    ("qwen3_coder", QWEN_CODER, 2, "<|im_start|>assistant\n", "<|im_end|>\n<tool_response>sunny"),
+    ("llama3_json", LLAMA, 1, "assistant<|end_header_id|>\n\n",
+     '<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n"sunny"'),
+    ("mistral", MISTRAL, 2, "[/INST]", '</s>[TOOL_RESULTS] {"content": sunny, "call_id": "call00000"}'),
+    ("deepseek_v3", DEEPSEEK, 2, "<｜Assistant｜>", "<｜tool▁output▁begin｜>sunny"),
+    ("phi4_mini_json", PHI, 2, "<|assistant|>", "<|end|><|tool|>sunny"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "template", "num_calls", "before", "after"), FAMILIES)
+def test_calls_and_results_go_through(name: str, template: str, num_calls: int, before: str, after: str) -> None:
+    tools = [msgspec.convert(TOOL, Tool)]
+    prompt = ChatTemplate(template, {}).render(
+        template_messages(conversation(num_calls)), template_tools(tools), add_generation_prompt=False
+    )
+    written, found, _ = prompt.partition(before)[2].partition(after)
+    assert found
+    parser = TOOL_CALL_PARSERS[name](tools)
+    turn = Turn.of(parser.feed(written) + parser.finish())
+    assert turn.content == ""
+    assert [(call.name, json.loads(call.arguments)) for call in turn.calls] == [("weather", ARGUMENTS)] * num_calls
+
+
+def test_qwens_prompt_to_the_letter() -> None:
+    prompt = ChatTemplate(QWEN, {}).render(
+        template_messages(conversation(1)), template_tools([msgspec.convert(TOOL, Tool)])
+    )
+    assert prompt == (
+        f"<|im_start|>system\n# Tools\n{json.dumps(TOOL)}\n<|im_end|>\n<|im_start|>user\nWell?<|im_end|>\n"
+        f'<|im_start|>assistant\n<tool_call>\n{{"name": "weather", "arguments": {JSON}}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_templates_complaint_about_calls_reaches_the_client() -> None:
+    with pytest.raises(ApiError, match="only one call at once"):
+        ChatTemplate(LLAMA, {}).render(template_messages(conversation(2)))
+
+
+def test_ids_of_the_mistral_parser_pass_its_template() -> None:
+    parser = TOOL_CALL_PARSERS["mistral"]([])
+    (call,) = Turn.of(parser.feed('[TOOL_CALLS]weather{"days": 1}') + parser.finish()).calls
+    sent: dict[str, Any] = {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+    messages: Any = msgspec.convert([{"role": "assistant", "tool_calls": [sent]}], list[Message])
+    assert call.id in ChatTemplate(MISTRAL, {}).render(template_messages(messages))

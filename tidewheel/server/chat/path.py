@@ -1,0 +1,238 @@
+"""The way of a conversation: a chat request to a prompt, to a generation, to pieces of each choice.
+
+Every endpoint that answers conversations stands on this one path and only writes what comes out of it in its own
+protocol's shape. A translating endpoint builds a ChatCompletionRequest and reads pieces:
+
+    run = await path.start(body, len(raw), timer, client_id)
+    async for delta in run.deltas():                 # streamed
+        for piece in delta.pieces: ...
+    answers = await run.whole(request.receive)       # or in one piece
+    run.usage()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from starlette.types import Receive
+
+from tidewheel.engine.request import RequestOutput, SamplingParams
+from tidewheel.server.api.models import ServedModels
+from tidewheel.server.chat.answer import Answer
+from tidewheel.server.chat.pieces import Piece, Turn
+from tidewheel.server.chat.prompt import PromptRenderer, RenderedPrompt
+from tidewheel.server.chat.reasoning import ReasoningParser
+from tidewheel.server.chat.tools.choice import (
+    demanded_calls_parser,
+    demanded_calls_schema,
+    demanded_tool,
+    demands_calls,
+    offered_tools,
+)
+from tidewheel.server.chat.tools.parser import ToolParser
+from tidewheel.server.generation import Generation, Generations
+from tidewheel.server.metrics import RequestTimer
+from tidewheel.server.prompts import PromptEncoder
+from tidewheel.server.protocol.chat import ChatCompletionRequest
+from tidewheel.server.protocol.decode import unsupported
+from tidewheel.server.protocol.sampling import sampling_params
+from tidewheel.server.protocol.usage import CompletionTokensDetails, Usage
+from tidewheel.server.streaming import collect
+
+
+class ChoiceDelta(msgspec.Struct):
+    """What one step of the engine added to one choice.
+
+    `pieces` may be empty, while text is held back that may become something else than it looks like. `output` is the
+    engine's own account of the step: token ids, log-probabilities, stop reason. `finish_reason` (`stop`, `length` or
+    `tool_calls`) comes with a choice's last delta.
+    """
+
+    index: int
+    pieces: list[Piece]
+    output: RequestOutput
+    finish_reason: str | None
+
+
+class ChoiceAnswer(msgspec.Struct):
+    """One choice, complete: its turn, why it ended, and all outputs of the engine that it was made from."""
+
+    index: int
+    turn: Turn
+    finish_reason: str
+    stop_reason: str | int | None
+    outputs: list[RequestOutput]
+
+
+class ChatRun:
+    """One conversation being answered. Read either `deltas` or `whole`, once.
+
+    `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970.
+    `generation` is for EventStream, which aborts and closes it; who streams by other means calls `close` in the end.
+    """
+
+    def __init__(self, generation: Generation, model: str, answers: list[Answer], *, counts_reasoning: bool) -> None:
+        self.id = generation.id
+        self.model = model
+        self.created = int(time.time())
+        self.generation = generation
+        self.num_choices = generation.num_choices
+        self._answers = answers
+        self._counts_reasoning = counts_reasoning
+
+    async def deltas(self) -> AsyncIterator[ChoiceDelta]:
+        """Each step of each choice, as it comes.
+
+        Raises ApiError if a choice fails or the server stops, and ClientGone if the client hangs up.
+        """
+        async for index, output in self.generation.outputs():
+            answer = self._answers[index]
+            pieces = answer.push(output)
+            yield ChoiceDelta(index, pieces, output, answer.finish_reason)
+
+    async def whole(self, receive: Receive) -> list[ChoiceAnswer]:
+        """All choices, complete. Watches `receive` for the client's leaving, and closes the run.
+
+        Raises ApiError if a choice fails or the server stops, and ClientGone if the client hangs up.
+        """
+        outputs = await collect(receive, self.generation)
+        return [self._complete(index, parts) for index, parts in enumerate(outputs)]
+
+    def usage(self) -> Usage:
+        """Tokens so far, of all choices."""
+        usage = self.generation.usage()
+        if self._counts_reasoning:
+            reasoning_tokens = sum(answer.reasoning_tokens for answer in self._answers)
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
+        return usage
+
+    def close(self) -> None:
+        """Aborts what is unfinished. Later calls do nothing."""
+        self.generation.close()
+
+    def _complete(self, index: int, outputs: list[RequestOutput]) -> ChoiceAnswer:
+        answer = self._answers[index]
+        pieces = [piece for output in outputs for piece in answer.push(output)]
+        assert answer.finish_reason is not None, "the last output of a choice has a finish reason"
+        return ChoiceAnswer(index, Turn.of(pieces), answer.finish_reason, outputs[-1].stop_reason, outputs)
+
+
+class ChatPath:
+    """Starts conversations on the engine.
+
+    `defaults` are the sampling parameters that the model itself asks for. With `tool_parser`, calls in the model's
+    text become pieces of their own for requests that offer tools; with `reasoning_parser` its reasoning does.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        encoder: PromptEncoder,
+        renderer: PromptRenderer,
+        generations: Generations,
+        defaults: Mapping[str, float | int],
+        *,
+        tool_parser: type[ToolParser] | None = None,
+        reasoning_parser: type[ReasoningParser] | None = None,
+    ) -> None:
+        self._models = models
+        self._encoder = encoder
+        self._renderer = renderer
+        self._generations = generations
+        self._defaults = defaults
+        self._tool_parser = tool_parser
+        self._reasoning_parser = reasoning_parser
+        self._tool_tags = self._special_tokens(tool_parser.markers if tool_parser else ())
+        self._reasoning_tags = self._special_tokens(
+            (reasoning_parser.opening, reasoning_parser.closing) if reasoning_parser else ()
+        )
+
+    async def start(
+        self,
+        body: ChatCompletionRequest,
+        raw_size: int,
+        timer: RequestTimer,
+        client_id: str,
+        *,
+        id_prefix: str = "chatcmpl",
+    ) -> ChatRun:
+        """Checks a request, renders and encodes its prompt, and submits it.
+
+        `raw_size` is the body's size in bytes, which says whether encoding may take long; `client_id` names the
+        request in the log; `id_prefix` begins the answer's id. Raises ApiError or InvalidRequestError for a request
+        that cannot be served, naming the field as in a chat completion's body, with nothing left running.
+        """
+        model = self._models.resolve(body.model)
+        body.check_supported()
+        if demanded_calls_schema(body) is not None:
+            raise unsupported("tool_choice", " unless it is auto or none")
+        sampling = self._sampling(body)
+        prompt, token_ids = await self._encoder.run(raw_size, lambda: self._prompt(body))
+        generation = self._generations.start(
+            id_prefix,
+            [token_ids],
+            sampling,
+            timer=timer,
+            client_id=client_id,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+        )
+        answers = [self._answer(body, prompt) for _ in range(generation.num_choices)]
+        return ChatRun(generation, model, answers, counts_reasoning=self._reasoning_parser is not None)
+
+    def encode(self, body: ChatCompletionRequest) -> list[int]:
+        """The token ids of a request's prompt. Raises ApiError (400)."""
+        return self._prompt(body)[1]
+
+    def _sampling(self, body: ChatCompletionRequest) -> SamplingParams:
+        sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
+        shown = self._reasoning_tags | self._tool_tags if offered_tools(body) else self._reasoning_tags
+        return replace(sampling, shown_special_tokens=shown) if shown else sampling
+
+    def _prompt(self, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
+        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            variables["reasoning_effort"] = body.reasoning_effort
+        if body.documents is not None:
+            variables["documents"] = body.documents
+        prompt = self._renderer.render(
+            body.messages,
+            offered_tools(body),
+            variables=variables,
+            template=body.chat_template,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        # The template writes the special tokens itself.
+        token_ids = self._encoder.encode(prompt.text, add_special_tokens=bool(body.add_special_tokens))
+        self._encoder.check_prompt(token_ids, "messages")
+        return prompt, token_ids
+
+    def _answer(self, body: ChatCompletionRequest, prompt: RenderedPrompt) -> Answer:
+        reasoning_parser = tool_parser = None
+        if self._reasoning_parser is not None:
+            begun = prompt.spoken if prompt.continues else prompt.text
+            reasoning_parser = self._reasoning_parser(begun, continues=prompt.continues)
+        if demands_calls(body):
+            tool_parser = demanded_calls_parser(body)
+        elif self._tool_parser is not None and (tools := offered_tools(body)):
+            tool_parser = self._tool_parser(tools)
+        return Answer(
+            self._encoder.tokenizer,
+            reasoning_parser,
+            tool_parser,
+            echo=prompt.spoken if body.echo else "",
+            one_call=body.parallel_tool_calls is False,
+            hide_reasoning=body.include_reasoning is False,
+            chosen=demanded_tool(body) is None,
+        )
+
+    def _special_tokens(self, tags: Sequence[str]) -> frozenset[int]:
+        """Those of `tags` that the tokenizer has as special tokens."""
+        tokenizer = self._encoder.tokenizer
+        token_ids = (tokenizer.token_to_id(tag) for tag in tags)
+        return frozenset(i for i in token_ids if i is not None and tokenizer.is_special(i))

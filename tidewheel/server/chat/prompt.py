@@ -1,0 +1,97 @@
+"""A conversation to the text of a prompt: which template, with which variables, and where the model goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.server.chat.messages import template_messages, template_tools
+from tidewheel.server.chat.templates import ChatTemplate
+from tidewheel.server.errors import bad_request
+from tidewheel.server.protocol.chat import Message, Tool
+
+# Stands where the final message ends while it is rendered; a private-use character, of which conversations have none.
+_END_OF_MESSAGE = "\U0010fffdend of message\U0010fffd"
+
+
+class RenderedPrompt(NamedTuple):
+    """A prompt's text; whether the model goes on with the final message; and that message's text if the assistant said
+    it, else nothing.
+    """
+
+    text: str
+    continues: bool
+    spoken: str
+
+
+class PromptRenderer:
+    """Renders conversations. `variables` are the server's own for the template, a request's go before them.
+
+    A request may only bring a template of its own with `trust_request_template`: a template is a program.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        trust_request_template: bool = False,
+    ) -> None:
+        self._template = template
+        self._variables = dict(variables or {})
+        self._trust_request_template = trust_request_template
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+    ) -> RenderedPrompt:
+        """The prompt. With `continue_final_message` it ends where the final message's text does.
+
+        Raises ApiError (400) naming the field that cannot be used, or with the template's own complaint.
+        """
+        rendered = template_messages(messages)
+        chosen = self._template if template is None else self._request_template(template)
+        context = {**self._variables, **(variables or {})}
+        final = rendered[-1]
+        content: str = final["content"]
+        spoken = content if final["role"] == "assistant" else ""
+        if not continue_final_message:
+            opens_turn = add_generation_prompt is not False
+            text = chosen.render(rendered, template_tools(tools), add_generation_prompt=opens_turn, variables=context)
+            return RenderedPrompt(text, False, spoken)
+        if add_generation_prompt:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
+            )
+        if "tool_calls" in final:
+            raise bad_request(
+                "continue_final_message: the final message has tool calls, which end a turn", "continue_final_message"
+            )
+        final["content"] = content + _END_OF_MESSAGE
+        text = chosen.render(rendered, template_tools(tools), add_generation_prompt=False, variables=context)
+        text, found, _ = text.rpartition(_END_OF_MESSAGE)
+        if not found:
+            raise bad_request(
+                "continue_final_message: the chat template leaves the final message out", "continue_final_message"
+            )
+        return RenderedPrompt(text, True, spoken)
+
+    def _request_template(self, source: str) -> ChatTemplate:
+        if not self._trust_request_template:
+            raise bad_request(
+                "chat_template is not taken from requests by this server; start it with --trust-request-chat-template "
+                "to allow it, or with --chat-template to set one for all",
+                "chat_template",
+                "unsupported_parameter",
+            )
+        try:
+            return self._template.with_source(source)
+        except ModelError as error:
+            raise bad_request(f"chat_template: {error}", "chat_template") from error

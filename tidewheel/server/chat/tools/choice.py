@@ -1,0 +1,133 @@
+"""`tool_choice`: which tools a request offers, and calls that it demands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tidewheel.server.chat.text_scanner import Steps
+from tidewheel.server.chat.tools.parser import Outcome, ToolParser
+from tidewheel.server.errors import bad_request
+from tidewheel.server.protocol.chat import (
+    AllowedToolChoice,
+    ChatCompletionRequest,
+    CustomToolChoice,
+    NamedToolChoice,
+    Tool,
+)
+from tidewheel.server.protocol.decode import unsupported
+
+
+def offered_tools(body: ChatCompletionRequest) -> Sequence[Tool]:
+    """The tools that the model may call. Raises ApiError (400) for a `tool_choice` that does not fit the tools."""
+    tools, choice = body.tools or [], body.tool_choice
+    if choice is None or choice in ("auto", "none"):
+        return [] if choice == "none" else tools
+    if isinstance(choice, CustomToolChoice):
+        raise unsupported("tool_choice", " for custom tools; offer a function")
+    if not tools:
+        raise bad_request("tool_choice needs tools to choose from", "tool_choice")
+    if isinstance(choice, NamedToolChoice):
+        _tool(tools, choice.function.name)
+    elif isinstance(choice, AllowedToolChoice):
+        return [_tool(tools, allowed.function.name) for allowed in choice.allowed_tools.tools]
+    return tools
+
+
+def demanded_tool(body: ChatCompletionRequest) -> str | None:
+    """The one function that the request names to be called."""
+    return body.tool_choice.function.name if isinstance(body.tool_choice, NamedToolChoice) else None
+
+
+def demands_calls(body: ChatCompletionRequest) -> bool:
+    """Whether the answer has to be one or more tool calls."""
+    choice = body.tool_choice
+    if isinstance(choice, AllowedToolChoice):
+        return choice.allowed_tools.mode == "required"
+    return choice == "required" or isinstance(choice, NamedToolChoice)
+
+
+def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
+    """The JSON schema that an answer must follow where the request demands calls; None where it does not.
+
+    For a named function it is the schema of its arguments; for `required` a list of one or more objects of `name` and
+    `parameters`, of one only without parallel calls. Reasoning, where the model reasons, comes before what the schema
+    is about. `demanded_calls_parser` reads such an answer. Raises ApiError (400).
+    """
+    tools = offered_tools(body)
+    if not demands_calls(body):
+        return None
+    name = demanded_tool(body)
+    if name is not None:
+        return _tool(tools, name).function.parameters or {"type": "object"}
+    # Each tool's schema becomes a definition, and its references to itself are made to point there.
+    definitions = {
+        str(i): _relocated(tool.function.parameters or {"type": "object"}, f"#/$defs/{i}")
+        for i, tool in enumerate(tools)
+    }
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.function.name}, "parameters": {"$ref": f"#/$defs/{i}"}},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for i, tool in enumerate(tools)
+    ]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, "$defs": definitions}
+    if body.parallel_tool_calls is False:
+        schema["maxItems"] = 1
+    return schema
+
+
+def demanded_calls_parser(body: ChatCompletionRequest) -> ToolParser:
+    """The parser for an answer that follows `demanded_calls_schema`."""
+    name = demanded_tool(body)
+    return CallListParser(offered_tools(body)) if name is None else ArgumentsParser(offered_tools(body), name)
+
+
+class ArgumentsParser(ToolParser):
+    """An answer that is the arguments of one call."""
+
+    def __init__(self, tools: Sequence[Tool], function: str) -> None:
+        super().__init__(tools)
+        self._function = function
+
+    def _parse(self) -> Steps[None]:
+        yield from self._spaces()
+        if (yield from self._peek()):
+            self._start_call(self._function)
+            yield from self._raw_arguments()
+
+
+class CallListParser(ToolParser):
+    """An answer that is a JSON list of calls."""
+
+    def _parse(self) -> Steps[None]:
+        outcome = yield from self._json_calls()
+        if outcome is Outcome.BROKEN:
+            yield from self._raw_arguments()
+        self._at = 0
+
+
+def _tool(tools: Sequence[Tool], name: str) -> Tool:
+    for tool in tools:
+        if tool.function.name == name:
+            return tool
+    raise bad_request(f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
+
+
+def _relocated(schema: Any, root: str) -> Any:
+    """`schema` with its references to itself pointing to where `root` says it lies."""
+    if isinstance(schema, list):
+        return [_relocated(item, root) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: root + value.removeprefix("#")
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else value
+        if key in ("const", "enum", "default", "examples")
+        else _relocated(value, root)
+        for key, value in schema.items()
+    }

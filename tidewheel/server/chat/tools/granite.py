@@ -1,0 +1,13 @@
+"""`<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`: Granite 3; 3.1 and later write `<tool_call>` before it."""
+
+from __future__ import annotations
+
+from tidewheel.server.chat.tools.parser import TaggedJsonParser
+
+
+class GraniteParser(TaggedJsonParser):
+    """See the module."""
+
+    opening = ("<|tool_call|>", "<tool_call>")
+    closing = "</tool_call>"
+    markers = opening

@@ -1,0 +1,13 @@
+"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3, Granite 4 and many others."""
+
+from __future__ import annotations
+
+from tidewheel.server.chat.tools.parser import TaggedJsonParser
+
+
+class HermesParser(TaggedJsonParser):
+    """See the module."""
+
+    opening = ("<tool_call>",)
+    closing = "</tool_call>"
+    markers = ("<tool_call>", "</tool_call>")

@@ -1,0 +1,13 @@
+"""`functools[{"name": ..., "arguments": {...}}, ...]`: Phi-4-mini; its own template asks for `<|tool_call|>[...]`."""
+
+from __future__ import annotations
+
+from tidewheel.server.chat.tools.parser import TaggedJsonParser
+
+
+class Phi4MiniJsonParser(TaggedJsonParser):
+    """See the module."""
+
+    opening = ("functools", "<|tool_call|>")
+    closing = "<|/tool_call|>"
+    markers = ("<|tool_call|>", "<|/tool_call|>")
