@@ -10,6 +10,7 @@ from playwright.sync_api import Page, Route, expect
 from server.conftest import RunningServer, ServerProcess, StartServer
 from server.web.conftest import OpenPage, last_answer, send, until_idle
 
+CHAT = "**/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "ü"}}</tool_call>'
 
@@ -26,7 +27,7 @@ def prompt_of(server: RunningServer) -> str:
 
 def recite(page: Page, *deltas: dict[str, Any], finish: str = "stop") -> None:
     """Lets the server answer the next request with these deltas."""
-    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
     chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
     chunks.append({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": len(deltas), "total_tokens": 9}})
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
@@ -34,7 +35,7 @@ def recite(page: Page, *deltas: dict[str, Any], finish: str = "stop") -> None:
     def fulfill(route: Route) -> None:
         route.fulfill(status=200, content_type="text/event-stream", body=body)
 
-    page.route("**/v1/chat/completions", fulfill, times=1)
+    page.route(CHAT, fulfill, times=1)
 
 
 def test_the_embedded_model_answers(demo_server: ServerProcess, open_page: OpenPage) -> None:
@@ -178,7 +179,7 @@ def test_parameters_go_into_the_request_and_are_kept(server: RunningServer, open
     assert "Be brief" not in prompt_of(server)
 
 
-def test_a_parameter_that_cannot_be_used_is_shown_and_nothing_is_lost(server: RunningServer, open_page: OpenPage) -> None:
+def test_a_parameter_that_cannot_be_used_is_shown(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, viewport={"width": 700, "height": 900})
     asked = len(server.engine.requests)
     page.get_by_role("button", name="Server and parameters").click()
@@ -205,21 +206,19 @@ def test_a_parameter_that_cannot_be_used_is_shown_and_nothing_is_lost(server: Ru
     assert page.locator(".failure").count() == 0
 
 
-def test_reasoning_is_folded_away_and_sent_back(open_page: OpenPage, server: RunningServer) -> None:
-    page = open_page(server.url)
-    recite(page, {"role": "assistant", "content": ""}, {"reasoning_content": "Let me "}, {"reasoning_content": "think."},
-           {"content": "So it is."})  # fmt: skip
-    send(page, "Why?")
+def test_reasoning_is_folded_away_and_sent_back(start_server: StartServer, open_page: OpenPage) -> None:
+    page = open_page(start_server(reasoning_parser="qwen3").url)
+    send(page, "SAY(<think>\nLet me *think*.\n</think>\n\nSo it **is**.)YAS")
     until_idle(page)
     expect(last_answer(page)).to_have_text("So it is.")
     thoughts = page.locator(".thoughts")
     expect(thoughts).to_be_hidden()
     page.get_by_text("Thought").click()
-    expect(thoughts).to_have_text("Let me think.")
-    with page.expect_request("**/v1/chat/completions") as request:
+    expect(thoughts).to_have_text("Let me *think*.")
+    with page.expect_request(CHAT) as request:
         send(page, "SAY(fine)YAS")
     answer = request.value.post_data_json["messages"][1]
-    assert answer == {"role": "assistant", "content": "So it is.", "reasoning_content": "Let me think."}
+    assert answer == {"role": "assistant", "content": "So it **is**.", "reasoning_content": "Let me *think*."}
     until_idle(page)
 
 
@@ -274,11 +273,11 @@ def test_a_request_that_fails_in_the_middle_says_so(server: RunningServer, open_
 def test_a_broken_connection_says_so(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url)
     cut = 'data: {"choices": [{"index": 0, "delta": {"content": "half"}}]}\n\n'
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=cut), times=1)
+    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=cut), times=1)
     send(page, "SAY(whole)YAS")
     expect(page.locator(".failure")).to_have_text("The connection ended before the answer did.")
     expect(last_answer(page)).to_have_text("half")
-    page.route("**/v1/chat/completions", lambda route: route.abort(), times=1)
+    page.route(CHAT, lambda route: route.abort(), times=1)
     page.get_by_role("button", name="Regenerate").click()
     expect(page.locator(".failure")).to_have_text("The server cannot be reached.")
     page.get_by_role("button", name="Regenerate").click()
@@ -289,9 +288,7 @@ def test_a_broken_connection_says_so(server: RunningServer, open_page: OpenPage)
 def test_a_busy_server_says_when_to_come_again(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url)
     body = json.dumps({"error": {"message": "The queue is full.", "type": "x", "param": None, "code": None}})
-    page.route(
-        "**/v1/chat/completions", lambda route: route.fulfill(status=429, headers={"retry-after": "7"}, body=body), times=1
-    )
+    page.route(CHAT, lambda route: route.fulfill(status=429, headers={"retry-after": "7"}, body=body), times=1)
     send(page, "hello")
     expect(page.locator(".failure")).to_have_text("The queue is full. Try again in 7 s.")
 
@@ -334,7 +331,7 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(
     expect(page.locator("#conversations li")).to_have_count(0)
 
 
-def test_an_answer_is_kept_as_far_as_it_came_when_the_page_goes(slow_server: RunningServer, open_page: OpenPage) -> None:
+def test_an_answer_is_kept_when_the_page_goes(slow_server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(slow_server.url, viewport={"width": 1000, "height": 800})
     send(page, "LOOP(")
     expect(last_answer(page)).to_contain_text("xxx")

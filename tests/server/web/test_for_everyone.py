@@ -10,8 +10,11 @@ from playwright.sync_api import Page, expect
 from server.conftest import RunningServer, StartServer
 from server.web.conftest import OpenPage, last_answer, send, until_idle
 
-PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "reduced_motion": "reduce"}
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "reduced_motion": "reduce",
+}  # fmt: skip
 WIDE: dict[str, Any] = {"viewport": {"width": 1400, "height": 900}}
+CHAT = "**/v1/chat/completions"
 LONG = "pneumono" * 40
 RICH = (
     f"{LONG}\n\n```\n{LONG}\n```\n\n| {'wide | ' * 30}\n| {'--- | ' * 30}\n| {LONG} | {'cell | ' * 29}\n\n- {LONG}\n\n"
@@ -30,14 +33,17 @@ FOCUSED = """() => {
   return {
     name: element.getAttribute("aria-label") || element.id || element.name || element.textContent,
     body: element === document.body,
-    visible: element.checkVisibility({ opacityProperty: true }) && box.width > 0 && box.bottom > 0 && box.top < innerHeight,
+    visible: element.checkVisibility({ opacityProperty: true }) && box.width > 0 && box.bottom > 0
+      && box.top < innerHeight,
     marked: ring || getComputedStyle(element.closest(".box") ?? element).boxShadow !== "none",
   };
 }"""
 
 
 def no_sideways_scroll(page: Page) -> bool:
-    return bool(page.evaluate("document.scrollingElement.scrollWidth <= innerWidth && scroller.scrollWidth <= scroller.clientWidth"))
+    widths = "[document.scrollingElement.scrollWidth, innerWidth, scroller.scrollWidth, scroller.clientWidth]"
+    page_width, window_width, turns_width, column_width = page.evaluate(widths)
+    return bool(page_width <= window_width and turns_width <= column_width)
 
 
 def test_everything_is_reached_by_keyboard_and_seen_to_be(server: RunningServer, open_page: OpenPage) -> None:
@@ -191,9 +197,10 @@ SHIFTS = """() => new Promise((resolve) => {
 
 def test_nothing_jumps_while_an_answer_comes(start_server: StartServer, open_page: OpenPage) -> None:
     page = open_page(start_server(engine={"step_s": 0.002}).url, viewport={"width": 1000, "height": 500})
-    answer = "A **first** paragraph that runs over the end of its line, as most of them do in the end, does it not?\n\n"
-    answer += "1. one\n2. two\n   - three\n\n```py\nx = 1\ny = 2\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nAnd the end."
-    page.evaluate("(system) => localStorage.setItem('tidewheel.parameters', JSON.stringify({ system }))", f"SAY({answer})YAS")
+    answer = "A **first** paragraph that runs over the end of its line, as most of them do in the end.\n\n1. one\n"
+    answer += "2. two\n   - three\n\n```py\nx = 1\ny = 2\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nAnd the end."
+    parameters = json.dumps({"system": f"SAY({answer})YAS"})  # so that the message is short
+    page.evaluate("(parameters) => localStorage.setItem('tidewheel.parameters', parameters)", parameters)
     page.reload()
     for _ in range(2):
         send(page, "Go on.")
@@ -231,7 +238,8 @@ LONG_CONVERSATION = """() => {
     messages.push({ role: "assistant", content: `answer ${i}\\n\\n${"- a point\\n".repeat(i % 9)}`, ended: "stop" });
   }
   localStorage.setItem("tidewheel.conversation.long", JSON.stringify({ updated: 1, messages }));
-  localStorage.setItem("tidewheel.conversations", JSON.stringify([{ id: "long", title: "long", updated: 1, size: 30000 }]));
+  const index = [{ id: "long", title: "long", updated: 1, size: 30000 }];
+  localStorage.setItem("tidewheel.conversations", JSON.stringify(index));
 }"""
 
 
@@ -265,11 +273,11 @@ def test_what_a_model_writes_cannot_act(server: RunningServer, open_page: OpenPa
     call = {"index": 0, "id": "<b>", "function": {"name": attack, "arguments": attack}}
     delta = {"content": attack, "reasoning_content": attack, "tool_calls": [call]}
     body = f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\ndata: [DONE]\n\n"
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body), times=1)
+    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=body), times=1)
     send(page, attack)
     until_idle(page)
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, body=json.dumps(
-        {"error": {"message": attack, "param": attack}})), times=1)  # fmt: skip
+    error = json.dumps({"error": {"message": attack, "param": attack}})
+    page.route(CHAT, lambda route: route.fulfill(status=400, body=error), times=1)
     send(page, attack)
     until_idle(page)
     page.reload()

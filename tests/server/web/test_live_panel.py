@@ -9,6 +9,7 @@ from server.conftest import RunningServer, StartServer
 from server.web.conftest import OpenPage, last_answer, send, until_idle
 
 WIDE: dict[str, Any] = {"viewport": {"width": 1400, "height": 900}}
+UNKNOWN = "\N{EN DASH}"
 HIDE = """(hidden) => {
   Object.defineProperty(document, "visibilityState", { configurable: true, value: hidden ? "hidden" : "visible" });
   document.dispatchEvent(new Event("visibilitychange"));
@@ -72,7 +73,7 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
     expect(figure(page, "running")).to_have_text("3")
     expect(figure(page, "waiting")).to_have_text("2")
     expect(figure(page, "kv-use")).to_have_text("63 %")
-    expect(figure(page, "tokens-per-second")).to_have_text("–")
+    expect(figure(page, "tokens-per-second")).to_have_text(UNKNOWN)
     expect(figure(page, "first-token")).to_have_text("250 ms")  # on average, since the server's start
     page.clock.run_for(1000)
     expect(figure(page, "tokens-per-second")).to_have_text("90")
@@ -123,4 +124,4 @@ def test_figures_that_are_missing_are_dashes(server: RunningServer, open_page: O
     page = open_page(server.url, prepare, **WIDE)
     expect(page.locator("#live-state")).to_have_text("at rest")
     for name in ("running", "waiting", "kv-use", "tokens-per-second", "first-token"):
-        expect(figure(page, name)).to_have_text("–")
+        expect(figure(page, name)).to_have_text(UNKNOWN)

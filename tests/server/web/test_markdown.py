@@ -31,7 +31,7 @@ DRAW = """async (pieces) => {
   for (const box of simple.querySelectorAll("div.table")) box.replaceWith(...box.childNodes);
   for (const [name, ...attributes] of [["a", "target", "rel", "title"], ["input", "type", "disabled", "aria-label"],
                                        ["th", "scope"]]) {
-    for (const node of simple.querySelectorAll(name)) attributes.forEach((attribute) => node.removeAttribute(attribute));
+    for (const node of simple.querySelectorAll(name)) attributes.forEach((one) => node.removeAttribute(one));
   }
   const tags = [...new Set([...root.querySelectorAll("*")].map((node) => node.localName))];
   const attributes = [...new Set([...root.querySelectorAll("*")].flatMap((node) => node.getAttributeNames()))];
@@ -113,8 +113,9 @@ def test_marks_become_nodes_at_every_cut(draw: Draw, text: str, expected: str) -
 
 fragments = st.sampled_from(
     [
-        *"\n\n\n  *_`~[]()<>!#|-+:\\.1a$&", "\r\n", "\n\n", "\n  ", "\n- ", "\n1. ", "\n> ", "\n# ", "```", "\n```", "\n```py\n",
-        "**", "~~", "](", "https://a.b/c", "javascript:x", "<img src=x onerror=y>", "| a | b |\n|--|--|\n", "\n---\n",
+        *"\n\n\n  *_`~[]()<>!#|-+:\\.1a$&", "\r\n", "\n\n", "\n  ", "\n- ", "\n1. ", "\n> ", "\n# ",
+        "```", "\n```", "\n```py\n", "**", "~~", "](", "https://a.b/c", "javascript:x", "<img src=x onerror=y>",
+        "| a | b |\n|--|--|\n", "\n---\n",
         "[x](https://a.b)", "word ", "&lt;", "\\(", "\\)", "$$", "- [ ] ", "é🌊",
     ]
 )  # fmt: skip
@@ -141,9 +142,11 @@ def test_any_text_is_drawn_alike_in_any_pieces_and_holds_nothing_but_known_nodes
     "text",
     [
         "[" * 50_000, "*a " * 30_000, "_a " * 30_000, "**" * 40_000, "`" * 50_000, "` `` " * 20_000, "[a](" * 20_000,
-        "[a](" + " " * 50_000, "![" * 30_000, "> " * 20_000, "- " * 20_000, "\n" * 50_000, "- a\n" + "\n" * 50_000 + "b",
-        "# " + " #" * 30_000, "|" * 50_000 + "\n" + "|-" * 50_000, "a|" * 20_000, "```" + " " * 50_000 + "`", "\\(" * 40_000,
-        "<http://" * 10_000, "https://a.b/" + ")" * 50_000, "https://a.b/" + "." * 50_000 + "x", "-" + " -" * 30_000 + "x", "$$" * 30_001, "  " * 9_000 + "- a",
+        "[a](" + " " * 50_000, "![" * 30_000, "> " * 20_000, "- " * 20_000, "\n" * 50_000,
+        "- a\n" + "\n" * 50_000 + "b", "# " + " #" * 30_000, "|" * 50_000 + "\n" + "|-" * 50_000, "a|" * 20_000,
+        "```" + " " * 50_000 + "`",
+        "\\(" * 40_000, "<http://" * 10_000, "https://a.b/" + ")" * 50_000, "https://a.b/" + "." * 50_000 + "x",
+        "-" + " -" * 30_000 + "x", "$$" * 30_001, "  " * 9_000 + "- a",
         "*" + "a" * 50_000, "[" + "[a]" * 20_000, '[a](b "' * 10_000, "&lt" * 30_000, "~~~" + "~" * 50_000,
     ],
     ids=lambda text: f"{text[:6]!r}",
