@@ -20,6 +20,7 @@ import uvicorn
 from server.scripted_engine import ScriptedEngine
 
 import tidewheel
+from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.server.app import AppOptions, build_app
 
 # The file and not `-m tidewheel`, which would take the package from the current folder, installed or not.
@@ -49,13 +50,15 @@ StartServer = Callable[..., RunningServer]
 def start_server() -> Iterator[StartServer]:
     """Starts servers, by the options of AppOptions and, as `engine`, an engine or the options of ScriptedEngine.
 
-    All stop in the end.
+    `encoders` are embedding models to serve too. All stop in the end.
     """
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
-    def start(engine: ScriptedEngine | dict[str, Any] | None = None, **options: Any) -> RunningServer:
+    def start(
+        engine: ScriptedEngine | dict[str, Any] | None = None, encoders: EncoderEngine | None = None, **options: Any
+    ) -> RunningServer:
         scripted = engine if isinstance(engine, ScriptedEngine) else ScriptedEngine(**engine or {})
-        app = build_app(scripted, AppOptions(**options))
+        app = build_app(scripted, AppOptions(**options), encoders)
         config = uvicorn.Config(app, port=0, loop="uvloop", http="httptools", ws="none", log_config=None, lifespan="on")
         server = uvicorn.Server(config)
         listener = config.bind_socket()
