@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -22,6 +22,8 @@ REPORT_VIOLATIONS = (
 )
 
 OpenPage = Callable[..., Page]
+
+expect.set_options(timeout=20_000)  # ms, for machines that are busy with other things
 
 
 # Not for the whole session: while Playwright lives, no other test of this thread can have an event loop.

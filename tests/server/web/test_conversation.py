@@ -239,12 +239,31 @@ def test_streamed_tool_calls_grow_and_all_results_go_back(open_page: OpenPage, s
     page.get_by_role("button", name="What is it?", exact=True).click()
     page.get_by_label("Result of add").fill("SAY(two)YAS")
     page.get_by_label("Result of now").fill("noon")
+    page.evaluate("document.querySelector('[name=extra]').value = '[]'")  # unusable, so that nothing is sent
+    page.get_by_role("button", name="Send the results").click()
+    page.get_by_label("anything else").fill("")
+    expect(page.get_by_label("Result of now")).to_have_value("noon")
     page.get_by_role("button", name="Send the results").click()
     until_idle(page)
+    assert page.locator(".results").count() == 0
     assert prompt_of(server) == (
         '<user>What is it?<assistant>[add {"a": 1}][now {}][tool c1]<tool>SAY(two)YAS[tool c2]<tool>noon<assistant>'
     )
     expect(page.locator(".tool summary").first).to_have_text("Result of add")
+
+
+def test_a_call_that_was_cut_is_shown_but_asks_for_nothing(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    call = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"a": '}}
+    recite(page, {"content": "Wait."}, {"tool_calls": [call]}, finish="length")
+    send(page, "What is it?")
+    until_idle(page)
+    expect(page.locator(".call pre")).to_have_text('{"a":')
+    expect(page.locator(".stats")).to_contain_text("cut at the most tokens allowed")
+    assert page.locator(".results").count() == 0
+    send(page, "SAY(on)YAS")
+    until_idle(page)
+    assert prompt_of(server) == "<user>What is it?<assistant>Wait.<user>SAY(on)YAS<assistant>"
 
 
 def test_a_tool_call_of_a_parser_is_shown(start_server: StartServer, open_page: OpenPage) -> None:

@@ -143,6 +143,21 @@ def test_nothing_is_wider_than_a_phone(server: RunningServer, open_page: OpenPag
                          ".map((b) => b.getBoundingClientRect().height))") >= 32  # fmt: skip
 
 
+def test_a_conversation_that_is_chosen_on_a_phone_comes_into_view(server: RunningServer, open_page: OpenPage) -> None:
+    page = open_page(server.url, **PHONE)
+    column = page.locator("#history")
+    send(page, "SAY(one)YAS")
+    until_idle(page)
+    page.get_by_role("button", name="Conversations", exact=True).tap()
+    page.get_by_role("button", name="New conversation").tap()
+    expect(column).to_be_hidden()
+    expect(page.locator(".turn")).to_have_count(0)
+    page.get_by_role("button", name="Conversations", exact=True).tap()
+    page.get_by_role("button", name="SAY(one)YAS", exact=True).tap()
+    expect(column).to_be_hidden()
+    expect(last_answer(page)).to_have_text("one")
+
+
 def test_a_column_over_the_conversation_holds_the_focus(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, viewport={"width": 700, "height": 900})
     toggle = page.get_by_role("button", name="Conversations", exact=True)

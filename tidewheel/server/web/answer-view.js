@@ -1,6 +1,6 @@
 // An answer, while it is written and after: reasoning and tool calls in folds, text as Markdown.
 
-import { copyText, h, icon, iconButton } from "./dom.js";
+import { copyText, h, icon, iconButton, scrollable } from "./dom.js";
 import { duration, rate } from "./format.js";
 import { MarkdownStream } from "./markdown-stream.js";
 
@@ -9,8 +9,6 @@ const ENDINGS = {
   content_filter: "cut by a filter",
   stopped: "stopped",
 };
-
-const FOCUSABLE = { tabindex: "0", role: "group" }; // as it may scroll
 
 export class AnswerView {
   #message;
@@ -65,7 +63,7 @@ export class AnswerView {
     this.#footer.classList.remove("writing");
   }
 
-  /** Adds a form for the results of `calls`. */
+  /** Adds a form for the results of `calls`; `onResults` says whether it could use them. */
   askForResults(calls, onResults) {
     const areas = calls.map((call) => {
       const area = h("textarea", { rows: "2", required: true, spellcheck: "false" });
@@ -75,13 +73,14 @@ export class AnswerView {
       "form",
       { class: "results" },
       ...areas.map(({ label }) => label),
-      h("button", { type: "submit", class: "primary changes" }, calls.length > 1 ? "Send the results" : "Send the result"),
+      h("button", { type: "submit", class: "primary changes" }, `Send the result${calls.length > 1 ? "s" : ""}`),
     );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      onResults(areas.map(({ call, area }) => ({ role: "tool", content: area.value, call: call.id, name: call.name })));
-      form.remove();
-      for (const { fold } of this.#folds) fold.open = false;
+      const results = areas.map(({ call, area }) => ({
+        role: "tool", content: area.value, call: call.id, name: call.name,
+      }));
+      if (onResults(results)) for (const { fold } of this.#folds) fold.open = false;
     });
     for (const { fold } of this.#folds) fold.open = true;
     this.#calls.append(form);
@@ -92,7 +91,8 @@ export class AnswerView {
       const text = document.createTextNode("");
       const title = h("span");
       const summary = h("summary", {}, icon("chevron"), title);
-      const fold = h("details", { class: "fold reasoning" }, summary, h("div", { class: "thoughts", ...FOCUSABLE, "aria-label": "Thoughts" }, text));
+      const thoughts = h("div", { class: "thoughts", ...scrollable("Thoughts") }, text);
+      const fold = h("details", { class: "fold reasoning" }, summary, thoughts);
       this.#reasoning = { text, title, fold };
       this.#text.before(fold);
     }
@@ -107,7 +107,7 @@ export class AnswerView {
     const name = h("code");
     const code = document.createTextNode("");
     const summary = h("summary", {}, icon("chevron"), h("span", {}, "Calls ", name));
-    const fold = h("details", { class: "fold call" }, summary, h("pre", { ...FOCUSABLE, "aria-label": "Arguments" }, code));
+    const fold = h("details", { class: "fold call" }, summary, h("pre", scrollable("Arguments"), code));
     fold.open = !this.#message.ended;
     this.#calls.append(fold);
     return { name, code, fold };

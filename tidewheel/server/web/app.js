@@ -17,7 +17,9 @@ import { Toast } from "./toast.js";
 import { Transcript } from "./transcript.js";
 
 const DEMO_MODEL = "tidewheel-demo";
-const DEMO_PROMPTS = ["Who are you?", "What is 47 + 38?", "How do I serve another model?", "Tell me a story about a lamp"];
+const DEMO_PROMPTS = [
+  "Who are you?", "What is 47 + 38?", "How do I serve another model?", "Tell me a story about a lamp",
+];
 const ANNOUNCED_BLOCKS = 20;
 
 const get = (id) => document.getElementById(id);
@@ -37,10 +39,15 @@ const transcript = new Transcript(get("turns"), {
 }, announce);
 const chat = new Chat(
   { history, models, parameters, scroller, server, transcript },
-  { onChange: showState, onFailure: fail, onUnkept: () => toast.show("This browser has no room to keep the conversation.") },
+  {
+    onChange: showState,
+    onFailure: fail,
+    onUnkept: () => toast.show("This browser has no room to keep the conversation."),
+  },
 );
 const historyList = new HistoryList(
-  { list: get("conversations"), deleteAll: get("delete-all"), fallback: get("new") }, { history, chat, toast },
+  { list: get("conversations"), deleteAll: get("delete-all"), fallback: get("new") },
+  { history, chat, toast }, () => drawers.uncover(),
 );
 const drawers = new Drawers(get("app"), [get("main"), get("skip")], [
   { element: get("history"), toggle: get("history-toggle"), room: "(min-width: 56rem)" },
@@ -50,7 +57,10 @@ const drawers = new Drawers(get("app"), [get("main"), get("skip")], [
   },
 ]);
 const keyDialog = new KeyDialog(
-  { dialog: get("key-dialog"), form: get("key-form"), input: get("key"), note: get("key-note"), cancel: get("key-cancel") },
+  {
+    dialog: get("key-dialog"), form: get("key-form"), input: get("key"), note: get("key-note"),
+    cancel: get("key-cancel"),
+  },
   server, showKey,
 );
 
@@ -70,10 +80,8 @@ document.addEventListener("keydown", (event) => {
 });
 get("new").addEventListener("click", () => {
   chat.open(Conversation.create());
+  drawers.uncover();
   focusPrompt();
-});
-get("history").addEventListener("click", (event) => {
-  if (event.target.closest("#new, [aria-current], #conversations button:first-child")) drawers.uncover();
 });
 get("forget-key").addEventListener("click", () => {
   server.key = "";
@@ -103,9 +111,11 @@ function send() {
   fitPrompt();
 }
 
-/** Does what asks the model, and goes back to where the next message is written. */
+/** Does what asks the model, and goes back to where the next message is written. Returns whether it could. */
 function ask(act) {
-  if (act()) focusPrompt();
+  const asked = act();
+  if (asked) focusPrompt();
+  return asked;
 }
 
 /** Leads to where messages are written, but not on a phone, where a keyboard would cover the answer. */

@@ -23,7 +23,7 @@ export class Chart {
     element.append(svg("path", base), ...this.#paths);
   }
 
-  /** Draws readings ({at, ...}, the oldest first) as they are at `now`; a null ends a line. Returns the highest value. */
+  /** Draws readings ({at, ...}, oldest first) as they are at `now`; a null ends a line. Returns the highest value. */
   draw(readings, now) {
     const seen = readings.filter((reading) => now - reading.at <= SPAN_MS);
     const values = seen.flatMap((reading) => this.#series.map(({ key }) => reading[key] ?? 0));
@@ -61,10 +61,12 @@ export class WaterWheel {
     const wave = `M-80 0${"q10 -7 20 0t20 0".repeat(7)}V100H-80Z`;
     const paddles = Array.from({ length: BLADES }, (_, i) => {
       const turn = (2 * Math.PI * i) / BLADES;
-      const at = (radius, lag) => [Math.cos(turn + lag), Math.sin(turn + lag)].map((part) => (60 + radius * part).toFixed(2));
+      const at = (radius, lag) =>
+        [Math.cos(turn + lag), Math.sin(turn + lag)].map((part) => (60 + radius * part).toFixed(2));
       return `M${at(45, 0)}Q${at(53, 0.05)} ${at(57, 0.3)}`;
     });
-    this.#water = svg("g", { class: "level" }, svg("path", { class: "wave back", d: wave }), svg("path", { class: "wave", d: wave }));
+    const waves = ["wave back", "wave"].map((kind) => svg("path", { class: kind, d: wave }));
+    this.#water = svg("g", { class: "level" }, ...waves);
     element.append(
       svg("clipPath", { id: "wheel-inside" }, svg("circle", { cx: 60, cy: 60, r: 41 })),
       svg("g", { "clip-path": "url(#wheel-inside)" }, this.#water),

@@ -3,9 +3,9 @@
 import { Conversation, addChunk } from "./conversation.js";
 
 /**
- * `models`, `parameters` and `server` make the requests, `transcript` and `scroller` show what comes, `history` keeps it.
- * `listener` hears of it: onChange() at any change of state, onFailure(error, retry), and onUnkept() where the browser
- * has no room.
+ * `models`, `parameters` and `server` make the requests, `transcript` and `scroller` show what comes, `history` keeps
+ * it. `listener` hears of it: onChange() at any change of state, onFailure(error, retry), and onUnkept() where the
+ * browser has no room.
  */
 export class Chat {
   conversation = Conversation.create();
@@ -29,7 +29,7 @@ export class Chat {
 
   /** Asks `text` in place of `message`, and forgets what followed. */
   edit(message, text) {
-    return this.#ask(() => {
+    return this.#has(message) && this.#ask(() => {
       this.#forgetFrom(message);
       this.#add({ role: "user", content: text });
     });
@@ -37,7 +37,7 @@ export class Chat {
 
   /** Asks for another answer in place of `message`, and forgets what followed. */
   regenerate(message) {
-    return this.#ask(() => this.#forgetFrom(message));
+    return this.#has(message) && this.#ask(() => this.#forgetFrom(message));
   }
 
   /** Answers the model's tool calls: `results` are messages. */
@@ -71,6 +71,11 @@ export class Chat {
     if (!forgotten && !history.save(conversation)) this.#listener.onUnkept();
   }
 
+  // A failed answer may be asked for again when another conversation is already open.
+  #has(message) {
+    return this.conversation.messages.includes(message);
+  }
+
   #add(message) {
     this.#parts.transcript.add(this.conversation.add(message));
   }
@@ -83,6 +88,7 @@ export class Chat {
   #ask(prepare) {
     const body = this.#running ? null : this.#parts.parameters.read();
     if (!body) return false;
+    this.#parts.transcript.stopAskingForResults();
     prepare();
     this.#answer(body);
     return true;
@@ -108,7 +114,8 @@ export class Chat {
     scroller.toEnd();
     let failure = null;
     try {
-      const request = { model: models.current?.id, ...body, messages, stream: true, stream_options: { include_usage: true } };
+      const streamed = { stream: true, stream_options: { include_usage: true } };
+      const request = { model: models.current?.id, ...body, messages, ...streamed };
       for await (const chunks of server.chat(request, controller.signal)) {
         for (const chunk of chunks) if (addChunk(answer, chunk)) clock.tick();
         frame ||= requestAnimationFrame(draw);

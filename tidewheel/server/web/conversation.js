@@ -14,7 +14,8 @@ export class Conversation {
 
   static create() {
     const random = crypto.getRandomValues(new Uint32Array(2));
-    return new Conversation({ id: `${Date.now().toString(36)}-${random.join("-")}`, updated: Date.now(), messages: [] });
+    const id = `${Date.now().toString(36)}-${random.join("-")}`;
+    return new Conversation({ id, updated: Date.now(), messages: [] });
   }
 
   get title() {
@@ -38,7 +39,7 @@ export class Conversation {
   openCalls() {
     const last = this.messages.findLastIndex((message) => message.role === "assistant");
     const answered = new Set(this.messages.slice(last + 1).map((message) => message.call));
-    return (this.messages[last]?.calls ?? []).filter((call) => !answered.has(call.id));
+    return usableCalls(this.messages[last]).filter((call) => !answered.has(call.id));
   }
 
   /** The API's `messages`. Answers that never came are left out. */
@@ -48,7 +49,7 @@ export class Conversation {
       if (message.role === "user") messages.push({ role: "user", content: message.content });
       else if (message.role === "tool") {
         messages.push({ role: "tool", tool_call_id: message.call, content: message.content });
-      } else if (message.content || message.calls?.length) messages.push(answerForRequest(message));
+      } else if (message.content || usableCalls(message).length) messages.push(answerForRequest(message));
     }
     return messages;
   }
@@ -78,12 +79,24 @@ function addCall(calls, part) {
 function answerForRequest(message) {
   const answer = { role: "assistant", content: message.content };
   if (message.reasoning) answer.reasoning_content = message.reasoning;
-  if (message.calls?.length) {
-    answer.tool_calls = message.calls.map((call) => ({
+  const calls = usableCalls(message);
+  if (calls.length) {
+    answer.tool_calls = calls.map((call) => ({
       id: call.id,
       type: "function",
       function: { name: call.name, arguments: call.arguments },
     }));
   }
   return answer;
+}
+
+/** The calls of an answer that are whole: an answer that was cut may have cut its last one. */
+function usableCalls(message) {
+  return (message?.calls ?? []).filter((call) => {
+    try {
+      return JSON.parse(call.arguments) !== null;
+    } catch {
+      return false;
+    }
+  });
 }

@@ -22,6 +22,11 @@ export function iconButton(name, label, onclick) {
   return h("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick }, icon(name));
 }
 
+/** What makes an element that may scroll reachable by keyboard. */
+export function scrollable(label) {
+  return { tabindex: "0", role: "group", "aria-label": label };
+}
+
 /** Copies `text`, and shows on the button that it was done. Works without a secure context too. */
 export async function copyText(text, button) {
   let done = true;

@@ -7,13 +7,15 @@ export class HistoryList {
   #deleteAll;
   #fallback;
   #parts;
+  #onOpen;
 
   /** `fallback` gets the focus when the focused entry goes. `parts` are {history, chat, toast}. */
-  constructor({ list, deleteAll, fallback }, parts) {
+  constructor({ list, deleteAll, fallback }, parts, onOpen) {
     this.#list = list;
     this.#deleteAll = deleteAll;
     this.#fallback = fallback;
     this.#parts = parts;
+    this.#onOpen = onOpen;
     deleteAll.addEventListener("click", () => {
       const ids = parts.history.list().map((entry) => entry.id);
       this.#remove(ids, "All conversations were deleted.");
@@ -33,6 +35,7 @@ export class HistoryList {
     const open = () => {
       const kept = current ? null : history.load(id);
       if (kept) chat.open(kept);
+      this.#onOpen();
     };
     return h(
       "li",

@@ -7,7 +7,7 @@ const ITEM = "tidewheel.conversation.";
 const MAX_CONVERSATIONS = 100;
 const MAX_CHARACTERS = 2_000_000; // browsers give a site about five million
 
-/** `localStorage` or `sessionStorage`; what is kept for as long as the page is open, where the browser allows neither. */
+/** `localStorage` or `sessionStorage`; where the browser allows neither, what lasts for as long as the page is open. */
 export function openStorage(name) {
   try {
     const storage = window[name];

@@ -1,11 +1,11 @@
-// Markdown within a line, as DOM nodes: code, emphasis, links, escapes. Every pass is linear in the text, whatever it is.
+// Markdown within a line, as DOM nodes: code, emphasis, links, escapes. Linear in the text, whatever it is.
 
 import { h } from "./dom.js";
 
 const MAX_DEPTH = 8;
 const SPECIAL = /[\\`*_~[!<h&$\n]/g;
 const LINK =
-  /!?\[((?:[^[\]\\]|\\[^]|\[[^[\]]*\])*)\]\(\s?(<[^<>\n]*>|[^\s()<>]*(?:\([^\s()]*\)[^\s()]*)*)(?:\s{1,3}"[^"\n]*")?\s?\)/y;
+  /!?\[((?:[^[\]\\]|\\[^]|\[[^[\]]*\])*)\]\(\s?(<[^<>\n]*>|[^\s()<>]*(?:\([^\s()]*\)[^\s()]*)*)(?:\s"[^"\n]*")?\s?\)/y;
 const ANGLE_LINK = /<(https?:\/\/[^\s<>]+)>/y;
 const BARE_LINK = /https?:\/\/[^\s<>"'`]+/y;
 const ESCAPED = /[\\`*_{}#+\-.!|~>]/;

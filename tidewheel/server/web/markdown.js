@@ -1,6 +1,6 @@
 // Markdown's blocks as DOM nodes, of the kinds that models write. HTML is text here, images are links.
 
-import { copyText, h, iconButton } from "./dom.js";
+import { copyText, h, iconButton, scrollable } from "./dom.js";
 import { renderInline } from "./inline.js";
 
 export const FENCE = /^(\s*)(`{3,}|~{3,})([^`]*)$/;
@@ -116,7 +116,8 @@ export function renderBlocks(lines, parent, depth = 0) {
       content[0] = content[0].slice(task[0].length);
       const done = task[1] !== " ";
       item.className = "task";
-      item.append(h("input", { type: "checkbox", disabled: true, checked: done, "aria-label": done ? "done" : "to do" }));
+      const label = done ? "done" : "to do";
+      item.append(h("input", { type: "checkbox", disabled: true, checked: done, "aria-label": label }));
     }
     renderBlocks(content, item, depth + 1);
     // The only paragraph of an item needs no space around it.
@@ -147,7 +148,7 @@ export function renderBlocks(lines, parent, depth = 0) {
     let end = at + 2;
     for (; end < lines.length && lines[end].includes("|"); end += 1) body.append(row(cells(lines[end]), "td"));
     const sheet = h("table", {}, h("thead", {}, row(heads, "th")), body);
-    parent.append(h("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" }, sheet));
+    parent.append(h("div", { class: "table", ...scrollable("Table") }, sheet));
     return end;
   }
 
@@ -173,7 +174,7 @@ export function codeBlock(info) {
     "figure",
     { class: "code" },
     h("figcaption", {}, h("span", {}, language || "text"), copy),
-    h("pre", { tabindex: "0", role: "group", "aria-label": language ? `${language} code` : "code" }, h("code", {}, code)),
+    h("pre", scrollable(language ? `${language} code` : "code"), h("code", {}, code)),
   );
   return { element, code };
 }

@@ -22,8 +22,8 @@ export class Meter {
 
   /**
    * What the text of a scrape at `now` (ms) tells: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading
-   * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1); `ever` has these three
-   * since the server's start. Null is unknown.
+   * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1); `ever` has these
+   * three since the server's start. Null is unknown.
    */
   read(text, now) {
     const samples = parseMetrics(text);

@@ -49,7 +49,8 @@ export class Server {
   /** The chunks of an answer, a list at a time. Raises ServerError, and AbortError when `signal` aborts. */
   async *chat(body, signal) {
     const headers = { "content-type": "application/json" };
-    const response = await this.#ask("v1/chat/completions", { method: "POST", body: JSON.stringify(body), headers, signal });
+    const options = { method: "POST", body: JSON.stringify(body), headers, signal };
+    const response = await this.#ask("v1/chat/completions", options);
     try {
       for await (const events of eventLists(response.body)) {
         const done = events.indexOf("[DONE]");

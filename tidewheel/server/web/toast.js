@@ -15,8 +15,14 @@ export class Toast {
   /** Shows `words`; `action` is {label, act}. */
   show(words, action) {
     clearTimeout(this.#timer);
-    const button = action && h("button", { type: "button", onclick: () => (this.#clear(), action.act()) }, action.label);
-    this.#element.replaceChildren(h("span", {}, words), ...(button ? [button] : []));
+    this.#element.replaceChildren(h("span", {}, words));
+    if (action) {
+      const onclick = () => {
+        this.#clear();
+        action.act();
+      };
+      this.#element.append(h("button", { type: "button", onclick }, action.label));
+    }
     this.#timer = setTimeout(() => this.#clear(), SHOWN_MS);
   }
 

@@ -1,7 +1,7 @@
 // The conversation as it is seen: one view a message.
 
 import { AnswerView } from "./answer-view.js";
-import { copyText, h, icon, iconButton } from "./dom.js";
+import { copyText, h, icon, iconButton, scrollable } from "./dom.js";
 
 /**
  * `actions` are what a reader may ask for: edit(message, text), regenerate(message), giveResults(results).
@@ -43,6 +43,11 @@ export class Transcript {
       view.element.remove();
       this.#views.delete(message);
     }
+  }
+
+  /** Takes the form for results away: they have been given, or the conversation went on without them. */
+  stopAskingForResults() {
+    this.#root.querySelector(".results")?.remove();
   }
 
   /** Lets the reader answer the calls that wait for a result. */
@@ -104,6 +109,6 @@ function editor(message, actions, onCancel) {
 
 function toolView(message) {
   const summary = h("summary", {}, icon("chevron"), h("span", {}, "Result of ", h("code", {}, message.name)));
-  const fold = h("details", { class: "fold" }, summary, h("pre", { tabindex: "0", role: "group", "aria-label": "Result" }, message.content));
+  const fold = h("details", { class: "fold" }, summary, h("pre", scrollable("Result"), message.content));
   return { element: h("article", { class: "turn tool", "aria-label": `Result of ${message.name}` }, fold) };
 }
