@@ -32,7 +32,7 @@ constexpr bool kUnits = sizeof(T) * Element<T>::kStep == 4;
 #if defined(__clang__) || __GNUC__ >= 12
 using Four = float __attribute__((vector_size(16)));
 
-// Columns `in` [4][in_stride] of four bytes, whatever they mean, become rows `out` [4][out_stride]. Strides are in bytes.
+// Columns `in` [4][in_stride] of four bytes, whatever they mean, become rows `out` [4][out_stride]; strides in bytes.
 TW_INLINE void transpose_four(const void* in, ptrdiff_t in_stride, void* out, ptrdiff_t out_stride) {
   const char* from = static_cast<const char*>(in);
   char* to = static_cast<char*>(out);
@@ -106,7 +106,7 @@ void read_group(const PackArgs& args, int row, int begin, int size, float* out) 
   const S* x = static_cast<const S*>(args.source) + row * args.row_stride + begin * args.col_stride;
   const int count = args.cols - begin < size ? args.cols - begin : size;
   if (args.col_stride == 1) {
-    for (int i = 0; i < count * static_cast<int>(sizeof(S)); i += kLineBytes) prefetch_row(reinterpret_cast<const char*>(x) + i);
+    for (int i = 0; i < count; i += kLineBytes / static_cast<int>(sizeof(S))) prefetch_row(x + i);
     int i = 0;
     for (; i + kLanes <= count; i += kLanes) store(out + i, load(x + i));
     for (; i < count; ++i) out[i] = to_float(x[i]);

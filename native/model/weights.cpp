@@ -199,7 +199,8 @@ void Weights::pack(const Slot& slot, const Source& source, int row_begin, int ro
   }
   const Linear& linear = *slot.linear;
   kernels_.pack(linear.format, {source.data, source.type, source.strides[0], source.strides[1], slot.rows, slot.cols,
-                                linear.weight, linear.k, slot.group, slot.group_stride, slot.offset, row_begin, row_end});
+                                linear.weight, linear.k, slot.group, slot.group_stride, slot.offset, row_begin,
+                                row_end});
 }
 
 void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop) {

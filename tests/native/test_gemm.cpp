@@ -222,7 +222,8 @@ TEST_CASE("weights are packed alike from every type that holds them, rows or col
   for (const Kernels* kernels : available_kernels()) {
     for (const auto& [name, format] : kFormats) {
       // 16 rows a group, every other group: gate and up of a gated MLP.
-      for (const auto& [n, k, group, stride] : {std::tuple{64, 48, 64, 64}, std::tuple{33, 7, 33, 33}, std::tuple{64, 33, 16, 32}}) {
+      for (const auto& [n, k, group, stride] :
+           {std::tuple{64, 48, 64, 64}, std::tuple{33, 7, 33, 33}, std::tuple{64, 33, 16, 32}}) {
         CAPTURE(kernels->name);
         CAPTURE(name);
         CAPTURE(k);
