@@ -99,6 +99,34 @@ struct SamplingOutputs {
   Output<float, 2> top_logprobs;
 };
 
+// A step's TokenMasks, while the spans point into them.
+struct Masks {
+  explicit Masks(nb::handle batch) : object(batch.attr("masks")), read(object) {}
+
+  void into(Sampling& sampling) {
+    if (object.is_none()) return;
+    sampling.mask_index = read.get<int32_t>("index");
+    if (!nb::try_cast(object.attr("bits"), bits, false)) {
+      throw std::invalid_argument("bits must be a contiguous two-dimensional uint32 array");
+    }
+    sampling.masks = bits.data();
+    sampling.num_masks = bits.shape(0);
+    sampling.mask_words = bits.shape(1);
+  }
+
+  std::function<void()> wait() const {
+    if (object.is_none()) return {};
+    return [this] {
+      nb::gil_scoped_acquire acquire;
+      object.attr("wait")();
+    };
+  }
+
+  nb::object object;
+  ArrayReader read;
+  nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> bits;
+};
+
 Sampling read_sampling(ArrayReader& read, SamplingOutputs& outputs) {
   Sampling sampling;
   sampling.temperature = read.get<float>("temperature");
@@ -150,14 +178,17 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
   step.block_tables = tables.data();
   step.block_table_stride = tables.shape(0) == 1 ? static_cast<int64_t>(tables.shape(1)) : tables.stride(0);
   step.sampling = read_sampling(read_rows, outputs);
+  Masks masks(sampling_object);
+  masks.into(step.sampling);
   if (logits) {
     if (logits->shape(0) < step.logits_rows.size() || logits->shape(1) != static_cast<size_t>(executor.vocab_size())) {
       throw std::invalid_argument("logits must have the shape [rows, vocabulary]");
     }
     step.out_logits = logits->data();
   }
+  const std::function<void()> wait = masks.wait();
   nb::gil_scoped_release release;
-  executor.step(step);
+  executor.step(step, wait);
 }
 
 void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
@@ -165,9 +196,12 @@ void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>,
                    Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs) {
   ArrayReader read(batch);
   SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(top_ids), std::move(top_logprobs)};
-  const Sampling sampling = read_sampling(read, outputs);
+  Sampling sampling = read_sampling(read, outputs);
+  Masks masks(batch);
+  masks.into(sampling);
   const Sampler sampler(choose_kernels(isa), static_cast<int>(logits.shape(1)), 1);
   sampler.check(sampling, logits.shape(0));
+  if (const std::function<void()> wait = masks.wait()) wait();
   nb::gil_scoped_release release;
   for (size_t row = 0; row < logits.shape(0); ++row) sampler.sample(sampling, row, logits.data() + row * logits.shape(1), 0);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -48,7 +49,9 @@ class Executor {
   const Weights& weights() const { return weights_; }
 
   // Throws std::invalid_argument before anything is touched if an array does not fit the model, the cache or the others.
-  void step(const Step& step);
+  // `before_sampling`, if given, is called on this thread when the logits are there: it waits for the masks, which may
+  // be written until then. What it throws is passed on.
+  void step(const Step& step, const std::function<void()>& before_sampling = {});
   void copy_blocks(std::span<const int32_t> pairs);
 
   int vocab_size() const { return config_.vocab_size; }

@@ -64,7 +64,7 @@ class ByteBackend:
         return bytes([token_id]) if token_id < 256 else (self.id_to_token(token_id) or "").encode()
 
     def id_to_token(self, token_id: int) -> str | None:
-        return self._names.get(token_id) or chr(token_id)
+        return None if token_id == BROKEN else self._names.get(token_id) or chr(token_id)
 
     def token_to_id(self, token: str) -> int | None:
         return next((token_id for token_id, name in self._names.items() if name == token), None)
