@@ -19,7 +19,10 @@ export class Parameters {
       this.#complain(event.target, "");
       this.#keep();
     });
-    form.addEventListener("reset", () => setTimeout(() => this.#keep()));
+    form.addEventListener("reset", () => {
+      for (const field of form.elements) this.#complain(field, "");
+      storage.removeItem(KEPT);
+    });
     form.addEventListener("submit", (event) => event.preventDefault());
   }
 
