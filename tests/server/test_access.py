@@ -118,9 +118,10 @@ def test_behind_a_proxy_that_leaves_its_prefix_or_takes_it(start_server: StartSe
     proxied = start_server(root_path="/llm", api_keys=("k",))
     for prefix in ("", "/llm"):
         assert proxied.http.get(f"{prefix}/health").status_code == 200
+        assert proxied.http.get(f"{prefix}/").status_code == 200  # the page for people
         assert proxied.http.get(f"{prefix}/v1/models").status_code == 401
         assert proxied.http.get(f"{prefix}/v1/models", headers={"x-api-key": "k"}).status_code == 200
-    for path in ("/llmhealth", "/llm/llm/health", "//health", "/health/", "/llm"):
+    for path in ("/llmhealth", "/llm/llm/health", "/health/", "/llm"):
         assert proxied.http.get(path).status_code == 401
 
 

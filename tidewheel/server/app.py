@@ -24,6 +24,7 @@ from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.operations import operations_routes
 from tidewheel.server.api.scoring import ScoringEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
+from tidewheel.server.api.web import WEB_PATHS, web_routes
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
 from tidewheel.server.chat.path import ChatPath
@@ -102,6 +103,7 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             *health_routes(engine, encoder_engine),
             *metrics_routes(metrics, encoder_metrics),
             *operations_routes(engine, options.shown_options),
+            *(web_routes() if options.web_ui else ()),
         ],
         middleware=_middleware(options),
         exception_handlers=exception_handlers(),
@@ -138,5 +140,7 @@ def _middleware(options: AppOptions) -> list[Middleware]:
         open_paths = frozenset() if options.protect_health else HEALTH_PATHS
         if not options.protect_metrics:
             open_paths |= METRICS_PATHS
+        if options.web_ui:
+            open_paths |= WEB_PATHS
         middleware.append(Middleware(ApiKeyAuth, keys=options.api_keys, open_paths=open_paths))
     return middleware

@@ -56,6 +56,7 @@ class AppOptions:
     metrics_prefix: str = "tidewheel:"
     log_requests: bool = True
     log_access: bool = True
+    web_ui: bool = True
 
 
 def read_app_options(options: ServerOptions, names: Sequence[str], shown_options: Mapping[str, Any]) -> AppOptions:
@@ -90,6 +91,7 @@ def read_app_options(options: ServerOptions, names: Sequence[str], shown_options
         metrics_prefix=options.metrics_prefix,
         log_requests=not options.disable_log_requests,
         log_access=not options.disable_access_log,
+        web_ui=not options.disable_web_ui,
     )
 
 

@@ -322,6 +322,7 @@ class ServerOptions:
     reasoning_parser: str | None = option(
         None, "return the model's reasoning apart from its answer", choices=tuple(REASONING_PARSERS)
     )
+    disable_web_ui: bool = option(False, "do not serve the page at /")
     max_queue: int = option(
         4096,
         "most sequences that may wait, by an estimate of what fits into the KV cache; further requests get a 429",
