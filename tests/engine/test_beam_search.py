@@ -296,7 +296,6 @@ def test_a_model_without_finite_logits_ends_the_search_with_an_error() -> None:
     ("options", "param"),
     [
         ({"beam_width": 2, "n": 3}, "beam_width"),
-        ({"beam_width": 129}, "beam_width"),
         ({"beam_width": 2, "top_p": 0.5}, "top_p"),
         ({"beam_width": 2, "stop": ("x",)}, "stop"),
         ({"beam_width": 2, "logit_bias": {1: 1.0}}, "logit_bias"),

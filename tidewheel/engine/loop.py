@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,28 +16,39 @@ from tidewheel.engine.batch import StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.devices.base import Executor
-from tidewheel.engine.request import PromptLogprobs, TokenLogprob
+from tidewheel.engine.histogram import Histogram
+from tidewheel.engine.request import PromptLogprobs, SequenceTimes, TokenLogprob
 from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence
-from tidewheel.engine.step import Finished, Step
+from tidewheel.engine.step import Chunk, Finished, Step
 
 logger = logging.getLogger(__name__)
+
+_STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Started(NamedTuple):
+    """A sequence whose prompt is computed for the first time, but for `num_cached_tokens` that were in the cache."""
+
+    key: int
+    num_cached_tokens: int
+    times: SequenceTimes
 
 
 @dataclass(slots=True)
 class Delivery:
     """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
 
-    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. `started`
-    are the keys of sequences whose prompts are computed for the first time, with the prompt tokens they found in the
-    cache. With a `failure`, the engine is dead and every stream with it.
+    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. With a
+    `failure`, the engine is dead and every stream with it.
     """
 
     keys: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     scored: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
-    started: list[tuple[int, int]] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     failure: BaseException | None = None
 
@@ -48,22 +60,36 @@ class Abort:
     keys: list[int]
 
 
+Message: TypeAlias = list[Sequence] | Abort | Callable[[], None] | None
+
+
 class EngineLoop:
     """Owns scheduler, builder and executor from `start` on. Other threads only leave messages."""
 
     def __init__(
         self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[Delivery], None]
     ) -> None:
-        """`deliver` is called on the engine thread, at most once a step and once for the messages before it."""
+        """`deliver` is called on the engine thread, at most once a step and once for the messages before it.
+
+        `step_started` is when the step that runs began (`time.perf_counter`), None between steps.
+        """
         self.steps_total = 0
+        self.step_seconds = Histogram(_STEP_SECONDS)
+        self.step_tokens = Histogram(_STEP_TOKENS)
+        self.step_started: float | None = None
         self._scheduler = scheduler
         self._builder = BatchBuilder()
         self._executor = executor
         self._masks = masks
         self._deliver = deliver
-        self._inbox: deque[list[Sequence] | Abort | None] = deque()
+        self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidewheel-engine", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def start(self) -> None:
         """Start the thread."""
@@ -77,16 +103,21 @@ class EngineLoop:
         """End these sequences before the next step; those that have already ended are passed over."""
         self._post(Abort(keys))
 
+    def call(self, function: Callable[[], None]) -> None:
+        """Call `function` on the engine thread before the next step."""
+        self._post(function)
+
     def stop(self) -> None:
         """Abort everything, close the executor, and end the thread."""
         self._post(None)
 
-    def join(self) -> None:
-        """Wait for the thread to end, if it was ever started."""
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread to end, if it was ever started; whether it has ended."""
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
-    def _post(self, message: list[Sequence] | Abort | None) -> None:
+    def _post(self, message: Message) -> None:
         self._inbox.append(message)
         self._wake.set()
 
@@ -94,10 +125,12 @@ class EngineLoop:
         try:
             while self._take_messages():
                 self._step()
+                self.step_started = None
         except BaseException as failure:  # whatever it was, nobody may be left waiting
             logger.exception("The engine has failed")
             self._deliver(Delivery(failure=failure))
         finally:
+            self.step_started = None
             self._masks.close()
             self._executor.close()
 
@@ -117,7 +150,9 @@ class EngineLoop:
                 finished += [end for key in scheduler.unfinished for end in scheduler.abort(key)]
                 running = False
                 break
-            if isinstance(message, Abort):
+            if callable(message):
+                message()
+            elif isinstance(message, Abort):
                 finished += [end for key in message.keys for end in scheduler.abort(key)]
             else:
                 scheduler.add(message)
@@ -127,6 +162,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         scheduler = self._scheduler
+        self.step_started = begun = time.perf_counter()
         step = scheduler.schedule()
         if step is None:
             if scheduler.has_work:
@@ -140,15 +176,18 @@ class EngineLoop:
         output = self._executor.step(batch)
         if masks is not None:
             masks.wait()  # a device that does not sample itself may not have
-        scheduler.cost_model.observe(step.load, (time.perf_counter() - started) * 1e3)
+        ended = time.perf_counter()
+        scheduler.cost_model.observe(step.load, (ended - started) * 1e3)
+        self.step_seconds.observe(ended - begun)
+        self.step_tokens.observe(step.load.num_tokens)
         self.steps_total += 1
-        delivery = _delivery(step, output, has_beams=scheduler.is_searching)
+        delivery = _delivery(step, output, ended, has_beams=scheduler.is_searching)
         delivery.finished = scheduler.commit(step, output)
-        if delivery.keys or delivery.scored or delivery.finished:
+        if delivery.keys or delivery.started or delivery.scored or delivery.finished:
             self._deliver(delivery)
 
 
-def _delivery(step: Step, output: StepOutput, *, has_beams: bool) -> Delivery:
+def _delivery(step: Step, output: StepOutput, now: float, *, has_beams: bool) -> Delivery:
     sampled = step.sampled()
     delivery = Delivery([s.key for s in sampled], output.token_ids[: len(sampled)].tolist())
     if has_beams:  # whose tokens are nobody's before the end
@@ -158,8 +197,7 @@ def _delivery(step: Step, output: StepOutput, *, has_beams: bool) -> Delivery:
     for chunk in step.chunks:
         sequence = chunk.sequence
         if sequence.num_tokens == sequence.prompt_len and chunk.is_last:
-            num_cached_tokens = sequence.num_cached_tokens or 0
-            delivery.started += [(s.key, num_cached_tokens) for s in (sequence, *chunk.forks)]
+            delivery.started += _started(chunk, now)
         if chunk.num_scored:
             scored = slice(first, first + chunk.num_scored)
             delivery.scored.append((sequence.key, _prompt_logprobs(output, scored, sequence.num_prompt_logprobs)))
@@ -169,6 +207,14 @@ def _delivery(step: Step, output: StepOutput, *, has_beams: bool) -> Delivery:
             if sequence.num_logprobs >= 0 and sequence.beams is None:
                 delivery.logprobs[sequence.key] = _token_logprob(output, row, sequence.num_logprobs)
     return delivery
+
+
+def _started(chunk: Chunk, now: float) -> list[Started]:
+    """The choices that go on from the end of a prompt. What the first found and when it was scheduled goes for all."""
+    first = chunk.sequence
+    choices = (first, *chunk.forks) if first.beams is None else first.beams.sequences
+    num_cached_tokens, scheduled = first.num_cached_tokens or 0, first.scheduled_at
+    return [Started(s.key, num_cached_tokens, SequenceTimes(s.queued_at, scheduled, now)) for s in choices]
 
 
 def _prompt_logprobs(output: StepOutput, rows: slice, count: int) -> PromptLogprobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -77,6 +77,11 @@ class SamplingParams:
     beam_width: int | None = None
     length_penalty: float = 1.0
 
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences compute the choices."""
+        return self.n if self.beam_width is None else self.beam_width
+
     def __post_init__(self) -> None:
         def require(ok: bool, param: str, rule: str) -> None:
             if not ok:
@@ -95,14 +100,14 @@ class SamplingParams:
         require(self.min_tokens >= 0, "min_tokens", "at least 0")
         require(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
         require(all(self.stop), "stop", "strings that are not empty")
-        require(1 <= self.n <= 128, "n", "between 1 and 128")
+        require(self.n >= 1, "n", "at least 1")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}")
         require(-20.0 <= self.length_penalty <= 20.0, "length_penalty", "between -20 and 20")
         if self.beam_width is None:
             require(self.length_penalty == 1.0, "length_penalty", "left out without beam search")
             return
-        require(self.n <= self.beam_width <= 128, "beam_width", f"between n, which is {self.n}, and 128")
+        require(self.n <= self.beam_width, "beam_width", f"at least n, which is {self.n}")
         for name, neutral in _NEUTRAL_TO_BEAMS.items():
             require(getattr(self, name) == neutral, name, "left out with beam search")
 
@@ -124,6 +129,14 @@ class Request:
     def __post_init__(self) -> None:
         if self.constraints is not None and self.sampling.beam_width is not None:
             raise InvalidRequestError("constraints must be left out with beam search", "constraints")
+
+
+class SequenceTimes(NamedTuple):
+    """When a sequence was queued, first scheduled, and gave its first token, by `time.perf_counter`."""
+
+    queued: float
+    scheduled: float
+    first_token: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -293,6 +294,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, cached: list[int]) -> None:
         self._blocks.hold(sequence, cached)
         if sequence.num_cached_tokens is None:
+            sequence.scheduled_at = time.perf_counter()
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             if sequence.index == 0:
                 self.cached_prompt_tokens_total += sequence.num_cached_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,6 +74,8 @@ class Sequence:
         "plain_bias",
         "priority",
         "prompt_len",
+        "queued_at",
+        "scheduled_at",
         "seed",
         "state",
         "stop_ids",
@@ -105,6 +108,8 @@ class Sequence:
         self.cache_salt = cache_salt
         self.constraint = constraint
         self.state = SequenceState.WAITING
+        self.queued_at = time.perf_counter()
+        self.scheduled_at = 0.0  # for the first time
         self.forks: list[Sequence] = []
 
         self.prompt_len = self.num_tokens = len(prompt)

@@ -88,6 +88,7 @@ class CompletionsEndpoint:
     def _encode(self, body: CompletionRequest, room: int) -> list[_Prompt]:
         encoded: list[_Prompt] = []
         prompts: Sequence[str | list[int]] = body.prompts()
+        self._generations.admission.check_shape(len(prompts), n=body.n, best_of=body.best_of)
         for i, prompt in enumerate(prompts):
             param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
             if isinstance(prompt, str):

@@ -179,6 +179,7 @@ class ChatPath:
         """
         model = self._models.resolve(body.model)
         body.check_supported()
+        self._generations.admission.check_shape(1, n=body.n, best_of=body.best_of)
         calls = demanded_calls_schema(body)
         sampling = self._sampling(body)
         prompt, token_ids = await self._encoder.run(raw_size, lambda: self._prompt(body))
