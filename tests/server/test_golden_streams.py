@@ -31,6 +31,7 @@ class OneTokenStream:
     """A stream whose outputs have one token each, however late they are read. For text of one byte a character."""
 
     def __init__(self, stream: RequestStream) -> None:
+        self.choices = stream.choices
         self._stream = stream
         self._ready: deque[RequestOutput] = deque()
 

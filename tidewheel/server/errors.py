@@ -18,10 +18,19 @@ logger = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
-    """An answer that is an error: an HTTP status and the four fields of OpenAI's error object."""
+    """An answer that is an error: an HTTP status, the four fields of OpenAI's error object, and headers."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
+        self.headers = headers or {}
         self.status = status
         self.message = message
         self.param = param
@@ -43,6 +52,8 @@ def error_type(status: int) -> str:
         return "authentication_error"
     if status == HTTPStatus.NOT_FOUND:
         return "not_found_error"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return "service_unavailable_error"
     return "invalid_request_error" if status < 500 else "server_error"
@@ -69,7 +80,7 @@ def as_api_error(failure: BaseException) -> ApiError:
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     """An ApiError as a response."""
-    return Response(error.body(), error.status, headers, "application/json")
+    return Response(error.body(), error.status, {**error.headers, **(headers or {})}, "application/json")
 
 
 async def _on_http_exception(request: Request, failure: Exception) -> Response:
