@@ -13,7 +13,9 @@ import openai
 import pydantic
 import pytest
 from clients.conftest import say, until_idle
-from server.conftest import RunningServer, ServerProcess
+from server.conftest import RunningServer, ServerProcess, StartServer
+
+from tidewheel.server.limits import AdmissionLimits
 
 CALL = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
 
@@ -119,6 +121,30 @@ def test_time_limits_of_the_client(slow: RunningServer) -> None:
         # Between two pieces of a stream, and not for the whole of it.
         patient = sdk.with_options(timeout=httpx.Timeout(10, read=5))
         assert patient.completions.create(**body, max_tokens=20).choices[0].text == "x" * 20
+
+
+def test_a_busy_server_is_asked_again(start_server: StartServer) -> None:
+    busy = start_server(engine={"step_s": 0.01, "num_blocks": 64}, admission=AdmissionLimits(max_queue=0))
+    statuses: list[int] = []
+    streams: list[openai.Stream[Any]] = []
+
+    def on_response(response: httpx.Response) -> None:
+        statuses.append(response.status_code)
+        if response.status_code == 429:
+            for stream in streams:
+                stream.close()
+
+    hooks: Any = {"response": [on_response]}
+    with openai.OpenAI(
+        base_url=f"{busy.url}/v1", api_key="none", max_retries=8, http_client=httpx.Client(event_hooks=hooks)
+    ) as sdk:
+        body: Any = {"model": "scripted", "max_tokens": 900}
+        # As many as fit if their answers are as long as answers usually are.
+        streams += [sdk.completions.create(**body, prompt=f"{i} LOOP(", stream=True) for i in range(3)]
+        answer = sdk.completions.create(**body, prompt="SAY(hi)YAS")
+    assert answer.choices[0].text == "hi"
+    assert statuses[:4] == [200, 200, 200, 429]
+    assert statuses[-1] == 200
 
 
 def test_completions_streamed_with_all_that_they_carry(client: openai.OpenAI) -> None:
