@@ -16,8 +16,10 @@ from tidewheel.engine.engine import Engine
 from tidewheel.server.api.chat import ChatEndpoint
 from tidewheel.server.api.completions import CompletionsEndpoint
 from tidewheel.server.api.health import health_routes
+from tidewheel.server.api.messages import MessagesEndpoints
 from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
+from tidewheel.server.api.responses import ResponsesEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
@@ -30,6 +32,7 @@ from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.middleware import BearerAuth, BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
+from tidewheel.server.responses.store import ResponseStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,7 @@ class AppOptions:
     reasoning_parser: str | None = None
     default_chat_template_kwargs: Mapping[str, Any] | None = None
     trust_request_chat_template: bool = False
+    max_stored_responses: int = 1000
     max_body_bytes: int = 32 * 2**20
     log_requests: bool = True
 
@@ -74,6 +78,9 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
         reasoning_parser=REASONING_PARSERS[options.reasoning_parser] if options.reasoning_parser else None,
     )
 
+    formatter = LogprobsFormatter(tokenizer)
+    store = ResponseStore(options.max_stored_responses)
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         engine.start()
@@ -89,7 +96,9 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
     return Starlette(
         routes=[
-            *ChatEndpoint(path, LogprobsFormatter(tokenizer), metrics, fingerprint).routes(),
+            *ChatEndpoint(path, formatter, metrics, fingerprint).routes(),
+            *ResponsesEndpoints(path, formatter, metrics, defaults, store).routes(),
+            *MessagesEndpoints(path, metrics).routes(),
             *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
             *models.routes(),
             *TokenizeEndpoints(models, encoder, renderer).routes(),

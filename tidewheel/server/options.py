@@ -217,6 +217,12 @@ class ServerOptions:
     reasoning_parser: str | None = option(
         None, "return the model's reasoning apart from its answer", choices=tuple(REASONING_PARSERS)
     )
+    max_stored_responses: int = option(
+        1000,
+        "responses kept in memory for previous_response_id and retrieval, 256 MiB of them at most; 0 keeps none",
+        parse=count,
+        metavar="N",
+    )
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
     )

@@ -107,6 +107,7 @@ def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
         reasoning_parser=options.reasoning_parser,
         default_chat_template_kwargs=options.default_chat_template_kwargs,
         trust_request_chat_template=options.trust_request_chat_template,
+        max_stored_responses=options.max_stored_responses,
         max_body_bytes=options.max_body_size,
         log_requests=not options.disable_log_requests,
     )
