@@ -23,7 +23,9 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any
+from typing import Any, cast
+
+import uvloop
 
 import tidewheel
 from tidewheel.engine.launch import load_engine
@@ -52,16 +54,22 @@ class StreamReader(asyncio.Protocol):
         self.arrivals: Arrivals = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         payload = json.dumps(body).encode()
+        # The connection is made before, so that all streams begin together.
         self._request = (
             b"POST /v1/completions HTTP/1.1\r\nhost: %s:%d\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (_HOST.encode(), port, len(payload), payload)
         )
         self._tail = b""
+        self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(self._request)
+        """Keep the connection."""
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def ask(self) -> None:
+        """Send the request."""
+        assert self._transport is not None
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         """Count. Frames are small and begin a write each, so none is split in a way that would be counted twice."""
@@ -88,6 +96,8 @@ async def http_rate(port: int, prompts: list[list[int]], num_tokens: int) -> flo
         body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         _, reader = await loop.create_connection(partial(StreamReader, port, body), _HOST, port)
         readers.append(reader)
+    for reader in readers:
+        reader.ask()
     await asyncio.gather(*(reader.ended for reader in readers))
     # A token whose text is not certain yet has no frame of its own, so frames are scaled to the tokens that were asked.
     frames = sum(count for reader in readers for _, count in reader.arrivals)
@@ -157,7 +167,7 @@ def offline_rate(process: subprocess.Popen[str], prompts: list[list[int]], num_t
 
 def serve_offline(arguments: Sequence[str]) -> int:
     """The other end of `offline_engine`."""
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()
     model_options, _ = parse_options(arguments)
     engine = load_engine(engine_options(model_options))
     engine.start(loop)
@@ -184,7 +194,7 @@ def measure(
                 [random.randint(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(prompt_tokens)] for _ in range(streams)
             ]
             offline.append(offline_rate(engine, prompts, tokens))
-            http.append(asyncio.run(http_rate(port, prompts, tokens)))
+            http.append(uvloop.run(http_rate(port, prompts, tokens)))
             if round_number == 0:
                 offline.clear()
                 http.clear()

@@ -20,6 +20,7 @@ import uvicorn
 from server.scripted_engine import ScriptedEngine
 
 import tidewheel
+from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.server.app import AppOptions, build_app
 
 # The file and not `-m tidewheel`, which would take the package from the current folder, installed or not.
@@ -49,13 +50,15 @@ StartServer = Callable[..., RunningServer]
 def start_server() -> Iterator[StartServer]:
     """Starts servers, by the options of AppOptions and, as `engine`, an engine or the options of ScriptedEngine.
 
-    All stop in the end.
+    `encoders` are embedding models to serve too. All stop in the end.
     """
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
-    def start(engine: ScriptedEngine | dict[str, Any] | None = None, **options: Any) -> RunningServer:
+    def start(
+        engine: ScriptedEngine | dict[str, Any] | None = None, encoders: EncoderEngine | None = None, **options: Any
+    ) -> RunningServer:
         scripted = engine if isinstance(engine, ScriptedEngine) else ScriptedEngine(**engine or {})
-        app = build_app(scripted, AppOptions(**options))
+        app = build_app(scripted, AppOptions(**options), encoders)
         config = uvicorn.Config(app, port=0, loop="uvloop", http="httptools", ws="none", log_config=None, lifespan="on")
         server = uvicorn.Server(config)
         listener = config.bind_socket()
@@ -93,6 +96,20 @@ def events(response: httpx.Response) -> list[Any]:
     assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
     assert frames[-1] == "data: [DONE]"
     return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
+
+
+def named_events(response: httpx.Response) -> list[Any]:
+    """The JSON of a complete event stream whose events have names, which are their types."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.endswith("\n\n")
+    payloads = []
+    for frame in response.text.split("\n\n")[:-1]:
+        name, data = frame.split("\n")
+        payload = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {payload['type']}"
+        payloads.append(payload)
+    return payloads
 
 
 def is_healthy(url: str) -> bool:

@@ -118,6 +118,9 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
         (["--enable-auto-tool-choice"], "--tool-call-parser"),
         (["--tool-call-parser", "hermes"], "--enable-auto-tool-choice"),
         (["a", "--model", "b"], "--model"),
+        (["--embedding-model", "a", "--served-embedding-model-name", "b", "c"], "--served-embedding-model-name"),
+        (["--embedding-model", "a", "a"], "--served-embedding-model-name"),
+        (["--embedding-threads", "0"], "--embedding-threads"),
     ],
 )
 def test_unusable_values_name_their_option(

@@ -54,6 +54,7 @@ def test_serving_on_the_cpu_imports_neither_torch_nor_transformers(
     ("arguments", "said"),
     [
         (["no/such-folder/anywhere"], "no/such-folder/anywhere"),
+        (["--embedding-model", "no/such-folder/either"], "no/such-folder/either"),
         (["--chat-template", "missing.jinja"], "missing.jinja"),
         (["--generation-config", "missing-folder"], "missing-folder"),
         (["--host", "256.0.0.1"], "256.0.0.1"),

@@ -75,7 +75,8 @@ def test_a_client_that_leaves_after_an_event_is_aborted(slow: RunningServer) -> 
 def test_tokens_are_sent_as_they_come(slow: RunningServer) -> None:
     with slow.http.stream("POST", "/v1/completions", json={"prompt": "LOOP(", "max_tokens": 50, "stream": True}) as r:
         arrivals = [time.monotonic() for line in r.iter_lines() if line.startswith("data: {")]
-    assert len(arrivals) == 50
+    # A server that is kept from its processor joins the tokens that have come meanwhile.
+    assert 5 < len(arrivals) <= 50
     assert arrivals[-1] > arrivals[0]
 
 

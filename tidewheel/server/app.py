@@ -12,20 +12,25 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from tidewheel import __version__
+from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 from tidewheel.server.api.chat import ChatEndpoint
 from tidewheel.server.api.completions import CompletionsEndpoint
+from tidewheel.server.api.embeddings import EmbeddingsEndpoint
 from tidewheel.server.api.health import health_routes
 from tidewheel.server.api.messages import MessagesEndpoints
 from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.responses import ResponsesEndpoints
+from tidewheel.server.api.scoring import ScoringEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
 from tidewheel.server.chat.reasoning import REASONING_PARSERS
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
+from tidewheel.server.encoder_metrics import EncoderMetrics
+from tidewheel.server.encoders import ServedEncoders
 from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
 from tidewheel.server.logprobs import LogprobsFormatter
@@ -55,10 +60,17 @@ class AppOptions:
     log_requests: bool = True
 
 
-def build_app(engine: Engine, options: AppOptions) -> Starlette:
-    """The ASGI application. Its lifespan starts and stops the engine. Raises ModelError for an unusable template."""
+def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine | None = None) -> Starlette:
+    """The ASGI application. Its lifespan starts and stops the engines. Raises ModelError for an unusable template, or
+    if two models have one name."""
+    encoder_engine = encoder_engine or EncoderEngine()
     tokenizer = engine.tokenizer
-    models = ServedModels(options.served_model_names or [engine.model_name], engine.model_name, engine.max_model_len)
+    models = ServedModels(
+        options.served_model_names or [engine.model_name],
+        engine.model_name,
+        engine.max_model_len,
+        encoder_engine.encoders.values(),
+    )
     template = ChatTemplate(options.chat_template or tokenizer.chat_template, tokenizer.special_tokens_map)
     defaults = engine.generation_defaults if options.sampling_defaults is None else options.sampling_defaults
     renderer = PromptRenderer(
@@ -67,6 +79,8 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
     metrics = ServerMetrics(engine, models.default)
     generations = Generations(engine, metrics, log_requests=options.log_requests)
+    encoder_metrics = EncoderMetrics(encoder_engine)
+    encoders = ServedEncoders(encoder_engine, encoder_metrics, log_requests=options.log_requests)
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
     path = ChatPath(
         models,
@@ -77,16 +91,17 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
         tool_parser=TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None,
         reasoning_parser=REASONING_PARSERS[options.reasoning_parser] if options.reasoning_parser else None,
     )
-
     formatter = LogprobsFormatter(tokenizer)
     store = ResponseStore(options.max_stored_responses)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         engine.start()
+        encoder_engine.start()
         try:
             yield
         finally:
+            await encoder_engine.stop()
             await engine.stop()
             encoder.close()
 
@@ -102,8 +117,10 @@ def build_app(engine: Engine, options: AppOptions) -> Starlette:
             *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
             *models.routes(),
             *TokenizeEndpoints(models, encoder, renderer).routes(),
-            *health_routes(engine),
-            *metrics_routes(metrics),
+            *EmbeddingsEndpoint(encoders, encoder).routes(),
+            *ScoringEndpoints(encoders, encoder).routes(),
+            *health_routes(engine, encoder_engine),
+            *metrics_routes(metrics, encoder_metrics),
         ],
         middleware=middleware,
         exception_handlers=exception_handlers(),

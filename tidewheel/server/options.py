@@ -205,6 +205,15 @@ class ServerOptions:
         metavar="JSON",
     )
     trust_request_chat_template: bool = option(False, "let requests bring chat templates of their own")
+    embedding_model: tuple[str, ...] = option(
+        (), "embedding models and cross-encoders in ONNX to serve too: folders or hub ids", metavar="MODEL"
+    )
+    served_embedding_model_name: tuple[str, ...] = option(
+        (), "their names in the API, one each [as --embedding-model]", metavar="NAME"
+    )
+    embedding_threads: int = option(
+        1, "threads that they compute on, together and after the chat model's", parse=positive_count, metavar="N"
+    )
     generation_config: str = option(
         "auto",
         "sampling defaults: auto takes the model's generation_config.json, vllm takes none, or a folder with the file",
@@ -281,6 +290,11 @@ def parse_options(
         parser.error(str(error))
     if server_options.enable_auto_tool_choice != (server_options.tool_call_parser is not None):
         parser.error("--enable-auto-tool-choice and --tool-call-parser go together")
+    models, names = server_options.embedding_model, server_options.served_embedding_model_name
+    if names and len(names) != len(models):
+        parser.error(f"--served-embedding-model-name needs {len(models)} names, one for each --embedding-model")
+    if len(set(names or models)) != len(models):
+        parser.error("two embedding models have one name: give each its own with --served-embedding-model-name")
     return model_options, server_options
 
 

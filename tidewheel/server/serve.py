@@ -15,6 +15,7 @@ from pathlib import Path
 import orjson
 import uvicorn
 
+from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.launch import EngineOptions, load_engine
@@ -42,12 +43,15 @@ def run(arguments: Sequence[str]) -> int:
     app_options = _app_options(options, names)
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
     with _bind(options.host, options.port) as listener:
+        # Before the chat model, which takes its KV cache's share of the memory that is left.
+        encoder_engine = _load_encoders(model_options, options)
         engine = load_engine(engine_options(model_options))
-        app = build_app(engine, app_options)
+        app = build_app(engine, app_options, encoder_engine)
         gc.collect()
         gc.freeze()  # what was made until now stays: no collection need walk it while streams wait
         address = _printable_address(listener)
-        logger.info("Serving %s on %s", ", ".join(names) or engine.model_name, address)
+        served = [*(names or [engine.model_name]), *encoder_engine.encoders]
+        logger.info("Serving %s on %s", ", ".join(served), address)
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -61,23 +65,28 @@ def run(arguments: Sequence[str]) -> int:
             timeout_keep_alive=_KEEP_ALIVE_S,
             server_header=False,
         )
-        Server(config, engine, options.shutdown_timeout).run([listener])
+        Server(config, engine, encoder_engine, options.shutdown_timeout).run([listener])
     return 0
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which on SIGTERM drains the engine while uvicorn waits for the connections."""
+    """uvicorn's server, which on SIGTERM drains the engines while uvicorn waits for the connections."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: Engine, encoder_engine: EncoderEngine, shutdown_timeout_s: float
+    ) -> None:
         super().__init__(config)
         self._engine = engine
+        self._encoder_engine = encoder_engine
         self._shutdown_timeout_s = shutdown_timeout_s
         config.timeout_graceful_shutdown = int(shutdown_timeout_s + _ERROR_FRAMES_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        drain = asyncio.create_task(self._engine.drain(self._shutdown_timeout_s))
+        engines = (self._engine, self._encoder_engine)
+        drains = [asyncio.create_task(engine.drain(self._shutdown_timeout_s)) for engine in engines]
         await super().shutdown(sockets)
-        drain.cancel()
+        for drain in drains:
+            drain.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -95,6 +104,19 @@ def engine_options(options: ModelOptions) -> EngineOptions:
     values = {name: value for name, value in asdict(options).items() if value is not None}
     values.setdefault("model", str(DEMO_MODEL))
     return EngineOptions(**values)
+
+
+def _load_encoders(model_options: ModelOptions, options: ServerOptions) -> EncoderEngine:
+    if not options.embedding_model:
+        return EncoderEngine()
+    from tidewheel.engine.encoders.launch import load_encoders
+
+    return load_encoders(
+        options.embedding_model,
+        options.served_embedding_model_name,
+        threads=options.embedding_threads,
+        download_dir=model_options.download_dir,
+    )
 
 
 def _app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:

@@ -25,9 +25,15 @@ FILES = {
     "pytorch_model.bin": b"pickle",
     "consolidated.safetensors": b"the same again",
     "onnx/model.safetensors": b"another format",
+    "onnx/model.onnx": b"a graph",
+    "onnx/model.onnx_data": b"its weights",
+    "onnx/model_quantized.onnx": b"another graph",
+    "openvino/openvino_config.json": b"{}",
+    "1_Pooling/config.json": b"{}",
     "README.md": b"words",
 }
 WANTED = {"config.json", "model.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja"}
+ENCODER_WANTED = {"config.json", "1_Pooling/config.json", "onnx/model.onnx", "onnx/model.onnx_data"}
 COMMITS = {"main": "a" * 40, "v2": "b" * 40}
 
 
@@ -82,12 +88,14 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-def resolve_elsewhere(endpoint: str, home: Path, *calls: str, offline: bool = False) -> tuple[list[str], str]:
+def resolve_elsewhere(
+    endpoint: str, home: Path, *calls: str, offline: bool = False, function: str = "resolve"
+) -> tuple[list[str], str]:
     """What each call prints in a fresh process, as the hub's client reads its environment once. Also the stderr."""
     code = ["from pathlib import Path", "from tidewheel.engine.errors import ModelError"]
-    code += ["from tidewheel.engine.weights import resolve"]
+    code += ["from tidewheel.engine.weights.hub import resolve, resolve_encoder"]
     for call in calls:
-        code += [f"try: print(resolve({call}))", "except ModelError as error: print('error:', error)"]
+        code += [f"try: print({function}({call}))", "except ModelError as error: print('error:', error)"]
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
     environment = {name: value for name, value in environment.items() if name not in ("HF_TOKEN", "HF_HUB_CACHE")}
     result = subprocess.run(
@@ -129,6 +137,15 @@ def test_what_serving_needs_is_downloaded_and_then_found_offline(hub: str, tmp_p
 def test_dummy_weights_need_no_download_of_the_real_ones(hub: str, tmp_path: Path) -> None:
     (line,), _ = resolve_elsewhere(hub, tmp_path, "'own/model', with_weights=False")
     assert {path.name for path in Path(line).iterdir()} == WANTED - {"model.safetensors"}
+
+
+def test_of_an_encoder_the_graph_and_its_configs_are_downloaded(hub: str, tmp_path: Path) -> None:
+    calls = ("'own/model'", f"{str(tmp_path)!r}", "'own/none'")
+    (downloaded, local, missing), _ = resolve_elsewhere(hub, tmp_path, *calls, function="resolve_encoder")
+    folder = Path(downloaded)
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == ENCODER_WANTED
+    assert local == str(tmp_path)
+    assert "own/none is neither a folder here nor a model" in missing
 
 
 def test_what_cannot_be_had_is_refused_with_the_reason(hub: str, tmp_path: Path) -> None:

@@ -11,16 +11,29 @@ from tidewheel.engine.errors import ModelError
 
 def read_json(path: Path) -> dict[str, Any]:
     """A file that holds one JSON object. Raises ModelError, naming the file, if it cannot be read or is not that."""
+    value = _read(path)
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def read_json_array(path: Path) -> list[Any]:
+    """A file that holds one JSON array. Raises as `read_json` does."""
+    value = _read(path)
+    if not isinstance(value, list):
+        raise ModelError(f"{path} must hold a JSON array, not a {type(value).__name__}")
+    return value
+
+
+def _read(path: Path) -> object:
     try:
-        value = json.loads(path.read_bytes())
+        value: object = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise ModelError(f"{path} does not exist") from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object, not a {type(value).__name__}")
     return value
 
 

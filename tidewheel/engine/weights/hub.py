@@ -11,6 +11,9 @@ from tidewheel.engine.errors import ModelError
 _WANTED = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _WEIGHTS = ["*.safetensors"]
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
+# An encoder in ONNX has its modules in subfolders; large ones keep their weights beside the graph.
+_ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
+_ENCODER_UNWANTED = ["openvino/*"]
 
 
 def resolve(
@@ -24,6 +27,17 @@ def resolve(
 
     Raises ModelError if the model is not there or cannot be had.
     """
+    wanted = _WANTED + _WEIGHTS if with_weights else _WANTED
+    return _local_folder(model) or _download(model, revision, download_dir, wanted, _UNWANTED)
+
+
+def resolve_encoder(model: str, download_dir: str | Path | None = None) -> Path:
+    """As `resolve`, for an encoder in ONNX."""
+    return _local_folder(model) or _download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+
+
+def _local_folder(model: str) -> Path | None:
+    """None for what may be a hub id."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -31,10 +45,12 @@ def resolve(
         raise ModelError(f"{model} is a file; give the folder that holds the model, or a hub id such as owner/name")
     if model.startswith(("/", "./", "../", "~")):
         raise ModelError(f"{model} does not exist")
-    return _download(model, revision, download_dir, _WANTED + _WEIGHTS if with_weights else _WANTED)
+    return None
 
 
-def _download(model: str, revision: str | None, download_dir: str | Path | None, wanted: list[str]) -> Path:
+def _download(
+    model: str, revision: str | None, download_dir: str | Path | None, wanted: list[str], unwanted: list[str]
+) -> Path:
     # Importing the hub's client takes a good part of a second, which a local folder need not pay.
     from huggingface_hub import constants, errors, snapshot_download
 
@@ -42,7 +58,7 @@ def _download(model: str, revision: str | None, download_dir: str | Path | None,
     endpoint = constants.ENDPOINT
     try:
         path = snapshot_download(
-            model, revision=revision, cache_dir=download_dir, allow_patterns=wanted, ignore_patterns=_UNWANTED
+            model, revision=revision, cache_dir=download_dir, allow_patterns=wanted, ignore_patterns=unwanted
         )
     except errors.HFValidationError as error:
         raise ModelError(f"{model} is neither a folder nor a hub id such as owner/name") from error

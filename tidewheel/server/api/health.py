@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel import __version__
+from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.errors import ApiError
@@ -27,14 +28,17 @@ class Version(msgspec.Struct):
     version: str = __version__
 
 
-def health_routes(engine: Engine) -> list[Route]:
-    """`/health` is 200 while the engine runs and 503 once it has failed."""
+def health_routes(*engines: Engine | EncoderEngine) -> list[Route]:
+    """`/health` is 200 while all engines run and 503 once one has failed."""
 
     async def health(request: Request) -> Response:
-        if engine.failure is not None:
-            raise ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE, f"the engine has failed: {engine.failure}", code="engine_unavailable"
-            )
+        for engine in engines:
+            if engine.failure is not None:
+                raise ApiError(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    f"the engine has failed: {engine.failure}",
+                    code="engine_unavailable",
+                )
         return json_response(Health())
 
     async def version(request: Request) -> Response:

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidewheel.engine.encoders.encoder import Encoder
+from tidewheel.engine.errors import ModelError
 from tidewheel.server.api.json_response import json_response
-from tidewheel.server.errors import ApiError
+from tidewheel.server.errors import ApiError, bad_request
 from tidewheel.server.protocol.models import ModelCard, ModelList
 
 
 class ServedModels:
-    """The names that one model is served under; the first one names it in answers to requests that name none."""
+    """The names that the chat model is served under; the first one names it in answers to requests that name none.
 
-    def __init__(self, names: Sequence[str], root: str, max_model_len: int) -> None:
+    `encoders` are listed beside it. Raises ModelError if one of them has one of its names.
+    """
+
+    def __init__(self, names: Sequence[str], root: str, max_model_len: int, encoders: Collection[Encoder] = ()) -> None:
         created = int(time.time())
         self._cards = {
             name: ModelCard(id=name, created=created, root=root, max_model_len=max_model_len) for name in names
         }
+        self._encoder_names = {encoder.name for encoder in encoders}
+        if taken := self._encoder_names & self._cards.keys():
+            raise ModelError(
+                f"{taken.pop()} names the chat model and an embedding model: use --served-embedding-model-name"
+            )
+        for one in encoders:
+            self._cards[one.name] = ModelCard(
+                id=one.name, created=created, root=one.source, max_model_len=one.max_length
+            )
         self.default = names[0]
 
     def resolve(self, name: str | None) -> str:
-        """The name to answer with. Raises ApiError (404) for a model that is not served."""
+        """The name to answer with. Raises ApiError (404) for a model that is not served, 400 for an encoder."""
         if name is None:
             return self.default
-        return self._card(name).id
+        card = self._card(name)
+        if name in self._encoder_names:
+            raise bad_request(f"the model {name!r} generates no text; send it to /v1/embeddings or /v1/score", "model")
+        return card.id
 
     def routes(self) -> list[Route]:
         """The endpoints."""

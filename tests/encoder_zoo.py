@@ -1,0 +1,326 @@
+"""Tiny random encoders in sentence-transformers' layout, made with transformers and exported to ONNX in a temporary
+folder, and what transformers computes with them."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+WORDS = "the tide turns a wheel and grinds corn 潮車 Köln über naïve rain ! ? 12 3.5 x-ray".split()
+HIDDEN = 32
+
+
+@dataclass(frozen=True)
+class Case:
+    """An encoder to make: transformers' name of the family and its config's fields, and the folder's other files.
+
+    `files` are JSON files by name, `outputs` the graph's; sentence_embedding is a Dense layer over the mean.
+    """
+
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ("last_hidden_state",)
+    classifies: bool = False
+    graph: str = "onnx/model.onnx"
+
+
+_SIZES = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 96,
+}
+_DISTIL = {"dim": HIDDEN, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 96}
+
+
+def modules(*names: str) -> dict[str, Any]:
+    """modules.json with a transformer and these, and their folders' configs."""
+    listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for i, name in enumerate(names, 1):
+        module = {"idx": i, "name": str(i), "path": f"{i}_{name}", "type": f"sentence_transformers.models.{name}"}
+        listed.append(module)
+    return {"modules.json": listed}
+
+
+def pooling(**config: Any) -> dict[str, Any]:
+    """The config of a Pooling that comes first."""
+    return {"1_Pooling/config.json": {"word_embedding_dimension": HIDDEN, **config}}
+
+
+PROMPTS = {"query": "the query : ", "passage": "corn ", "plain": ""}
+
+CASES: dict[str, Case] = {
+    # As all-MiniLM and bge have it.
+    "bert": Case(
+        "bert",
+        _SIZES,
+        {
+            **modules("Pooling", "Normalize"),
+            **pooling(pooling_mode_cls_token=False, pooling_mode_mean_tokens=True, pooling_mode_max_tokens=False),
+            "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": False},
+        },
+    ),
+    "bert-prompts": Case(
+        "bert",
+        _SIZES,
+        {
+            **modules("Pooling", "Normalize"),
+            **pooling(pooling_mode="mean"),
+            "config_sentence_transformers.json": {"prompts": PROMPTS, "default_prompt_name": None},
+        },
+    ),
+    # As INSTRUCTOR has it.
+    "bert-instructor": Case(
+        "bert",
+        _SIZES,
+        {
+            **modules("Pooling"),
+            **pooling(pooling_mode="weightedmean", include_prompt=False),
+            "config_sentence_transformers.json": {"prompts": PROMPTS, "default_prompt_name": "query"},
+        },
+    ),
+    "roberta-cls": Case("roberta", _SIZES, {**modules("Pooling"), **pooling(pooling_mode_cls_token=True)}),
+    "distilbert-all": Case(
+        "distilbert",
+        _DISTIL,
+        {
+            **modules("Pooling"),
+            **pooling(pooling_mode=["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]),
+            "sentence_distilbert_config.json": {"max_seq_length": 80, "do_lower_case": True},
+        },
+    ),
+    # Without modules.json, and with the graph where other exporters put it.
+    "mpnet-plain": Case("mpnet", _SIZES, graph="model.onnx"),
+    # The whole of a model with a Dense layer, in the graph.
+    "bert-dense": Case(
+        "bert",
+        _SIZES,
+        {**modules("Pooling", "Dense", "Normalize"), **pooling(pooling_mode="mean")},
+        ("token_embeddings", "sentence_embedding"),
+    ),
+    "bert-cross": Case(
+        "bert",
+        {**_SIZES, "num_labels": 1},
+        {"config_sentence_transformers.json": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+        ("logits",),
+        classifies=True,
+    ),
+    "roberta-cross": Case(
+        "roberta",
+        {**_SIZES, "num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+        outputs=("logits",),
+        classifies=True,
+    ),
+}
+
+_root = Path(tempfile.mkdtemp(prefix="tidewheel-encoders-"))
+atexit.register(shutil.rmtree, _root, ignore_errors=True)
+
+
+@functools.cache
+def model(name: str) -> Any:
+    """The transformers model of CASES[name], with weights large enough to tell texts apart."""
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    case = CASES[name]
+    known = {"vocab_size": tokenizer(name).vocab_size, "pad_token_id": tokenizer(name).pad_token_id}
+    config = AutoConfig.for_model(case.model_type, **known, **case.config)
+    factory = AutoModelForSequenceClassification if case.classifies else AutoModel
+    made = factory.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, weight in made.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.ndim == 1:
+                weight.copy_(0.2 * noise + (1.0 if "norm" in key.lower() and key.endswith("weight") else 0.0))
+            else:
+                weight.copy_(noise / weight.shape[-1] ** 0.5)
+    return made
+
+
+@functools.cache
+def tokenizer(name: str) -> Any:
+    """The transformers tokenizer of CASES[name]: WordPiece as BERT has it, or bytes as RoBERTa has them."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    is_roberta = CASES[name].model_type in ("roberta", "mpnet")
+    specials = ["<s>", "<pad>", "</s>", "<unk>"] if is_roberta else ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    vocabulary = {token: i for i, token in enumerate(specials)}
+    first, pad, last, unknown = specials if is_roberta else (specials[1], specials[0], *specials[2:])
+    edges = [(first, vocabulary[first]), (last, vocabulary[last])]
+    if is_roberta:
+        for character in sorted(pre_tokenizers.ByteLevel.alphabet()):
+            vocabulary[character] = len(vocabulary)
+        inner = Tokenizer(models.BPE(vocabulary, [], unk_token=unknown))
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.post_processor = processors.RobertaProcessing(edges[1], edges[0], add_prefix_space=False)
+    else:
+        characters = sorted({c for word in [*WORDS, "abcdefghijklmnopqrstuvwxyz:"] for c in word})
+        for token in [*WORDS, *characters, *(f"##{c}" for c in characters)]:
+            vocabulary.setdefault(token, len(vocabulary))
+        inner = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+        inner.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        inner.post_processor = processors.TemplateProcessing(
+            single=f"{first} $A {last}", pair=f"{first} $A {last} $B:1 {last}:1", special_tokens=edges
+        )
+    inner.add_special_tokens(specials)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=pad, cls_token=first, sep_token=last, unk_token=unknown
+    )
+
+
+@functools.cache
+def folder(name: str) -> Path:
+    """The model folder of CASES[name], which nobody may change."""
+    case, path = CASES[name], _root / name
+    path.mkdir()
+    model(name).config.save_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    architecture = type(model(name)).__name__
+    (path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    tokenizer(name).save_pretrained(path)
+    for file, content in case.files.items():
+        (path / file).parent.mkdir(exist_ok=True)
+        (path / file).write_text(json.dumps(content))
+    export(name, path / case.graph)
+    return path
+
+
+def changed(name: str, target: Path, **files: Any) -> Path:
+    """A copy of a model folder with other JSON files; None takes one away. `__` stands for a folder's slash."""
+    shutil.copytree(folder(name), target)
+    for key, content in files.items():
+        path = target / (key.replace("__", "/") + ".json")
+        if content is None:
+            path.unlink()
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return target
+
+
+def export(name: str, path: Path, *, with_mask: bool = True, fixed_shape: bool = False) -> None:
+    """Write a model's graph, also one that ignores its mask, or that takes one shape only."""
+    import torch
+
+    case, made = CASES[name], model(name)
+    names = ["input_ids", "attention_mask"] + (["token_type_ids"] if case.model_type == "bert" else [])
+
+    class Graph(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made = made
+
+        def forward(self, *inputs: Any) -> Any:
+            arguments = dict(zip(names, inputs, strict=True))
+            if not with_mask:
+                arguments["attention_mask"] = torch.ones_like(inputs[0])
+            values = self.made(**arguments)[0]
+            return (values, dense(values, inputs[1])) if "sentence_embedding" in case.outputs else values
+
+    ids = torch.randint(3, 20, (2, 5))
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    examples = (ids, mask, torch.zeros_like(ids))[: len(names)]
+    path.parent.mkdir(exist_ok=True)
+    axes = {} if fixed_shape else {key: {0: "batch", 1: "sequence"} for key in (*names, *case.outputs)}
+    for key in ("sentence_embedding", "logits"):
+        axes.get(key, {}).pop(1, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter that needs seconds warns of the one that needs minutes
+        torch.onnx.export(
+            Graph().eval(),
+            examples,
+            str(path),
+            input_names=names,
+            output_names=list(case.outputs),
+            dynamic_axes=axes,
+            dynamo=False,
+        )
+
+
+def dense(tokens: Any, mask: Any) -> Any:
+    """The mean of the token embeddings through a fixed Dense layer. Torch, shape [B, 8]."""
+    import torch
+
+    weights = mask.unsqueeze(-1).float()
+    mean = (tokens * weights).sum(1) / weights.sum(1)
+    linear = torch.arange(HIDDEN * 8).mul(1.7).sin().reshape(HIDDEN, 8)
+    return torch.nn.functional.normalize(torch.tanh(mean @ linear), dim=1)
+
+
+def reference(
+    name: str, texts: Sequence[str] | Sequence[tuple[str, str]], *, prompt: str = "", max_length: int | None = None
+) -> NDArray[np.float32]:
+    """What transformers gives for each text or pair alone: its pooled vector, or its logit. Shape [N, width]."""
+    rows = [_reference(name, text, prompt, max_length) for text in texts]
+    return np.concatenate(rows)
+
+
+def _reference(name: str, text: str | tuple[str, str], prompt: str, max_length: int | None) -> NDArray[np.float32]:
+    import torch
+
+    case = CASES[name]
+    texts = (prompt + text,) if isinstance(text, str) else text
+    if any(content.get("do_lower_case") for file, content in case.files.items() if file.startswith("sentence_")):
+        texts = tuple(text.lower() for text in texts)
+    fields = tokenizer(name)(
+        *([text] for text in texts),  # a list each, or transformers would take an empty second text for none
+        return_tensors="pt",
+        return_token_type_ids=True,
+        max_length=max_length,
+        truncation=max_length is not None,
+    )
+    if case.model_type != "bert":
+        fields.pop("token_type_ids", None)
+    with torch.no_grad():
+        values = model(name)(**fields)[0]
+    if case.classifies:
+        return values.numpy()
+    if "sentence_embedding" in case.outputs:
+        return dense(values, fields["attention_mask"]).numpy()
+    config = case.files.get("1_Pooling/config.json", {})
+    skipped = 0
+    if config.get("include_prompt") is False and prompt:
+        skipped = len(tokenizer(name)(prompt)["input_ids"]) - 1  # all but the separator at the end
+    pooled = _pooled(values[0, skipped:], config, skipped)
+    if "Normalize" in json.dumps(case.files.get("modules.json")):
+        pooled = torch.nn.functional.normalize(pooled, dim=0)
+    return pooled[None].numpy()
+
+
+def _pooled(tokens: Any, config: dict[str, Any], skipped: int) -> Any:
+    import torch
+
+    modes = config.get("pooling_mode", "cls" if config.get("pooling_mode_cls_token") else "mean")
+    positions = torch.arange(skipped + 1, skipped + 1 + len(tokens)).float()
+    parts = {
+        "cls": tokens[0],
+        "max": tokens.max(0).values,
+        "mean": tokens.mean(0),
+        "mean_sqrt_len_tokens": tokens.sum(0) / len(tokens) ** 0.5,
+        "weightedmean": (tokens * positions[:, None]).sum(0) / positions.sum(),
+        "lasttoken": tokens[-1],
+    }
+    return torch.cat([parts[mode] for mode in ([modes] if isinstance(modes, str) else modes)])
+
+
+def texts(count: int, seed: int = 0, most: int = 24) -> list[str]:
+    """Texts of very different lengths, some of them empty."""
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(WORDS, random.integers(0, most))) for _ in range(count)]

@@ -1,0 +1,190 @@
+"""The encoder thread: requests share batches, fail alone, and can be taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import encoder_zoo as zoo
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tidewheel.engine.encoders.encoder import Embedder
+from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.encoders.launch import load_encoders
+from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.engine.errors import EngineDeadError, TidewheelError
+
+BROKEN, NOT_FINITE, FATAL = 11, 12, 13
+
+
+class Gated(Embedder):
+    """Runs when it is let; some tokens do harm."""
+
+    entered: threading.Event
+    gate: threading.Event
+    batches: list[int]
+
+    def run(self, inputs: Sequence[EncoderInput]) -> NDArray[np.float32]:
+        self.entered.set()
+        self.gate.wait(20)
+        self.batches.append(len(inputs))
+        tokens = {token for item in inputs for token in item.token_ids}
+        if BROKEN in tokens:
+            raise RuntimeError("a broken token")
+        if FATAL in tokens:
+            raise SystemExit("a fatal token")
+        rows = super().run(inputs)
+        for row, item in enumerate(inputs):
+            if NOT_FINITE in item.token_ids:
+                rows[row] = np.inf
+        return rows
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[tuple[EncoderEngine, Gated]]:
+    """An engine with one embedding model, which waits until its gate is opened."""
+    engine = load_encoders([str(zoo.folder("bert"))], ["it"])
+    encoder = engine.encoders["it"]
+    encoder.__class__ = Gated
+    assert isinstance(encoder, Gated)
+    encoder.entered, encoder.gate, encoder.batches = threading.Event(), threading.Event(), []
+    engine.start()
+    try:
+        yield engine, encoder
+    finally:
+        encoder.gate.set()
+        await engine.stop()
+
+
+def inputs(*token_ids: int, length: int = 6) -> list[EncoderInput]:
+    return [EncoderInput([token] * length) for token in token_ids]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - another thread makes it true
+        await asyncio.sleep(0.001)
+
+
+def test_requests_that_arrive_meanwhile_form_the_next_batch() -> None:
+    async def test() -> None:
+        async with running() as (engine, encoder):
+            first = engine.submit(encoder, inputs(20))
+            await until(encoder.entered.is_set)
+            futures = [engine.submit(encoder, inputs(20 + i)) for i in range(8)]
+            encoder.gate.set()
+            rows = await asyncio.gather(first, *futures)
+            assert encoder.batches == [1, 8]
+            alone = [encoder.run(inputs(20 + i)) for i in range(8)]
+            np.testing.assert_allclose(np.concatenate(rows[1:]), np.concatenate(alone), rtol=1e-4, atol=1e-5)
+            stats = engine.stats()["it"]
+            assert (stats.batches_total, stats.tokens_total, stats.padding_total) == (2, 54, 0)
+
+    run(test)
+
+
+def test_an_input_that_fails_takes_no_other_request_with_it() -> None:
+    async def test() -> None:
+        async with running() as (engine, encoder):
+            futures = [
+                engine.submit(encoder, inputs(*tokens)) for tokens in ((20,), (21, BROKEN), (22,), (NOT_FINITE,))
+            ]
+            encoder.gate.set()
+            await asyncio.wait(futures)
+            good, broken, also_good, not_finite = futures
+            np.testing.assert_allclose(good.result(), encoder.run(inputs(20)), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(also_good.result(), encoder.run(inputs(22)), rtol=1e-4, atol=1e-5)
+            assert isinstance(broken.exception(), RuntimeError)
+            assert isinstance(not_finite.exception(), TidewheelError)
+            assert engine.stats()["it"].inputs_waiting == 0
+
+    run(test)
+
+
+def test_a_cancelled_request_leaves_the_queue() -> None:
+    async def test() -> None:
+        async with running() as (engine, encoder):
+            first = engine.submit(encoder, inputs(20))
+            await until(encoder.entered.is_set)
+            gone = engine.submit(encoder, inputs(*[21] * 1000, length=60))
+            last = engine.submit(encoder, inputs(22))
+            gone.cancel()
+            await asyncio.sleep(0)
+            encoder.gate.set()
+            await asyncio.gather(first, last)
+            assert engine.stats()["it"].tokens_total == 12
+
+    run(test)
+
+
+def test_draining_waits_and_then_gives_up() -> None:
+    async def test() -> None:
+        async with running() as (engine, encoder):
+            future = engine.submit(encoder, inputs(20))
+            drain = asyncio.create_task(engine.drain(20))
+            await asyncio.sleep(0)
+            with pytest.raises(EngineDeadError, match="shutting down"):
+                engine.submit(encoder, inputs(20))
+            encoder.gate.set()
+            await drain
+            assert future.done()
+        async with running() as (engine, encoder):
+            future = engine.submit(encoder, inputs(20))
+            await engine.drain(0.01)
+            with pytest.raises(EngineDeadError, match="stopped before"):
+                await future
+
+    run(test)
+
+
+def test_stopping_interrupts_a_batch() -> None:
+    async def test() -> None:
+        engine = load_encoders([str(zoo.folder("bert"))], ["it"])
+        engine.start()
+        encoder = engine.encoders["it"]
+        future = engine.submit(encoder, inputs(*[20] * 5000, length=64))
+        await until(lambda: engine.stats()["it"].batches_total > 0)
+        await engine.stop()
+        with pytest.raises(EngineDeadError):
+            await future
+        assert engine.stats()["it"].tokens_total < 5000 * 64  # it did not go on to the end
+        await engine.stop()
+
+    run(test)
+
+
+def test_a_dead_thread_leaves_nobody_waiting() -> None:
+    async def test() -> None:
+        async with running() as (engine, encoder):
+            futures = [engine.submit(encoder, inputs(token)) for token in (FATAL, 20)]
+            encoder.gate.set()
+            for future in futures:
+                with pytest.raises(EngineDeadError, match="a fatal token"):
+                    await future
+            with pytest.raises(EngineDeadError, match="a fatal token"):
+                engine.submit(encoder, inputs(20))
+            assert isinstance(engine.failure, SystemExit)
+
+    run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+def test_only_the_encoder_thread_steps_back() -> None:
+    async def test() -> None:
+        before, others = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), threading.enumerate()
+        async with running():
+            (thread,) = [one for one in threading.enumerate() if one not in others]
+            assert thread.native_id is not None
+            await until(lambda: os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) > before)
+        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+    run(test)

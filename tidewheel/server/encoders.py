@@ -1,0 +1,135 @@
+"""Embedding models by their names, and one HTTP request's way through the encoder engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request
+
+from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder
+from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.server.encoder_metrics import EncoderMetrics
+from tidewheel.server.errors import ApiError, ClientGone, bad_request
+from tidewheel.server.protocol.embeddings import InputUsage
+from tidewheel.server.streaming import client_watch
+
+logger = logging.getLogger("tidewheel.requests")
+
+
+@dataclass(frozen=True)
+class EncoderAnswer:
+    """What an encoder gave: one row an input."""
+
+    id: str
+    created: int
+    rows: NDArray[np.float32]
+    usage: InputUsage
+
+
+class ServedEncoders:
+    """The encoders that requests may ask for, of which there may be none."""
+
+    def __init__(self, engine: EncoderEngine, metrics: EncoderMetrics, *, log_requests: bool) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._log_requests = log_requests
+
+    def embedder(self, name: str | None) -> Embedder:
+        """The embedding model of a name, the first one for None. Raises ApiError (404, or 400 for another kind)."""
+        encoders = self._engine.encoders.values()
+        encoder = self._find(name, (one for one in encoders if isinstance(one, Embedder)))
+        if not isinstance(encoder, Embedder):
+            raise bad_request(
+                f"the model {encoder.name!r} scores pairs of texts and has no embeddings: send it to /v1/score or "
+                "/v1/rerank",
+                "model",
+            )
+        return encoder
+
+    def scorer(self, name: str | None) -> Encoder:
+        """The model of a name, for None the first cross-encoder or else the first of all. Raises ApiError (404)."""
+        encoders = self._engine.encoders.values()
+        return self._find(name, sorted(encoders, key=lambda one: not isinstance(one, CrossEncoder)))
+
+    async def run(self, request: Request, kind: str, encoder: Encoder, inputs: Sequence[EncoderInput]) -> EncoderAnswer:
+        """The rows of inputs that were checked. `kind` begins the answer's id.
+
+        Raises ApiError if they cannot be had, and ClientGone if the client hangs up, which takes them from the queue.
+        """
+        started, outcome = time.perf_counter(), "abort"
+        answer_id, tokens = f"{kind}-{uuid.uuid4().hex}", sum(map(len, inputs))
+        future = self._engine.submit(encoder, inputs)
+
+        def leave() -> None:
+            future.cancel()
+
+        try:
+            with client_watch(request.receive, leave):
+                await asyncio.wait([future])
+            if future.cancelled():
+                raise ClientGone
+            outcome = "error"
+            rows = future.result()
+            outcome = "stop"
+        finally:
+            future.cancel()
+            elapsed = time.perf_counter() - started
+            self._metrics.observe(encoder.name, outcome, elapsed)
+            if self._log_requests:
+                logger.info(
+                    "%s x-request-id=%s model=%s inputs=%d tokens=%d total=%.3fs finish=%s",
+                    answer_id,
+                    request.state.request_id,
+                    encoder.name,
+                    len(inputs),
+                    tokens,
+                    elapsed,
+                    outcome,
+                )
+        return EncoderAnswer(answer_id, int(time.time()), rows, InputUsage(tokens, tokens))
+
+    def _find(self, name: str | None, fitting: Iterable[Encoder]) -> Encoder:
+        encoder = next(iter(fitting), None) if name is None else self._engine.encoders.get(name)
+        if encoder is not None:
+            return encoder
+        served = ", ".join(self._engine.encoders)
+        wanted = "a model that can do this" if name is None else f"the embedding model {name!r}"
+        hint = f"served: {served}" if served else "start the server with --embedding-model FOLDER_OR_HUB_ID"
+        raise ApiError(
+            HTTPStatus.NOT_FOUND, f"{wanted} is not served here; {hint}", param="model", code="model_not_found"
+        )
+
+
+def truncation(encoder: Encoder, truncate_prompt_tokens: int | None) -> int | None:
+    """How many tokens to cut inputs to: -1 means all that the model takes. Raises ApiError (400) for other numbers."""
+    if truncate_prompt_tokens == -1:
+        return encoder.max_length
+    if truncate_prompt_tokens is not None and not 1 <= truncate_prompt_tokens <= encoder.max_length:
+        raise bad_request(
+            f"truncate_prompt_tokens must be between 1 and {encoder.max_length}, what {encoder.name} takes, or -1 for "
+            f"that; got {truncate_prompt_tokens}",
+            "truncate_prompt_tokens",
+        )
+    return truncate_prompt_tokens
+
+
+def check_input(encoder: Encoder, item: EncoderInput, param: str) -> None:
+    """Raises ApiError or InvalidRequestError (400) for an input that the encoder cannot take."""
+    if len(item) > encoder.max_length:
+        beside = " with what it is scored against" if isinstance(encoder, CrossEncoder) else ""
+        raise bad_request(
+            f"{param} has {len(item)} tokens{beside}, and {encoder.name} takes {encoder.max_length}: shorten it, or "
+            "send truncate_prompt_tokens: -1 to have it cut",
+            param,
+            "context_length_exceeded",
+        )
+    encoder.check(item, param)
