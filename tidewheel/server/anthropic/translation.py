@@ -26,7 +26,7 @@ from tidewheel.server.protocol.messages import (
     ToolUseBlock,
 )
 
-FIELD_NAMES = {
+_FIELD_NAMES = {
     "continue_final_message": "messages",
     "max_completion_tokens": "max_tokens",
     "reasoning_effort": "output_config.effort",
@@ -34,7 +34,6 @@ FIELD_NAMES = {
     "response_format.json_schema": "output_config.format",
     "stop": "stop_sequences",
 }
-"""The names that fields of a chat completion's body have here."""
 
 
 def check_tool_types(body: Any) -> None:
@@ -46,13 +45,13 @@ def check_tool_types(body: Any) -> None:
             raise unsupported(f"tools[{i}].type", f": {kind!r}; define a tool of your own with an input_schema")
 
 
-def chat_request(body: CountTokensRequest) -> tuple[chat.ChatCompletionRequest, list[str]]:
-    """The request for the chat path, and of each of its messages the path of what it was made from, for errors.
+def chat_request(body: CountTokensRequest) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
+    """The request for the chat path, and the names of its fields for `renamed_fields`.
 
     Raises ApiError (400) for values that this server has no way to honour.
     """
     body.check_supported()
-    messages, paths = _conversation(body)
+    messages, names = _conversation(body)
     if not messages:
         raise bad_request("messages is empty", "messages")
     choice = body.tool_choice
@@ -77,20 +76,23 @@ def chat_request(body: CountTokensRequest) -> tuple[chat.ChatCompletionRequest, 
         request.max_completion_tokens = body.max_tokens
         request.stop = body.stop_sequences
         request.temperature, request.top_p, request.top_k = body.temperature, body.top_p, body.top_k
-    return request, paths
+    return request, names
 
 
-def _conversation(body: CountTokensRequest) -> tuple[list[chat.Message], list[str]]:
+def _conversation(body: CountTokensRequest) -> tuple[list[chat.Message], dict[str, str]]:
     messages: list[chat.Message] = []
-    paths: list[str] = []
+    names = dict(_FIELD_NAMES)
     if body.system:
+        names["messages[0]"] = "system"
         messages.append(chat.Message(role="system", content=_text(body.system, "system")))
-        paths.append("system")
     for i, message in enumerate(body.messages):
-        made = _messages(message, f"messages[{i}]")
-        messages += made
-        paths += [f"messages[{i}]"] * len(made)
-    return messages, paths
+        for made in _messages(message, f"messages[{i}]"):
+            names[f"messages[{len(messages)}]"] = f"messages[{i}]"
+            messages.append(made)
+    for i in range(len(body.tools or ())):
+        names[f"tools[{i}].function"] = f"tools[{i}]"
+        names[f"tools[{i}].function.parameters"] = f"tools[{i}].input_schema"
+    return messages, names
 
 
 def _messages(message: InputMessage, path: str) -> list[chat.Message]:
@@ -115,6 +117,8 @@ def _messages(message: InputMessage, path: str) -> list[chat.Message]:
         elif message.role != "assistant":
             raise bad_request(f"{where}: only the assistant's turns have {_kind(block)} blocks", where)
         elif isinstance(block, ToolUseBlock):
+            if not isinstance(block.input, dict):
+                raise bad_request(f"{where}.input must be an object", f"{where}.input")
             function = chat.PastFunctionCall(block.name, json.dumps(block.input, ensure_ascii=False))
             calls.append(chat.PastToolCall(block.id, function))
         else:

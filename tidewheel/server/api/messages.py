@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.server.anthropic.assembly import MessageBuilder
-from tidewheel.server.anthropic.translation import FIELD_NAMES, chat_request, check_tool_types
+from tidewheel.server.anthropic.translation import chat_request, check_tool_types
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.chat.field_names import renamed_fields
 from tidewheel.server.chat.path import ChatPath, ChatRun
@@ -46,8 +46,8 @@ class MessagesEndpoints:
         timer = self._metrics.start_timer()
         raw = await request.body()
         body = self._decode(raw)
-        chat, paths = chat_request(body)
-        with renamed_fields(FIELD_NAMES, paths):
+        chat, names = chat_request(body)
+        with renamed_fields(names):
             run = await self._path.start(chat, len(raw), timer, request.state.request_id, id_prefix="msg")
         thinking = body.thinking
         hides_thinking = isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted"
@@ -63,8 +63,8 @@ class MessagesEndpoints:
 
     async def _count_tokens(self, request: Request) -> Response:
         raw = await request.body()
-        chat, paths = chat_request(self._decode_count(raw))
-        with renamed_fields(FIELD_NAMES, paths):
+        chat, names = chat_request(self._decode_count(raw))
+        with renamed_fields(names):
             return json_response(TokenCount(await self._path.count_tokens(chat, len(raw))))
 
 

@@ -35,16 +35,11 @@ from tidewheel.server.protocol.responses import (
 from tidewheel.server.responses.assembly import ResponseBuilder, new_item_id
 from tidewheel.server.responses.background import BackgroundRun, EventLogReader
 from tidewheel.server.responses.store import ResponseStore, StoredResponse
-from tidewheel.server.responses.translation import (
-    FIELD_NAMES,
-    Conversation,
-    chat_request,
-    conversation,
-    prepare_body,
-)
+from tidewheel.server.responses.translation import chat_request, prepare_body
 from tidewheel.server.streaming import EventStream, StreamEnd, named_events
 
 _MAX_PAGE = 100
+_GONE = "it was not stored, was deleted, or made room for newer ones (--max-stored-responses)"
 
 
 class _Ask(NamedTuple):
@@ -53,8 +48,8 @@ class _Ask(NamedTuple):
     body: ResponsesRequest
     items: Sequence[Item]
     size: int  # bytes of JSON that the items came in
-    conversation: Conversation
     chat: ChatCompletionRequest
+    names: Mapping[str, str]  # of the chat request's fields
 
 
 class ResponsesEndpoints:
@@ -91,7 +86,7 @@ class ResponsesEndpoints:
         timer = self._metrics.start_timer()
         ask = self._understand(await request.body())
         body = ask.body
-        with renamed_fields(FIELD_NAMES, ask.conversation.paths):
+        with renamed_fields(ask.names):
             if body.truncation == "auto":
                 ask.chat.messages = await self._path.fitting_messages(ask.chat, ask.size)
             run = await self._path.start(ask.chat, ask.size, timer, request.state.request_id, id_prefix="resp")
@@ -111,8 +106,13 @@ class ResponsesEndpoints:
     def _in_background(
         self, run: ChatRun, builder: ResponseBuilder, stored: StoredResponse, *, is_streamed: bool
     ) -> HttpResponse:
-        stored.run = BackgroundRun(run, builder, lambda: self._keep_ended(stored), is_streamed=is_streamed)
-        self._store.add(stored)
+        try:
+            self._store.add(stored)
+            stored.run = BackgroundRun(run, builder, lambda: self._keep_ended(stored), is_streamed=is_streamed)
+        except BaseException:
+            self._store.remove(builder.response.id)
+            run.close()
+            raise
         return _log_stream(stored.run, 0) if is_streamed else json_response(builder.response)
 
     async def _frames(
@@ -128,7 +128,7 @@ class ResponsesEndpoints:
 
     async def _count_tokens(self, request: Request) -> HttpResponse:
         ask = self._understand(await request.body())
-        with renamed_fields(FIELD_NAMES, ask.conversation.paths):
+        with renamed_fields(ask.names):
             return json_response(InputTokens(await self._path.count_tokens(ask.chat, ask.size)))
 
     async def _compact(self, request: Request) -> HttpResponse:
@@ -197,10 +197,8 @@ class ResponsesEndpoints:
                     raise unsupported(name, ": it keeps no responses (--max-stored-responses 0)")
         earlier, size = self._earlier(body.previous_response_id)
         items = self._input(body)
-        talk = conversation(body.instructions, earlier, items)
-        if not talk.messages:
-            raise bad_request("input is required", "input", "missing_required_parameter")
-        return _Ask(body, [*earlier, *items], len(raw) + size, talk, chat_request(body, talk))
+        chat, names = chat_request(body, earlier, items)
+        return _Ask(body, [*earlier, *items], len(raw) + size, chat, names)
 
     def _earlier(self, response_id: str | None) -> tuple[Sequence[Item], int]:
         """The items up to and including a response's, and their size in bytes."""
@@ -209,15 +207,14 @@ class ResponsesEndpoints:
         stored = self._store.get(response_id)
         if stored is None:
             raise bad_request(
-                f"the previous response {response_id!r} was not found: it was not stored, or has been deleted, or made "
-                "room for newer ones",
+                f"previous_response_id: there is no response {response_id!r}; {_GONE}",
                 "previous_response_id",
                 "previous_response_not_found",
             )
         if stored.response.status not in ("completed", "incomplete"):
             raise bad_request(
-                f"the previous response {response_id!r} is {stored.response.status}; only from one that has ended "
-                "well can be gone on",
+                f"previous_response_id: the response {response_id!r} is {stored.response.status}; a conversation goes "
+                "on from one that is completed or incomplete",
                 "previous_response_id",
             )
         return stored.conversation, stored.size
@@ -285,8 +282,7 @@ class ResponsesEndpoints:
         if stored is None:
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
-                f"there is no response {response_id!r}: it was not stored, or has been deleted, or made room for newer "
-                "ones (--max-stored-responses)",
+                f"there is no response {response_id!r}; {_GONE}",
                 param="response_id",
             )
         return stored

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tidewheel.server.chat.sealed_reasoning import unseal_reasoning
+from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol import chat
 from tidewheel.server.protocol.decode import unsupported
 from tidewheel.server.protocol.response_items import (
@@ -28,7 +29,7 @@ from tidewheel.server.protocol.responses import (
     ToolChoice,
 )
 
-FIELD_NAMES = {
+_FIELD_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
@@ -36,8 +37,6 @@ FIELD_NAMES = {
     "response_format.json_schema": "text.format",
     "verbosity": "text.verbosity",
 }
-"""The names that fields of a chat completion's body have here."""
-
 _SAME = (
     "model",
     "parallel_tool_calls",
@@ -63,13 +62,6 @@ _SAME = (
 )
 
 
-class Conversation(NamedTuple):
-    """Chat messages, and of each the path of the item that it was made from, for errors."""
-
-    messages: list[chat.Message]
-    paths: list[str]
-
-
 def prepare_body(body: Any) -> None:
     """Writes the types that clients may leave out into a body as it was decoded."""
     items = body.get("input") if isinstance(body, dict) else None
@@ -78,11 +70,26 @@ def prepare_body(body: Any) -> None:
             item["type"] = "item_reference" if item.keys() <= {"id", "type"} else "message"
 
 
-def chat_request(body: ResponsesRequest, conversation: Conversation) -> chat.ChatCompletionRequest:
-    """The request for the chat path. Raises ApiError (400) for values that this server has no way to honour."""
+def chat_request(
+    body: ResponsesRequest, earlier: Sequence[Item], items: Sequence[Item]
+) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
+    """The request for the chat path, and the names of its fields for `renamed_fields`.
+
+    `items` are the body's input, `earlier` those of stored responses before it. Raises ApiError (400) for values that
+    this server has no way to honour.
+    """
     body.check_supported()
+    conversation = _Conversation()
+    if body.instructions is not None:
+        conversation.add(chat.Message(role="system", content=body.instructions), "instructions")
+    for item in earlier:
+        conversation.add_item(item, "previous_response_id")
+    for i, item in enumerate(items):
+        conversation.add_item(item, f"input[{i}]")
+    if not conversation.messages:
+        raise bad_request("input is required", "input", "missing_required_parameter")
     text = body.text or TextConfig()
-    return chat.ChatCompletionRequest(
+    request = chat.ChatCompletionRequest(
         messages=conversation.messages,
         tools=_tools(body.tools or ()),
         tool_choice=_tool_choice(body.tool_choice),
@@ -94,31 +101,21 @@ def chat_request(body: ResponsesRequest, conversation: Conversation) -> chat.Cha
         verbosity=text.verbosity,
         **{name: getattr(body, name) for name in _SAME},
     )
+    tool_names = {f"tools[{i}].function": f"tools[{i}]" for i in range(len(body.tools or ()))}
+    return request, {**_FIELD_NAMES, **tool_names, **conversation.names}
 
 
-def conversation(instructions: str | None, earlier: Sequence[Item], items: Sequence[Item]) -> Conversation:
-    """The messages of a conversation whose `earlier` items come from stored responses. Raises ApiError (400)."""
-    builder = _ConversationBuilder()
-    if instructions is not None:
-        builder.add(chat.Message(role="system", content=instructions), "instructions")
-    for item in earlier:
-        builder.add_item(item, "previous_response_id")
-    for i, item in enumerate(items):
-        builder.add_item(item, f"input[{i}]")
-    return Conversation(builder.messages, builder.paths)
-
-
-class _ConversationBuilder:
+class _Conversation:
     """Puts items together to turns: of the assistant's items, each message ends what came before it in its turn."""
 
     def __init__(self) -> None:
         self.messages: list[chat.Message] = []
-        self.paths: list[str] = []
+        self.names: dict[str, str] = {}
         self._turn: chat.Message | None = None  # of the assistant, to which more may belong
 
     def add(self, message: chat.Message, path: str) -> None:
+        self.names[f"messages[{len(self.messages)}]"] = path
         self.messages.append(message)
-        self.paths.append(path)
         self._turn = message if message.role == "assistant" else None
 
     def add_item(self, item: Item, path: str) -> None:
@@ -126,8 +123,9 @@ class _ConversationBuilder:
             self._add_reasoning(item, path)
         elif isinstance(item, FunctionCall):
             turn = self._turn or self._new_turn(path)
-            function = chat.PastFunctionCall(item.name, item.arguments)
-            turn.tool_calls = [*(turn.tool_calls or ()), chat.PastToolCall(item.call_id, function)]
+            turn.tool_calls = turn.tool_calls or []
+            self.names[f"messages[{len(self.messages) - 1}].tool_calls[{len(turn.tool_calls)}].function"] = path
+            turn.tool_calls.append(chat.PastToolCall(item.call_id, chat.PastFunctionCall(item.name, item.arguments)))
         elif isinstance(item, FunctionCallOutput):
             content = item.output if isinstance(item.output, str) else _parts(item.output)
             self.add(chat.Message(role="tool", content=content, tool_call_id=item.call_id), path)
