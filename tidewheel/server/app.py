@@ -23,6 +23,7 @@ from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.responses import ResponsesEndpoints
 from tidewheel.server.api.scoring import ScoringEndpoints
+from tidewheel.server.api.stored_responses import StoredResponsesEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
@@ -113,6 +114,7 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
         routes=[
             *ChatEndpoint(path, formatter, metrics, fingerprint).routes(),
             *ResponsesEndpoints(path, formatter, metrics, defaults, store).routes(),
+            *StoredResponsesEndpoints(store).routes(),
             *MessagesEndpoints(path, metrics).routes(),
             *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
             *models.routes(),

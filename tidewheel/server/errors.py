@@ -36,18 +36,8 @@ class ApiError(Exception):
 
     def anthropic_body(self, request_id: str | None = None) -> bytes:
         """The JSON error object in Anthropic's shape."""
-        error = {"type": _ANTHROPIC_TYPES.get(self.status) or error_type(self.status), "message": self.message}
+        error = {"type": _anthropic_type(self.status), "message": self.message}
         return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
-
-
-_ANTHROPIC_TYPES: Mapping[int, str] = {
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-    HTTPStatus.INTERNAL_SERVER_ERROR: "api_error",
-    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
-    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
-}
 
 
 class ErrorResponse(Response):
@@ -79,6 +69,19 @@ def error_type(status: int) -> str:
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return "service_unavailable_error"
     return "invalid_request_error" if status < 500 else "server_error"
+
+
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+
+
+def _anthropic_type(status: int) -> str:
+    return _ANTHROPIC_TYPES.get(status) or (error_type(status) if status < 500 else "api_error")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

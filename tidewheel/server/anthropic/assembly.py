@@ -11,7 +11,7 @@ from tidewheel.server.chat.path import ChoiceDelta
 from tidewheel.server.chat.pieces import CallStart, Reasoning
 from tidewheel.server.chat.sealed_reasoning import seal_reasoning
 from tidewheel.server.chat.tools.json_scanner import is_json
-from tidewheel.server.protocol.messages import (
+from tidewheel.server.protocol.message_answers import (
     ContentBlockDelta,
     ContentBlockStart,
     ContentBlockStop,
@@ -27,13 +27,11 @@ from tidewheel.server.protocol.messages import (
     SignatureDelta,
     StopDelta,
     StopReason,
-    TextBlock,
     TextDelta,
-    ThinkingBlock,
     ThinkingDelta,
     TokensDetails,
-    ToolUseBlock,
 )
+from tidewheel.server.protocol.messages import TextBlock, ThinkingBlock, ToolUseBlock
 from tidewheel.server.protocol.usage import Usage
 
 

@@ -16,13 +16,8 @@ from tidewheel.server.chat.path import ChatPath, ChatRun
 from tidewheel.server.errors import ApiError
 from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.protocol.decode import BodyDecoder
-from tidewheel.server.protocol.messages import (
-    CountTokensRequest,
-    MessagesRequest,
-    ThinkingAdaptive,
-    ThinkingEnabled,
-    TokenCount,
-)
+from tidewheel.server.protocol.message_answers import TokenCount
+from tidewheel.server.protocol.messages import CountTokensRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
 from tidewheel.server.streaming import EventStream, StreamEnd, named_events
 
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
@@ -20,26 +19,21 @@ from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.protocol.chat import ChatCompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder, unsupported
-from tidewheel.server.protocol.response_items import InputText, Item, ItemList, ItemReference, Message, OutputText
+from tidewheel.server.protocol.response_items import Item, ItemReference, Message
 from tidewheel.server.protocol.responses import (
     ENCRYPTED_REASONING,
-    DeletedResponse,
     InputTokens,
     PlainFormat,
     ReasoningConfig,
     Response,
     ResponsesRequest,
     TextConfig,
-    check_include,
 )
 from tidewheel.server.responses.assembly import ResponseBuilder, new_item_id
-from tidewheel.server.responses.background import BackgroundRun, EventLogReader
-from tidewheel.server.responses.store import ResponseStore, StoredResponse
+from tidewheel.server.responses.background import BackgroundRun
+from tidewheel.server.responses.store import NOT_KEPT, ResponseStore, StoredResponse
 from tidewheel.server.responses.translation import chat_request, prepare_body
 from tidewheel.server.streaming import EventStream, StreamEnd, named_events
-
-_MAX_PAGE = 100
-_GONE = "it was not stored, was deleted, or made room for newer ones (--max-stored-responses)"
 
 
 class _Ask(NamedTuple):
@@ -76,10 +70,6 @@ class ResponsesEndpoints:
             Route("/v1/responses", self._create, methods=["POST"]),
             Route("/v1/responses/input_tokens", self._count_tokens, methods=["POST"]),
             Route("/v1/responses/compact", self._compact, methods=["POST"]),
-            Route("/v1/responses/{id}", self._retrieve),
-            Route("/v1/responses/{id}", self._delete, methods=["DELETE"]),
-            Route("/v1/responses/{id}/cancel", self._cancel, methods=["POST"]),
-            Route("/v1/responses/{id}/input_items", self._input_items),
         ]
 
     async def _create(self, request: Request) -> HttpResponse:
@@ -113,7 +103,7 @@ class ResponsesEndpoints:
             self._store.remove(builder.response.id)
             run.close()
             raise
-        return _log_stream(stored.run, 0) if is_streamed else json_response(builder.response)
+        return stored.run.stream() if is_streamed else json_response(builder.response)
 
     async def _frames(
         self, run: ChatRun, builder: ResponseBuilder, stored: StoredResponse | None
@@ -137,58 +127,6 @@ class ResponsesEndpoints:
             'this server does not compact conversations; ask for "truncation": "auto", or leave items out',
         )
 
-    async def _retrieve(self, request: Request) -> HttpResponse:
-        stored = self._stored(request)
-        query = request.query_params
-        check_include([*query.getlist("include"), *query.getlist("include[]")])
-        if query.get("include_obfuscation") == "true":
-            raise unsupported("include_obfuscation", " unless it is false")
-        if query.get("stream") != "true":
-            return json_response(stored.response)
-        if stored.run is None or stored.run.log is None:
-            raise bad_request(
-                "stream: this response has no events to stream; only one that was created with background and "
-                "stream has",
-                "stream",
-            )
-        return _log_stream(stored.run, _integer(request, "starting_after", -1) + 1)
-
-    async def _delete(self, request: Request) -> HttpResponse:
-        stored = self._stored(request)
-        if stored.run is not None:
-            await stored.run.cancel()
-        self._store.remove(stored.response.id)
-        return json_response(DeletedResponse(stored.response.id))
-
-    async def _cancel(self, request: Request) -> HttpResponse:
-        stored = self._stored(request)
-        if stored.run is None:
-            raise bad_request("only a response that was created with background can be cancelled", "response_id")
-        await stored.run.cancel()
-        return json_response(stored.response)
-
-    async def _input_items(self, request: Request) -> HttpResponse:
-        items = [_listed(item) for item in self._stored(request).items]
-        query = request.query_params
-        check_include([*query.getlist("include"), *query.getlist("include[]")])
-        order, limit, after = query.get("order", "desc"), _integer(request, "limit", 20), query.get("after")
-        if order not in ("asc", "desc"):
-            raise bad_request(f"order must be asc or desc, got {order!r}", "order")
-        if not 1 <= limit <= _MAX_PAGE:
-            raise bad_request(f"limit must be between 1 and {_MAX_PAGE}, got {limit}", "limit")
-        if order == "desc":
-            items.reverse()
-        if after is not None:
-            ids = [item.id for item in items]
-            if after not in ids:
-                raise bad_request(f"after: there is no item {after!r} in this response's input", "after")
-            items = items[ids.index(after) + 1 :]
-        page = items[:limit]
-        first, last = (page[0].id, page[-1].id) if page else (None, None)
-        return json_response(
-            ItemList(data=page, first_id=first or None, last_id=last or None, has_more=len(items) > limit)
-        )
-
     def _understand(self, raw: bytes) -> _Ask:
         body = self._decode(raw)
         if not self._store.is_enabled:
@@ -207,7 +145,7 @@ class ResponsesEndpoints:
         stored = self._store.get(response_id)
         if stored is None:
             raise bad_request(
-                f"previous_response_id: there is no response {response_id!r}; {_GONE}",
+                f"previous_response_id: there is no response {response_id!r}; {NOT_KEPT}",
                 "previous_response_id",
                 "previous_response_not_found",
             )
@@ -276,41 +214,6 @@ class ResponsesEndpoints:
         if self._store.get(stored.response.id) is stored:  # and not deleted meanwhile
             self._store.add(stored)
 
-    def _stored(self, request: Request) -> StoredResponse:
-        response_id = request.path_params["id"]
-        stored = self._store.get(response_id)
-        if stored is None:
-            raise ApiError(
-                HTTPStatus.NOT_FOUND,
-                f"there is no response {response_id!r}; {_GONE}",
-                param="response_id",
-            )
-        return stored
-
 
 def _failed(builder: ResponseBuilder) -> Callable[[ApiError], bytes]:
     return lambda error: named_events(builder.fail(error))
-
-
-def _log_stream(run: BackgroundRun, start: int) -> EventStream:
-    assert run.log is not None, "only streamed runs are read as streams"
-    reader = EventLogReader(run.log, start)
-    return EventStream(reader.frames(), reader, StreamEnd(b"", lambda error: b""))
-
-
-def _listed(item: Item) -> Item:
-    """An item as lists have it: with its content as a list."""
-    if not isinstance(item, Message) or not isinstance(item.content, str):
-        return item
-    part = OutputText(item.content) if item.role == "assistant" else InputText(item.content)
-    return msgspec.structs.replace(item, content=[part])
-
-
-def _integer(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise bad_request(f"{name} must be a whole number, got {text!r}", name) from None

@@ -9,7 +9,7 @@ from tidewheel.server.chat.path import ChatRun
 from tidewheel.server.errors import ClientGone, as_api_error
 from tidewheel.server.protocol.response_events import ResponseEvent
 from tidewheel.server.responses.assembly import ResponseBuilder
-from tidewheel.server.streaming import named_event
+from tidewheel.server.streaming import EventStream, StreamEnd, named_event
 
 
 class EventLog:
@@ -84,6 +84,12 @@ class BackgroundRun:
         self._abort: Callable[[], None] = run.generation.abort
         self._note(builder.begin())
         self._task = asyncio.create_task(self._answer(run, builder, on_end))
+
+    def stream(self, start: int = 0) -> EventStream:
+        """The events from number `start` on, for a run that is streamed."""
+        assert self.log is not None, "only streamed runs keep their events"
+        reader = EventLogReader(self.log, start)
+        return EventStream(reader.frames(), reader, StreamEnd(b"", lambda error: b""))
 
     async def cancel(self) -> None:
         """Ends the run. A response that has ended already stays as it is."""

@@ -12,6 +12,8 @@ from tidewheel.server.responses.background import BackgroundRun
 from tidewheel.server.streaming import encode_json
 
 MAX_BYTES = 256 * 2**20
+NOT_KEPT = "it was not stored, was deleted, or made room for newer ones (--max-stored-responses)"
+"""Why a response is not there, for errors."""
 
 
 @dataclass(eq=False)
