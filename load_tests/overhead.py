@@ -31,7 +31,7 @@ import tidewheel
 from tidewheel.engine.launch import load_engine
 from tidewheel.server.bench.engine_runs import Arrivals, common_rate, generate
 from tidewheel.server.options import parse_options
-from tidewheel.server.serve import engine_options
+from tidewheel.server.start import engine_options
 
 # The file and not `-m tidewheel`, which would look for the package in the current folder first.
 _PROGRAM = str(Path(tidewheel.__file__).with_name("__main__.py"))

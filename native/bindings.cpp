@@ -4,6 +4,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
@@ -98,6 +99,34 @@ struct SamplingOutputs {
   Output<float, 2> top_logprobs;
 };
 
+// A step's TokenMasks, while the spans point into them.
+struct Masks {
+  explicit Masks(nb::handle batch) : object(batch.attr("masks")), read(object) {}
+
+  void into(Sampling& sampling) {
+    if (object.is_none()) return;
+    sampling.mask_index = read.get<int32_t>("index");
+    if (!nb::try_cast(object.attr("bits"), bits, false)) {
+      throw std::invalid_argument("bits must be a contiguous two-dimensional uint32 array");
+    }
+    sampling.masks = bits.data();
+    sampling.num_masks = bits.shape(0);
+    sampling.mask_words = bits.shape(1);
+  }
+
+  std::function<void()> wait() const {
+    if (object.is_none()) return {};
+    return [this] {
+      nb::gil_scoped_acquire acquire;
+      object.attr("wait")();
+    };
+  }
+
+  nb::object object;
+  ArrayReader read;
+  nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> bits;
+};
+
 Sampling read_sampling(ArrayReader& read, SamplingOutputs& outputs) {
   Sampling sampling;
   sampling.temperature = read.get<float>("temperature");
@@ -149,14 +178,17 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
   step.block_tables = tables.data();
   step.block_table_stride = tables.shape(0) == 1 ? static_cast<int64_t>(tables.shape(1)) : tables.stride(0);
   step.sampling = read_sampling(read_rows, outputs);
+  Masks masks(sampling_object);
+  masks.into(step.sampling);
   if (logits) {
     if (logits->shape(0) < step.logits_rows.size() || logits->shape(1) != static_cast<size_t>(executor.vocab_size())) {
       throw std::invalid_argument("logits must have the shape [rows, vocabulary]");
     }
     step.out_logits = logits->data();
   }
+  const std::function<void()> wait = masks.wait();
   nb::gil_scoped_release release;
-  executor.step(step);
+  executor.step(step, wait);
 }
 
 void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
@@ -164,25 +196,34 @@ void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>,
                    Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs) {
   ArrayReader read(batch);
   SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(top_ids), std::move(top_logprobs)};
-  const Sampling sampling = read_sampling(read, outputs);
+  Sampling sampling = read_sampling(read, outputs);
+  Masks masks(batch);
+  masks.into(sampling);
   const Sampler sampler(choose_kernels(isa), static_cast<int>(logits.shape(1)), 1);
   sampler.check(sampling, logits.shape(0));
+  if (const std::function<void()> wait = masks.wait()) wait();
   nb::gil_scoped_release release;
   for (size_t row = 0; row < logits.shape(0); ++row) sampler.sample(sampling, row, logits.data() + row * logits.shape(1), 0);
 }
 
-void set_weight(Executor& executor, const std::string& name, nb::ndarray<nb::ro, nb::device::cpu> array,
-                const std::string& dtype) {
-  Source source{array.data(), parse_dtype(dtype), {}, {}};
-  if (array.dtype().bits != dtype_bytes(source.type) * 8) {
-    throw std::invalid_argument(name + " does not hold elements of " + dtype);
-  }
-  for (size_t i = 0; i < array.ndim(); ++i) {
-    source.shape.push_back(static_cast<int64_t>(array.shape(i)));
-    source.strides.push_back(array.stride(i));
+// Tensors as tuples of name, array, dtype, and whether the array is a view of a mapped file.
+using Tensor = std::tuple<std::string, nb::ndarray<nb::ro, nb::device::cpu>, std::string, bool>;
+
+void set_weights(Executor& executor, const std::vector<Tensor>& tensors) {
+  std::vector<Source> sources;
+  for (const auto& [name, array, dtype, mapped] : tensors) {
+    Source& source = sources.emplace_back(name, array.data(), parse_dtype(dtype));
+    if (array.dtype().bits != dtype_bytes(source.type) * 8) {
+      throw std::invalid_argument(name + " does not hold elements of " + dtype);
+    }
+    for (size_t i = 0; i < array.ndim(); ++i) {
+      source.shape.push_back(static_cast<int64_t>(array.shape(i)));
+      source.strides.push_back(array.stride(i));
+    }
+    source.mapped = mapped;
   }
   nb::gil_scoped_release release;
-  executor.set_weight(name, source);
+  executor.set_weights(sources);
 }
 
 nb::dict topology_dict(const Topology& topology) {
@@ -206,6 +247,8 @@ nb::dict topology_dict(const Topology& topology) {
 
 NB_MODULE(_native, m) {
   m.doc() = "Tidewheel's native CPU runtime.";
+
+  nb::exception<Stopped>(m, "StoppedError");
 
   nb::class_<NormConfig>(m, "NormConfig")
       .def("__init__", [](NormConfig* self, bool layer_norm, float eps, bool bias) {
@@ -256,7 +299,8 @@ NB_MODULE(_native, m) {
                             parse_cache_type(cache_dtype), {num_blocks, max_num_seqs, max_num_batched_tokens}, cpus);
       }, "config"_a, "isa"_a, "dtype"_a, "quantization"_a, "quantization_group"_a, "zero_points"_a,
            "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "cpus"_a)
-      .def("set_weight", &set_weight, "name"_a, "array"_a, "dtype"_a)
+      .def("set_weights", &set_weights, "tensors"_a)
+      .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)
       .def("read_weights", &Executor::read_weights, "file"_a, "offset"_a, "checksum"_a,
            nb::call_guard<nb::gil_scoped_release>())

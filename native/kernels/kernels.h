@@ -163,6 +163,7 @@ struct SampleArgs {
   const int32_t* bias_ids;
   const float* bias_values;
   int bias_len;
+  const uint32_t* mask;  // a bit a token, set for those allowed [vocab / 32 rounded up]; null: all are
   int num_logprobs;
   float* row;           // scratch [vocab rounded up to 256]
   float* weights;       // scratch, likewise

@@ -8,6 +8,8 @@ namespace tidewheel::TW_ISA {
 namespace {
 
 constexpr int kLargestGroup = 128;
+constexpr int kLineBytes = 64;
+constexpr int kAheadBytes = 4 * kLineBytes;
 
 // The steps of int4 that are tried, in parts of the one that just spans a group's values.
 constexpr float kInt4Steps[] = {1.03f, 0.96f, 0.89f, 0.82f};
@@ -23,9 +25,45 @@ int run_length(const PackArgs& args, int row, int width) {
   return args.row_end - row < count ? args.row_end - row : count;
 }
 
+// Four bytes a unit, as many elements as a multiply-accumulate consumes: as they lie in a row they go side by side.
+template <typename T>
+constexpr bool kUnits = sizeof(T) * Element<T>::kStep == 4;
+
+#if defined(__clang__) || __GNUC__ >= 12
+using Four = float __attribute__((vector_size(16)));
+
+// Columns `in` [4][in_stride] of four bytes, whatever they mean, become rows `out` [4][out_stride]; strides in bytes.
+TW_INLINE void transpose_four(const void* in, ptrdiff_t in_stride, void* out, ptrdiff_t out_stride) {
+  const char* from = static_cast<const char*>(in);
+  char* to = static_cast<char*>(out);
+  Four a, b, c, d;
+  std::memcpy(&a, from, sizeof a);
+  std::memcpy(&b, from + in_stride, sizeof b);
+  std::memcpy(&c, from + 2 * in_stride, sizeof c);
+  std::memcpy(&d, from + 3 * in_stride, sizeof d);
+  const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  const Four rows[] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                       __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+                       __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i) std::memcpy(to + i * out_stride, &rows[i], sizeof rows[i]);
+}
+#else
+TW_INLINE void transpose_four(const void* in, ptrdiff_t in_stride, void* out, ptrdiff_t out_stride) {
+  const char* from = static_cast<const char*>(in);
+  char* to = static_cast<char*>(out);
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) std::memcpy(to + i * out_stride + j * 4, from + j * in_stride + i * 4, 4);
+  }
+}
+#endif
+
+// A row's memory comes in lines; those of the rows that are read side by side are asked for in time.
+TW_INLINE void prefetch_row(const void* row) { prefetch(static_cast<const char*>(row) + kAheadBytes); }
+
 template <typename T, typename S>
 void pack_floats(const PackArgs& args) {
-  constexpr int kStep = Element<T>::kStep;
+  constexpr int kStep = Element<T>::kStep, kFour = 4 * kStep;
   const size_t steps = float_steps<T>(args.k);
   const S* source = static_cast<const S*>(args.source);
   for (int begin = args.row_begin; begin < args.row_end;) {
@@ -33,7 +71,19 @@ void pack_floats(const PackArgs& args) {
     const int column = packed_column(args, begin), count = run_length(args, begin, kPanel);
     T* weight = static_cast<T*>(args.weight) + (column / kPanel * steps * kPanel + column % kPanel) * kStep;
     const S* rows = source + begin * args.row_stride;
-    for (int k = 0; k < args.cols; k += kStep) {
+    int k = 0;
+    if constexpr (__is_same(S, T) && kUnits<T>) {
+      for (; args.col_stride == 1 && count % 4 == 0 && k + kFour <= args.cols; k += kFour) {
+        for (int r = 0; r < count; r += 4) {
+          const S* in = rows + r * args.row_stride + k;
+          if (k * sizeof(S) % kLineBytes == 0) {
+            for (int i = 0; i < 4; ++i) prefetch_row(in + i * args.row_stride);
+          }
+          transpose_four(in, args.row_stride * sizeof(S), weight + (size_t(k) * kPanel + r * kStep), kPanel * 4);
+        }
+      }
+    }
+    for (; k < args.cols; k += kStep) {
       T* line = weight + size_t(k / kStep) * kPanel * kStep;
       for (int j = 0; j < kStep && k + j < args.cols; ++j) {
         const S* element = rows + (k + j) * args.col_stride;
@@ -56,6 +106,7 @@ void read_group(const PackArgs& args, int row, int begin, int size, float* out) 
   const S* x = static_cast<const S*>(args.source) + row * args.row_stride + begin * args.col_stride;
   const int count = args.cols - begin < size ? args.cols - begin : size;
   if (args.col_stride == 1) {
+    for (int i = 0; i < count; i += kLineBytes / static_cast<int>(sizeof(S))) prefetch_row(x + i);
     int i = 0;
     for (; i + kLanes <= count; i += kLanes) store(out + i, load(x + i));
     for (; i < count; ++i) out[i] = to_float(x[i]);
@@ -65,31 +116,6 @@ void read_group(const PackArgs& args, int row, int begin, int size, float* out) 
   for (int i = count; i < size; ++i) out[i] = 0.0f;
 }
 
-#if defined(__clang__) || __GNUC__ >= 12
-using Four = float __attribute__((vector_size(16)));
-
-// Columns `in` [4][in_stride] become rows `out` [4][kLanes].
-TW_INLINE void transpose_four(const float* in, int in_stride, float* out) {
-  Four a, b, c, d;
-  std::memcpy(&a, in, sizeof a);
-  std::memcpy(&b, in + in_stride, sizeof b);
-  std::memcpy(&c, in + 2 * in_stride, sizeof c);
-  std::memcpy(&d, in + 3 * in_stride, sizeof d);
-  const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-  const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  const Four rows[] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
-                       __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
-                       __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
-  for (int i = 0; i < 4; ++i) std::memcpy(out + i * kLanes, &rows[i], sizeof rows[i]);
-}
-#else
-TW_INLINE void transpose_four(const float* in, int in_stride, float* out) {
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 4; ++j) out[i * kLanes + j] = in[j * in_stride + i];
-  }
-}
-#endif
-
 // `size` consecutive inputs of `count` source rows, one a lane: `out` [size][kLanes], zeros where there is no source.
 template <typename S>
 void read_lanes(const PackArgs& args, int row, int count, int begin, int size, float* out) {
@@ -97,7 +123,7 @@ void read_lanes(const PackArgs& args, int row, int count, int begin, int size, f
   for (int r = 0; r < count; ++r) read_group<S>(args, row + r, begin, size, rows + r * size);
   for (int i = count * size; i < kLanes * size; ++i) rows[i] = 0.0f;
   for (int r = 0; r < kLanes; r += 4) {
-    for (int i = 0; i < size; i += 4) transpose_four(rows + r * size + i, size, out + i * kLanes + r);
+    for (int i = 0; i < size; i += 4) transpose_four(rows + r * size + i, size * 4, out + i * kLanes + r, kLanes * 4);
   }
 }
 

@@ -284,6 +284,20 @@ int pick(const SampleArgs& args, const Row& row, int best, const float* maxima) 
   return draw(all, args.block_sums, philox_uniform(args.seed, static_cast<uint32_t>(args.position)));
 }
 
+// The allowed tokens' logits, and -inf for the others.
+void apply_mask(const SampleArgs& args) {
+  const F forbidden = set1(kMinusInfinity);
+  const int whole = args.vocab / 32;
+  for (int word = 0; word < whole; ++word) {
+    const float* logits = args.logits + word * 32;
+    float* row = args.row + word * 32;
+    for (int i = 0; i < 32; i += kLanes) store(row + i, choose(args.mask[word] >> i, load(logits + i), forbidden));
+  }
+  for (int i = whole * 32; i < args.vocab; ++i) {
+    args.row[i] = args.mask[whole] >> (i % 32) & 1u ? args.logits[i] : kMinusInfinity;
+  }
+}
+
 void penalize(const SampleArgs& args) {
   // `weights` is free until the penalties are done: it counts how often each token was output.
   float* counts = args.weights;
@@ -351,8 +365,12 @@ void sample(const SampleArgs& args) {
   const Row raw(args.logits, args.vocab);
   const int raw_best = scan(raw, args.maxima);
   if (raw_best == kNoToken) return;
-  if (args.history_len || args.bias_len) {
-    std::copy(args.logits, args.logits + args.vocab, args.row);
+  if (args.mask || args.history_len || args.bias_len) {
+    if (args.mask) {
+      apply_mask(args);
+    } else {
+      std::copy(args.logits, args.logits + args.vocab, args.row);
+    }
     if (args.history_len) penalize(args);
     for (int i = 0; i < args.bias_len; ++i) {
       float& logit = args.row[args.bias_ids[i]];

@@ -111,15 +111,25 @@ void Executor::check(const Step& step) const {
   sampler_.check(step.sampling, rows);
 }
 
-void Executor::step(const Step& step) {
+void Executor::step(const Step& step, const std::function<void()>& before_sampling) {
   check(step);
   attention_plan_.build(step.query_start, step.context_len);
-  pool_.run([&](Worker& worker) { forward(worker, step); });
+  const bool pause = before_sampling && !step.logits_rows.empty();
+  pool_.run([&](Worker& worker) {
+    profile_.begin(worker);
+    forward(worker, step);
+    if (!pause) sample(worker, step);
+  });
+  if (!pause) return;
+  before_sampling();
+  pool_.run([&](Worker& worker) {
+    profile_.begin(worker);
+    sample(worker, step);
+  });
 }
 
 void Executor::forward(Worker& worker, const Step& step) {
   const int tokens = static_cast<int>(step.token_ids.size());
-  profile_.begin(worker);
   embed(worker, step);
   profile_.end(worker, Phase::kEmbed);
   for (size_t i = 0; i < config_.layers.size(); ++i) {
@@ -129,8 +139,6 @@ void Executor::forward(Worker& worker, const Step& step) {
   if (step.logits_rows.empty()) return;
   logits(worker, step);
   profile_.end(worker, Phase::kHead);
-  sample(worker, step);
-  profile_.end(worker, Phase::kSample);
 }
 
 void Executor::embed(Worker& worker, const Step& step) {
@@ -308,11 +316,13 @@ void Executor::logits(Worker& worker, const Step& step) {
 }
 
 void Executor::sample(Worker& worker, const Step& step) {
+  if (step.logits_rows.empty()) return;
   worker.share(static_cast<int64_t>(step.logits_rows.size()), 1, [&](int64_t r, int64_t) {
     const float* logits = reinterpret_cast<float*>(logits_.data()) + r * config_.vocab_size;
     sampler_.sample(step.sampling, r, logits, worker.index());
     if (step.out_logits) std::copy(logits, logits + config_.vocab_size, step.out_logits + r * config_.vocab_size);
   });
+  profile_.end(worker, Phase::kSample);
 }
 
 void Executor::copy_blocks(std::span<const int32_t> pairs) {

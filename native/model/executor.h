@@ -1,6 +1,8 @@
 // Runs a model over paged batches: forward pass and sampling in one parallel region.
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -37,15 +39,19 @@ class Executor {
   Executor(ModelConfig config, const Kernels& kernels, const WeightFormats& formats, CacheType cache_type,
            ExecutorShape shape, std::vector<int> cpus);
 
-  void set_weight(const std::string& name, const Source& source) { weights_.set(name, source, pool_); }
+  void set_weights(std::span<const Source> sources) { weights_.set(sources, pool_, loading_stopped_); }
   void check_complete() const { weights_.check_complete(); }
   bool read_weights(int file, int64_t offset, uint64_t checksum) {
-    return weights_.read_packed(file, offset, checksum, pool_);
+    return weights_.read_packed(file, offset, checksum, pool_, loading_stopped_);
   }
+  // From any thread: lets `set_weights` and `read_weights` end soon, by throwing Stopped.
+  void stop_loading() { loading_stopped_ = true; }
   const Weights& weights() const { return weights_; }
 
   // Throws std::invalid_argument before anything is touched if an array does not fit the model, the cache or the others.
-  void step(const Step& step);
+  // `before_sampling`, if given, is called on this thread when the logits are there: it waits for the masks, which may
+  // be written until then. What it throws is passed on.
+  void step(const Step& step, const std::function<void()>& before_sampling = {});
   void copy_blocks(std::span<const int32_t> pairs);
 
   int vocab_size() const { return config_.vocab_size; }
@@ -99,6 +105,7 @@ class Executor {
   const ExecutorShape shape_;
   ThreadPool pool_;
   Weights weights_;
+  std::atomic<bool> loading_stopped_ = false;
   const Sampler sampler_;
   Arena cache_;
   // A block holds all layers, so that a sequence that grows takes new memory a little at a time.

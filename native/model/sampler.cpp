@@ -32,6 +32,11 @@ void Sampler::check(const Sampling& s, size_t rows) const {
       if (id < 0 || id >= vocab_size_) fail("token id " + std::to_string(id) + " is outside the vocabulary");
     }
   }
+  require(s.mask_index.empty() || s.mask_index.size() == rows, "the masks' index must have one entry a row");
+  require(s.mask_index.empty() || s.mask_words * 32 >= size_t(vocab_size_), "a mask must have a bit for every token");
+  for (const int32_t mask : s.mask_index) {
+    require(mask >= -1 && mask < static_cast<int64_t>(s.num_masks), "the masks' index names a mask that is not there");
+  }
   for (size_t r = 0; r < rows; ++r) {
     const int history = s.history_start[r + 1] - s.history_start[r];
     require(s.prompt_len[r] >= 0 && (history == 0 || s.prompt_len[r] <= history), "prompt_len is longer than the history");
@@ -52,11 +57,12 @@ void Sampler::sample(const Sampling& s, size_t r, const float* logits, int worke
   float* maxima = reinterpret_cast<float*>(sums + padded_ / 256);
   const int history = s.history_start[r], bias = s.bias_start[r];
   const bool report = s.num_logprobs[r] >= 0;
+  const int mask = s.mask_index.empty() ? -1 : s.mask_index[r];
   kernels_.sample({logits, vocab_size_, s.temperature[r], s.top_p[r], s.min_p[r], s.top_k[r], s.seed[r], s.position[r],
                    s.repetition_penalty[r], s.presence_penalty[r], s.frequency_penalty[r],
                    s.history_ids.data() + history, s.history_start[r + 1] - history, s.prompt_len[r],
-                   s.bias_ids.data() + bias, s.bias_values.data() + bias, s.bias_start[r + 1] - bias, s.num_logprobs[r],
-                   row, weights, sums, maxima, indices, &s.out_tokens[r], report ? &s.out_logprobs[r] : nullptr,
+                   s.bias_ids.data() + bias, s.bias_values.data() + bias, s.bias_start[r + 1] - bias,
+                   mask < 0 ? nullptr : s.masks + mask * s.mask_words, s.num_logprobs[r], row, weights, sums, maxima, indices, &s.out_tokens[r], report ? &s.out_logprobs[r] : nullptr,
                    report ? s.out_top_ids.data() + r * s.top_stride : nullptr,
                    report ? s.out_top_logprobs.data() + r * s.top_stride : nullptr});
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <set>
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "model/require.h"
@@ -22,6 +23,20 @@ float read_float(const Source& source, int64_t index) {
     case DType::kFloat16: return to_float(static_cast<const f16*>(source.data)[index]);
   }
   return 0;
+}
+
+// Lets the system take back the pages that a tensor touches; its neighbours' that go with them are read again.
+void give_back(const Source& source) {
+  if (!source.mapped) return;
+  const auto element = static_cast<int64_t>(dtype_bytes(source.type));
+  int64_t begin = 0, end = element;
+  for (size_t i = 0; i < source.shape.size(); ++i) {
+    const int64_t reach = (source.shape[i] - 1) * source.strides[i] * element;
+    (reach < 0 ? begin : end) += reach;
+  }
+  const uintptr_t data = reinterpret_cast<uintptr_t>(source.data), page = sysconf(_SC_PAGESIZE);
+  const uintptr_t first = (data + begin) / page * page;
+  madvise(reinterpret_cast<void*>(first), data + end - first, MADV_DONTNEED);  // a hint: refused, the pages only stay
 }
 
 constexpr size_t kPiece = size_t{1} << 19;  // bytes that are read and summed at once: they stay in a core's cache
@@ -164,36 +179,62 @@ void Weights::place() {
   if (!head.weight) head = embed;
 }
 
-void Weights::set(const std::string& name, const Source& source, ThreadPool& pool) {
-  const auto found = slots_.find(name);
-  if (found == slots_.end()) fail("this model has no weight named " + name);
+Weights::Slot& Weights::find(const Source& source) {
+  const auto found = slots_.find(source.name);
+  if (found == slots_.end()) fail("this model has no weight named " + source.name);
   Slot& slot = found->second;
   const std::vector<int64_t> expected = slot.cols ? std::vector<int64_t>{slot.rows, slot.cols} : std::vector<int64_t>{slot.rows};
   if (source.shape != expected) {
-    fail(name + " must have the shape " + shape_text(expected) + ", not " + shape_text(source.shape));
+    fail(source.name + " must have the shape " + shape_text(expected) + ", not " + shape_text(source.shape));
   }
-  if (slot.cols == 0) {
-    for (int r = 0; r < slot.rows; ++r) {
-      (*slot.vector)[r / slot.group * slot.group_stride + r % slot.group + slot.offset] = read_float(source, r * source.strides[0]);
-    }
-  } else {
-    const Linear& linear = *slot.linear;
-    pool.run([&](Worker& worker) {
-      worker.share(slot.rows, kPanel, [&](int64_t begin, int64_t end) {
-        kernels_.pack(linear.format, {source.data, source.type, source.strides[0], source.strides[1], slot.rows, slot.cols,
-                              linear.weight, linear.k, slot.group, slot.group_stride, slot.offset,
-                              static_cast<int>(begin), static_cast<int>(end)});
-      });
-    });
-  }
-  slot.done = true;
+  return slot;
 }
 
-bool Weights::read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool) {
+void Weights::pack(const Slot& slot, const Source& source, int row_begin, int row_end) const {
+  if (slot.cols == 0) {
+    for (int r = row_begin; r < row_end; ++r) {
+      (*slot.vector)[r / slot.group * slot.group_stride + r % slot.group + slot.offset] = read_float(source, r * source.strides[0]);
+    }
+    return;
+  }
+  const Linear& linear = *slot.linear;
+  kernels_.pack(linear.format, {source.data, source.type, source.strides[0], source.strides[1], slot.rows, slot.cols,
+                                linear.weight, linear.k, slot.group, slot.group_stride, slot.offset, row_begin,
+                                row_end});
+}
+
+void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop) {
+  std::vector<Slot*> slots;
+  std::vector<int64_t> piece_ends;  // [sources]: the pieces of all tensors up to this one
+  int64_t pieces = 0;
+  for (const Source& source : sources) {
+    slots.push_back(&find(source));
+    piece_ends.push_back(pieces += (slots.back()->rows + kPanel - 1) / kPanel);
+  }
+  std::vector<std::atomic<int>> rows_done(sources.size());
+  // One region for all, so that nobody waits for the others at the end of each tensor.
+  pool.run([&](Worker& worker) {
+    worker.share(pieces, 1, [&](int64_t piece, int64_t) {
+      if (stop.load(std::memory_order_relaxed)) return;
+      const size_t i = std::upper_bound(piece_ends.begin(), piece_ends.end(), piece) - piece_ends.begin();
+      const int rows = slots[i]->rows;
+      const int begin = static_cast<int>(piece - (i ? piece_ends[i - 1] : 0)) * kPanel;
+      const int end = std::min(begin + kPanel, rows);
+      pack(*slots[i], sources[i], begin, end);
+      if (rows_done[i].fetch_add(end - begin, std::memory_order_acq_rel) + end - begin == rows) give_back(sources[i]);
+    });
+  });
+  if (stop.load()) throw Stopped();
+  for (Slot* slot : slots) slot->done = true;
+}
+
+bool Weights::read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool,
+                          const std::atomic<bool>& stop) {
   std::atomic<uint64_t> sum = 0;
   std::atomic<bool> complete = true;
   pool.run([&](Worker& worker) {
     worker.share(static_cast<int64_t>(arena_.bytes()), kPiece, [&](int64_t begin, int64_t end) {
+      if (stop.load(std::memory_order_relaxed)) return;
       const size_t size = static_cast<size_t>(end - begin);
       if (!read_all(file, arena_.data() + begin, size, offset + begin)) {
         complete = false;
@@ -202,6 +243,7 @@ bool Weights::read_packed(int file, int64_t offset, uint64_t checksum, ThreadPoo
       }
     });
   });
+  if (stop.load()) throw Stopped();
   if (!complete || sum != checksum) {
     std::memset(arena_.data(), 0, arena_.bytes());
     return false;

@@ -1,8 +1,10 @@
 // All weights of a model, packed for the kernels, in one arena.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -26,10 +28,17 @@ struct Layer {
 
 // A tensor as it lies in a checkpoint. Strides are in elements.
 struct Source {
+  std::string name;
   const void* data;
   DType type;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
+  bool mapped = false;  // a view of a mapped file: its pages may be given back, and come back when they are read again
+};
+
+// What a load ends with when it is told to stop.
+struct Stopped : std::runtime_error {
+  Stopped() : std::runtime_error("loading was stopped") {}
 };
 
 // How the weights are to be stored. `embedding` is the head's too. Learned positions are only looked up: they stay floats.
@@ -41,8 +50,10 @@ class Weights {
  public:
   Weights(const ModelConfig& config, const Kernels& kernels, const WeightFormats& formats);
 
-  // Pack one tensor, with all of the pool. Throws std::invalid_argument for a name or a shape that is not expected.
-  void set(const std::string& name, const Source& source, ThreadPool& pool);
+  // Pack tensors, with all of the pool and in this order; the memory behind those that are mapped is given back as they
+  // are done. Throws std::invalid_argument for a name or a shape that is not expected, before anything is packed, and
+  // Stopped soon after `stop` has become true.
+  void set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop);
 
   // Throws std::invalid_argument, naming a tensor that was never set.
   void check_complete() const;
@@ -52,8 +63,8 @@ class Weights {
   std::span<const char> packed() const { return {arena_.data(), arena_.bytes()}; }
 
   // In place of `set`: takes packed weights from a file, `offset` bytes behind its start, with all of the pool. False
-  // if they cannot be read or their checksum is another; then everything is as before and must be set.
-  bool read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool);
+  // if they cannot be read or their checksum is another; then everything is as before and must be set. Throws Stopped.
+  bool read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool, const std::atomic<bool>& stop);
 
   // Of `packed`, on the calling thread alone.
   uint64_t checksum() const;
@@ -80,6 +91,8 @@ class Weights {
   void plan_vector(const std::string& name, float*& vector, int size);
   void plan(const ModelConfig& config, const WeightFormats& formats);
   void place();
+  Slot& find(const Source& source);
+  void pack(const Slot& slot, const Source& source, int row_begin, int row_end) const;
 
   const Kernels& kernels_;
   std::map<std::string, Slot> slots_;

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from engine.tiny_tokenizers import tiny
 
 from tidewheel.engine.batch import StepBatch
 from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.blocks import BlockPool
+from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
+from tidewheel.engine.constraints.masks import MaskWriter, mask_words
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.request import SamplingParams
@@ -29,6 +32,7 @@ class Job:
     seed: int = 0
     priority: int = 0
     cache_salt: str | None = None
+    constraints: TokenConstraints | None = None
 
 
 @dataclass
@@ -44,6 +48,7 @@ class Driver:
     enable_prefix_caching: bool = True
     clock: Callable[[Step], float] = lambda step: 1.0
     limits: ExecutorLimits | None = None
+    vocab_size: int = 320  # at least the executor's
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -54,6 +59,7 @@ class Driver:
         self.cost_model = CostModel(max_step_ms=10.0)
         self.scheduler = Scheduler(self.pool, self.cost_model, limits, enable_prefix_caching=self.enable_prefix_caching)
         self.builder = BatchBuilder()
+        self.masks = MaskWriter(self.vocab_size)
         self._arrivals = 0
         self._keys = 0
 
@@ -73,6 +79,7 @@ class Driver:
                 eos_ids=self.eos_ids,
                 max_length=self.max_length,
                 block_size=self.pool.block_size,
+                constraint=self._constraint(job),
             )
             self.scheduler.add(sequence)
             self.sampled[self._keys] = []
@@ -103,6 +110,7 @@ class Driver:
         if not self.limits.chunked_prefill:
             assert all(chunk.is_last for chunk in step.chunks)
         batch = self.builder.build(step)
+        batch.sampling.masks = self.masks.start(step.sampled()) if self.scheduler.has_constraints else None
         rows = [s.key for s in step.decodes] + [c.sequence.key for c in step.chunks if c.is_last]
         self._record(rows, batch)
         self.steps.append(step)
@@ -125,6 +133,14 @@ class Driver:
     def tokens(self, key: int) -> list[int]:
         """The tokens of a sequence so far."""
         return [token for token, _, _ in self.sampled[key]]
+
+    def _constraint(self, job: Job) -> SequenceConstraint | None:
+        if job.constraints is None:
+            return None
+        words = mask_words(self.vocab_size)
+        return SequenceConstraint(
+            job.constraints, job.sampling, tiny("byte-level"), eos_ids=self.eos_ids, mask_words=words
+        )
 
     def _record(self, rows: Sequence[int], batch: StepBatch) -> None:
         output = self.executor.step(batch)

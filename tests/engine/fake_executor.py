@@ -13,6 +13,7 @@ import numpy as np
 
 from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
 from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.sampling import NO_TOKEN
 
 
 class FakeExecutor:
@@ -45,6 +46,8 @@ class FakeExecutor:
             slots = batch.block_tables[s][positions // block_size] * block_size + positions % block_size
             assert (self._positions[slots] == positions).all(), "a slot was not computed, or belongs to another"
             contexts.append(self._tokens[slots].tobytes())
+        if batch.sampling.masks is not None:
+            batch.sampling.masks.wait()
         owner = np.searchsorted(batch.query_start, batch.logits_rows, side="right") - 1
         tokens = [self._sample(batch, row, contexts[s]) for row, s in enumerate(owner)]
         asked = batch.sampling.num_logprobs
@@ -77,11 +80,20 @@ class FakeExecutor:
         ]
         if len(history):
             assert history.tobytes() == context
+        masks = sampling.masks
+        mask = None if masks is None or masks.index[row] < 0 else masks.bits[masks.index[row]]
+        if mask is not None:
+            state.append(mask.tobytes())
         state += [getattr(sampling, name)[row].tobytes() for name in _ROW_ARRAYS]
         digest = hashlib.blake2b(b"|".join(state), digest_size=8).digest()
-        forbidden = set(sampling.bias_ids[bias][np.isneginf(sampling.bias_values[bias])].tolist())
+        allowed = np.ones(self.vocab_size, np.bool_)
+        allowed[sampling.bias_ids[bias][np.isneginf(sampling.bias_values[bias])]] = False
+        if mask is not None:
+            allowed &= np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocab_size] == 1
+        if not allowed.any():
+            return NO_TOKEN
         token = int.from_bytes(digest, "little") % self.vocab_size
-        while token in forbidden:
+        while not allowed[token]:
             token = (token + 1) % self.vocab_size
         return token
 
@@ -108,6 +120,8 @@ class FakeExecutor:
             assert value.shape == (num_rows,), name
             assert value.dtype == dtype, name
             assert value.flags.c_contiguous, name
+        if batch.sampling.masks is not None:
+            assert batch.sampling.masks.index.shape == (num_rows,)
         assert batch.sampling.history_start.shape == batch.sampling.bias_start.shape == (num_rows + 1,)
         assert batch.sampling.history_start[-1] == len(batch.sampling.history_ids)
         assert batch.sampling.bias_start[-1] == len(batch.sampling.bias_ids) == len(batch.sampling.bias_values)

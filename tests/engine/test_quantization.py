@@ -17,7 +17,7 @@ from tidewheel.engine.devices.base import DType
 from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.quantization import Quantization, parse_quantization
 from tidewheel.engine.text import Tokenizer
-from tidewheel.server.serve import DEMO_MODEL
+from tidewheel.server.start import DEMO_MODEL
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tidewheel._native") is None, reason="needs the native extension"

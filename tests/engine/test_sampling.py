@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tidewheel import _native
-from tidewheel.engine.batch import MAX_TOP_LOGPROBS, SamplingBatch, StepOutput
+from tidewheel.engine.batch import MAX_TOP_LOGPROBS, SamplingBatch, StepOutput, TokenMasks
 from tidewheel.engine.sampling import NO_TOKEN, exp_nonpositive, log_positive, philox_uniform, sample
 
 LEVELS = _native.available_isa_levels()
@@ -57,6 +57,23 @@ def assert_equal(native: StepOutput, reference: StepOutput) -> None:
         np.testing.assert_array_equal(native.top_logprobs.view(np.int32), reference.top_logprobs.view(np.int32))
 
 
+def masks_of(*allowed: object, index: list[int] | None = None, words: int | None = None) -> TokenMasks:
+    """A mask for each array of booleans [vocab], for the rows in order unless `index` says otherwise."""
+    bits = np.array(allowed, np.bool_)
+    padded = np.ones((len(bits), 32 * (words or -(-bits.shape[1] // 32))), np.bool_)
+    padded[:, : bits.shape[1]] = bits
+    packed = np.packbits(padded, axis=1, bitorder="little").view("<u4").astype(np.uint32)
+    return TokenMasks(packed, np.array(range(len(bits)) if index is None else index, np.int32))
+
+
+def drawn_masks(draw: st.DrawFn, rng: np.random.Generator, rows: int, vocab: int) -> TokenMasks:
+    """Masks of all densities, shared by rows or not there; their last word's unused bits, and a word more, are set."""
+    shares = [draw(st.sampled_from([0.0, 0.001, 0.3, 0.999, 1.0])) for _ in range(rows)]
+    allowed = [rng.random(vocab) < share for share in shares]
+    index = [draw(st.integers(-1, rows - 1)) for _ in range(rows)]
+    return masks_of(*allowed, index=index, words=-(-vocab // 32) + draw(st.integers(0, 1)))
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingBatch]:
     rows = draw(st.integers(1, 4))
@@ -95,6 +112,8 @@ def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingBatch]:
         bias_ids=np.concatenate(bias_ids),
         bias_values=rng.choice([-np.inf, -100, 3.5, 100], sum(biases)),
     )
+    if draw(st.booleans()):
+        batch.masks = drawn_masks(draw, rng, rows, vocab)
     return logits, batch
 
 
@@ -143,6 +162,8 @@ def large_cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingBatch]:
         bias_ids=bias_ids,
         bias_values=rng.choice([-np.inf, -100, 3.5, 100], len(bias_ids)),
     )
+    if draw(st.integers(0, 2)) == 0:
+        batch.masks = drawn_masks(draw, rng, 1, vocab)
     return logits.astype(np.float32)[None], batch
 
 
@@ -247,3 +268,51 @@ def test_a_row_without_a_finite_maximum_gets_no_token_and_harms_no_other() -> No
 def test_a_minimum_probability_above_one_would_leave_nothing() -> None:
     with pytest.raises(ValueError, match="min_p"):
         native_sample(LEVELS[0], np.zeros((1, 8), np.float32), batch_of(1, min_p=1.5))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_mask_forbids_whatever_else_is_asked(level: str) -> None:
+    logits = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32).repeat(100, axis=0)
+    batch = batch_of(100, bias_start=np.arange(101), bias_ids=np.zeros(100), bias_values=np.full(100, 100.0))
+    batch.masks = masks_of([False, True, False, True], index=[0] * 99 + [-1])
+    output = native_sample(level, logits, batch)
+    assert set(output.token_ids[:99].tolist()) == {1, 3}
+    assert output.token_ids[99] == 0  # a row without a mask
+    batch.temperature[:] = 0
+    batch.num_logprobs[:] = 2
+    output = native_sample(level, logits, batch)
+    assert output.token_ids.tolist() == [1] * 99 + [0]
+    assert output.top_ids is not None
+    assert output.top_ids[:, :2].tolist() == [[0, 1]] * 100  # of the raw logits, forbidden tokens included
+    batch.masks = masks_of([False] * 4, index=[0] * 100)
+    assert native_sample(level, logits, batch).token_ids.tolist() == [NO_TOKEN] * 100
+
+
+def test_masks_are_waited_for() -> None:
+    batch = batch_of(1, temperature=0)
+    masks = batch.masks = masks_of([True] * 40)
+
+    def finish() -> None:
+        masks.bits[:] = 1 << 7
+
+    masks.wait = finish
+    logits = np.zeros((1, 40), np.float32)
+    assert native_sample(LEVELS[0], logits, batch).token_ids[0] == 7
+    masks.bits[:] = 0xFFFFFFFF
+    assert sample(logits, batch).token_ids[0] == 7
+
+
+def test_masks_that_do_not_fit_never_reach_a_kernel() -> None:
+    logits, batch = np.zeros((2, 40), np.float32), batch_of(2)
+    good = masks_of([True] * 40, index=[0, -1])
+    for bits, index, message in (
+        (good.bits[:, :1].copy(), good.index, "a bit for every token"),
+        (good.bits, good.index[:1], "one entry a row"),
+        (good.bits, np.array([0, 1], np.int32), "not there"),
+        (good.bits, np.array([0, -2], np.int32), "not there"),
+        (good.bits.astype(np.int32), good.index, "uint32"),
+        (good.bits[0], good.index, "two-dimensional"),
+    ):
+        batch.masks = TokenMasks(bits, index)
+        with pytest.raises(ValueError, match=message):
+            native_sample(LEVELS[0], logits, batch)

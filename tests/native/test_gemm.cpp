@@ -217,6 +217,45 @@ TEST_CASE("gated and plain activations") {
   }
 }
 
+TEST_CASE("weights are packed alike from every type that holds them, rows or columns first, and in any pieces") {
+  Random random;
+  for (const Kernels* kernels : available_kernels()) {
+    for (const auto& [name, format] : kFormats) {
+      // 16 rows a group, every other group: gate and up of a gated MLP.
+      for (const auto& [n, k, group, stride] :
+           {std::tuple{64, 48, 64, 64}, std::tuple{33, 7, 33, 33}, std::tuple{64, 33, 16, 32}}) {
+        CAPTURE(kernels->name);
+        CAPTURE(name);
+        CAPTURE(k);
+        std::vector<float> floats = random.normals(size_t(n) * k), across(floats.size());
+        for (float& x : floats) x = to_float(to_f16(to_float(to_bf16(x * 64)) / 64));  // what all types hold
+        std::vector<bf16> bf16s(floats.size());
+        std::vector<f16> f16s(floats.size());
+        for (int r = 0; r < n; ++r) {
+          for (int i = 0; i < k; ++i) across[size_t(i) * n + r] = floats[size_t(r) * k + i];
+        }
+        std::transform(floats.begin(), floats.end(), bf16s.begin(), [](float x) { return to_bf16(x); });
+        std::transform(floats.begin(), floats.end(), f16s.begin(), [](float x) { return to_f16(x); });
+        const size_t size = (n / group * stride + kPanel - 1) / kPanel * kernels->panel_bytes(format, k);
+        const auto pack = [&](const void* from, DType type, int row_stride, int col_stride, int piece) {
+          std::vector<char> packed(size);
+          for (int row = 0; row < n; row += piece) {
+            kernels->pack(format, {from, type, row_stride, col_stride, n, k, packed.data(), k, group, stride, 0, row,
+                                   std::min(n, row + piece)});
+          }
+          return packed;
+        };
+        const std::vector<char> expected = pack(across.data(), DType::kFloat32, 1, n, n);
+        for (const int piece : {n, 32, 5}) {
+          CHECK(pack(floats.data(), DType::kFloat32, k, 1, piece) == expected);
+          CHECK(pack(bf16s.data(), DType::kBFloat16, k, 1, piece) == expected);
+          CHECK(pack(f16s.data(), DType::kFloat16, k, 1, piece) == expected);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a packed row unpacks to what was packed, as near as its format comes") {
   Random random;
   const int n = 70, k = 130;

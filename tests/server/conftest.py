@@ -21,7 +21,8 @@ from server.scripted_engine import ScriptedEngine
 
 import tidewheel
 from tidewheel.engine.encoders.engine import EncoderEngine
-from tidewheel.server.app import AppOptions, build_app
+from tidewheel.server.app import build_app
+from tidewheel.server.app_options import AppOptions
 
 # The file and not `-m tidewheel`, which would take the package from the current folder, installed or not.
 TIDEWHEEL = [sys.executable, str(Path(tidewheel.__file__).with_name("__main__.py"))]

@@ -6,6 +6,7 @@ answered with `ok`. Tokens are UTF-8 bytes, besides the special ones.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -63,7 +64,7 @@ class ByteBackend:
         return bytes([token_id]) if token_id < 256 else (self.id_to_token(token_id) or "").encode()
 
     def id_to_token(self, token_id: int) -> str | None:
-        return self._names.get(token_id) or chr(token_id)
+        return None if token_id == BROKEN else self._names.get(token_id) or chr(token_id)
 
     def token_to_id(self, token: str) -> int | None:
         return next((token_id for token_id, name in self._names.items() if name == token), None)
@@ -168,12 +169,22 @@ class ScriptedEngine(Engine):
         return super().submit(request)
 
 
+class ScriptedLoad(contextlib.nullcontext):
+    """In place of an EngineLoad."""
+
+    def __enter__(self) -> ScriptedLoad:
+        return self
+
+    def engine(self) -> ScriptedEngine:
+        return ScriptedEngine(step_s=0.01)
+
+
 def serve(arguments: list[str]) -> int:
     """`tidewheel serve` around a ScriptedEngine, for tests that need a process."""
-    from tidewheel.server import serve as serve_module
+    from tidewheel.server import start
 
-    serve_module.load_engine = lambda options: ScriptedEngine(step_s=0.01)
-    return serve_module.run(["--model", str(Path(__file__).parent), *arguments])
+    start.EngineLoad = ScriptedLoad
+    return start.run(["--model", str(Path(__file__).parent), *arguments])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
+import pydantic
 import pytest
 from server.conftest import RunningServer, ServerProcess, StartServer
 
@@ -125,3 +126,41 @@ def test_the_embedded_model(demo: anthropic.Anthropic) -> None:
     asked += [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
     (answer,) = demo.messages.create(**body, messages=asked, tools=[WEATHER]).content
     assert answer.type == "text"
+
+
+class Mill(pydantic.BaseModel):
+    wheel: Literal["oak", "iron"]
+    grinds: bool
+
+
+def test_the_embedded_model_is_parsed(demo: anthropic.Anthropic) -> None:
+    pytest.importorskip("llguidance")
+    ask: Any = {
+        "model": "tidewheel-demo",
+        "max_tokens": 100,
+        "messages": [{"role": "user", "content": "Invent a mill."}],
+        "extra_body": {"temperature": 0},
+    }
+    message = demo.messages.parse(**ask, output_format=Mill)
+    assert isinstance(message.parsed_output, Mill)
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema"):
+        demo.messages.create(**ask, output_config={"format": {"type": "json_schema", "schema": {"type": "mill"}}})
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_the_embedded_model_must_call(demo: anthropic.Anthropic, choice: Any) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"],
+              "additionalProperties": False}  # fmt: skip
+    message = demo.messages.create(
+        model="tidewheel-demo",
+        max_tokens=500,
+        messages=[{"role": "user", "content": "Hi."}],
+        tools=[{**WEATHER, "input_schema": schema}],
+        extra_body={"temperature": 0},
+        tool_choice={**choice, "disable_parallel_tool_use": True},
+    )
+    (call,) = message.content
+    assert call.type == "tool_use"
+    assert call.input["city"] in ("Paris", "Oslo")
+    assert message.stop_reason == "tool_use"

@@ -22,6 +22,11 @@ class Weather(pydantic.BaseModel):
     days: int
 
 
+SHORT: Any = {
+    "type": "function", "name": "Weather", "strict": True,
+    "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"enum": [1, 2]}},
+                   "required": ["city", "days"], "additionalProperties": False},
+}  # fmt: skip
 TOOLS: Any = [
     {"type": "function", "name": "Weather", "parameters": Weather.model_json_schema(), "strict": False},
 ]
@@ -175,3 +180,35 @@ def test_the_embedded_model_calls_a_tool(demo: openai.OpenAI) -> None:
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": '{"weather": "sunny"}'}
     second = demo.responses.create(**body, input=[result], previous_response_id=first.id)
     assert second.output_text
+
+
+class Mill(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=20)
+    grinds: bool | None
+
+
+def test_the_embedded_model_is_parsed(demo: openai.OpenAI) -> None:
+    pytest.importorskip("llguidance")
+    body: Any = {"model": "tidewheel-demo", "input": "Invent a mill.", "temperature": 0.7, "extra_body": {"seed": 1}}
+    response = demo.responses.parse(**body, text_format=Mill)
+    assert isinstance(response.output_parsed, Mill)
+    with demo.responses.stream(**body, text_format=Mill) as stream:
+        assert stream.get_final_response().output_parsed == response.output_parsed
+    as_object = demo.responses.create(**body, text={"format": {"type": "json_object"}})
+    assert isinstance(json.loads(as_object.output_text), dict)
+    with pytest.raises(openai.BadRequestError) as info:
+        demo.responses.create(**body, text={"format": {"type": "json_schema", "name": "x", "schema": {"type": "mill"}}})
+    assert info.value.param == "text.format.schema"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "Weather"}])
+def test_the_embedded_model_must_call(demo: openai.OpenAI, choice: Any) -> None:
+    pytest.importorskip("llguidance")
+    response = demo.responses.create(
+        model="tidewheel-demo", input="Hi.", tools=[SHORT], tool_choice=choice, parallel_tool_calls=False,
+        temperature=0,
+    )  # fmt: skip
+    (call,) = response.output
+    assert call.type == "function_call"
+    assert call.name == "Weather"
+    Weather.model_validate_json(call.arguments)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -25,6 +27,26 @@ def dump(*_):
 signal.signal(signal.SIGUSR1, dump)
 from tidewheel.server.cli import main
 sys.exit(main(sys.argv[2:]))
+"""
+
+# Its device says that it loads, and goes on until it is told to stop.
+NEVER_LOADS = """
+import sys, threading
+from tidewheel.engine import launch
+from tidewheel.server.cli import main
+get_device = launch.get_device
+def get_stuck_device(name):
+    device = get_device(name)
+    def load(spec, weights, options, cancellation):
+        cancelled = threading.Event()
+        with cancellation.calling(cancelled.set):
+            print("loading", flush=True)
+            cancelled.wait()
+        cancellation.check()
+    device.load = load
+    return device
+launch.get_device = get_stuck_device
+sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -56,8 +78,10 @@ def test_serving_on_the_cpu_imports_neither_torch_nor_transformers(
         (["no/such-folder/anywhere"], "no/such-folder/anywhere"),
         (["--embedding-model", "no/such-folder/either"], "no/such-folder/either"),
         (["--chat-template", "missing.jinja"], "missing.jinja"),
+        (["no/such-folder/anywhere", "--chat-template", "missing.jinja"], "missing.jinja"),
         (["--generation-config", "missing-folder"], "missing-folder"),
         (["--host", "256.0.0.1"], "256.0.0.1"),
+        (["--threads-bind", "999999"], "--threads-bind"),  # which the weights' thread finds out
     ],
 )
 def test_options_that_cannot_be_used(arguments: list[str], said: str) -> None:
@@ -67,6 +91,35 @@ def test_options_that_cannot_be_used(arguments: list[str], said: str) -> None:
 def test_a_template_that_does_not_compile(dummy_model: Path) -> None:
     arguments = (str(dummy_model), "--load-format", "dummy", "--chat-template", "{% if %}")
     assert "the chat template does not compile" in _failure(*arguments)
+
+
+def test_a_bad_tokenizer_is_said_before_the_weights_are_loaded() -> None:
+    with _start_that_never_loads("--tokenizer", ".") as process:
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert log.startswith("tidewheel serve: . has no tokenizer")
+    assert log.count("\n") == 1
+
+
+def test_ctrl_c_ends_a_start_that_loads() -> None:
+    with _start_that_never_loads() as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            _, log = process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:  # Python ignores exceptions in a few places, this one too
+            process.send_signal(signal.SIGINT)
+            _, log = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in log
+
+
+def test_a_taken_port_is_known_before_the_model_is_looked_for() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "Address already in use" in _failure("no/such-folder", "--port", str(taken.getsockname()[1]))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +149,21 @@ def test_a_folder_that_is_broken(
         (folder / name).write_bytes(content)
     load_format = "auto" if name == "model.safetensors" else "dummy"
     assert said in _failure(str(folder), "--load-format", load_format)
+
+
+@contextlib.contextmanager
+def _start_that_never_loads(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", NEVER_LOADS, "serve", "--port", "0", "--log-level", "error", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def _failure(*arguments: str) -> str:

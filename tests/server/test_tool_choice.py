@@ -127,14 +127,15 @@ def test_a_choice_that_does_not_fit_is_refused(fields: dict[str, Any]) -> None:
         ({"type": "function", "function": {"name": "tree"}}, '{"name": "oak"}', "stop"),
     ],
 )  # fmt: skip
-def test_demanded_calls_are_answered(
-    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, choice: Any, text: str, finish_reason: str
-) -> None:
-    # The model keeps to the schema here of its own accord.
-    monkeypatch.setattr("tidewheel.server.chat.path.demanded_calls_schema", lambda body: None)
-    server: RunningServer = start_server(tool_call_parser="hermes", reasoning_parser="qwen3")
-    message = {"role": "user", "content": f"SAY(<think>hm</think>{text})YAS"}
+def test_demanded_calls_are_answered(start_server: StartServer, choice: Any, text: str, finish_reason: str) -> None:
+    pytest.importorskip("llguidance")
+    server: RunningServer = start_server(
+        {"specials": ["<think>", "</think>"]}, tool_call_parser="hermes", reasoning_parser="qwen3"
+    )
     for single in (None, False):
+        if single is False and choice == "required":
+            text = '[{"name": "now", "parameters": {}}]'
+        message = {"role": "user", "content": f"SAY(<think>hm</think>{text})YAS"}
         request = {"messages": [message], "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": single}
         (answer,) = server.post(PATH, request).json()["choices"]
         assert answer["finish_reason"] == finish_reason
@@ -160,3 +161,14 @@ def test_an_unknown_choice_is_refused(start_server: StartServer) -> None:
         response = server.post(PATH, request)
         assert response.status_code == 400
         assert response.json()["error"]["param"].startswith("tool_choice")
+
+
+def test_a_demand_that_cannot_be_compiled_is_refused(start_server: StartServer) -> None:
+    pytest.importorskip("llguidance")
+    server: RunningServer = start_server()
+    tool = {"type": "function", "function": {"name": "odd", "parameters": {"properties": {"a": {"type": "objekt"}}}}}
+    request = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "tool_choice": "required"}
+    response = server.post(PATH, request)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"
+    assert "objekt (at /$defs/0/properties/a)" in response.json()["error"]["message"]

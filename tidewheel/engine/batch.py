@@ -5,12 +5,29 @@ T tokens of S sequences, ragged; R of the tokens want a next token sampled ("row
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 MAX_TOP_LOGPROBS = 20
+
+
+def _complete() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class TokenMasks:
+    """Which tokens the rows of a step may sample: bit `t % 32` of word `t // 32` is set if token t is allowed.
+
+    The bits may be written until `wait` returns, while the forward pass runs: a device calls it once before it samples.
+    """
+
+    bits: NDArray[np.uint32]  # [M, W]; a mask has at least a bit for every token of the vocabulary
+    index: NDArray[np.int32]  # [R]; which mask is the row's, -1: every token is allowed
+    wait: Callable[[], None] = _complete
 
 
 @dataclass(slots=True)
@@ -36,6 +53,7 @@ class SamplingBatch:
     bias_start: NDArray[np.int32]  # [R + 1]
     bias_ids: NDArray[np.int32]  # distinct within a row
     bias_values: NDArray[np.float32]  # added to the logits; -inf forbids a token
+    masks: TokenMasks | None = None  # None: no row has one
 
     @classmethod
     def greedy(cls, positions: ArrayLike) -> SamplingBatch:

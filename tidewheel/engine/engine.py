@@ -8,11 +8,15 @@ import logging
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.blocks import BlockPool
+from tidewheel.engine.constraints.constraint import SequenceConstraint
+from tidewheel.engine.constraints.grammar import GrammarCompiler
+from tidewheel.engine.constraints.masks import MaskWriter, mask_words
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
@@ -72,7 +76,8 @@ class Engine:
         if not limits.chunked_prefill:
             self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
         self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
+        self._eos_token_ids = frozenset(i for i in eos_token_ids if i < vocab_size)
+        self.grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
         self._block_size = limits.block_size
         self._executor = executor
         self._scheduler = Scheduler(
@@ -81,7 +86,7 @@ class Engine:
             limits,
             enable_prefix_caching=enable_prefix_caching,
         )
-        self._engine_loop = EngineLoop(self._scheduler, executor, self._post)
+        self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._post)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, tuple[Choice, RequestStream]] = {}
         self._idle: asyncio.Event = asyncio.Event()
@@ -105,6 +110,7 @@ class Engine:
         sampling = request.sampling
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
         arrival = next(self._arrivals)
+        constraint = self._constraint(request)
         sequences = [
             Sequence(
                 next(self._keys),
@@ -118,6 +124,7 @@ class Engine:
                 eos_ids=self._eos_token_ids,
                 max_length=self.max_model_len,
                 block_size=self._block_size,
+                constraint=None if constraint is None else constraint.fresh(),
             )
             for index in range(sampling.n)
         ]
@@ -143,6 +150,7 @@ class Engine:
         """Abort everything and end the engine thread; the executor is closed. Calling it twice is allowed."""
         self._refusal = self._refusal or "the engine has been stopped"
         self._abort_all()
+        self.grammars.close()
         if self._event_loop is None:
             self._executor.close()
             return
@@ -182,6 +190,24 @@ class Engine:
         sampling = request.sampling
         self._require_in_vocabulary(list(sampling.logit_bias), "logit_bias")
         self._require_in_vocabulary(sampling.stop_token_ids, "stop_token_ids")
+        constraints = request.constraints
+        if constraints is not None:
+            self._require_in_vocabulary(constraints.allowed_token_ids or (), "allowed_token_ids")
+            self._require_in_vocabulary(list(chain.from_iterable(constraints.bad_words)), "bad_words")
+            preface = constraints.preface
+            if preface is not None and preface.opening_id is not None:
+                self._require_in_vocabulary((preface.opening_id,), "reasoning")
+
+    def _constraint(self, request: Request) -> SequenceConstraint | None:
+        if request.constraints is None:
+            return None
+        return SequenceConstraint(
+            request.constraints,
+            request.sampling,
+            self.tokenizer,
+            eos_ids=self._eos_token_ids,
+            mask_words=mask_words(self._vocab_size),
+        )
 
     def _require_in_vocabulary(self, ids: Collection[int], param: str) -> None:
         for token in (min(ids), max(ids)) if ids else ():
@@ -215,7 +241,7 @@ class Engine:
             end = finished.get(key)
             if token == NO_TOKEN:
                 continue
-            ends = end is not None and end.reason is FinishReason.STOP
+            ends = end is not None and end.reason is FinishReason.STOP and not end.is_complete
             stopped = choice.push(token, logprobs.get(key) if logprobs else None, ends=ends)
             if stopped:
                 self._abort([choice])

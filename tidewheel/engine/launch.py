@@ -1,26 +1,33 @@
-"""From options to an engine: find the model, size the KV cache, load the weights."""
+"""From options to an engine: find the model, size the KV cache, load the weights.
+
+What the loading of weights need not wait for is imported and read meanwhile: see `EngineLoad`.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import Device, DType, Executor, ExecutorOptions, KvCacheDType, WeightSource
-from tidewheel.engine.engine import Engine
+from tidewheel.engine.devices.cancellation import Cancellation
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.memory import available_memory_bytes
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.generation import GenerationConfig, read_generation_config
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization, parse_quantization
-from tidewheel.engine.text import Tokenizer
 from tidewheel.engine.weights import open_weights, read_config, resolve
 from tidewheel.engine.weights.dtypes import STORAGE, parse_dtype, parse_kv_cache_dtype
+
+if TYPE_CHECKING:
+    from tidewheel.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +92,7 @@ class OpenedModel:
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        cancellation: Cancellation | None = None,
     ) -> Executor:
         """Load the weights and reserve the cache. Raises DeviceError, naming what is not supported."""
         return self.device.load(
@@ -101,6 +109,7 @@ class OpenedModel:
                 quantization=self.quantization,
                 cache_dir=options.cache_dir,
             ),
+            cancellation,
         )
 
 
@@ -134,52 +143,106 @@ def open_model(options: EngineOptions) -> OpenedModel:
     )
 
 
+class EngineLoad:
+    """A model whose weights are being loaded, in a thread of their own, while the caller does something else.
+
+    A context manager that waits for that thread. If it is left by an exception, or without the engine, loading is given
+    up and what there is of it is freed.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Find the model and start to load its weights. Raises ModelError and DeviceError, saying what to change."""
+        self._started = time.perf_counter()
+        self._options = options
+        self._model = model = open_model(options)
+        self._generation = read_generation_config(model.folder, model.config)
+        self._max_model_len, self._kv_cache_bytes = plan_kv_cache(
+            options,
+            model_limit=model.spec.max_positions,
+            bytes_per_token=model.kv_bytes_per_token,
+            available_bytes=_left_beside(model.weight_bytes),
+        )
+        self._cancellation = Cancellation()
+        self._executor: Executor | None = None
+        self._failure: BaseException | None = None
+        self._finished = False
+        self._thread = threading.Thread(target=self._load, name="weights")
+        self._thread.start()
+
+    def __enter__(self) -> EngineLoad:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None or not self._finished:
+            self._cancellation.cancel()
+            self._thread.join()
+            if self._executor is not None:
+                self._executor.close()
+
+    def engine(self) -> Engine:
+        """The engine, which still has to be started. Raises ModelError and DeviceError, saying what to change."""
+        from tidewheel.engine.engine import Engine
+        from tidewheel.engine.text import Tokenizer
+
+        model, options = self._model, self._options
+        tokenizer = Tokenizer.load(model.tokenizer_folder)
+        executor = self._wait()
+        # A chat model's files may name the end of a turn in one place and the end of a text in another.
+        eos_token_ids = {*self._generation.eos_token_ids, tokenizer.eos_token_id}
+        engine = Engine(
+            executor,
+            tokenizer,
+            model_name=options.model,
+            max_model_len=self._max_model_len,
+            vocab_size=model.spec.vocab_size,
+            eos_token_ids=frozenset(i for i in eos_token_ids if i is not None),
+            generation_defaults=_generation_defaults(self._generation),
+            max_step_ms=options.max_step_ms,
+            enable_prefix_caching=options.enable_prefix_caching,
+        )
+        self._finished = True
+        limits = executor.limits
+        logger.info(
+            "Loaded %s (%s, %s on %s) in %.2f s: context %d tokens, KV cache %.2f GiB (%d blocks of %d tokens)",
+            options.model,
+            model.spec.family,
+            model.quantization or model.dtype,
+            model.device.name,
+            time.perf_counter() - self._started,
+            engine.max_model_len,
+            self._kv_cache_bytes / _GIB,
+            limits.num_blocks,
+            limits.block_size,
+        )
+        return engine
+
+    def _load(self) -> None:
+        try:
+            self._executor = self._model.load(
+                self._options,
+                kv_cache_bytes=self._kv_cache_bytes,
+                max_model_len=self._max_model_len,
+                max_num_seqs=self._options.max_num_seqs,
+                max_num_batched_tokens=self._options.max_num_batched_tokens,
+                cancellation=self._cancellation,
+            )
+        except BaseException as error:  # it is raised again in the thread that waits
+            self._failure = error
+
+    def _wait(self) -> Executor:
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        assert self._executor is not None
+        return self._executor
+
+
 def load_engine(options: EngineOptions) -> Engine:
     """Load a model; the engine still has to be started. Raises ModelError and DeviceError, saying what to change."""
-    started = time.perf_counter()
-    model = open_model(options)
-    generation = read_generation_config(model.folder, model.config)
-    tokenizer = Tokenizer.load(model.tokenizer_folder)
-    max_model_len, kv_cache_bytes = plan_kv_cache(
-        options,
-        model_limit=model.spec.max_positions,
-        bytes_per_token=model.kv_bytes_per_token,
-        available_bytes=_left_beside(model.weight_bytes),
-    )
-    executor = model.load(
-        options,
-        kv_cache_bytes=kv_cache_bytes,
-        max_model_len=max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-    )
-    # A chat model's files may name the end of a turn in one place and the end of a text in another.
-    eos_token_ids = {*generation.eos_token_ids, tokenizer.eos_token_id}
-    engine = Engine(
-        executor,
-        tokenizer,
-        model_name=options.model,
-        max_model_len=max_model_len,
-        vocab_size=model.spec.vocab_size,
-        eos_token_ids=frozenset(i for i in eos_token_ids if i is not None),
-        generation_defaults=_generation_defaults(generation),
-        max_step_ms=options.max_step_ms,
-        enable_prefix_caching=options.enable_prefix_caching,
-    )
-    limits = executor.limits
-    logger.info(
-        "Loaded %s (%s, %s on %s) in %.2f s: context %d tokens, KV cache %.2f GiB (%d blocks of %d tokens)",
-        options.model,
-        model.spec.family,
-        model.quantization or model.dtype,
-        model.device.name,
-        time.perf_counter() - started,
-        engine.max_model_len,
-        kv_cache_bytes / _GIB,
-        limits.num_blocks,
-        limits.block_size,
-    )
-    return engine
+    with EngineLoad(options) as load:
+        return load.engine()
 
 
 def plan_kv_cache(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tidewheel.engine.batch import StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
+from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.request import TokenLogprob
 from tidewheel.engine.scheduler import Finished, Scheduler, Step
@@ -39,12 +40,15 @@ class Delivery:
 class EngineLoop:
     """Owns scheduler, builder and executor from `start` on. Other threads only leave messages."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[Delivery], None]
+    ) -> None:
         """`deliver` is called on the engine thread, at most once a step and once for the messages before it."""
         self.steps_total = 0
         self._scheduler = scheduler
         self._builder = BatchBuilder()
         self._executor = executor
+        self._masks = masks
         self._deliver = deliver
         self._inbox: deque[list[Sequence] | list[int] | None] = deque()
         self._wake = threading.Event()
@@ -83,6 +87,7 @@ class EngineLoop:
             logger.exception("The engine has failed")
             self._deliver(Delivery(failure=failure))
         finally:
+            self._masks.close()
             self._executor.close()
 
     def _take_messages(self) -> bool:
@@ -119,8 +124,11 @@ class EngineLoop:
                 raise RuntimeError("no sequence can run although some are unfinished")
             return
         batch = self._builder.build(step)
+        masks = batch.sampling.masks = self._masks.start(step.sampled()) if scheduler.has_constraints else None
         started = time.perf_counter()
         output = self._executor.step(batch)
+        if masks is not None:
+            masks.wait()  # a device that does not sample itself may not have
         scheduler.cost_model.observe(step.load, (time.perf_counter() - started) * 1e3)
         self.steps_total += 1
         delivery = _delivery(step, output)
@@ -130,12 +138,9 @@ class EngineLoop:
 
 
 def _delivery(step: Step, output: StepOutput) -> Delivery:
-    rows = step.decodes
-    started: list[tuple[int, int]] = []
-    if step.chunks:
-        done = [chunk.sequence for chunk in step.chunks if chunk.is_last]
-        started = [(s.key, s.num_cached_tokens or 0) for s in done if s.num_tokens == s.prompt_len]
-        rows = rows + done
+    rows = step.sampled()
+    done = rows[len(step.decodes) :]
+    started = [(s.key, s.num_cached_tokens or 0) for s in done if s.num_tokens == s.prompt_len]
     delivery = Delivery([s.key for s in rows], output.token_ids.tolist(), started=started)
     if output.logprobs is not None:
         for row, sequence in enumerate(rows):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tidewheel.engine.batch import MAX_TOP_LOGPROBS
 from tidewheel.engine.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from tidewheel.engine.constraints.constraint import TokenConstraints
 
 
 class FinishReason(str, enum.Enum):
@@ -86,6 +90,7 @@ class Request:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str | None = None  # requests with different salts never share cached prefixes
+    constraints: TokenConstraints | None = None
 
 
 @dataclass(frozen=True, slots=True)

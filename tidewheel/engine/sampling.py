@@ -3,8 +3,9 @@
 The native sampler computes the same thing and must agree bit for bit, so every floating-point operation here is an
 IEEE basic one in a fixed order: no library exp or log, no sum whose order is numpy's own affair.
 
-The order of a row: log-probabilities are taken from the raw logits; then repetition, frequency and presence
-penalties, bias, temperature, min-p, top-k, top-p, and one draw from what is left.
+The order of a row: log-probabilities are taken from the raw logits; then the tokens that its mask forbids get -inf,
+which nothing after it can lift; then repetition, frequency and presence penalties, bias, temperature, min-p, top-k,
+top-p, and one draw from what is left. A row of which nothing is left gets NO_TOKEN.
 """
 
 from __future__ import annotations
@@ -95,6 +96,12 @@ def _descending(weights: F32) -> NDArray[np.intp]:
     return np.argsort(-weights, kind="stable")
 
 
+def _forbidden(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """Which tokens a mask leaves out, shape [V]."""
+    little_endian = mask.astype("<u4").view(np.uint8)
+    return ~np.unpackbits(little_endian, count=vocab_size, bitorder="little").astype(np.bool_)
+
+
 def _penalize(
     logits: F32,
     history: NDArray[np.int32],
@@ -142,6 +149,9 @@ def _draw(weights: F32, uniform: float) -> int:
 def sample(logits: F32, batch: SamplingBatch) -> StepOutput:
     """Pick a token for every row of `logits` [R, vocab]. A row without a finite maximum gets NO_TOKEN."""
     rows = logits.shape[0]
+    masks = batch.masks
+    if masks is not None:
+        masks.wait()
     tokens = np.full(rows, NO_TOKEN, np.int32)
     wanted = bool((batch.num_logprobs >= 0).any())
     logprobs = np.zeros(rows, np.float32) if wanted else None
@@ -149,6 +159,8 @@ def sample(logits: F32, batch: SamplingBatch) -> StepOutput:
     top_logprobs = np.zeros((rows, MAX_TOP_LOGPROBS), np.float32) if wanted else None
     for r in range(rows):
         row = logits[r].copy()
+        if masks is not None and masks.index[r] >= 0:
+            row[_forbidden(masks.bits[masks.index[r]], row.size)] = -np.inf
         history = batch.history_ids[batch.history_start[r] : batch.history_start[r + 1]]
         if history.size:
             _penalize(

@@ -46,15 +46,25 @@ class Step:
     chunks: list[Chunk] = field(default_factory=list)
     load: StepLoad = field(default_factory=StepLoad)
 
+    def sampled(self) -> list[Sequence]:
+        """The sequences that get a token, in the order of the step's rows."""
+        if not self.chunks:
+            return self.decodes
+        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.is_last]
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of the sequence `key`. `stop_reason` is the stop token that ended it, None for end of sequence."""
+    """The end of the sequence `key`. `stop_reason` is the stop token that ended it, None for end of sequence.
+
+    `is_complete`: its last token belongs to the text, after which its grammar allows no other.
+    """
 
     key: int
     reason: FinishReason
     stop_reason: int | None = None
     error: str | None = None
+    is_complete: bool = False
 
 
 class Scheduler:
@@ -86,6 +96,12 @@ class Scheduler:
         self._decoding: list[Sequence] = []  # replaced, never changed in place: steps refer to it
         self._decode_version = 0
         self._prefilled_last = False
+        self._num_constrained = 0
+
+    @property
+    def has_constraints(self) -> bool:
+        """Whether any sequence has a constraint."""
+        return self._num_constrained > 0
 
     @property
     def num_running(self) -> int:
@@ -111,6 +127,7 @@ class Scheduler:
         """Queue a sequence."""
         self._sequences[sequence.key] = sequence
         heapq.heappush(self._waiting, (sequence.order, sequence))
+        self._num_constrained += sequence.constraint is not None
         if sequence.index == 0:
             self.prompt_tokens_total += sequence.prompt_len
 
@@ -310,12 +327,20 @@ class Scheduler:
             finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
             return
         sequence.append(token)
+        constraint = sequence.constraint
+        if constraint is not None:
+            constraint.advance(token)
+            if constraint.error is not None:
+                finished.append(self._finish(sequence, FinishReason.ERROR, error=constraint.error))
+                return
         if token in sequence.stop_ids:
             stop_reason = None if token in sequence.eos_ids else token
             finished.append(self._finish(sequence, FinishReason.STOP, stop_reason))
+        elif constraint is not None and constraint.is_terminated:
+            finished.append(self._finish(sequence, FinishReason.STOP, is_complete=True))
         elif sequence.num_tokens >= sequence.max_length:
             finished.append(self._finish(sequence, FinishReason.LENGTH))
-        elif sequence.num_tokens == sequence.min_length:
+        elif constraint is None and sequence.num_tokens == sequence.min_length:
             sequence.set_bias(forbid_stopping=False)
             self._decode_version += 1
 
@@ -332,14 +357,16 @@ class Scheduler:
         reason: FinishReason,
         stop_reason: int | None = None,
         error: str | None = None,
+        is_complete: bool = False,
     ) -> Finished:
         self._stop_running(sequence)
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.key]
+        self._num_constrained -= sequence.constraint is not None
         if len(self._waiting) > 2 * self.num_waiting + _STALE_ENTRIES:
             self._waiting = [entry for entry in self._waiting if entry[1].state is SequenceState.WAITING]
             heapq.heapify(self._waiting)
-        return Finished(sequence.key, reason, stop_reason, error)
+        return Finished(sequence.key, reason, stop_reason, error, is_complete)
 
     def _stop_running(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue and free its blocks, whatever it was doing."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.blocks import Digest, block_digest, root_digest
+from tidewheel.engine.constraints.constraint import SequenceConstraint
 from tidewheel.engine.request import SamplingParams
 
 # Odd, so that all choices of a request get different seeds (2^64 divided by the golden ratio).
@@ -42,6 +43,7 @@ class Sequence:
         "bias_values",
         "block_table",
         "cache_salt",
+        "constraint",
         "eos_ids",
         "float_params",
         "index",
@@ -81,6 +83,7 @@ class Sequence:
         eos_ids: frozenset[int] = frozenset(),
         max_length: int,
         block_size: int,
+        constraint: SequenceConstraint | None = None,
     ) -> None:
         """`max_length` is the context's limit in tokens, prompt and output together; `seed` is the request's."""
         self.key = key
@@ -88,6 +91,7 @@ class Sequence:
         self.priority = priority
         self.order = (priority, arrival, index)
         self.cache_salt = cache_salt
+        self.constraint = constraint
         self.state = SequenceState.WAITING
 
         self.prompt_len = self.num_tokens = len(prompt)
@@ -129,7 +133,8 @@ class Sequence:
             self.prompt_len if self.uses_history else 0,
         )
         self.plain_bias = dict(sampling.logit_bias)
-        self.set_bias(forbid_stopping=self.num_tokens < self.min_length)
+        # A constraint has its own way to forbid an end that comes too soon.
+        self.set_bias(forbid_stopping=constraint is None and self.num_tokens < self.min_length)
 
     def set_bias(self, *, forbid_stopping: bool) -> None:
         """Lay out the bias lists, with every token that would stop the sequence forbidden or not."""

@@ -84,6 +84,28 @@ class Tokenizer:
         """Whether the token has no text when special tokens are skipped."""
         return self._backend.is_special(token_id)
 
+    def token_texts(self) -> list[bytes | None]:
+        """The bytes that each token adds to a text; None for tokens that mark structure, b"" where there are none.
+
+        Takes a while for a large vocabulary.
+        """
+        backend, texts = self._backend, list[bytes | None]()
+        before = self.encode("a", add_special_tokens=False)  # as in the middle of a text: some spaces show only there
+        num_before = len(self.decode(before))
+        for token_id in range(self.vocab_size):
+            if backend.is_special(token_id):
+                texts.append(None)
+            elif backend.id_to_token(token_id) is None:
+                texts.append(b"")
+            elif backend.token_bytes is not None:
+                texts.append(backend.token_bytes(token_id))
+            elif backend.is_byte(token_id):
+                texts.append(bytes([int((backend.id_to_token(token_id) or "")[3:5], 16)]))
+            else:
+                text = self.decode([*before, token_id])[num_before:]
+                texts.append(b"" if "\ufffd" in text else text.encode())  # a part of a character
+        return texts
+
     def detokenizer(
         self, prompt: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()
     ) -> Detokenizer:

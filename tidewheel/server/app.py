@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -25,6 +23,7 @@ from tidewheel.server.api.responses import ResponsesEndpoints
 from tidewheel.server.api.scoring import ScoringEndpoints
 from tidewheel.server.api.stored_responses import StoredResponsesEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
+from tidewheel.server.app_options import AppOptions
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
 from tidewheel.server.chat.reasoning import REASONING_PARSERS
@@ -39,26 +38,6 @@ from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.middleware import BearerAuth, BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.responses.store import ResponseStore
-
-
-@dataclass(frozen=True, kw_only=True)
-class AppOptions:
-    """What the application needs to know besides the engine.
-
-    `chat_template` None is the tokenizer's own; `sampling_defaults` None are the engine's.
-    """
-
-    served_model_names: Sequence[str] = ()
-    api_keys: Sequence[str] = field(default=(), repr=False)
-    chat_template: str | None = None
-    sampling_defaults: Mapping[str, float | int] | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    default_chat_template_kwargs: Mapping[str, Any] | None = None
-    trust_request_chat_template: bool = False
-    max_stored_responses: int = 1000
-    max_body_bytes: int = 32 * 2**20
-    log_requests: bool = True
 
 
 def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine | None = None) -> Starlette:

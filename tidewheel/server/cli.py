@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tidewheel import __version__
 from tidewheel.engine.errors import TidewheelError
@@ -25,9 +27,25 @@ options:
 
 
 def _serve(arguments: list[str]) -> int:
-    from tidewheel.server.serve import run
+    with _without_blas_threads():
+        from tidewheel.server.start import run
 
     return run(arguments)
+
+
+@contextlib.contextmanager
+def _without_blas_threads() -> Iterator[None]:
+    # numpy's BLAS starts a thread for each core when it is imported, and they spin for a while. It is not used here,
+    # and the cores have something better to do. Other libraries that read the variable later find it as it was.
+    name = "OPENBLAS_NUM_THREADS"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def _chat(arguments: list[str]) -> int:

@@ -8,11 +8,15 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
 
+from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
+from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tidewheel.engine.stream import RequestStream
+from tidewheel.server.constraints import token_constraints
 from tidewheel.server.errors import ApiError, ClientGone
 from tidewheel.server.metrics import RequestTimer, ServerMetrics
+from tidewheel.server.protocol.sampling import GenerationBody
 from tidewheel.server.protocol.usage import PromptTokensDetails, Usage
 
 logger = logging.getLogger("tidewheel.requests")
@@ -134,6 +138,12 @@ class Generations:
         self._metrics = metrics
         self._log_requests = log_requests
 
+    async def constraints(
+        self, body: GenerationBody, output: StructuredOutput | None = None, *, preface: Preface | None = None
+    ) -> TokenConstraints | None:
+        """See `token_constraints`; what it gives is for `start`."""
+        return await token_constraints(self._engine, body, output, preface=preface)
+
     def start(
         self,
         kind: str,
@@ -144,6 +154,7 @@ class Generations:
         client_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        constraints: TokenConstraints | None = None,
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
@@ -154,7 +165,8 @@ class Generations:
         try:
             for i, prompt in enumerate(prompts):
                 request_id = generation_id if len(prompts) == 1 else f"{generation_id}-{i}"
-                streams.append(self._engine.submit(Request(request_id, prompt, sampling, priority, cache_salt)))
+                request = Request(request_id, prompt, sampling, priority, cache_salt, constraints)
+                streams.append(self._engine.submit(request))
         except BaseException:
             for stream in streams:
                 stream.abort()

@@ -68,6 +68,11 @@ TW_INLINE float hmax(F a) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 TW_INLINE F keep_if(F value, F x, F bound) { return {_mm256_and_ps(value.v, _mm256_cmp_ps(x.v, bound.v, _CMP_GE_OQ))}; }
+TW_INLINE F choose(uint32_t bits, F x, F y) {
+  const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lanes);
+  return {_mm256_blendv_ps(y.v, x.v, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lanes)))};
+}
 TW_INLINE uint32_t unordered(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_UNORD_Q)); }
 
 // The set bits of every byte.

@@ -63,6 +63,7 @@ TW_INLINE float hmax(F a) { return _mm512_reduce_max_ps(a.v); }
 TW_INLINE F keep_if(F value, F x, F bound) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ), value.v)};
 }
+TW_INLINE F choose(uint32_t bits, F x, F y) { return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), y.v, x.v)}; }
 TW_INLINE uint32_t unordered(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q); }
 TW_INLINE int compress(float* p, F a, F low, F high) {
   const __mmask16 within = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(a.v, low.v, _CMP_GE_OQ), a.v, high.v, _CMP_LE_OQ);

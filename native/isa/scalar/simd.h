@@ -71,6 +71,15 @@ TW_INLINE F keep_if(F value, F x, F bound) {
   TW_EACH r.v[i] = bits_float(float_bits(value.v[i]) & (0u - uint32_t{x.v[i] >= bound.v[i]}));
   return r;
 }
+// Lane i is x's where bit i is set, else y's.
+TW_INLINE F choose(uint32_t bits, F x, F y) {
+  F r;
+  TW_EACH {
+    const uint32_t chosen = 0u - (bits >> i & 1u);
+    r.v[i] = bits_float((float_bits(x.v[i]) & chosen) | (float_bits(y.v[i]) & ~chosen));
+  }
+  return r;
+}
 // Not 0 if a lane of a or b is NaN.
 TW_INLINE uint32_t unordered(F a, F b) {
   uint32_t r = 0;

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.cancellation import Cancellation
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.quantization import Quantization
 
@@ -23,11 +24,13 @@ class WeightTensor:
     """A weight as it lies in the checkpoint, often a read-only view of a memory map.
 
     `data` has the logical shape; its numpy dtype is float32, float16, or uint16 holding bfloat16 bits, as `dtype`
-    says. It may be strided (transposed checkpoints).
+    says. It may be strided (transposed checkpoints). `mapped`: it is a view of a mapped file, whose pages may be given
+    back to the system once they are copied, because they come back when they are read again.
     """
 
     data: NDArray[np.generic]
     dtype: DType
+    mapped: bool = False
 
 
 class WeightSource(Protocol):
@@ -40,10 +43,6 @@ class WeightSource(Protocol):
     def __getitem__(self, name: str) -> WeightTensor: ...
 
     def __iter__(self) -> Iterator[str]: ...
-
-    def release(self, name: str) -> None:
-        """Say that a weight has been copied: its memory may go, and comes back if it is read again."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +114,15 @@ class Device(Protocol):
         """Bytes of KV cache that one token takes over all layers. Raises DeviceError for a type it cannot cache."""
         ...
 
-    def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> Executor:
-        """Pack the weights and allocate the cache. Raises DeviceError, naming what is not supported."""
+    def load(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        cancellation: Cancellation | None = None,
+    ) -> Executor:
+        """Pack the weights and allocate the cache, from any thread.
+
+        Raises DeviceError, naming what is not supported, and LoadCancelledError soon after it was cancelled.
+        """
         ...

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tidewheel import _native
 from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
 from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
+from tidewheel.engine.devices.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization
@@ -83,6 +84,21 @@ def _quantization(quantization: Quantization | None) -> tuple[str, int, bool]:
     return quantization.method, quantization.group_size, quantization.zero_points
 
 
+def _set_weights(native: _native.Executor, weights: WeightSource) -> None:
+    # What is mapped goes in one call: each return would wait for the interpreter's lock. Its memory is given back as it
+    # is packed. What is not may be made as it is asked for, and goes at once. So there is never more of a checkpoint in
+    # memory, beside the packed model, than what is being packed.
+    mapped = []
+    for name in weights:
+        tensor = weights[name]
+        entry = (name, tensor.data, tensor.dtype, tensor.mapped)
+        if tensor.mapped:
+            mapped.append(entry)
+        else:
+            native.set_weights([entry])
+    native.set_weights(mapped)
+
+
 class CpuDevice:
     """Native kernels. `isa` names an instruction set level to use instead of the best one."""
 
@@ -106,7 +122,13 @@ class CpuDevice:
         )
         return block // _native.block_tokens()
 
-    def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> CpuExecutor:
+    def load(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        cancellation: Cancellation | None = None,
+    ) -> CpuExecutor:
         """Pack the weights, or take them packed from `cache_dir`; reserve the KV cache, whose pages appear with use."""
         block_bytes = self.kv_bytes_per_token(spec, options.cache_dtype) * _native.block_tokens()
         num_blocks = options.kv_cache_bytes // block_bytes
@@ -131,13 +153,13 @@ class CpuDevice:
                 choose_cpus(options.threads_bind),
             )
             cache = self._packed_cache(spec, weights, options)
-            cached = cache is not None and cache.read(native)
-            if not cached:
-                for name in weights:
-                    tensor = weights[name]
-                    native.set_weight(name, tensor.data, tensor.dtype)
-                    weights.release(name)  # so that the checkpoint is never in memory beside the packed model
+            with (cancellation or Cancellation()).calling(native.stop_loading):
+                cached = cache is not None and cache.read(native)
+                if not cached:
+                    _set_weights(native, weights)
             native.check_complete()
+        except _native.StoppedError as error:
+            raise LoadCancelledError from error
         except ValueError as error:
             raise DeviceError(f"the cpu device cannot load this model: {error}") from error
         except MemoryError as error:

@@ -5,13 +5,15 @@ Dimensions: T tokens, H query heads, G KV heads, D head dim, and C cached tokens
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from tidewheel.engine.devices.base import DType, WeightSource
+from tidewheel.engine.devices.base import DType, WeightTensor
 from tidewheel.engine.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, NormSpec, RopeSpec
 from tidewheel.engine.weights.dtypes import to_float32
 
@@ -30,7 +32,7 @@ class TorchDecoder:
     def __init__(
         self,
         spec: DecoderSpec,
-        weights: WeightSource,
+        weights: Iterable[tuple[str, WeightTensor]],
         dtype: DType,
         kv_cache_dtype: DType,
         num_blocks: int,
@@ -41,7 +43,7 @@ class TorchDecoder:
         self._cache_dtype = _DTYPES[kv_cache_dtype]
         self._block_size = block_size
         # float32 that holds the dtype's values: products of two such values are exact, and their sum is float32.
-        self._weights = {name: self._round(torch.from_numpy(to_float32(weights[name]))) for name in weights}
+        self._weights = {name: self._round(torch.from_numpy(to_float32(tensor))) for name, tensor in weights}
         shapes = [(num_blocks, block_size, a.num_kv_heads, a.head_dim) for a in (s.attention for s in spec.layers)]
         self._keys = [torch.zeros(shape, dtype=self._cache_dtype) for shape in shapes]
         self._values = [torch.zeros(shape, dtype=self._cache_dtype) for shape in shapes]

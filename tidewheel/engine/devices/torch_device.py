@@ -6,13 +6,22 @@ product are rounded to the model's dtype and summed in float32; K and V are cach
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.batch import StepBatch, StepOutput
-from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
+from tidewheel.engine.devices.base import (
+    DType,
+    ExecutorLimits,
+    ExecutorOptions,
+    KvCacheDType,
+    WeightSource,
+    WeightTensor,
+)
+from tidewheel.engine.devices.cancellation import Cancellation
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.sampling import sample
@@ -38,7 +47,13 @@ class TorchDevice:
         heads = sum(2 * layer.attention.num_kv_heads * layer.attention.head_dim for layer in spec.layers)
         return heads * STORAGE[_cached(kv_cache_dtype)].itemsize
 
-    def load(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> TorchExecutor:
+    def load(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        cancellation: Cancellation | None = None,
+    ) -> TorchExecutor:
         """Copy the weights and allocate the cache. Raises DeviceError if torch is missing or the cache too small."""
         try:
             from tidewheel.engine.devices.torch_decoder import TorchDecoder
@@ -56,9 +71,16 @@ class TorchDevice:
                 f"({block_bytes} bytes)"
             )
         limits = ExecutorLimits(_BLOCK_SIZE, num_blocks, options.max_num_seqs, options.max_num_batched_tokens)
+        tensors = _read(weights, cancellation or Cancellation())
         return TorchExecutor(
-            TorchDecoder(spec, weights, options.dtype, _cached(options.cache_dtype), num_blocks, _BLOCK_SIZE), limits
+            TorchDecoder(spec, tensors, options.dtype, _cached(options.cache_dtype), num_blocks, _BLOCK_SIZE), limits
         )
+
+
+def _read(weights: WeightSource, cancellation: Cancellation) -> Iterator[tuple[str, WeightTensor]]:
+    for name in weights:
+        cancellation.check()
+        yield name, weights[name]
 
 
 def _cached(dtype: KvCacheDType) -> DType:

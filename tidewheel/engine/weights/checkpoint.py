@@ -39,14 +39,8 @@ class StoredTensor:
     version: tuple[str, int, int, int]  # of the file: where it lies, bytes, when content and inode changed last, in ns
     dtype: str
     shape: tuple[int, ...]
-    data: NDArray[np.uint8]  # a read-only view of `file`, from byte `start` on
-    file: mmap.mmap
+    data: NDArray[np.uint8]  # a read-only view of the mapped file, from byte `start` on
     start: int
-
-    def forget(self) -> None:
-        """Let the system take back the memory behind the view. Reading it again reads the file again."""
-        first_page = self.start // mmap.PAGESIZE * mmap.PAGESIZE
-        self.file.madvise(mmap.MADV_DONTNEED, first_page, self.start + self.data.nbytes - first_page)
 
 
 Checkpoint = dict[str, StoredTensor]
@@ -112,7 +106,7 @@ def _open_file(path: Path) -> Checkpoint:
     for name, entry in header.items():
         start, stop = (8 + header_bytes + offset for offset in entry["data_offsets"])
         shape = tuple(entry["shape"])
-        checkpoint[name] = StoredTensor(path, version, entry["dtype"], shape, content[start:stop], file, start)
+        checkpoint[name] = StoredTensor(path, version, entry["dtype"], shape, content[start:stop], start)
     return checkpoint
 
 
@@ -135,7 +129,6 @@ class CheckpointWeights:
 
     def __init__(self, checkpoint: Checkpoint, description: ModelDescription) -> None:
         self._tensors: dict[str, WeightTensor] = {}
-        self._stored: dict[str, StoredTensor] = {}
         self._checkpoint = checkpoint
         self._prefix = description.base_prefix
         shapes = tensor_shapes(description.spec)
@@ -145,7 +138,7 @@ class CheckpointWeights:
         bytes_by_dtype: Counter[DType] = Counter()
         parts = []
         for name, shape in shapes.items():
-            stored = self._stored[name] = self._require(sources[name].name)
+            stored = self._require(sources[name].name)
             tensor = self._tensors[name] = self._load(stored, sources[name], shape)
             bytes_by_dtype[tensor.dtype] += tensor.data.nbytes
             place = (*stored.version, stored.start, stored.dtype, stored.shape)
@@ -158,10 +151,6 @@ class CheckpointWeights:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
-
-    def release(self, name: str) -> None:
-        """Let the system take back the memory behind the view of a weight."""
-        self._stored[name].forget()
 
     def _require(self, name: str) -> StoredTensor:
         stored = self._find(name)
@@ -194,7 +183,8 @@ class CheckpointWeights:
                 f"{stored.path}: tensor {source.name} is stored as {stored.dtype}; supported are {', '.join(_DTYPES)}"
             )
         dtype = _DTYPES[stored.dtype]
-        data: NDArray[np.generic] = _aligned(stored.data, STORAGE[dtype]).reshape(stored.shape)
+        data, mapped = _aligned(stored.data, STORAGE[dtype])
+        data = data.reshape(stored.shape)
         if source.transpose:
             data = data.T
         if source.rows is not None and data.ndim and data.shape[0] >= source.rows[1]:
@@ -204,14 +194,13 @@ class CheckpointWeights:
                 f"{stored.path}: tensor {source.name} has shape {stored.shape}, which does not fit config.json: "
                 f"the model needs {_needed(source, shape)}"
             )
-        return WeightTensor(data, dtype)
+        return WeightTensor(data, dtype, mapped)
 
 
-def _aligned(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[np.generic]:
-    """`data` as `dtype`; a copy only where a file's header has an odd length, so that elements lie askew."""
-    if data.ctypes.data % dtype.itemsize:
-        data = data.copy()
-    return data.view(dtype)
+def _aligned(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[NDArray[np.generic], bool]:
+    """`data` as `dtype`, and whether it is no copy: one is made where a file's header has an odd length."""
+    mapped = data.ctypes.data % dtype.itemsize == 0
+    return (data if mapped else data.copy()).view(dtype), mapped
 
 
 def _needed(source: TensorRef, shape: tuple[int, ...]) -> str:

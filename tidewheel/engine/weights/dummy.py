@@ -50,9 +50,6 @@ class DummyWeights:
             data = self._buffer[start : start + math.prod(shape)].reshape(shape)
         return WeightTensor(data, self.dtype)
 
-    def release(self, name: str) -> None:
-        """Nothing: all weights are views of one buffer."""
-
 
 def _as_dtype(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
     return bfloat16_bits(values) if dtype == "bfloat16" else values.astype(STORAGE[dtype])

@@ -25,6 +25,7 @@ from tidewheel.server.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from tidewheel.server.protocol.structured import JsonSchemaFormat, ResponseFormat
 
 _FIELD_NAMES = {
     "continue_final_message": "messages",
@@ -173,11 +174,11 @@ def _tool_choice(body: CountTokensRequest) -> chat.ToolChoice:
     return "auto" if choice else None
 
 
-def _response_format(body: CountTokensRequest) -> Any:
+def _response_format(body: CountTokensRequest) -> ResponseFormat | None:
     wanted = (body.output_config and body.output_config.format) or body.output_format
     if wanted is None:
         return None
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.schema}}
+    return ResponseFormat("json_schema", JsonSchemaFormat("output", wanted.schema))
 
 
 def _template_variables(body: CountTokensRequest) -> dict[str, Any] | None:

@@ -54,6 +54,7 @@ class CompletionsEndpoint:
         body.check_supported()
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
         prompts = await self._encoder.run(len(raw), lambda: self._encode(body))
+        constraints = await self._generations.constraints(body)
         generation = self._generations.start(
             "cmpl",
             prompts,
@@ -62,6 +63,7 @@ class CompletionsEndpoint:
             client_id=request.state.request_id,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            constraints=constraints,
         )
         answer = Completion(
             id=generation.id, created=int(time.time()), model=model, system_fingerprint=self._fingerprint, choices=[]

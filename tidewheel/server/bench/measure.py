@@ -24,7 +24,7 @@ from tidewheel.server.bench.startup import measure_startup
 from tidewheel.server.bench.workload import Decode, Prefill, Workload
 from tidewheel.server.devices_report import cpu_model
 from tidewheel.server.options import ModelOptions
-from tidewheel.server.serve import DEMO_MODEL_NAME, engine_options
+from tidewheel.server.start import DEMO_MODEL_NAME, engine_options
 
 Say = Callable[[str], None]
 

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive
 
+from tidewheel.engine.constraints.constraint import Preface
 from tidewheel.engine.request import RequestOutput, SamplingParams
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.chat.answer import Answer
@@ -40,10 +41,10 @@ from tidewheel.server.generation import Generation, Generations
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.chat import ChatCompletionRequest, Message
-from tidewheel.server.protocol.decode import unsupported
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.protocol.usage import CompletionTokensDetails, Usage
 from tidewheel.server.streaming import client_watch, collect
+from tidewheel.server.structured_output import json_schema_output
 
 
 class ChoiceDelta(msgspec.Struct):
@@ -185,10 +186,12 @@ class ChatPath:
         """
         model = self._models.resolve(body.model)
         body.check_supported()
-        if demanded_calls_schema(body) is not None:
-            raise unsupported("tool_choice", " unless it is auto or none")
+        calls = demanded_calls_schema(body)
         sampling = self._sampling(body)
         prompt, token_ids = await self._encoder.run(raw_size, lambda: self._checked_prompt(body))
+        constraints = await self._generations.constraints(
+            body, None if calls is None else json_schema_output(calls, "tools"), preface=self._preface(prompt)
+        )
         generation = self._generations.start(
             id_prefix,
             [token_ids],
@@ -197,6 +200,7 @@ class ChatPath:
             client_id=client_id,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            constraints=constraints,
         )
         answers = [self._answer(body, prompt) for _ in range(generation.num_choices)]
         return ChatRun(generation, model, answers, counts_reasoning=self._reasoning_parser is not None)
@@ -245,11 +249,22 @@ class ChatPath:
         self._encoder.check_prompt(token_ids, "messages")
         return prompt, token_ids
 
+    def _reasoning(self, prompt: RenderedPrompt) -> ReasoningParser | None:
+        if self._reasoning_parser is None:
+            return None
+        begun = prompt.spoken if prompt.continues else prompt.text
+        return self._reasoning_parser(begun, continues=prompt.continues)
+
+    def _preface(self, prompt: RenderedPrompt) -> Preface | None:
+        """The reasoning that may come before what an answer has to match."""
+        reasoning = self._reasoning(prompt)
+        if reasoning is None or reasoning.is_over:
+            return None
+        tokenizer = self._encoder.tokenizer
+        return Preface(reasoning.closing, reasoning.is_open, tokenizer.token_to_id(reasoning.opening))
+
     def _answer(self, body: ChatCompletionRequest, prompt: RenderedPrompt) -> Answer:
-        reasoning_parser = tool_parser = None
-        if self._reasoning_parser is not None:
-            begun = prompt.spoken if prompt.continues else prompt.text
-            reasoning_parser = self._reasoning_parser(begun, continues=prompt.continues)
+        reasoning_parser, tool_parser = self._reasoning(prompt), None
         if demands_calls(body):
             tool_parser = demanded_calls_parser(body)
         elif self._tool_parser is not None and (tools := offered_tools(body)):

@@ -27,24 +27,24 @@ class ReasoningParser(TextScanner):
 
     def __init__(self, begun: str, *, continues: bool = False) -> None:
         super().__init__()
-        self._is_open = self.always_reasons
-        self._is_closed = False
-        if continues:
-            self._is_open = begun.rfind(self.opening) > begun.rfind(self.closing)
-            self._is_closed = not self._is_open and bool(begun.strip())
-        elif begun.rstrip().endswith(self.opening):
-            self._is_open = True
-        elif begun.rstrip().endswith(self.closing):
-            self._is_closed = True
-        self.has_reasoned = False
-        """Whether there was any reasoning, in the prompt's tag or the model's."""
+        self.is_open = self.always_reasons
+        """Whether the text begins within reasoning."""
         self.is_over = False
         """Whether the reasoning, if any, has ended."""
+        if continues:
+            self.is_open = begun.rfind(self.opening) > begun.rfind(self.closing)
+            self.is_over = not self.is_open and bool(begun.strip())
+        elif begun.rstrip().endswith(self.opening):
+            self.is_open = True
+        elif begun.rstrip().endswith(self.closing):
+            self.is_over = True
+        self.has_reasoned = False
+        """Whether there was any reasoning, in the prompt's tag or the model's."""
 
     def _parse(self) -> Steps[None]:
-        if not self._is_closed:
+        if not self.is_over:
             yield from self._spaces()
-            if (yield from self._literal(self.opening)) or self._is_open:
+            if (yield from self._literal(self.opening)) or self.is_open:
                 self.has_reasoned = True
                 yield from self._reasoning()
         self.is_over = True

@@ -9,6 +9,7 @@ import msgspec
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.decode import Unsupported, unsupported
 from tidewheel.server.protocol.response_items import UNSET, Item, ItemReference, OutputItem, Unset
+from tidewheel.server.protocol.structured import StructuredOutputsField
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -145,6 +146,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     skip_special_tokens: bool | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsField | None = None
     top_k: int | None = None
 
     conversation: Any = None
@@ -157,7 +159,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     enable_response_messages: Unsupported = None
     mm_processor_kwargs: Unsupported = None
     previous_input_messages: Unsupported = None
-    structured_outputs: Unsupported = None
     vllm_xargs: Unsupported = None
 
     @property

@@ -12,6 +12,7 @@ from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.request import SamplingParams
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.decode import Unsupported, unsupported
+from tidewheel.server.protocol.structured import ResponseFormat, StructuredOutputsField
 
 MAX_STOP_STRINGS = 64
 
@@ -49,7 +50,18 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    response_format: dict[str, Any] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+
+    # One of these at most; `structured_output` makes the engine's of them.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsField | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
 
     # Accepted because no answer depends on them.
     user: str | None = None
@@ -60,14 +72,6 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: str | None = None
     store: bool | None = None
 
-    allowed_token_ids: Unsupported = None
-    bad_words: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_decoding_backend: Unsupported = None
-    guided_grammar: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_whitespace_pattern: Unsupported = None
     kv_transfer_params: Unsupported = None
     length_penalty: Unsupported = None
     logits_processors: Unsupported = None
@@ -75,7 +79,6 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: Unsupported = None
     return_tokens_as_token_ids: Unsupported = None
     spaces_between_special_tokens: Unsupported = None
-    structured_outputs: Unsupported = None
     truncate_prompt_tokens: Unsupported = None
     use_beam_search: Unsupported = None
 
@@ -91,8 +94,6 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise bad_request("stream_options is only for requests with stream", "stream_options")
             if self.stream_options.include_obfuscation:
                 raise unsupported("stream_options.include_obfuscation", " unless it is false")
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise unsupported("response_format", " unless its type is text")
         if self.store:
             raise unsupported("store", " unless it is false")
         if self.service_tier not in (None, "auto", "default"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidewheel.server.chat.sealed_reasoning import unseal_reasoning
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol import chat
+from tidewheel.server.protocol import chat, structured
 from tidewheel.server.protocol.decode import unsupported
 from tidewheel.server.protocol.response_items import (
     FunctionCall,
@@ -58,6 +58,7 @@ _SAME = (
     "skip_special_tokens",
     "stop",
     "stop_token_ids",
+    "structured_outputs",
     "top_k",
 )
 
@@ -190,11 +191,11 @@ def _tool_choice(choice: ToolChoice | None) -> chat.ToolChoice:
     return choice
 
 
-def _response_format(text: TextConfig) -> Any:
+def _response_format(text: TextConfig) -> structured.ResponseFormat | None:
     wanted = text.format
     if wanted is None or isinstance(wanted, PlainFormat):
         return None
     if isinstance(wanted, JsonSchemaFormat):
-        schema = {name: getattr(wanted, name) for name in ("name", "schema", "description", "strict")}
-        return {"type": "json_schema", "json_schema": schema}
-    return {"type": "json_object"}
+        schema = structured.JsonSchemaFormat(wanted.name, wanted.schema, wanted.description, wanted.strict)
+        return structured.ResponseFormat("json_schema", schema)
+    return structured.ResponseFormat("json_object")

@@ -1,0 +1,311 @@
+"""Constrained sequences: they keep to their constraint, end where it ends, and depend on the request alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from typing import Any
+
+import models_zoo
+import pytest
+from engine.constraints.grammars import grammar
+from engine.driving import Driver, Job, alone, random_clock
+from engine.fake_executor import FakeExecutor
+from engine.tiny_tokenizers import tiny
+from harness import device_ids, make_device
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
+from tidewheel.engine.constraints.filters import bad_word_tokens
+from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
+from tidewheel.engine.models import describe
+from tidewheel.engine.request import FinishReason, SamplingParams
+from tidewheel.engine.scheduler import Finished
+from tidewheel.engine.weights import open_weights, read_config
+
+pytest.importorskip("llguidance")  # not there on every machine
+
+VOCAB_SIZE = 320
+EOS = frozenset({1})  # of the byte-level tokenizer
+MAX_LENGTH = 96
+TOKENIZER = tiny("byte-level")
+ROOMY = ExecutorLimits(4, 128, 8, 64)
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+GRAMMARS = {
+    "json": ("json_schema", json.dumps(SCHEMA), None),
+    "choice": ("choice", '["ebb", "ebb tide", "flood"]', "ebb|ebb tide|flood"),
+    "regex": ("regex", "[a-f]{2,9}(, [a-f]+)*", "[a-f]{2,9}(, [a-f]+)*"),
+    "empty": ("regex", "", ""),
+}
+
+
+def constraints(name: str | None = None, **others: Any) -> TokenConstraints:
+    if name is None:
+        return TokenConstraints(**others)
+    kind, source, _ = GRAMMARS[name]
+    return TokenConstraints(grammar=grammar(kind, source, VOCAB_SIZE, EOS), **others)
+
+
+def run(executor: Executor, wanted: TokenConstraints, **sampling: Any) -> tuple[list[int], Finished]:
+    driver = Driver(executor, MAX_LENGTH, EOS)
+    (key,) = driver.add(Job((5, 6, 7), SamplingParams(**{"max_tokens": 60, **sampling}), constraints=wanted))
+    driver.run()
+    return driver.tokens(key), driver.finished[key]
+
+
+def fake() -> FakeExecutor:
+    return FakeExecutor(ROOMY, VOCAB_SIZE)
+
+
+def text_of(tokens: list[int]) -> str:
+    return TOKENIZER.decode([token for token in tokens if token not in EOS])
+
+
+def assert_matches(name: str, text: str) -> None:
+    pattern = GRAMMARS[name][2]
+    if pattern is None:
+        assert isinstance(json.loads(text)["n"], int)
+    else:
+        assert re.fullmatch(pattern, text)
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize("sampling", [{}, {"ignore_eos": True}, {"min_tokens": 30}, {"min_tokens": 7, "n": 1}], ids=str)
+def test_an_answer_that_stops_matches(name: str, sampling: dict[str, Any]) -> None:
+    stopped = 0
+    for seed in range(25):
+        tokens, end = run(fake(), constraints(name), seed=seed, temperature=1.0, logit_bias={seed: 0.5}, **sampling)
+        if end.reason is FinishReason.STOP:
+            assert (end.stop_reason, end.error) == (None, None)
+            assert_matches(name, text_of(tokens))
+            stopped += 1
+        else:
+            assert end.reason is FinishReason.LENGTH
+            assert len(tokens) == 60
+    assert stopped or (name == "regex" and sampling)
+
+
+def test_a_complete_grammar_ends_the_answer_without_another_token() -> None:
+    for sampling in ({}, {"ignore_eos": True}, {"min_tokens": 50}):
+        tokens, end = run(fake(), constraints("json"), **sampling)
+        if end.reason is FinishReason.STOP:
+            assert not EOS & set(tokens)
+            assert end.is_complete
+            assert text_of(tokens).endswith("}")
+
+
+def test_where_a_grammar_may_go_on_an_ignored_or_early_end_is_not_taken() -> None:
+    for sampling in ({"ignore_eos": True}, {"min_tokens": 60}):
+        for seed in range(5):
+            tokens, end = run(fake(), constraints("regex"), logit_bias={1: 100.0, seed: 1.0}, **sampling)
+            assert len(tokens) == 60
+            assert not EOS & set(tokens)
+            assert end.reason is FinishReason.LENGTH
+    tokens, _ = run(fake(), constraints("regex"), min_tokens=20, stop_token_ids=[*range(60, 70)])
+    assert len(tokens) >= 20
+    assert not set(range(60, 70)) & set(tokens[:20])
+
+
+@pytest.mark.parametrize("name", device_ids())
+def test_a_bias_cannot_lift_a_mask_and_chooses_among_what_it_leaves(name: str) -> None:
+    wanted = TokenConstraints(allowed_token_ids=(50, 60, 70))
+    for temperature in (0.0, 1.0):
+        for bias, expected in (({40: 100.0}, {50, 60, 70}), ({40: 100.0, 60: 100.0}, {60}), ({50: -100.0}, {60, 70})):
+            tokens, end = run(
+                executors()[name], wanted, logit_bias=bias, max_tokens=20, temperature=temperature, logprobs=3
+            )
+            assert set(tokens) <= expected
+            assert (len(tokens), end.reason) == (20, FinishReason.LENGTH)
+
+
+def test_constraints_hold_together_and_an_empty_rest_is_an_error() -> None:
+    letters = tuple(range(VOCAB_SIZE))
+    bad = bad_word_tokens(TOKENIZER, ["b"])
+    tokens, _ = run(fake(), constraints("regex", allowed_token_ids=letters, bad_words=bad), ignore_eos=True)
+    assert re.fullmatch("[a-f, ]*", text_of(tokens))
+    (b,) = TOKENIZER.encode("b", add_special_tokens=False)
+    assert b not in tokens
+    tokens, end = run(fake(), constraints("choice", allowed_token_ids=(1, 2, 3)))
+    assert end.reason is FinishReason.ERROR
+    assert "forbidden" in (end.error or "")
+
+
+class Reasoner(FakeExecutor):
+    """Samples the tokens of `script` first, and asserts that nothing is forbidden from its second one on."""
+
+    def __init__(self, script: list[int]) -> None:
+        super().__init__(ROOMY, VOCAB_SIZE)
+        self.script = script
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        output = super().step(batch)
+        place = int(batch.sampling.position[0]) - 3
+        if place < len(self.script):
+            assert batch.sampling.masks is None or place == 0
+            output.token_ids[0] = self.script[place]
+        return output
+
+
+@pytest.mark.parametrize("closing", ["</think>", "</ä>", "|"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_grammar_begins_behind_the_reasoning(closing: str, is_open: bool) -> None:
+    """Before that everything is allowed, also what looks like the tag for a while."""
+    (late,) = TOKENIZER.encode("<|late|>", add_special_tokens=False)[:1]
+    opening_id = 299  # of no text that the grammar knows
+    assert late != opening_id
+    said = TOKENIZER.encode(f"I think {closing[:-1]} that {closing[:-1]}{closing}", add_special_tokens=False)
+    script = said if is_open else [opening_id, *said]
+    wanted = constraints("choice", preface=Preface(closing, is_open, opening_id))
+    for seed in range(10):
+        tokens, end = run(Reasoner(script), wanted, seed=seed)
+        assert tokens[: len(script)] == script
+        assert_matches("choice", text_of(tokens[len(script) :]))
+        assert end.reason is FinishReason.STOP
+
+
+def test_without_reasoning_the_grammar_rules_from_the_start() -> None:
+    """The first token is the grammar's or opens a reasoning; after that there is no way back to one."""
+    opened = 0
+    for seed in range(40):
+        wanted = constraints("choice", preface=Preface("|", opening_id=299))
+        tokens, _ = run(fake(), wanted, seed=seed, logit_bias={seed: 1.0})
+        opened += tokens[0] == 299
+        if tokens[0] != 299:
+            assert_matches("choice", text_of(tokens))
+            assert 299 not in tokens
+    assert 0 < opened < 40
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    stem = draw(st.integers(0, 30))
+    tail = draw(st.lists(st.integers(2, 300), min_size=0 if stem else 1, max_size=4))
+    sampling = SamplingParams(
+        max_tokens=draw(st.sampled_from([None, 1, 9, 40])),
+        temperature=draw(st.sampled_from([0.0, 1.0])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.5])),
+        logit_bias=draw(st.sampled_from([{}, {30: 5.0, 90: -100.0}])),
+        ignore_eos=draw(st.booleans()),
+        n=draw(st.sampled_from([1, 1, 2])),
+        logprobs=draw(st.sampled_from([None, 2])),
+    )
+    name = draw(st.sampled_from([None, *GRAMMARS]))
+    wanted = constraints(
+        name,
+        preface=draw(st.sampled_from([None, None, Preface("a", is_open=True), Preface("e", opening_id=90)])),
+        allowed_token_ids=draw(st.sampled_from([None, None, tuple(range(0, VOCAB_SIZE, 2)), tuple(range(300))])),
+        bad_words=draw(st.sampled_from([(), ((40,), (41, 42), (42, 41, 40))])),
+    )
+    prompt = (*((7 * i) % 300 + 4 for i in range(stem)), *tail)
+    return Job(prompt, sampling, draw(st.integers(0, 2**64 - 1)), constraints=draw(st.sampled_from([wanted, None])))
+
+
+moments = st.lists(
+    st.tuples(st.lists(jobs(), max_size=2), st.lists(st.integers(0, 20), max_size=1)), min_size=1, max_size=5
+)
+
+
+@functools.cache
+def executors() -> dict[str, Executor]:
+    """The fake device, and a model of random weights on every real one."""
+    folder = models_zoo.folder("llama")
+    description = describe(read_config(folder), None)
+    executors: dict[str, Executor] = {"fake": FakeExecutor(ExecutorLimits(16, 64, 8, 128), VOCAB_SIZE)}
+    for name in device_ids():
+        device = make_device(name)
+        options = ExecutorOptions(
+            dtype="float32",
+            kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(description.spec, "float32"),
+            max_model_len=256,
+            max_num_seqs=8,
+            max_num_batched_tokens=128,
+        )
+        executors[name] = device.load(description.spec, open_weights(folder, description), options)
+    return executors
+
+
+@pytest.mark.parametrize("name", ["fake", *device_ids()])
+def test_any_company_gives_the_same_bits(name: str) -> None:
+    pytest.importorskip("transformers")
+    tested = executors()[name]
+
+    @settings(
+        max_examples={"fake": 30, "torch": 3}.get(name, 30),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(moments, st.integers(6, 12), st.integers(1, 8), st.sampled_from([8, 50, 128]), st.integers(0, 99))
+    def property_holds(
+        arrivals: list[tuple[list[Job], list[int]]], num_blocks: int, num_seqs: int, num_tokens: int, seed: int
+    ) -> None:
+        limits = dataclasses.replace(
+            tested.limits, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
+        )
+        driver = Driver(tested, MAX_LENGTH, EOS, clock=random_clock(seed), limits=limits)
+        owners: dict[int, tuple[Job, int]] = {}
+        for arriving, aborted in arrivals:
+            for job in arriving:
+                owners |= {key: (job, index) for index, key in enumerate(driver.add(job))}
+            for number in aborted:
+                driver.abort(number)
+            driver.step()
+        driver.run()
+        for key, (job, index) in owners.items():
+            expected = alone(tested, MAX_LENGTH, job, index, EOS)
+            if driver.finished[key].reason is FinishReason.ABORT:
+                expected = expected[: len(driver.sampled[key])]
+            assert driver.sampled[key] == expected
+
+    property_holds()
+
+
+@pytest.mark.parametrize("name", ["fake", *device_ids()[1:]])
+def test_preemption_leaves_constraints_alone(name: str) -> None:
+    tested = executors()[name]
+    limits = dataclasses.replace(tested.limits, num_blocks=7)
+    driver = Driver(tested, MAX_LENGTH, EOS, limits=limits)
+    sampling = SamplingParams(max_tokens=50, ignore_eos=True, n=2, logprobs=1)
+    wanted = [constraints("regex"), None, constraints("regex", preface=Preface("a", is_open=True)), constraints("json")]
+    jobs = [Job((5, 6, i), sampling, seed=i, constraints=constraint) for i, constraint in enumerate(wanted)]
+    owners = {key: (job, index) for job in jobs for index, key in enumerate(driver.add(job))}
+    driver.run()
+    assert driver.scheduler.preemptions_total > 3
+    for key, (job, index) in owners.items():
+        assert driver.sampled[key] == alone(tested, MAX_LENGTH, job, index, EOS)
+
+
+@pytest.mark.parametrize("name", device_ids())
+def test_a_failure_to_write_masks_is_the_steps_failure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(executors()[name], MAX_LENGTH, EOS)
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no masks today")
+
+    monkeypatch.setattr(driver.masks, "_write", fail)
+    driver.add(Job((5, 6, 7), SamplingParams(), constraints=constraints("json")))
+    with pytest.raises(RuntimeError, match="no masks today"):
+        driver.run()
+
+
+def test_a_failure_of_llguidance_is_that_of_its_requests_alone() -> None:
+    class Broken:
+        def unsafe_compute_mask_ptr(self, *arguments: object) -> None:
+            raise BaseException("panic")
+
+    driver = Driver(fake(), MAX_LENGTH, EOS)
+    driver.masks._executor = Broken()  # type: ignore[assignment]
+    job = Job((5, 6, 7), SamplingParams(max_tokens=5, ignore_eos=True))
+    keys = [
+        driver.add(dataclasses.replace(job, constraints=wanted))[0]
+        for wanted in (constraints("json"), None, TokenConstraints(allowed_token_ids=(40, 50)))
+    ]
+    driver.run()
+    ends = [driver.finished[key] for key in keys]
+    assert [end.reason for end in ends] == [FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH]
+    assert "llguidance has failed" in (ends[0].error or "")

@@ -1,0 +1,141 @@
+"""What a request demands of the tokens sampled for it, and the state of that in one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tidewheel.engine.constraints.filters import AllowedTokens, BadWords, Mask, TokenFilter, mask_of
+from tidewheel.engine.constraints.grammar import Grammar, matcher_error
+from tidewheel.engine.request import SamplingParams
+from tidewheel.engine.text import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class Preface:
+    """What a model may say ahead of the text that its grammar is about: its reasoning, up to the tag `closing`.
+
+    The answer begins with it if it `is_open`, and otherwise if its first token is `opening_id`. (A tag that is no
+    single token can only be opened by the prompt.) A token that ends the tag belongs to it whole.
+    """
+
+    closing: str
+    is_open: bool = False
+    opening_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenConstraints:
+    """A request's constraints. They hold together: a token is allowed if all of them allow it.
+
+    `bad_words` are runs of tokens (see `bad_word_tokens`). The grammar rules from the first token on, or from behind
+    the preface.
+    """
+
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
+    preface: Preface | None = None
+
+
+class SequenceConstraint:
+    """The constraints of one sequence. Its state follows from the tokens sampled for the sequence and nothing else, so
+    preemption and recomputation leave it alone.
+
+    A grammar says when an answer is complete. Where nothing but the end may follow, the sequence ends, also with
+    `ignore_eos` and before `min_tokens`: there is nothing more that it might say. Where it may end or go on, both
+    are heeded: the tokens that would end it are forbidden.
+    """
+
+    def __init__(
+        self,
+        wanted: TokenConstraints,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        *,
+        eos_ids: Collection[int],
+        mask_words: int,
+    ) -> None:
+        """`eos_ids` are the model's, `mask_words` is how many 32-bit words a mask has."""
+        self.error: str | None = None
+        self.is_terminated = False
+        self._filters: list[TokenFilter] = []
+        if wanted.allowed_token_ids is not None:
+            self._filters.append(AllowedTokens(wanted.allowed_token_ids, mask_words))
+        if wanted.bad_words:
+            self._filters.append(BadWords(wanted.bad_words, mask_words))
+        self._grammar = wanted.grammar
+        self._matcher: LLMatcher | None = None
+        preface = (wanted.grammar and wanted.preface) or Preface("")
+        self._is_in_preface = preface.is_open
+        self._opening_id = None if preface.is_open else preface.opening_id
+        self._closing = preface.closing
+        self._preface_end = ""  # what has been said of the preface, as far as the tag may begin in it
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
+        self._min_tokens_left = sampling.min_tokens
+        ignored = set(eos_ids) if sampling.ignore_eos else set()
+        self._never_ends = ~mask_of(ignored, mask_words) if ignored else None
+        self._not_yet = ~mask_of(set(eos_ids) | set(sampling.stop_token_ids), mask_words)
+
+    def fresh(self) -> SequenceConstraint:
+        """The same constraint for another sequence, neither of which has sampled anything."""
+        other = copy(self)
+        other._filters = [token_filter.fresh() for token_filter in self._filters]
+        other._detokenizer = self._tokenizer.detokenizer(skip_special_tokens=False)
+        return other
+
+    def matcher(self) -> LLMatcher | None:
+        """The grammar's matcher, if the grammar rules the next token."""
+        if self._grammar is None or self._is_in_preface:
+            return None
+        if self._matcher is None:
+            self._matcher = self._grammar.new_matcher()
+        return self._matcher
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether any token is forbidden next."""
+        rules = self._grammar is not None and not self._is_in_preface
+        return rules or bool(self._filters) or self._min_tokens_left > 0
+
+    def restrict(self, mask: Mask) -> None:
+        """Clear the bits of the tokens that may not come next, given a mask of those that the grammar allows."""
+        if self._opening_id is not None:
+            mask[self._opening_id >> 5] |= np.uint32(1 << (self._opening_id & 31))
+        for token_filter in self._filters:
+            token_filter.restrict(mask)
+        no_end = self._not_yet if self._min_tokens_left > 0 else self._never_ends
+        if no_end is not None and (self._grammar is None or self._is_in_preface or (mask & no_end).any()):
+            mask &= no_end
+
+    def check(self) -> None:
+        """Note what has gone wrong with the grammar while its mask was made."""
+        if self._matcher is not None and (message := matcher_error(self._matcher)) is not None:
+            self.error = f"the grammar cannot be followed: {message}"
+
+    def advance(self, token: int) -> None:
+        """Take in a sampled token."""
+        if self.error is not None:
+            return
+        self._min_tokens_left -= 1
+        for token_filter in self._filters:
+            token_filter.advance(token)
+        if token == self._opening_id:
+            self._is_in_preface = True
+        elif self._is_in_preface:
+            said = self._preface_end + self._detokenizer.push(token)
+            self._is_in_preface = self._closing not in said
+            self._preface_end = said[-len(self._closing) :]
+        elif self._matcher is not None:
+            self._matcher.consume_token(token)
+            self.check()
+            self.is_terminated = self._matcher.is_stopped()
+        self._opening_id = None

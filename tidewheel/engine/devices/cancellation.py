@@ -1,0 +1,46 @@
+"""How one thread tells another that the model it is loading is no longer wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+
+class LoadCancelledError(Exception):
+    """What a load ends with when it was cancelled. Whoever cancels it expects it: it is no TidewheelError."""
+
+
+class Cancellation:
+    """Something that may be cancelled, from any thread, and stays so."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._actions: list[Callable[[], object]] = []
+
+    def cancel(self) -> None:
+        """From now on `check` raises; what `calling` was given is called."""
+        with self._lock:
+            actions = [] if self._cancelled else self._actions
+            self._cancelled = True
+            for action in actions:
+                action()
+
+    def check(self) -> None:
+        """Raise LoadCancelledError if it was cancelled."""
+        if self._cancelled:
+            raise LoadCancelledError
+
+    @contextlib.contextmanager
+    def calling(self, action: Callable[[], object]) -> Iterator[None]:
+        """A context in which `action` is called, once, if it is or was cancelled. For work that cannot `check`."""
+        with self._lock:
+            self._actions.append(action)
+            if self._cancelled:
+                action()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._actions.remove(action)

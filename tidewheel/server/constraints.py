@@ -1,0 +1,55 @@
+"""What a body demands of the tokens of its answers: allowed tokens, bad words and structured output."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
+from tidewheel.engine.constraints.filters import bad_word_tokens
+from tidewheel.engine.constraints.grammar import StructuredOutput
+from tidewheel.engine.engine import Engine
+from tidewheel.server.errors import bad_request
+from tidewheel.server.protocol.sampling import GenerationBody
+from tidewheel.server.structured_output import structured_output
+
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_LENGTH = 256  # characters
+
+
+async def token_constraints(
+    engine: Engine,
+    body: GenerationBody,
+    output: StructuredOutput | None = None,
+    *,
+    preface: Preface | None = None,
+) -> TokenConstraints | None:
+    """The body's constraints for the engine, None if it has none. What takes long is done in threads.
+
+    `output` is what the answers have to match instead of the body's structured output: demanded tool calls. They have
+    to match from their start, or from behind their `preface`, which is reasoning. Raises ApiError and
+    InvalidRequestError (400) naming the field at fault.
+    """
+    wanted = structured_output(body)
+    if output is not None:
+        wanted = output
+    _check(body)
+    if wanted is None and body.allowed_token_ids is None and not body.bad_words:
+        return None
+    grammar = None if wanted is None else await engine.grammars.compile(wanted)
+    runs: tuple[tuple[int, ...], ...] = ()
+    if body.bad_words:
+        tokenize = partial(bad_word_tokens, engine.tokenizer, body.bad_words)
+        runs = await asyncio.get_running_loop().run_in_executor(None, tokenize)
+    allowed = None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
+    return TokenConstraints(allowed, runs, grammar, preface)
+
+
+def _check(body: GenerationBody) -> None:
+    if body.allowed_token_ids is not None and not body.allowed_token_ids:
+        raise bad_request("allowed_token_ids is empty: nothing could be answered", "allowed_token_ids")
+    words = body.bad_words or []
+    if len(words) > MAX_BAD_WORDS:
+        raise bad_request(f"bad_words must have at most {MAX_BAD_WORDS} words, got {len(words)}", "bad_words")
+    if not all(0 < len(word) <= MAX_BAD_WORD_LENGTH for word in words):
+        raise bad_request(f"bad_words must be strings of 1 to {MAX_BAD_WORD_LENGTH} characters", "bad_words")
