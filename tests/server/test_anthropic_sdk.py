@@ -47,6 +47,7 @@ def test_create(client: anthropic.Anthropic) -> None:
     assert text.type == "text"
     assert text.text == "Four."
     assert (message.stop_reason, message.role) == ("end_turn", "assistant")
+    assert message._request_id
     assert message.usage.output_tokens_details is not None
     assert message.usage.output_tokens_details.thinking_tokens == len("<think>hm hm</think>")
 
@@ -101,6 +102,7 @@ def test_errors(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="not served") as info:
         client.messages.create(**{**ask("hi"), "model": "claude-sonnet"})
     assert info.value.type == "not_found_error"
+    assert info.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
         client.messages.create(**ask("hi"), stop_sequences=[""])
     broken: Any = {**ask("hi"), "messages": [{"role": "user", "content": "BREAK("}]}
@@ -143,6 +145,8 @@ def test_the_embedded_model_is_parsed(demo: anthropic.Anthropic) -> None:
     }
     message = demo.messages.parse(**ask, output_format=Mill)
     assert isinstance(message.parsed_output, Mill)
+    thanks: Any = [{"role": "assistant", "content": message.content}, {"role": "user", "content": "Thanks."}]
+    assert demo.messages.create(**{**ask, "messages": ask["messages"] + thanks}).content
     with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema"):
         demo.messages.create(**ask, output_config={"format": {"type": "json_schema", "schema": {"type": "mill"}}})
 

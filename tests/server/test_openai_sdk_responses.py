@@ -194,6 +194,8 @@ def test_the_embedded_model_is_parsed(demo: openai.OpenAI) -> None:
     assert isinstance(response.output_parsed, Mill)
     with demo.responses.stream(**body, text_format=Mill) as stream:
         assert stream.get_final_response().output_parsed == response.output_parsed
+    again = [{"role": "user", "content": "Invent a mill."}, *response.output, {"role": "user", "content": "Thanks."}]
+    assert demo.responses.create(model="tidewheel-demo", input=again).status == "completed"
     as_object = demo.responses.create(**body, text={"format": {"type": "json_object"}})
     assert isinstance(json.loads(as_object.output_text), dict)
     with pytest.raises(openai.BadRequestError) as info:

@@ -20,7 +20,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class RequestId:
     """Gives each request an id, the client's `x-request-id` where it sent a sane one, and returns it as a header.
 
-    Handlers find it as `request.state.request_id`.
+    Handlers find it as `request.state.request_id`. Anthropic's clients look for it as `request-id`.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -34,12 +34,12 @@ class RequestId:
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        header = (b"x-request-id", request_id.encode("ascii"))
+        headers = [(name, request_id.encode("ascii")) for name in (b"x-request-id", b"request-id")]
 
         # Not a coroutine of its own, so that a streamed token costs no extra one.
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
             return send(message)
 
         await self.app(scope, receive, send_with_id)

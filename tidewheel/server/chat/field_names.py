@@ -22,7 +22,8 @@ def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
         error = as_api_error(failure)
         if error.param is not None:
             renamed = _renamed(error.param, names)
-            error.message = error.message.replace(error.param, renamed, 1)
+            if error.message.startswith(error.param):
+                error.message = renamed + error.message[len(error.param) :]
             error.param = renamed
         raise error from None
 
