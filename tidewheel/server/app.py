@@ -23,6 +23,7 @@ from tidewheel.server.api.responses import ResponsesEndpoints
 from tidewheel.server.api.scoring import ScoringEndpoints
 from tidewheel.server.api.stored_responses import StoredResponsesEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
+from tidewheel.server.api.web import WEB_PATHS, web_routes
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
@@ -35,7 +36,7 @@ from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
 from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
-from tidewheel.server.middleware import BearerAuth, BodyLimit, RequestId
+from tidewheel.server.middleware import OPEN_PATHS, BearerAuth, BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.responses.store import ResponseStore
 
@@ -87,7 +88,8 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
 
     middleware = [Middleware(RequestId)]
     if options.api_keys:
-        middleware.append(Middleware(BearerAuth, keys=options.api_keys))
+        open_paths = OPEN_PATHS | WEB_PATHS if options.web_ui else OPEN_PATHS
+        middleware.append(Middleware(BearerAuth, keys=options.api_keys, open_paths=open_paths))
     middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
     return Starlette(
         routes=[
@@ -102,6 +104,7 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             *ScoringEndpoints(encoders, encoder).routes(),
             *health_routes(engine, encoder_engine),
             *metrics_routes(metrics, encoder_metrics),
+            *(web_routes() if options.web_ui else ()),
         ],
         middleware=middleware,
         exception_handlers=exception_handlers(),

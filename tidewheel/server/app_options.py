@@ -35,6 +35,7 @@ class AppOptions:
     max_stored_responses: int = 1000
     max_body_bytes: int = 32 * 2**20
     log_requests: bool = True
+    web_ui: bool = True
 
 
 def read_app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions:
@@ -51,6 +52,7 @@ def read_app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions
         max_stored_responses=options.max_stored_responses,
         max_body_bytes=options.max_body_size,
         log_requests=not options.disable_log_requests,
+        web_ui=not options.disable_web_ui,
     )
 
 

@@ -232,6 +232,7 @@ class ServerOptions:
         parse=count,
         metavar="N",
     )
+    disable_web_ui: bool = option(False, "do not serve the page at /")
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
     )
