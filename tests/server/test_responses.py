@@ -7,8 +7,12 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from server.conftest import RunningServer, StartServer, named_events
+
+from tidewheel.server.protocol.responses import Response
+from tidewheel.server.responses.store import ResponseStore, StoredResponse
 
 PATH = "/v1/responses"
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -335,6 +339,31 @@ def test_those_used_last_are_kept(start_server: StartServer) -> None:
     assert kept == [404, 404, 200, 200]
     assert text_of(create(server, "go on", previous_response_id=third["id"])) == "ok"  # with what it stood on
     assert "<user>two<assistant>ok<user>three" in prompt_of(server)
+
+
+def test_the_store_is_bounded_in_bytes_but_keeps_what_runs(server: RunningServer) -> None:
+    def stored(name: str, **fields: Any) -> StoredResponse:
+        response = msgspec.convert({**create(server, "hi"), "id": name, **fields}, Response)
+        return StoredResponse(response, (), 1000)
+
+    store = ResponseStore(5, max_bytes=4096)
+    store.add(stored("running", status="queued"))
+    for name in "abc":
+        store.add(stored(name))
+    assert [name for name in ("running", "a", "b", "c") if store.get(name)] == ["running", "c"]
+    ended = store.get("running")
+    assert ended is not None
+    ended.response.status = "completed"
+    store.add(ended)  # the newest now
+    store.add(stored("d"))
+    assert [name for name in ("running", "c", "d") if store.get(name)] == ["running", "d"]
+    store.remove("d")
+    store.add(stored("e"))
+    assert [name for name in ("running", "e") if store.get(name)] == ["running", "e"]
+    item = ended.response.output[0]
+    store.add(stored("huge", metadata={"x": "y" * 5000}))
+    assert [name for name in ("running", "e", "huge") if store.get(name)] == []
+    assert store.output_item(str(item.id)) is None
 
 
 def test_a_server_that_keeps_nothing_says_so(start_server: StartServer) -> None:
