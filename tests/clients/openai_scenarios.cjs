@@ -109,6 +109,20 @@ const scenarios = {
     return [whole, streamed, plain].map((completion) => Mill.parse(completion.choices[0].message.parsed));
   },
 
+  async responses(client, body) {
+    const tools = [{ type: "function", strict: false, name: "Weather", parameters: WEATHER_TOOL.function.parameters }];
+    const first = await client.responses.create({ ...body, tools });
+    const types = new Set();
+    let text = "";
+    const stream = client.responses
+      .stream({ ...body, tools, previous_response_id: first.id })
+      .on("event", (event) => types.add(event.type))
+      .on("response.output_text.delta", (event) => (text += event.delta));
+    const last = await stream.finalResponse();
+    const { output_text: retrieved } = await client.responses.retrieve(first.id);
+    return { whole: first.output_text, retrieved, text, output: last.output, status: last.status, types: [...types] };
+  },
+
   async completions(client, body) {
     const whole = await client.completions.create(body);
     const streamed = body.prompt.map(() => "");
@@ -151,7 +165,10 @@ const scenarios = {
     for await (const _ of await client.chat.completions.create({ ...body, stream: true })) break;
     const helper = client.chat.completions.stream(body);
     helper.on("chunk", () => helper.abort());
-    return { helper: await failure(helper.done()), timeout: await failure(client.chat.completions.create(body, { timeout: 200 })) };
+    return {
+      helper: await failure(helper.done()),
+      timeout: await failure(client.chat.completions.create(body, { timeout: 200 })),
+    };
   },
 };
 

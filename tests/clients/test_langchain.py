@@ -92,9 +92,13 @@ def test_async(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("output_version", [None, "v1"])  # v1 sends content back in blocks
-def test_a_loop_of_tools(settings: dict[str, Any], streamed: bool, output_version: str | None) -> None:
-    chat = ChatOpenAI(**settings, output_version=output_version)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"output_version": "v1"}, {"use_responses_api": True}, {"use_previous_response_id": True}],
+    ids=["chat", "content blocks", "responses", "responses kept"],
+)
+def test_a_loop_of_tools(settings: dict[str, Any], streamed: bool, options: dict[str, Any]) -> None:
+    chat = ChatOpenAI(**settings, **options)
     with_tools = chat.bind_tools([weather])
     messages: list[Any] = [HumanMessage(f"SAY(One moment.\n{CALL}\n{CALL})YAS")]
     asked = joined(list(with_tools.stream(messages))) if streamed else with_tools.invoke(messages)

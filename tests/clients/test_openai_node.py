@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import encoder_zoo as zoo
@@ -61,6 +62,16 @@ def test_parse_reads_structured_output(run_node: RunScenario, demo_server: Serve
         "parse", demo_server.url, model="tidewheel-demo", messages=messages, temperature=0.7, seed=1
     )
     assert whole == streamed == plain  # the scenario has validated them
+
+
+def test_responses(run_node: RunScenario, scripted: RunningServer) -> None:
+    asked = f"SAY(<think>hm</think>One moment.\n{CALL})YAS"
+    got = run_node("responses", scripted.url, model="scripted", input=asked)
+    assert got["whole"] == got["retrieved"] == got["text"] == "One moment."
+    assert got["status"] == "completed"
+    assert [item["type"] for item in got["output"]] == ["reasoning", "message", "function_call"]
+    assert json.loads(got["output"][-1]["arguments"]) == ARGUMENTS
+    assert {"response.created", "response.function_call_arguments.done", "response.completed"} <= set(got["types"])
 
 
 def test_completions(run_node: RunScenario, scripted: RunningServer) -> None:
