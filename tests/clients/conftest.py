@@ -43,12 +43,12 @@ def slow(start_server: StartServer) -> RunningServer:
 def run_node() -> RunScenario:
     """Runs a scenario of openai_scenarios.cjs against the server of a URL and returns its result.
 
-    Without Node.js the tests are skipped, or fail where TIDEWHEEL_REQUIRE_BROWSER is set.
+    Without Node.js the tests are skipped, or fail where TIDEWHEEL_REQUIRE_CLIENTS is set.
     """
     node = shutil.which("node")
     if node is None or not (NODE_MODULES / "openai").is_dir():
         message = "node is not installed" if node is None else f"there is no openai in {NODE_MODULES}: run `make test`"
-        if os.environ.get("TIDEWHEEL_REQUIRE_BROWSER"):
+        if os.environ.get("TIDEWHEEL_REQUIRE_CLIENTS"):
             pytest.fail(message)
         pytest.skip(message)
 
