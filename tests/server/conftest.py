@@ -109,6 +109,20 @@ def events(response: httpx.Response) -> list[Any]:
     return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
 
 
+def named_events(response: httpx.Response) -> list[Any]:
+    """The JSON of a complete event stream whose events have names, which are their types."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.endswith("\n\n")
+    payloads = []
+    for frame in response.text.split("\n\n")[:-1]:
+        name, data = frame.split("\n")
+        payload = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {payload['type']}"
+        payloads.append(payload)
+    return payloads
+
+
 def is_healthy(url: str) -> bool:
     """Whether a server answers there, and is well."""
     try:

@@ -19,10 +19,13 @@ from tidewheel.server.api.chat import ChatEndpoint
 from tidewheel.server.api.completions import CompletionsEndpoint
 from tidewheel.server.api.embeddings import EmbeddingsEndpoint
 from tidewheel.server.api.health import health_routes
+from tidewheel.server.api.messages import MessagesEndpoints
 from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.operations import operations_routes
+from tidewheel.server.api.responses import ResponsesEndpoints
 from tidewheel.server.api.scoring import ScoringEndpoints
+from tidewheel.server.api.stored_responses import StoredResponsesEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.api.web import WEB_PATHS, web_routes
 from tidewheel.server.app_options import AppOptions
@@ -41,6 +44,7 @@ from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.middleware import BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.reports import RequestReports
+from tidewheel.server.responses.store import ResponseStore
 from tidewheel.server.tracing import TraceContext
 
 
@@ -78,6 +82,8 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
         tool_parser=TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None,
         reasoning_parser=REASONING_PARSERS[options.reasoning_parser] if options.reasoning_parser else None,
     )
+    formatter = LogprobsFormatter(tokenizer)
+    store = ResponseStore(options.max_stored_responses)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -94,7 +100,10 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
 
     return Starlette(
         routes=[
-            *ChatEndpoint(path, LogprobsFormatter(tokenizer), metrics, fingerprint).routes(),
+            *ChatEndpoint(path, formatter, metrics, fingerprint).routes(),
+            *ResponsesEndpoints(path, formatter, metrics, defaults, store).routes(),
+            *StoredResponsesEndpoints(store).routes(),
+            *MessagesEndpoints(path, metrics).routes(),
             *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
             *models.routes(),
             *TokenizeEndpoints(models, encoder, renderer).routes(),

@@ -28,8 +28,9 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class RequestId:
     """Gives each request an id, the client's `x-request-id` where it sent a sane one, and answers what fails inside.
 
-    Handlers find the id as `request.state.request_id`; clients as a header, with `send_header`. With `access_log`,
-    each response is logged when it starts, without what the client put into the URL's query.
+    Handlers find the id as `request.state.request_id`; clients, with `send_header`, as a header (and as `request-id`,
+    where Anthropic's look for it). With `access_log`, each response is logged when it starts, without what the client
+    put into the URL's query.
     """
 
     def __init__(self, app: ASGIApp, *, root_path: str, send_header: bool, access_log: bool) -> None:
@@ -48,7 +49,8 @@ class RequestId:
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        header = [(b"x-request-id", request_id.encode("ascii"))] if self._send_header else []
+        names = (b"x-request-id", b"request-id") if self._send_header else ()
+        headers = [(name, request_id.encode("ascii")) for name in names]
         started = False
 
         # Not a coroutine of its own, so that a streamed token costs no extra one.
@@ -56,7 +58,7 @@ class RequestId:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message = {**message, "headers": [*message.get("headers", ()), *header]}
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
                 if self._access_log:
                     _log_access(scope, message["status"], request_id)
             return send(message)

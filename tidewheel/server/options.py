@@ -322,6 +322,12 @@ class ServerOptions:
     reasoning_parser: str | None = option(
         None, "return the model's reasoning apart from its answer", choices=tuple(REASONING_PARSERS)
     )
+    max_stored_responses: int = option(
+        1000,
+        "responses kept in memory for previous_response_id and retrieval, 256 MiB of them at most; 0 keeps none",
+        parse=count,
+        metavar="N",
+    )
     disable_web_ui: bool = option(False, "do not serve the page at /")
     max_queue: int = option(
         4096,
