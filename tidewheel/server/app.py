@@ -14,6 +14,7 @@ from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 from tidewheel.server.api.chat import ChatEndpoint
 from tidewheel.server.api.completions import CompletionsEndpoint
+from tidewheel.server.api.docs import DOCS_PATHS, docs_routes
 from tidewheel.server.api.embeddings import EmbeddingsEndpoint
 from tidewheel.server.api.health import health_routes
 from tidewheel.server.api.metrics import metrics_routes
@@ -32,7 +33,7 @@ from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
 from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
-from tidewheel.server.middleware import BearerAuth, BodyLimit, RequestId
+from tidewheel.server.middleware import OPEN_PATHS, BearerAuth, BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
 
 
@@ -79,21 +80,25 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             await engine.stop()
             encoder.close()
 
+    open_paths = OPEN_PATHS | DOCS_PATHS if options.docs else OPEN_PATHS
     middleware = [Middleware(RequestId)]
     if options.api_keys:
-        middleware.append(Middleware(BearerAuth, keys=options.api_keys))
+        middleware.append(Middleware(BearerAuth, keys=options.api_keys, open_paths=open_paths))
     middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
+    routes = [
+        *ChatEndpoint(path, LogprobsFormatter(tokenizer), metrics, fingerprint).routes(),
+        *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
+        *models.routes(),
+        *TokenizeEndpoints(models, encoder, renderer).routes(),
+        *EmbeddingsEndpoint(encoders, encoder).routes(),
+        *ScoringEndpoints(encoders, encoder).routes(),
+        *health_routes(engine, encoder_engine),
+        *metrics_routes(metrics, encoder_metrics),
+    ]
+    if options.docs:
+        routes += docs_routes(tuple(routes), open_paths if options.api_keys else None)
     return Starlette(
-        routes=[
-            *ChatEndpoint(path, LogprobsFormatter(tokenizer), metrics, fingerprint).routes(),
-            *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
-            *models.routes(),
-            *TokenizeEndpoints(models, encoder, renderer).routes(),
-            *EmbeddingsEndpoint(encoders, encoder).routes(),
-            *ScoringEndpoints(encoders, encoder).routes(),
-            *health_routes(engine, encoder_engine),
-            *metrics_routes(metrics, encoder_metrics),
-        ],
+        routes=routes,
         middleware=middleware,
         exception_handlers=exception_handlers(),
         lifespan=lifespan,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Sequence, Set
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -46,14 +46,15 @@ class RequestId:
 
 
 class BearerAuth:
-    """Asks for `Authorization: Bearer <one of the keys>` everywhere but on the probes' paths."""
+    """Asks for `Authorization: Bearer <one of the keys>` everywhere but on the open paths."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Set[str] = OPEN_PATHS) -> None:
         self.app = app
+        self._open_paths = open_paths
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._authorized(scope):
+        if scope["type"] == "http" and scope["path"] not in self._open_paths and not self._authorized(scope):
             error = ApiError(
                 HTTPStatus.UNAUTHORIZED,
                 "a valid API key is needed: send it as 'Authorization: Bearer <key>'",

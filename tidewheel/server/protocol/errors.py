@@ -1,0 +1,20 @@
+"""The answer to a request that failed, in OpenAI's shape. What makes it is `ApiError`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ErrorDetails(msgspec.Struct):
+    """What was wrong; `param` names the field at fault, `code` the kind of mistake where programs may want to know."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(msgspec.Struct):
+    """An error."""
+
+    error: ErrorDetails
