@@ -21,6 +21,7 @@ from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.api.scoring import ScoringEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
+from tidewheel.server.api.web import WEB_PATHS, web_routes
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
@@ -80,26 +81,31 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             await engine.stop()
             encoder.close()
 
-    open_paths = OPEN_PATHS | DOCS_PATHS if options.docs else OPEN_PATHS
+    open_paths = OPEN_PATHS
+    if options.web_ui:
+        open_paths |= WEB_PATHS
+    if options.docs:
+        open_paths |= DOCS_PATHS
     middleware = [Middleware(RequestId)]
     if options.api_keys:
         middleware.append(Middleware(BearerAuth, keys=options.api_keys, open_paths=open_paths))
     middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
-    routes = [
-        *ChatEndpoint(path, LogprobsFormatter(tokenizer), metrics, fingerprint).routes(),
-        *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
-        *models.routes(),
-        *TokenizeEndpoints(models, encoder, renderer).routes(),
-        *EmbeddingsEndpoint(encoders, encoder).routes(),
-        *ScoringEndpoints(encoders, encoder).routes(),
-        *health_routes(engine, encoder_engine),
-        *metrics_routes(metrics, encoder_metrics),
-    ]
-    if options.docs:
-        routes += docs_routes(tuple(routes), open_paths if options.api_keys else None)
-    return Starlette(
-        routes=routes,
+    app = Starlette(
+        routes=[
+            *ChatEndpoint(path, LogprobsFormatter(tokenizer), metrics, fingerprint).routes(),
+            *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
+            *models.routes(),
+            *TokenizeEndpoints(models, encoder, renderer).routes(),
+            *EmbeddingsEndpoint(encoders, encoder).routes(),
+            *ScoringEndpoints(encoders, encoder).routes(),
+            *health_routes(engine, encoder_engine),
+            *metrics_routes(metrics, encoder_metrics),
+            *(web_routes() if options.web_ui else ()),
+        ],
         middleware=middleware,
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )
+    if options.docs:
+        app.router.routes += docs_routes(app.routes, open_paths if options.api_keys else None)
+    return app

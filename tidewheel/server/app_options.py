@@ -34,6 +34,7 @@ class AppOptions:
     trust_request_chat_template: bool = False
     max_body_bytes: int = 32 * 2**20
     log_requests: bool = True
+    web_ui: bool = True
     docs: bool = True
 
 
@@ -50,6 +51,7 @@ def read_app_options(options: ServerOptions, names: Sequence[str]) -> AppOptions
         trust_request_chat_template=options.trust_request_chat_template,
         max_body_bytes=options.max_body_size,
         log_requests=not options.disable_log_requests,
+        web_ui=not options.disable_web_ui,
         docs=not options.disable_fastapi_docs,
     )
 

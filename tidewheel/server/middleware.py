@@ -46,7 +46,7 @@ class RequestId:
 
 
 class BearerAuth:
-    """Asks for `Authorization: Bearer <one of the keys>` everywhere but on the open paths."""
+    """Asks for `Authorization: Bearer <one of the keys>` everywhere but on the open paths, the probes' unless told."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Set[str] = OPEN_PATHS) -> None:
         self.app = app

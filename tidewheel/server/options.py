@@ -226,6 +226,7 @@ class ServerOptions:
     reasoning_parser: str | None = option(
         None, "return the model's reasoning apart from its answer", choices=tuple(REASONING_PARSERS)
     )
+    disable_web_ui: bool = option(False, "do not serve the page at /")
     disable_fastapi_docs: bool = option(False, "do not serve /openapi.json and /docs")
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"

@@ -1,0 +1,127 @@
+"""The live panel: figures from /metrics, under any prefix, while somebody looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Page, Route, expect
+from server.conftest import RunningServer, StartServer
+from server.web.conftest import OpenPage, last_answer, send, until_idle
+
+WIDE: dict[str, Any] = {"viewport": {"width": 1400, "height": 900}}
+UNKNOWN = "\N{EN DASH}"
+HIDE = """(hidden) => {
+  Object.defineProperty(document, "visibilityState", { configurable: true, value: hidden ? "hidden" : "visible" });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def metrics(prefix: str, **samples: float) -> str:
+    """A scrape of `samples`, with labels that are hard to read."""
+    lines = ["# HELP x y", "# TYPE x gauge", "python_info 1"]
+    for name, value in samples.items():
+        lines.append(f'{prefix}{name}{{model_name="a {{b}} \\"c\\" d",engine="0"}} {value}')
+    return "\n".join(lines) + "\n"
+
+
+def figure(page: Page, name: str) -> Any:
+    return page.locator(f"#{name}")
+
+
+def test_the_panel_shows_what_the_server_does(start_server: StartServer, open_page: OpenPage) -> None:
+    server = start_server(engine={"step_s": 0.005, "num_blocks": 64})
+    page = open_page(server.url, lambda page: page.clock.install(), **WIDE)
+    expect(page.locator("#live-state")).to_have_text("at rest")
+    expect(figure(page, "running")).to_have_text("0")
+    send(page, "LOOP(")
+    expect(last_answer(page)).to_contain_text("xx")
+    page.clock.run_for(1000)
+    expect(page.locator("#live-state")).to_have_text("at work")
+    expect(figure(page, "running")).to_have_text("1")
+    expect(figure(page, "first-token")).to_contain_text("ms")
+    expect(figure(page, "between-tokens")).to_contain_text("ms")
+    expect(figure(page, "tokens-per-second")).not_to_have_text("0")
+    expect(figure(page, "kv-use")).not_to_have_text("0 %")
+    expect(page.locator("#tokens-peak")).to_contain_text("at most")
+    page.keyboard.press("Escape")
+    until_idle(page)
+    page.clock.run_for(1000)
+    expect(page.locator("#live-state")).to_have_text("at rest")
+    expect(figure(page, "running")).to_have_text("0")
+    page.clock.run_for(3000)
+    expect(figure(page, "tokens-per-second")).to_have_text("0")
+
+
+def test_rates_come_from_differences_under_any_prefix(server: RunningServer, open_page: OpenPage) -> None:
+    scrapes = [
+        metrics("vllm:", num_requests_running=3, num_requests_waiting=2, kv_cache_usage_perc=0.625,
+                generation_tokens_total=tokens, time_to_first_token_seconds_sum=first / 2 - 1.75,
+                time_to_first_token_seconds_count=first, prefix_cache_queries_total=tokens,
+                prefix_cache_hits_total=tokens / 4)
+        for tokens, first in ((1000, 7), (1090, 9), (30, 0))
+    ]  # fmt: skip
+
+    def scrape(route: Route) -> None:
+        route.fulfill(content_type="text/plain", body=scrapes.pop(0) if len(scrapes) > 1 else scrapes[0])
+
+    def prepare(page: Page) -> None:
+        page.clock.install(time=0)
+        page.clock.pause_at(1000)
+        page.route("**/metrics", scrape)
+
+    page = open_page(server.url, prepare, **WIDE)
+    expect(figure(page, "running")).to_have_text("3")
+    expect(figure(page, "waiting")).to_have_text("2")
+    expect(figure(page, "kv-use")).to_have_text("63 %")
+    expect(figure(page, "tokens-per-second")).to_have_text(UNKNOWN)
+    expect(figure(page, "first-token")).to_have_text("250 ms")  # on average, since the server's start
+    page.clock.run_for(1000)
+    expect(figure(page, "tokens-per-second")).to_have_text("90")
+    expect(figure(page, "first-token")).to_have_text("500 ms")
+    expect(figure(page, "prefix-hits")).to_have_text("25 %")
+    page.clock.run_for(1000)  # the server was started again: its counters began anew
+    expect(figure(page, "tokens-per-second")).to_have_text("30")
+
+
+def test_nothing_is_read_while_nobody_looks(server: RunningServer, open_page: OpenPage) -> None:
+    page = open_page(server.url, lambda page: page.clock.install(), **WIDE)
+    reads: list[str] = []
+    page.on("request", lambda request: reads.append(request.url) if request.url.endswith("/metrics") else None)
+    expect(figure(page, "running")).to_have_text("0")
+
+    def reads_in_a_minute() -> int:
+        page.evaluate("fetch('health')")  # whatever was asked before has been seen once this is
+        before = len(reads)
+        for _ in range(20):
+            page.clock.run_for(3000)
+            page.evaluate("fetch('health').then((response) => response.text())")
+        return len(reads) - before
+
+    assert reads_in_a_minute() > 5
+    page.evaluate(HIDE, True)
+    assert reads_in_a_minute() == 0
+    page.evaluate(HIDE, False)
+    assert reads_in_a_minute() > 5
+    page.get_by_role("button", name="Server and parameters").click()
+    assert reads_in_a_minute() == 0
+
+
+def test_a_server_that_is_gone_is_said_to_be(server: RunningServer, open_page: OpenPage) -> None:
+    page = open_page(server.url, lambda page: page.clock.install(), **WIDE)
+    expect(page.locator("#live-state")).to_have_text("at rest")
+    page.route("**/metrics", lambda route: route.abort())
+    page.clock.run_for(3000)
+    expect(page.locator("#live-state")).to_have_text("no answer")
+    page.unroute("**/metrics")
+    page.clock.run_for(3000)
+    expect(page.locator("#live-state")).to_have_text("at rest")
+
+
+def test_figures_that_are_missing_are_dashes(server: RunningServer, open_page: OpenPage) -> None:
+    def prepare(page: Page) -> None:
+        page.route("**/metrics", lambda route: route.fulfill(content_type="text/plain", body=metrics("", up=1)))
+
+    page = open_page(server.url, prepare, **WIDE)
+    expect(page.locator("#live-state")).to_have_text("at rest")
+    for name in ("running", "waiting", "kv-use", "tokens-per-second", "first-token"):
+        expect(figure(page, name)).to_have_text(UNKNOWN)

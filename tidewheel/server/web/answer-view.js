@@ -1,0 +1,136 @@
+// An answer, while it is written and after: reasoning and tool calls in folds, text as Markdown.
+
+import { copyText, h, icon, iconButton, scrollable } from "./dom.js";
+import { duration, rate } from "./format.js";
+import { MarkdownStream } from "./markdown-stream.js";
+
+const ENDINGS = {
+  length: "cut at the most tokens allowed",
+  content_filter: "cut by a filter",
+  stopped: "stopped",
+};
+
+export class AnswerView {
+  #message;
+  #text = h("div", { class: "markdown" });
+  #stream;
+  #shown = 0; // characters of the content
+  #reasoning = null;
+  #folds = []; // of the tool calls
+  #calls = h("div", { class: "calls" });
+  #wait = h("p", { class: "wait", "aria-hidden": "true" }, h("span"), h("span"), h("span"));
+  #stats = h("p", { class: "stats" });
+  #footer;
+  #copy;
+
+  constructor(message, actions, announce) {
+    this.#message = message;
+    this.#stream = new MarkdownStream(this.#text, announce);
+    const copy = (this.#copy = iconButton("copy", "Copy answer", () => copyText(message.content, copy)));
+    const again = iconButton("again", "Regenerate", () => actions.regenerate(message));
+    again.classList.add("again", "changes");
+    this.#footer = h("footer", { class: "actions writing" }, this.#stats, copy, again);
+    this.element = h(
+      "article",
+      { class: "turn answer", "aria-label": "Answer" },
+      this.#wait, this.#text, this.#calls, this.#footer,
+    );
+  }
+
+  /** Draws what the message has gained. */
+  update() {
+    const { content, reasoning, calls } = this.#message;
+    if (reasoning) this.#showReasoning(reasoning, !content && !calls);
+    if (content.length > this.#shown) {
+      this.#stream.append(content.slice(this.#shown));
+      this.#shown = content.length;
+    }
+    calls?.forEach((call, i) => this.#showCall(call, (this.#folds[i] ??= this.#addFold())));
+    if (content || reasoning || calls) this.#wait.remove();
+  }
+
+  /** Draws the end: nothing more comes. */
+  finish() {
+    const { content, reasoning, calls, error, ended, stats } = this.#message;
+    this.update();
+    this.#stream.finish();
+    this.#wait.remove();
+    if (reasoning) this.#showReasoning(reasoning, false);
+    calls?.forEach((call, i) => (this.#folds[i].code.data = indented(call.arguments)));
+    if (error) this.#footer.before(h("p", { class: "failure", role: "alert" }, error));
+    this.#stats.textContent = [ENDINGS[ended], stats && statsText(stats)].filter(Boolean).join(" · ");
+    this.#copy.hidden = !content;
+    this.#footer.classList.remove("writing");
+  }
+
+  /** Adds a form for the results of `calls`; `onResults` says whether it could use them. */
+  askForResults(calls, onResults) {
+    const areas = calls.map((call) => {
+      const area = h("textarea", { rows: "2", required: true, spellcheck: "false" });
+      return { call, area, label: h("label", { class: "field" }, h("span", {}, `Result of ${call.name}`), area) };
+    });
+    const form = h(
+      "form",
+      { class: "results" },
+      ...areas.map(({ label }) => label),
+      h("button", { type: "submit", class: "primary changes" }, `Send the result${calls.length > 1 ? "s" : ""}`),
+    );
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const results = areas.map(({ call, area }) => ({
+        role: "tool", content: area.value, call: call.id, name: call.name,
+      }));
+      if (onResults(results)) for (const { fold } of this.#folds) fold.open = false;
+    });
+    for (const { fold } of this.#folds) fold.open = true;
+    this.#calls.append(form);
+  }
+
+  #showReasoning(reasoning, thinking) {
+    if (!this.#reasoning) {
+      const text = document.createTextNode("");
+      const title = h("span");
+      const summary = h("summary", {}, icon("chevron"), title);
+      const thoughts = h("div", { class: "thoughts", ...scrollable("Thoughts") }, text);
+      const fold = h("details", { class: "fold reasoning" }, summary, thoughts);
+      this.#reasoning = { text, title, fold };
+      this.#text.before(fold);
+    }
+    const { text, title, fold } = this.#reasoning;
+    if (reasoning.length > text.length) text.appendData(reasoning.slice(text.length));
+    const words = thinking ? "Thinking" : "Thought";
+    if (title.textContent !== words) title.textContent = words;
+    fold.classList.toggle("working", thinking);
+  }
+
+  #addFold() {
+    const name = h("code");
+    const code = document.createTextNode("");
+    const summary = h("summary", {}, icon("chevron"), h("span", {}, "Calls ", name));
+    const fold = h("details", { class: "fold call" }, summary, h("pre", scrollable("Arguments"), code));
+    fold.open = !this.#message.ended;
+    this.#calls.append(fold);
+    return { name, code, fold };
+  }
+
+  #showCall(call, fold) {
+    if (fold.name.textContent !== call.name) fold.name.textContent = call.name;
+    if (call.arguments.length > fold.code.length) fold.code.appendData(call.arguments.slice(fold.code.length));
+  }
+}
+
+/** `stats` are {tokens, firstToken, seconds}: of the answer, to its first token, and from there to its last. */
+function statsText({ tokens, firstToken, seconds }) {
+  const parts = [`${tokens} ${tokens === 1 ? "token" : "tokens"}`];
+  // What came within a few frames of the page says more about the page.
+  if (seconds >= 0.1) parts.push(`${rate((tokens - 1) / seconds)} a second`);
+  return [...parts, `first after ${duration(firstToken)}`].join(" · ");
+}
+
+function indented(json) {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json;
+  }
+}

@@ -1,0 +1,174 @@
+// The page: brings its parts together.
+
+import { Chat } from "./chat.js";
+import { Conversation } from "./conversation.js";
+import { h, icon } from "./dom.js";
+import { Drawers } from "./drawers.js";
+import { count } from "./format.js";
+import { HistoryList } from "./history-list.js";
+import { History, openStorage } from "./history.js";
+import { KeyDialog } from "./key-dialog.js";
+import { Models } from "./models.js";
+import { Panel } from "./panel.js";
+import { Parameters } from "./parameters.js";
+import { Scroller } from "./scroller.js";
+import { Server } from "./server.js";
+import { Toast } from "./toast.js";
+import { Transcript } from "./transcript.js";
+
+const DEMO_MODEL = "tidewheel-demo";
+const DEMO_PROMPTS = [
+  "Who are you?", "What is 47 + 38?", "How do I serve another model?", "Tell me a story about a lamp",
+];
+const ANNOUNCED_BLOCKS = 20;
+
+const get = (id) => document.getElementById(id);
+const prompt = get("prompt");
+const local = openStorage("localStorage");
+const server = new Server(openStorage("sessionStorage"));
+const history = new History(local);
+const parameters = new Parameters(get("parameters"), local);
+const models = new Models(get("model"), local, showModel);
+const toast = new Toast(get("toast"));
+const panel = new Panel(server);
+const scroller = new Scroller(get("scroller"), get("turns"), get("to-latest"));
+const transcript = new Transcript(get("turns"), {
+  edit: (message, text) => ask(() => chat.edit(message, text)),
+  regenerate: (message) => ask(() => chat.regenerate(message)),
+  giveResults: (results) => ask(() => chat.giveResults(results)),
+}, announce);
+const chat = new Chat(
+  { history, models, parameters, scroller, server, transcript },
+  {
+    onChange: showState,
+    onFailure: fail,
+    onUnkept: () => toast.show("This browser has no room to keep the conversation."),
+  },
+);
+const historyList = new HistoryList(
+  { list: get("conversations"), deleteAll: get("delete-all"), fallback: get("new") },
+  { history, chat, toast }, () => drawers.uncover(),
+);
+const drawers = new Drawers(get("app"), [get("main"), get("skip")], [
+  { element: get("history"), toggle: get("history-toggle"), room: "(min-width: 56rem)" },
+  {
+    element: get("panel"), toggle: get("panel-toggle"), room: "(min-width: 76rem)",
+    onChange: (open) => (panel.open = open),
+  },
+]);
+const keyDialog = new KeyDialog(
+  {
+    dialog: get("key-dialog"), form: get("key-form"), input: get("key"), note: get("key-note"),
+    cancel: get("key-cancel"),
+  },
+  server, showKey,
+);
+
+get("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (chat.busy) chat.stop();
+  else send();
+});
+prompt.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+});
+prompt.addEventListener("input", fitPrompt);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !get("key-dialog").open) chat.stop();
+});
+get("new").addEventListener("click", () => {
+  chat.open(Conversation.create());
+  drawers.uncover();
+  focusPrompt();
+});
+get("forget-key").addEventListener("click", () => {
+  server.key = "";
+  showKey();
+});
+get("parameters").addEventListener("fault", () => drawers.open(get("panel")));
+window.addEventListener("pagehide", () => chat.busy && chat.keep());
+
+showState();
+showKey();
+load();
+server.version().then((version) => (get("version").textContent = `Tidewheel ${version}`), () => {});
+focusPrompt();
+
+async function load() {
+  try {
+    models.all = await server.models();
+    showModel();
+  } catch (error) {
+    fail(error, load);
+  }
+}
+
+function send() {
+  if (!chat.send(prompt.value)) return;
+  prompt.value = "";
+  fitPrompt();
+}
+
+/** Does what asks the model, and goes back to where the next message is written. Returns whether it could. */
+function ask(act) {
+  const asked = act();
+  if (asked) focusPrompt();
+  return asked;
+}
+
+/** Leads to where messages are written, but not on a phone, where a keyboard would cover the answer. */
+function focusPrompt() {
+  if (window.matchMedia("(hover: hover)").matches) prompt.focus({ preventScroll: true });
+}
+
+function fail(error, retry) {
+  if (error.status === 401) keyDialog.ask(retry);
+  else if (!chat.conversation.messages.length) toast.show(error.message, { label: "Try again", act: retry });
+  else if (error.param) parameters.refuse(error.param, error.message);
+}
+
+function showState() {
+  document.body.classList.toggle("busy", chat.busy);
+  const label = chat.busy ? "Stop" : "Send";
+  get("send").replaceChildren(icon(chat.busy ? "stop" : "send"));
+  get("send").setAttribute("aria-label", label);
+  get("send").title = label;
+  get("empty").hidden = chat.conversation.messages.length > 0;
+  if (chat.busy) get("announcer").replaceChildren();
+  historyList.show();
+  showContext();
+  panel.poke();
+}
+
+function showModel() {
+  const { id, max_model_len: room } = models.current;
+  const where = `${id} answers here${room ? `, with ${count(room)} tokens of context` : ""}.`;
+  get("empty-note").textContent = `${where} What you write goes to this server and nowhere else.`;
+  get("suggestions").replaceChildren(...(id === DEMO_MODEL ? DEMO_PROMPTS : []).map((text) =>
+    h("li", {}, h("button", { type: "button", onclick: () => ask(() => chat.send(text)) }, text))));
+  showContext();
+}
+
+function showContext() {
+  const used = chat.conversation.messages.findLast((message) => message.usage)?.usage.total_tokens;
+  const most = models.current?.max_model_len;
+  get("context").textContent = used && most ? `${count(used)} of ${count(most)} tokens` : "";
+}
+
+function showKey() {
+  get("key-state").hidden = !server.key;
+}
+
+/** Lets a screen reader read what has been written, a block at a time. */
+function announce(text) {
+  get("announcer").append(h("p", {}, text));
+  if (get("announcer").childElementCount > ANNOUNCED_BLOCKS) get("announcer").firstElementChild.remove();
+}
+
+function fitPrompt() {
+  if (CSS.supports("field-sizing", "content")) return;
+  prompt.style.height = "auto";
+  prompt.style.height = `${prompt.scrollHeight}px`;
+}

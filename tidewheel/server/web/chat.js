@@ -1,0 +1,156 @@
+// The conversation that is open, and the answer that is being written.
+
+import { Conversation, addChunk } from "./conversation.js";
+
+/**
+ * `models`, `parameters` and `server` make the requests, `transcript` and `scroller` show what comes, `history` keeps
+ * it. `listener` hears of it: onChange() at any change of state, onFailure(error, retry), and onUnkept() where the
+ * browser has no room.
+ */
+export class Chat {
+  conversation = Conversation.create();
+  #running = null; // {controller, conversation, forgotten}
+  #parts;
+  #listener;
+
+  constructor(parts, listener) {
+    this.#parts = parts;
+    this.#listener = listener;
+  }
+
+  get busy() {
+    return this.#running !== null;
+  }
+
+  /** Asks. Returns whether it could: not while an answer is being written, nor with unusable parameters. */
+  send(text) {
+    return text.trim() !== "" && this.#ask(() => this.#add({ role: "user", content: text }));
+  }
+
+  /** Asks `text` in place of `message`, and forgets what followed. */
+  edit(message, text) {
+    return this.#has(message) && this.#ask(() => {
+      this.#forgetFrom(message);
+      this.#add({ role: "user", content: text });
+    });
+  }
+
+  /** Asks for another answer in place of `message`, and forgets what followed. */
+  regenerate(message) {
+    return this.#has(message) && this.#ask(() => this.#forgetFrom(message));
+  }
+
+  /** Answers the model's tool calls: `results` are messages. */
+  giveResults(results) {
+    return this.#ask(() => results.forEach((result) => this.#add(result)));
+  }
+
+  stop() {
+    this.#running?.controller.abort();
+  }
+
+  /** Goes to another conversation. An answer that is being written stops, and is kept as far as it has come. */
+  open(conversation) {
+    this.stop();
+    this.conversation = conversation;
+    this.#parts.transcript.show(conversation);
+    this.#parts.scroller.toEnd();
+    this.#listener.onChange();
+  }
+
+  /** Makes sure that a conversation that was deleted does not come back when its answer stops. */
+  forget(ids) {
+    if (this.#running && ids.includes(this.#running.conversation.id)) this.#running.forgotten = true;
+    if (ids.includes(this.conversation.id)) this.open(Conversation.create());
+  }
+
+  /** Keeps the conversation that is being answered as far as it has come. */
+  keep() {
+    const { history } = this.#parts;
+    const { conversation, forgotten } = this.#running;
+    if (!forgotten && !history.save(conversation)) this.#listener.onUnkept();
+  }
+
+  // A failed answer may be asked for again when another conversation is already open.
+  #has(message) {
+    return this.conversation.messages.includes(message);
+  }
+
+  #add(message) {
+    this.#parts.transcript.add(this.conversation.add(message));
+  }
+
+  #forgetFrom(message) {
+    this.conversation.forgetFrom(message);
+    this.#parts.transcript.trim(this.conversation);
+  }
+
+  #ask(prepare) {
+    const body = this.#running ? null : this.#parts.parameters.read();
+    if (!body) return false;
+    this.#parts.transcript.stopAskingForResults();
+    prepare();
+    this.#answer(body);
+    return true;
+  }
+
+  async #answer(body) {
+    const { models, parameters, scroller, server, transcript } = this.#parts;
+    const { conversation } = this;
+    const messages = conversation.forRequest(parameters.system);
+    const answer = conversation.add({ role: "assistant", content: "" });
+    const view = transcript.add(answer);
+    const controller = new AbortController();
+    const clock = new Clock();
+    let frame = 0;
+    const draw = () => {
+      frame = 0;
+      view.update();
+      scroller.follow();
+    };
+    this.#running = { controller, conversation, forgotten: false };
+    this.keep();
+    this.#listener.onChange();
+    scroller.toEnd();
+    let failure = null;
+    try {
+      const streamed = { stream: true, stream_options: { include_usage: true } };
+      const request = { model: models.current?.id, ...body, messages, ...streamed };
+      for await (const chunks of server.chat(request, controller.signal)) {
+        for (const chunk of chunks) if (addChunk(answer, chunk)) clock.tick();
+        frame ||= requestAnimationFrame(draw);
+      }
+    } catch (error) {
+      if (controller.signal.aborted) answer.ended = "stopped";
+      else failure = error;
+    }
+    cancelAnimationFrame(frame);
+    answer.stats = clock.stats(answer.usage);
+    if (failure) answer.error = failure.message;
+    view.finish();
+    this.keep();
+    this.#running = null;
+    if (conversation === this.conversation) transcript.askForResults(conversation);
+    scroller.follow();
+    this.#listener.onChange();
+    if (failure) this.#listener.onFailure(failure, () => this.regenerate(answer));
+  }
+}
+
+/** When an answer's tokens came. */
+class Clock {
+  #asked = performance.now();
+  #first = null;
+  #last = null;
+
+  tick() {
+    this.#last = performance.now();
+    this.#first ??= this.#last;
+  }
+
+  stats(usage) {
+    if (this.#first === null || !usage) return undefined;
+    const firstToken = (this.#first - this.#asked) / 1000;
+    return { tokens: usage.completion_tokens, firstToken, seconds: (this.#last - this.#first) / 1000 };
+  }
+}

@@ -1,0 +1,25 @@
+// Numbers as people read them; what is not known is a dash.
+
+/** Seconds in words: "9 ms", "1.42 s". */
+export function duration(seconds) {
+  if (seconds === null) return "–";
+  if (seconds < 0.01) return `${(seconds * 1000).toFixed(1)} ms`;
+  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+}
+
+/** A number of tokens a second: "9.4", "61". */
+export function rate(value) {
+  if (value === null) return "–";
+  return value > 0 && value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en");
+}
+
+/** A whole number. */
+export function count(value) {
+  return value === null ? "–" : value.toLocaleString("en");
+}
+
+/** A share between 0 and 1 in percent. */
+export function percent(share) {
+  if (share === null) return "–";
+  return share > 0 && share < 0.1 ? `${(share * 100).toFixed(1)} %` : `${Math.round(share * 100)} %`;
+}

@@ -1,0 +1,90 @@
+// Conversations kept in this browser, and nowhere else: each under its own name, and an index of all.
+
+import { Conversation } from "./conversation.js";
+
+const INDEX = "tidewheel.conversations";
+const ITEM = "tidewheel.conversation.";
+const MAX_CONVERSATIONS = 100;
+const MAX_CHARACTERS = 2_000_000; // browsers give a site about five million
+
+/** `localStorage` or `sessionStorage`; where the browser allows neither, what lasts for as long as the page is open. */
+export function openStorage(name) {
+  try {
+    const storage = window[name];
+    storage.setItem("tidewheel.probe", "");
+    storage.removeItem("tidewheel.probe");
+    return storage;
+  } catch {
+    const values = new Map();
+    return {
+      getItem: (key) => values.get(key) ?? null,
+      setItem: (key, value) => values.set(key, value),
+      removeItem: (key) => values.delete(key),
+    };
+  }
+}
+
+export class History {
+  #storage;
+
+  constructor(storage) {
+    this.#storage = storage;
+  }
+
+  /** What is kept, the latest first: [{id, title, updated, size}, ...]. */
+  list() {
+    const index = this.#read(INDEX);
+    return Array.isArray(index) ? index.sort((a, b) => b.updated - a.updated) : [];
+  }
+
+  /** A conversation, or null if it is not kept any more. */
+  load(id) {
+    const kept = this.#read(ITEM + id);
+    return Array.isArray(kept?.messages) ? new Conversation({ ...kept, id }) : null;
+  }
+
+  /** Keeps a conversation, at the cost of the oldest ones. Returns whether there was room. */
+  save(conversation) {
+    const { id, title, updated, messages } = conversation;
+    const text = JSON.stringify({ updated, messages });
+    const others = this.list().filter((entry) => entry.id !== id);
+    let size = text.length + others.reduce((sum, entry) => sum + entry.size, 0);
+    while (others.length && (others.length >= MAX_CONVERSATIONS || size > MAX_CHARACTERS)) size -= this.#drop(others);
+    while (size <= MAX_CHARACTERS) {
+      try {
+        this.#storage.setItem(ITEM + id, text);
+        this.#storage.setItem(INDEX, JSON.stringify([{ id, title, updated, size: text.length }, ...others]));
+        return true;
+      } catch {
+        if (!others.length) break;
+        size -= this.#drop(others);
+      }
+    }
+    this.#storage.removeItem(ITEM + id);
+    this.#storage.setItem(INDEX, JSON.stringify(others));
+    return false;
+  }
+
+  /** Forgets conversations; the function that it returns brings them back. */
+  remove(ids) {
+    const removed = ids.map((id) => this.load(id)).filter(Boolean);
+    const gone = new Set(ids);
+    this.#storage.setItem(INDEX, JSON.stringify(this.list().filter((entry) => !gone.has(entry.id))));
+    for (const id of ids) this.#storage.removeItem(ITEM + id);
+    return () => removed.forEach((conversation) => this.save(conversation));
+  }
+
+  #drop(entries) {
+    const oldest = entries.pop();
+    this.#storage.removeItem(ITEM + oldest.id);
+    return oldest.size;
+  }
+
+  #read(key) {
+    try {
+      return JSON.parse(this.#storage.getItem(key));
+    } catch {
+      return null;
+    }
+  }
+}

@@ -1,0 +1,41 @@
+// Asks for the API key once the server has asked for it.
+
+export class KeyDialog {
+  #dialog;
+  #input;
+  #note;
+  #server;
+  #retries = [];
+
+  /** `onChange` is called when the key is another one. */
+  constructor({ dialog, form, input, note, cancel }, server, onChange) {
+    this.#dialog = dialog;
+    this.#input = input;
+    this.#note = note;
+    this.#server = server;
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      server.key = input.value.trim();
+      const retries = this.#retries;
+      dialog.close();
+      onChange();
+      for (const retry of retries) retry();
+    });
+    cancel.addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => {
+      input.value = "";
+      this.#retries = [];
+    });
+  }
+
+  /** Asks, and calls `retry` once there is a key to try. */
+  ask(retry) {
+    this.#retries.push(retry);
+    if (this.#dialog.open) return;
+    this.#note.textContent = this.#server.key
+      ? "It does not take the one that you gave."
+      : "The key is kept for this tab only, until the tab is closed.";
+    this.#dialog.showModal();
+    this.#input.focus();
+  }
+}

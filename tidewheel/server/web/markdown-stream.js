@@ -1,0 +1,126 @@
+// Markdown that is still being written. What is complete is drawn once and left alone; only the block that is open is
+// drawn again, and open code just grows. However the text is cut, the same nodes come out.
+
+import {
+  FENCE, HEADING, LIST_ITEM, QUOTE, RULE, closesFence, codeBlock, interruptsWithList, outdent, renderBlocks,
+} from "./markdown.js";
+
+// A line of which only this has come may turn out to be anything, so it is not shown yet.
+const UNDECIDED = /^\s*(?:[-*+#>`~|_=]+|\d{1,9}[.)]?)?\s*$/;
+const MAY_CLOSE_FENCE = /^\s*[`~]*\s*$/;
+
+/** Draws Markdown into `parent`. `onBlock` is called with the text of each block that is complete. */
+export class MarkdownStream {
+  #parent;
+  #onBlock;
+  #partial = ""; // the line that has not ended
+  #lines = []; // of the open block
+  #nodes = []; // of the open block, as drawn last
+  #fence = null; // the fence that is open, in the block or in an item of it
+  #code = null; // the text node of an open code block
+  #codeLines = 0;
+  #codeShown = 0; // characters of its last line
+
+  constructor(parent, onBlock = () => {}) {
+    this.#parent = parent;
+    this.#onBlock = onBlock;
+  }
+
+  /** Draws more text. */
+  append(text) {
+    const lines = (this.#partial + text).split("\n");
+    this.#partial = lines.pop();
+    for (const line of lines) this.#take(line.replace(/\r$/, ""));
+    this.#drawOpen();
+  }
+
+  /** Draws what was held back: no more text comes. */
+  finish() {
+    if (this.#partial) this.#take(this.#partial.replace(/\r$/, ""));
+    this.#partial = "";
+    this.#close();
+  }
+
+  #take(line) {
+    if (this.#code) {
+      if (closesFence(this.#fence, line)) this.#close();
+      else this.#showCode(line, true);
+      return;
+    }
+    if (this.#beginsBlock(line)) this.#close();
+    if (!this.#lines.length) {
+      if (!line.trim()) return;
+      const fence = FENCE.exec(line);
+      if (fence && fence[1].length < 4) {
+        const block = codeBlock(fence[3]);
+        this.#replace([block.element]);
+        this.#fence = fence;
+        this.#code = block.code;
+        return;
+      }
+    }
+    this.#lines.push(line);
+    if (!this.#fence) this.#fence = this.#isList() ? FENCE.exec(LIST_ITEM.exec(line)?.[3] ?? line) : null;
+    else if (closesFence(this.#fence, line)) this.#fence = null;
+  }
+
+  #isList() {
+    return LIST_ITEM.test(this.#lines[0]) && !RULE.test(this.#lines[0]);
+  }
+
+  /** Whether `line` is no part of the open block. */
+  #beginsBlock(line) {
+    if (!this.#lines.length || this.#fence) return false;
+    if (this.#isList()) {
+      if (!line.trim() || /^\s\s/.test(line) || (LIST_ITEM.test(line) && !RULE.test(line))) return false;
+      const loose = !this.#lines.at(-1).trim();
+      return loose || [FENCE, HEADING, RULE, QUOTE].some((kind) => kind.test(line));
+    }
+    const ended = !line.trim() || HEADING.test(this.#lines[0]) || RULE.test(this.#lines[0]);
+    return ended || [FENCE, HEADING, RULE].some((kind) => kind.test(line)) || interruptsWithList(line);
+  }
+
+  #drawOpen() {
+    const partial = this.#partial.replace(/\r$/, "");
+    if (this.#code) {
+      if (!MAY_CLOSE_FENCE.test(partial)) this.#showCode(partial, false);
+      return;
+    }
+    const shown = UNDECIDED.test(partial) ? [] : [partial];
+    if (!this.#lines.length && !shown.length) return;
+    const drawn = document.createDocumentFragment();
+    if (shown.length && this.#beginsBlock(partial)) {
+      renderBlocks(this.#lines, drawn);
+      renderBlocks(shown, drawn);
+    } else renderBlocks([...this.#lines, ...shown], drawn);
+    this.#replace([...drawn.childNodes]);
+  }
+
+  #showCode(line, whole) {
+    const text = (this.#codeLines ? "\n" : "") + outdent(line, this.#fence[1].length);
+    this.#code.appendData(text.slice(this.#codeShown));
+    this.#codeShown = whole ? 0 : text.length;
+    if (whole) this.#codeLines += 1;
+  }
+
+  #close() {
+    if (!this.#code) {
+      if (!this.#lines.length) return;
+      const drawn = document.createDocumentFragment();
+      renderBlocks(this.#lines, drawn);
+      this.#replace([...drawn.childNodes]);
+    }
+    for (const node of this.#nodes) this.#onBlock(node.textContent);
+    this.#lines = [];
+    this.#nodes = [];
+    this.#fence = null;
+    this.#code = null;
+    this.#codeLines = this.#codeShown = 0;
+  }
+
+  #replace(nodes) {
+    for (const node of this.#nodes) node.remove();
+    this.#parent.append(...nodes);
+    this.#nodes = nodes;
+  }
+}

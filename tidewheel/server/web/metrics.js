@@ -1,0 +1,61 @@
+// Prometheus' text, and what happened between two readings of it.
+
+/** A map of sample names to the sum of their series. */
+export function parseMetrics(text) {
+  const samples = new Map();
+  for (const line of text.split("\n")) {
+    if (!line || line[0] === "#") continue;
+    const labels = line.indexOf("{");
+    const end = labels < 0 ? line.indexOf(" ") : line.lastIndexOf("}") + 1;
+    const name = line.slice(0, labels < 0 ? end : labels);
+    const value = Number(line.slice(end).trim().split(" ")[0]);
+    if (Number.isFinite(value)) samples.set(name, (samples.get(name) ?? 0) + value);
+  }
+  return samples;
+}
+
+const ANCHOR = "num_requests_running";
+
+/** Turns readings of the counters into rates. The metrics' prefix is whatever it is. */
+export class Meter {
+  #before = null;
+
+  /**
+   * What the text of a scrape at `now` (ms) tells: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading
+   * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1); `ever` has these
+   * three since the server's start. Null is unknown.
+   */
+  read(text, now) {
+    const samples = parseMetrics(text);
+    const name = [...samples.keys()].find((key) => key.endsWith(ANCHOR)) ?? ANCHOR;
+    const prefix = name.slice(0, -ANCHOR.length);
+    const get = (key) => samples.get(prefix + key) ?? null;
+    const before = this.#before;
+    this.#before = { get, now };
+    const since = (key) => {
+      const value = get(key);
+      const last = before?.get(key) ?? null;
+      if (value === null || last === null) return null;
+      return value < last ? value : value - last; // a server that was started again counts from 0
+    };
+    const ratio = (part, whole) => (part !== null && whole > 0 ? part / whole : null);
+    const means = (value) => ({
+      firstToken: ratio(value("time_to_first_token_seconds_sum"), value("time_to_first_token_seconds_count")),
+      betweenTokens: ratio(value("inter_token_latency_seconds_sum"), value("inter_token_latency_seconds_count")),
+      prefixHits: ratio(value("prefix_cache_hits_total"), value("prefix_cache_queries_total")),
+    });
+    return {
+      running: get(ANCHOR),
+      waiting: get("num_requests_waiting"),
+      kvUse: get("kv_cache_usage_perc") ?? get("gpu_cache_usage_perc"),
+      tokensPerSecond: ratio(since("generation_tokens_total"), before && (now - before.now) / 1000),
+      ...means(since),
+      ever: means(get),
+    };
+  }
+
+  /** Forgets the last reading, from which too much time has passed. */
+  reset() {
+    this.#before = null;
+  }
+}

@@ -1,0 +1,36 @@
+// The models on offer, and which of them is asked.
+
+import { h } from "./dom.js";
+
+const CHOSEN = "tidewheel.model";
+
+export class Models {
+  #select;
+  #storage;
+  #models = [];
+
+  constructor(select, storage, onChange) {
+    this.#select = select;
+    this.#storage = storage;
+    select.addEventListener("change", () => {
+      try {
+        storage.setItem(CHOSEN, select.value);
+      } catch {
+        // No room in the browser: it holds for as long as the page is open.
+      }
+      onChange();
+    });
+  }
+
+  /** The one that is asked, {id, max_model_len}; undefined until the server has said. */
+  get current() {
+    return this.#models.find(({ id }) => id === this.#select.value);
+  }
+
+  set all(models) {
+    this.#models = models;
+    this.#select.replaceChildren(...models.map(({ id }) => h("option", { value: id }, id)));
+    const chosen = this.#storage.getItem(CHOSEN);
+    if (models.some(({ id }) => id === chosen)) this.#select.value = chosen;
+  }
+}

@@ -1,0 +1,113 @@
+// The live panel: reads /metrics while somebody can see it.
+
+import { Chart, WaterWheel } from "./chart.js";
+import { count, duration, percent, rate } from "./format.js";
+import { Meter } from "./metrics.js";
+
+const SOON_MS = 250;
+const BUSY_MS = 1000;
+const IDLE_MS = 3000;
+const MAX_READINGS = 150;
+
+export class Panel {
+  #server;
+  #meter = new Meter();
+  #readings = [];
+  #timer;
+  #open = false;
+  #active = false;
+  #turn = 0; // of polling: an answer that comes after its turn is not looked at
+  #last = { firstToken: null, betweenTokens: null, prefixHits: null };
+  #charts;
+  #wheel;
+
+  constructor(server) {
+    this.#server = server;
+    this.#charts = [
+      new Chart(document.getElementById("tokens-chart"), [
+        { key: "tokensPerSecond", class: "area" },
+        { key: "tokensPerSecond", class: "line" },
+      ], 10),
+      new Chart(document.getElementById("first-token-chart"), [{ key: "firstToken", class: "dots" }], 0.05),
+      new Chart(document.getElementById("requests-chart"), [
+        { key: "running", class: "step" },
+        { key: "waiting", class: "step second" },
+      ], 2),
+    ];
+    this.#wheel = new WaterWheel(document.getElementById("kv-wheel"));
+    document.addEventListener("visibilitychange", () => this.#update());
+  }
+
+  /** Whether the panel is on the screen. */
+  set open(open) {
+    this.#open = open;
+    this.#update();
+  }
+
+  /** Reads soon, as something has just begun or ended. */
+  poke() {
+    if (!this.#active) return;
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#poll(), SOON_MS);
+  }
+
+  #update() {
+    const wanted = this.#open && document.visibilityState === "visible";
+    if (wanted === this.#active) return;
+    this.#active = wanted;
+    this.#meter.reset();
+    if (wanted) this.#poll();
+    else this.#stop();
+  }
+
+  #stop() {
+    clearTimeout(this.#timer);
+    this.#turn += 1;
+  }
+
+  async #poll() {
+    this.#stop();
+    const turn = this.#turn;
+    let wait = IDLE_MS;
+    try {
+      const text = await this.#server.metrics();
+      if (turn !== this.#turn) return;
+      const now = performance.now();
+      const reading = { at: now, ...this.#meter.read(text, now) };
+      this.#readings = [...this.#readings.slice(1 - MAX_READINGS), reading];
+      this.#show(reading);
+      if (reading.running || reading.waiting) wait = BUSY_MS;
+    } catch (error) {
+      if (turn !== this.#turn) return;
+      this.#meter.reset();
+      const locked = error.status === 401;
+      this.#state(locked ? "locked" : "away", locked ? "needs the API key" : "no answer");
+    }
+    this.#timer = setTimeout(() => this.#poll(), wait);
+  }
+
+  #show(reading) {
+    for (const key of Object.keys(this.#last)) this.#last[key] = reading[key] ?? this.#last[key] ?? reading.ever[key];
+    const busy = reading.running > 0;
+    this.#state(busy ? "busy" : "idle", busy ? "at work" : "at rest");
+    put("tokens-per-second", rate(reading.tokensPerSecond));
+    put("running", count(reading.running));
+    put("waiting", count(reading.waiting));
+    put("kv-use", percent(reading.kvUse));
+    put("first-token", duration(this.#last.firstToken));
+    put("between-tokens", duration(this.#last.betweenTokens));
+    put("prefix-hits", percent(this.#last.prefixHits));
+    this.#wheel.show(reading.kvUse ?? 0, busy);
+    const [peak] = this.#charts.map((chart) => chart.draw(this.#readings, reading.at));
+    put("tokens-peak", peak > 0 ? `${rate(peak)} at most` : "");
+  }
+
+  #state(state, words) {
+    document.getElementById("live-state").dataset.state = state;
+    put("live-state", words);
+  }
+}
+
+function put(id, text) {
+  document.getElementById(id).textContent = text;
+}

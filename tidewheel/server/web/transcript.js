@@ -1,0 +1,114 @@
+// The conversation as it is seen: one view a message.
+
+import { AnswerView } from "./answer-view.js";
+import { copyText, h, icon, iconButton, scrollable } from "./dom.js";
+
+/**
+ * `actions` are what a reader may ask for: edit(message, text), regenerate(message), giveResults(results).
+ * `announce` tells a screen reader what has been written.
+ */
+export class Transcript {
+  #root;
+  #actions;
+  #announce;
+  #views = new Map();
+
+  constructor(root, actions, announce) {
+    this.#root = root;
+    this.#actions = actions;
+    this.#announce = announce;
+  }
+
+  /** Shows a conversation in place of what was shown. */
+  show(conversation) {
+    this.#views.clear();
+    this.#root.replaceChildren();
+    for (const message of conversation.messages) this.add(message, () => {}).finish?.();
+    this.askForResults(conversation);
+  }
+
+  /** Adds a message's view; that of an answer has update() and finish(). */
+  add(message, announce = this.#announce) {
+    const view = this.#viewOf(message, announce);
+    this.#views.set(message, view);
+    this.#root.append(view.element);
+    return view;
+  }
+
+  /** Takes out the views of messages that are no longer in the conversation. */
+  trim(conversation) {
+    const kept = new Set(conversation.messages);
+    for (const [message, view] of this.#views) {
+      if (kept.has(message)) continue;
+      view.element.remove();
+      this.#views.delete(message);
+    }
+  }
+
+  /** Takes the form for results away: they have been given, or the conversation went on without them. */
+  stopAskingForResults() {
+    this.#root.querySelector(".results")?.remove();
+  }
+
+  /** Lets the reader answer the calls that wait for a result. */
+  askForResults(conversation) {
+    const open = conversation.openCalls();
+    const last = conversation.messages.findLast((message) => message.role === "assistant");
+    if (open.length) this.#views.get(last).askForResults(open, this.#actions.giveResults);
+  }
+
+  #viewOf(message, announce) {
+    if (message.role === "user") return userView(message, this.#actions);
+    if (message.role === "tool") return toolView(message);
+    return new AnswerView(message, this.#actions, announce);
+  }
+}
+
+function userView(message, actions) {
+  const text = h("p", { class: "said" }, message.content);
+  const copy = iconButton("copy", "Copy message", () => copyText(message.content, copy));
+  const edit = iconButton("edit", "Edit message", () => {
+    element.replaceChildren(editor(message, actions, () => {
+      element.replaceChildren(text, buttons);
+      edit.focus();
+    }));
+    const area = element.querySelector("textarea");
+    area.focus();
+    area.setSelectionRange(area.value.length, area.value.length);
+  });
+  edit.classList.add("changes");
+  const buttons = h("div", { class: "actions" }, edit, copy);
+  const element = h("article", { class: "turn user", "aria-label": "You" }, text, buttons);
+  return { element };
+}
+
+function editor(message, actions, onCancel) {
+  const area = h("textarea", { "aria-label": "Edit message", rows: "2" });
+  area.value = message.content;
+  const send = () => {
+    if (area.value.trim()) actions.edit(message, area.value);
+  };
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      send();
+    } else if (event.key === "Escape") {
+      event.stopPropagation();
+      onCancel();
+    }
+  });
+  return h(
+    "div",
+    { class: "editor" },
+    area,
+    h("p", {}, "What follows it is replaced."),
+    h("button", { type: "button", class: "quiet", onclick: onCancel }, "Cancel"),
+    h("button", { type: "button", class: "primary changes", onclick: send }, "Send"),
+  );
+}
+
+function toolView(message) {
+  const summary = h("summary", {}, icon("chevron"), h("span", {}, "Result of ", h("code", {}, message.name)));
+  const fold = h("details", { class: "fold" }, summary, h("pre", scrollable("Result"), message.content));
+  return { element: h("article", { class: "turn tool", "aria-label": `Result of ${message.name}` }, fold) };
+}
