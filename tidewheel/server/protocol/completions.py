@@ -8,7 +8,7 @@ import msgspec
 
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.decode import Unsupported, unsupported
-from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody
+from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody, TopLogprobs
 from tidewheel.server.protocol.usage import Usage
 
 MAX_PROMPTS = 1024
@@ -19,7 +19,7 @@ class CompletionRequest(GenerationBody, kw_only=True):
     """A body of `/v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
+    logprobs: TopLogprobs | None = None
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None

@@ -15,6 +15,12 @@ Unsupported: TypeAlias = None
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+
+def documented(**keywords: float) -> msgspec.Meta:
+    """JSON schema keywords for `/openapi.json`, of a range that the engine checks, which also words the error."""
+    return msgspec.Meta(extra_json_schema=keywords)
+
+
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*?)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*?)`")
