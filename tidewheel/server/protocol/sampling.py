@@ -38,7 +38,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Annotated[int, documented(minimum=1)] | None = None
     temperature: Annotated[float, documented(minimum=0, maximum=100)] | None = None
     top_p: Annotated[float, documented(exclusiveMinimum=0, maximum=1)] | None = None
-    top_k: Annotated[int, documented(minimum=-1)] | None = None
+    top_k: Annotated[int, documented(minimum=-1, maximum=2**31 - 1)] | None = None
     min_p: Fraction | None = None
     n: Annotated[int, documented(minimum=1, maximum=128)] | None = None
     seed: int | None = None
@@ -48,7 +48,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    repetition_penalty: Annotated[float, documented(exclusiveMinimum=0, maximum=100)] | None = None
+    repetition_penalty: Annotated[float, documented(minimum=0.01, maximum=100)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[int, float] | None = None
