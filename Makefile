@@ -64,7 +64,7 @@ native-test: $(VENV)/.test-tools $(VENV)/.installed  ## the C++ tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
 
 # The command and not `python -m pytest`, which would put the sources before the installed package.
-python-test: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests (PYTEST_ARGS= chooses)
+python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 image:  ## docker build of Dockerfile.cpu (IMAGE=, BASE= override)
@@ -94,3 +94,12 @@ $(VENV)/.test-tools: pyproject.toml | $(VENV)/.tools
 	$(INSTALL) '.[test]'
 	cp -p $@.begun $(VENV)/.installed
 	mv $@.begun $@
+
+# The tests that need Node.js are skipped without it.
+$(VENV)/.node-clients: tests/clients/package.json tests/clients/package-lock.json | $(VENV)/.tools
+	@if command -v npm >/dev/null; then \
+	    set -ex; mkdir -p $(VENV)/node; cp $^ $(VENV)/node; \
+	    npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
+	else \
+	    echo 'npm is not installed: nothing was tested with the openai package for Node.js'; \
+	fi

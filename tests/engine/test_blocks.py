@@ -106,6 +106,20 @@ def test_pending_content_is_pending_until_every_announcement_is_taken_back() -> 
     assert not pool.is_pending(second)
 
 
+def test_what_is_forgotten_is_not_found_and_stays_its_holders() -> None:
+    pool = BlockPool(3, 2)
+    digests = chain([1, 2], [3, 4])
+    blocks = pool.allocate(2)
+    for block, digest in zip(blocks, digests, strict=True):
+        pool.register(block, digest)
+    pool.release(blocks[1:])
+    pool.forget()
+    assert pool.match(digests) == []
+    pool.check([blocks[:1]])
+    pool.register(blocks[0], digests[0])
+    assert pool.match(digests) == blocks[:1]
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Sequences of a toy alphabet come, share, fill and go; the pool's books balance after every move."""
 
@@ -138,6 +152,11 @@ class PoolMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.held) - 1))
         self.pool.release(self.held.pop(index)[1])
+
+    @rule()
+    def forget(self) -> None:
+        self.pool.forget()
+        assert all(self.pool.match(digests) == [] for digests, _ in self.held)
 
     @invariant()
     def books_balance(self) -> None:

@@ -215,6 +215,39 @@ def test_cached_prompt_tokens_are_reported_and_counted() -> None:
     assert stats.steps_total > 0
 
 
+def test_a_cache_that_was_reset_gives_nothing_until_it_is_filled_again() -> None:
+    prompt = tuple(range(5, 18))
+
+    async def scenario(engine: Engine) -> list[int]:
+        cached = []
+        for reset in (False, False, True, False):
+            if reset:
+                engine.reset_prefix_cache()
+            outputs = await collect(engine.submit(request(prompt=prompt)))
+            cached.append(outputs[-1].num_cached_tokens)
+        return cached
+
+    assert run(make(Reciter([2])), scenario) == [0, 12, 0, 12]
+
+
+def test_waiting_and_prefill_are_timed() -> None:
+    async def scenario(engine: Engine) -> None:
+        streams = [engine.submit(request(SamplingParams(max_tokens=2, ignore_eos=True))) for _ in range(12)]
+        await asyncio.gather(*map(collect, streams))
+        times = [choice.times for stream in streams for choice in stream.choices]
+        waited = [t.scheduled - t.queued for t in times if t is not None]
+        assert len(waited) == 12
+        assert min(waited) >= 0
+        assert max(waited) > 0.02  # the last ones, until the first have had both their steps
+        assert all(t is not None and t.first_token - t.scheduled >= 0.02 for t in times)
+        stats = engine.stats()
+        assert stats.step_seconds.buckets()[-1][1] == stats.step_tokens.buckets()[-1][1] == stats.steps_total
+        assert stats.step_tokens.sum == 12 * (3 + 1)
+        assert stats.step_seconds.sum >= stats.steps_total * 0.02
+
+    run(make(Reciter([2], pause_s=0.02)), scenario)
+
+
 @pytest.mark.parametrize(
     ("bad", "param", "message"),
     [
@@ -357,6 +390,24 @@ def test_a_failing_device_ends_every_stream_with_an_error() -> None:
 
     asyncio.run(main())
     assert engine._executor.closed == 1  # type: ignore[attr-defined]
+
+
+def test_deliveries_that_cannot_be_passed_on_end_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object, choice: object) -> None:
+        monkeypatch.undo()
+        raise LookupError("a bug in a stream")
+
+    async def scenario(engine: Engine) -> None:
+        streams = [engine.submit(request(SamplingParams(ignore_eos=True))) for _ in range(3)]
+        monkeypatch.setattr(RequestStream, "notify", broken)
+        for outputs in await asyncio.gather(*map(collect, streams)):
+            assert outputs[-1].finish_reason is FinishReason.ERROR
+            assert "a bug in a stream" in (outputs[-1].error or "")
+        assert isinstance(engine.failure, LookupError)
+        with pytest.raises(EngineDeadError, match="a bug in a stream"):
+            engine.reset_prefix_cache()
+
+    run(make(Reciter([2], pause_s=0.001)), scenario)
 
 
 def test_trouble_with_one_requests_text_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ class ScriptedDevice:
     """Its loads last until `may_finish` is set or they are cancelled. If there is a `failure`, that is how they end."""
 
     name = "scripted"
+    isa = None
 
     def __init__(self) -> None:
         self.executor = LoadedNothing()

@@ -17,12 +17,16 @@ import httpx
 import pytest
 import tokenizers
 import uvicorn
+from server.processes import ScriptedProcess
 from server.scripted_engine import ScriptedEngine
 
 import tidewheel
 from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.engine import Engine
 from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
+from tidewheel.server.connections import connection_class
+from tidewheel.server.limits import ConnectionLimits
 
 # The file and not `-m tidewheel`, which would take the package from the current folder, installed or not.
 TIDEWHEEL = [sys.executable, str(Path(tidewheel.__file__).with_name("__main__.py"))]
@@ -32,7 +36,7 @@ TIDEWHEEL = [sys.executable, str(Path(tidewheel.__file__).with_name("__main__.py
 class RunningServer:
     """A server in this process. `http` talks to it over a real socket."""
 
-    engine: ScriptedEngine
+    engine: Any  # a ScriptedEngine, unless it was given
     port: int
     http: httpx.Client
 
@@ -45,22 +49,28 @@ class RunningServer:
 
 
 StartServer = Callable[..., RunningServer]
+StartProcess = Callable[..., ScriptedProcess]
 
 
 @pytest.fixture(scope="session")
 def start_server() -> Iterator[StartServer]:
-    """Starts servers, by the options of AppOptions and, as `engine`, an engine or the options of ScriptedEngine.
+    """Starts servers, by the options of AppOptions; all stop in the end.
 
-    `encoders` are embedding models to serve too. All stop in the end.
+    `engine` is an engine or the options of ScriptedEngine, `encoders` are embedding models to serve too,
+    `connections` the options of ConnectionLimits.
     """
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
     def start(
-        engine: ScriptedEngine | dict[str, Any] | None = None, encoders: EncoderEngine | None = None, **options: Any
+        engine: Engine | dict[str, Any] | None = None,
+        encoders: EncoderEngine | None = None,
+        connections: dict[str, Any] | None = None,
+        **options: Any,
     ) -> RunningServer:
-        scripted = engine if isinstance(engine, ScriptedEngine) else ScriptedEngine(**engine or {})
+        scripted = engine if isinstance(engine, Engine) else ScriptedEngine(**engine or {})
         app = build_app(scripted, AppOptions(**options), encoders)
-        config = uvicorn.Config(app, port=0, loop="uvloop", http="httptools", ws="none", log_config=None, lifespan="on")
+        protocol = connection_class(ConnectionLimits(**connections or {}))
+        config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, ws="none", log_config=None, lifespan="on")
         server = uvicorn.Server(config)
         listener = config.bind_socket()
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
@@ -97,6 +107,20 @@ def events(response: httpx.Response) -> list[Any]:
     assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
     assert frames[-1] == "data: [DONE]"
     return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
+
+
+def named_events(response: httpx.Response) -> list[Any]:
+    """The JSON of a complete event stream whose events have names, which are their types."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.endswith("\n\n")
+    payloads = []
+    for frame in response.text.split("\n\n")[:-1]:
+        name, data = frame.split("\n")
+        payload = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {payload['type']}"
+        payloads.append(payload)
+    return payloads
 
 
 def is_healthy(url: str) -> bool:
@@ -155,6 +179,20 @@ class ServerProcess:
     def _read_log(self) -> None:
         assert self.process.stderr is not None
         self._log.extend(self.process.stderr)
+
+
+@pytest.fixture
+def start_process() -> Iterator[StartProcess]:
+    """Starts scripted processes, by ScriptedProcess' arguments; all are ended in the end."""
+    processes: list[ScriptedProcess] = []
+
+    def start(*arguments: str, **options: Any) -> ScriptedProcess:
+        processes.append(ScriptedProcess(*arguments, **options))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.stop()
 
 
 @pytest.fixture(scope="session")

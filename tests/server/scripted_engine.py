@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from tidewheel.engine.stream import RequestStream
 from tidewheel.engine.text import Tokenizer
 
 BOS, EOS, BROKEN, FATAL = 256, 257, 258, 259
+STALL, HANG = -2, -3  # no tokens: a step that takes a second, and one that never ends
 VOCAB_SIZE = 260
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}[tool {{ message.tool_call_id }}]{% endif %}"
@@ -84,6 +86,8 @@ def answer_to(prompt: str, encode: Callable[[str], list[int]]) -> list[int] | No
         return [ord("o"), BROKEN, EOS]
     if "KILL(" in prompt:
         return [FATAL]
+    if "STALL(" in prompt or "HANG(" in prompt:
+        return [STALL if "STALL(" in prompt else HANG, EOS]
     said = prompt.rpartition("SAY(")[2].partition(")YAS")[0] if "SAY(" in prompt else "ok"
     return [*encode(said), EOS]
 
@@ -110,6 +114,11 @@ class RecitingExecutor:
         tokens = [self._next_token(batch, int(sequence_of[row])) for row in batch.logits_rows]
         if FATAL in tokens:
             raise RuntimeError("the device is gone")
+        if HANG in tokens:
+            threading.Event().wait()
+        if STALL in tokens:
+            time.sleep(1)
+            tokens = [EOS if token == STALL else token for token in tokens]
         return self._output(np.array(tokens, np.int32), batch.sampling.num_logprobs)
 
     def _next_token(self, batch: StepBatch, sequence: int) -> int:
@@ -145,6 +154,7 @@ class ScriptedEngine(Engine):
         max_model_len: int = 8192,
         num_blocks: int = 2048,
         template: str | None = None,
+        step_timeout_s: float | None = None,
         specials: Sequence[str] = (),
     ) -> None:
         self.executor = RecitingExecutor(step_s, num_blocks)
@@ -157,6 +167,8 @@ class ScriptedEngine(Engine):
             vocab_size=VOCAB_SIZE + len(specials),
             eos_token_ids=frozenset({EOS}),
             generation_defaults={"temperature": 0.5},
+            step_timeout_s=step_timeout_s,
+            info={"device": "scripted", "kv_cache_dtype": "int32"},
         )
         self.requests: list[Request] = []
 
@@ -170,21 +182,22 @@ class ScriptedEngine(Engine):
 
 
 class ScriptedLoad(contextlib.nullcontext):
-    """In place of an EngineLoad."""
+    """In place of an EngineLoad, made with its options."""
 
     def __enter__(self) -> ScriptedLoad:
         return self
 
     def engine(self) -> ScriptedEngine:
-        return ScriptedEngine(step_s=0.01)
+        return ScriptedEngine(step_s=0.01, step_timeout_s=self.enter_result.step_timeout)
 
 
 def serve(arguments: list[str]) -> int:
     """`tidewheel serve` around a ScriptedEngine, for tests that need a process."""
     from tidewheel.server import start
+    from tidewheel.server.cli import main
 
     start.EngineLoad = ScriptedLoad
-    return start.run(["--model", str(Path(__file__).parent), *arguments])
+    return main(["serve", "--model", str(Path(__file__).parent), *arguments])
 
 
 if __name__ == "__main__":

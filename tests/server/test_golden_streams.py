@@ -21,8 +21,9 @@ from tidewheel.engine.stream import RequestStream
 GOLDEN = Path(__file__).with_name("golden")
 VARIABLE = [
     (re.compile(rb'"id":"chatcmpl-[0-9a-f]{32}"'), b'"id":"chatcmpl-0"'),
-    (re.compile(rb'"id":"call_[0-9a-f]{24}"'), b'"id":"call_0"'),
-    (re.compile(rb'"created":\d{10}'), b'"created":0'),
+    (re.compile(rb'id":"(call|resp|msg|rs|fc)_[0-9a-f]{24,32}"'), rb'id":"\1_0"'),
+    (re.compile(rb'"(created|created_at|completed_at)":\d{10}'), rb'"\1":0'),
+    (re.compile(rb'"request_id":"[0-9a-f]{32}"'), b'"request_id":"0"'),
     (re.compile(rb'"system_fingerprint":"fp_[0-9a-f]{12}"'), b'"system_fingerprint":"fp_0"'),
 ]
 
@@ -31,6 +32,7 @@ class OneTokenStream:
     """A stream whose outputs have one token each, however late they are read. For text of one byte a character."""
 
     def __init__(self, stream: RequestStream) -> None:
+        self.choices = stream.choices
         self._stream = stream
         self._ready: deque[RequestOutput] = deque()
 
@@ -85,16 +87,48 @@ TRANSCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSCRIPTS)
-def test_the_stream_is_the_same_to_the_byte(server: RunningServer, name: str) -> None:
-    prompt, options = TRANSCRIPTS[name]
-    body = {"messages": [{"role": "user", "content": prompt}], "stream": True, "cache_salt": name, **options}
-    response = server.post("/v1/chat/completions", body)
+ALL = 'SAY(<think>hm</think>Sure.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>)YAS'
+RESPONSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "responses": (ALL, {"tools": [{"type": "function", "name": "add"}]}),
+    "responses_incomplete": ("SAY(Hi)YAS", {"max_output_tokens": 1, "top_logprobs": 1}),
+    "responses_error": ("BREAK(", {"store": False}),
+}
+MESSAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "messages": (ALL, {"tools": [{"name": "add", "input_schema": {"type": "object"}}]}),
+    "messages_stop_sequence": ("SAY(Hi there.)YAS", {"stop_sequences": ["the"], "system": "Be brief."}),
+    "messages_error": ("BREAK(", {}),
+}
+
+
+def check(server: RunningServer, name: str, path: str, body: dict[str, Any]) -> None:
+    response = server.post(path, {**body, "stream": True})
     assert response.status_code == 200
     received = response.content
     for pattern, replacement in VARIABLE:
         received = pattern.sub(replacement, received)
-    path = GOLDEN / f"{name}.txt"
+    file = GOLDEN / f"{name}.txt"
     if os.environ.get("TIDEWHEEL_UPDATE_GOLDEN"):
-        path.write_bytes(received)
-    assert received.decode() == path.read_bytes().decode()
+        file.write_bytes(received)
+    assert received.decode() == file.read_bytes().decode()
+
+
+@pytest.mark.parametrize("name", TRANSCRIPTS)
+def test_chat_completions(server: RunningServer, name: str) -> None:
+    prompt, options = TRANSCRIPTS[name]
+    body = {"messages": [{"role": "user", "content": prompt}], "cache_salt": name, **options}
+    check(server, name, "/v1/chat/completions", body)
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_responses(server: RunningServer, name: str) -> None:
+    prompt, options = RESPONSES[name]
+    check(server, name, "/v1/responses", {"input": prompt, "cache_salt": name, **options})
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages(server: RunningServer, name: str) -> None:
+    prompt, options = MESSAGES[name]
+    # The name is before what others have in common, so that nothing is found in the cache.
+    content = [{"type": "text", "text": name}, {"type": "text", "text": prompt}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 200, **options}
+    check(server, name, "/v1/messages", body)

@@ -78,7 +78,16 @@ def test_the_environment_is_used_where_the_command_line_is_silent() -> None:
     assert parse("n", **environment)[0].model == "n"
 
 
+def test_lists_may_be_written_as_json() -> None:
+    for arguments in (('["http://a", "http://b"]',), ("http://a", "http://b")):
+        assert parse("--allowed-origins", *arguments)[1].allowed_origins == ("http://a", "http://b")
+        assert parse(TIDEWHEEL_ALLOWED_ORIGINS=" ".join(arguments))[1].allowed_origins == ("http://a", "http://b")
+    assert parse("--root-path", "/api/")[1].root_path == "/api"
+
+
 def test_vllms_variables_are_aliases() -> None:
+    assert parse(VLLM_API_KEY="k")[1].api_key == ("k",)
+    assert parse(VLLM_API_KEY="k", TIDEWHEEL_API_KEY="l")[1].api_key == ("l",)
     environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7"}
     model, _ = parse(**environment)
     assert (model.kv_cache_space, model.threads_bind) == (4.0, "0-3|4-7")
@@ -118,6 +127,16 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
         (["--enable-auto-tool-choice"], "--tool-call-parser"),
         (["--tool-call-parser", "hermes"], "--enable-auto-tool-choice"),
         (["a", "--model", "b"], "--model"),
+        (["--api-key", ""], "--api-key"),
+        (["--api-key", "two words"], "--api-key"),
+        (["--allow-credentials"], "--allowed-origins"),
+        (["--allowed-methods", "GET"], "--allowed-origins"),
+        (["--allowed-origins", "[1]"], "--allowed-origins"),
+        (["--ssl-certfile", "c", "--ssl-cert-reqs", "3"], "--ssl-cert-reqs"),
+        (["--ssl-certfile", "c", "--ssl-cert-reqs", "required"], "--ssl-ca-certs"),
+        (["--ssl-certfile", "c", "--ssl-ca-certs", "a"], "--ssl-cert-reqs"),
+        (["--root-path", "api"], "--root-path"),
+        (["--log-format", "xml"], "--log-format"),
         (["--embedding-model", "a", "--served-embedding-model-name", "b", "c"], "--served-embedding-model-name"),
         (["--embedding-model", "a", "a"], "--served-embedding-model-name"),
         (["--embedding-threads", "0"], "--embedding-threads"),

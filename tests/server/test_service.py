@@ -6,8 +6,8 @@ import socket
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from server.conftest import RunningServer, StartServer
+from server.conftest import RunningServer, ServerProcess, StartServer
+from server.test_streaming import eventually
 
 from tidewheel import __version__
 
@@ -20,12 +20,74 @@ def test_health_and_version(server: RunningServer) -> None:
     assert server.http.get("/version").json() == {"version": __version__}
 
 
+def test_ping(server: RunningServer) -> None:
+    assert server.http.get("/ping").status_code == server.http.post("/ping").status_code == 200
+
+
+def test_load(start_server: StartServer) -> None:
+    slow = start_server(engine={"step_s": 0.01})
+    idle = {"server_load": 0, "running": 0, "waiting": 0, "kv_cache_usage": 0.0}
+    assert slow.http.get("/load").json() == idle
+    with slow.http.stream(
+        "POST", COMPLETIONS, json={"prompt": "LOOP(", "n": 3, "max_tokens": 8000, "stream": True}
+    ) as r:
+        next(r.iter_lines())
+        busy = slow.http.get("/load").json()
+        assert busy["server_load"] == busy["running"] + busy["waiting"] == 3
+        assert 0 < busy["kv_cache_usage"] < 1
+    eventually(lambda: bool(slow.http.get("/load").json() == idle), "the client has gone")
+
+
+def test_server_info(dummy_server: ServerProcess, demo_server: ServerProcess) -> None:
+    answer = httpx.get(f"{dummy_server.url}/server_info", headers={"authorization": "Bearer secret"}, trust_env=False)
+    info = answer.json()
+    assert info["version"] == __version__
+    assert info["options"]["load_format"] == "dummy"
+    assert info["options"]["max_num_seqs"] == 16
+    assert info["engine"]["device"] == "cpu"
+    assert info["engine"]["isa"]
+    assert info["engine"]["dtype"] == "float32"
+    assert info["max_model_len"] == 512
+    assert info["kv_cache_blocks"] * info["kv_cache_block_size"] >= 512
+    assert "api_key" not in info["options"]
+    assert "secret" not in answer.text
+    assert httpx.get(f"{dummy_server.url}/server_info", trust_env=False).status_code == 401
+    assert httpx.get(f"{demo_server.url}/server_info", trust_env=False).json()["options"]["model"] is None
+
+
+def test_the_prefix_cache_may_be_reset(server: RunningServer) -> None:
+    body = {"prompt": "a prompt of a few blocks, which is found again SAY(a)YAS"}
+
+    def cached() -> int:
+        tokens: int = server.post(COMPLETIONS, body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return tokens
+
+    assert cached() == 0
+    assert cached() > 16
+    assert server.http.get("/reset_prefix_cache").status_code == 405
+    assert server.http.post("/reset_prefix_cache").status_code == 200
+    assert cached() == 0
+    assert cached() > 16
+
+
 def test_a_dead_engine_is_unhealthy_and_says_so(start_server: StartServer) -> None:
     dying = start_server()
     assert dying.post(COMPLETIONS, {"prompt": "KILL("}).status_code >= 500
     for response in (dying.http.get("/health"), dying.post(COMPLETIONS, {"prompt": "SAY(a)YAS"})):
         assert response.status_code == 503
         assert "the device is gone" in response.json()["error"]["message"]
+
+
+def test_a_step_that_takes_too_long_is_shown_and_counted(
+    start_server: StartServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    watched = start_server(engine={"step_timeout_s": 0.2})
+    assert watched.post(COMPLETIONS, {"prompt": "STALL("}).status_code == 200
+    assert watched.post(COMPLETIONS, {"prompt": "STALL( again"}).status_code == 200
+    shown = capfd.readouterr().err
+    assert shown.count("in step") == 1  # at most once a minute
+    assert "scripted_engine.py" in shown
+    assert 'steps_stalled_total{model_name="scripted"} 2.0' in watched.http.get("/metrics").text
 
 
 def test_models(start_server: StartServer, server: RunningServer) -> None:
@@ -52,40 +114,6 @@ def test_tokenize_and_detokenize(server: RunningServer) -> None:
     assert server.post("/detokenize", {"tokens": tokens}).json() == {"prompt": "<user>hi<assistant>"}
     long = "word " * 4000
     assert server.post("/tokenize", {"prompt": long}).json()["count"] == len(long) + 1
-
-
-def test_metrics(start_server: StartServer) -> None:
-    measured = start_server(served_model_names=("m",))
-    before = _samples(measured)
-    assert before["tidewheel:generation_tokens_total", ()] == 0
-    measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS", "n": 2})
-    measured.post(COMPLETIONS, {"prompt": "LOOP(", "max_tokens": 4, "stream": True})
-    after = _samples(measured)
-    assert after["tidewheel:prompt_tokens_total", ()] > 0
-    assert after["tidewheel:generation_tokens_total", ()] == 2 * len("hello.") + 4
-    assert after["tidewheel:request_success_total", (("finished_reason", "stop"),)] == 2
-    assert after["tidewheel:request_success_total", (("finished_reason", "length"),)] == 1
-    assert after["tidewheel:time_to_first_token_seconds_count", ()] == 2
-    # Tokens that wait for a busy reader come together, with one latency.
-    assert 0 < after["tidewheel:inter_token_latency_seconds_count", ()] <= 2 * len("hello") + 3
-    assert after["tidewheel:e2e_request_latency_seconds_count", ()] == 2
-    assert after["tidewheel:e2e_request_latency_seconds_sum", ()] > 0
-    assert after["tidewheel:e2e_request_latency_seconds_bucket", (("le", "+Inf"),)] == 2
-    assert 0 <= after["tidewheel:kv_cache_usage_perc", ()] <= 1
-    for name in ("num_requests_running", "num_requests_waiting", "num_preemptions_total"):
-        assert after[f"tidewheel:{name}", ()] == 0
-    assert after["tidewheel:prefix_cache_queries_total", ()] >= after["tidewheel:prefix_cache_hits_total", ()]
-
-
-def _samples(server: RunningServer) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    response = server.http.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain")
-    found = {}
-    for family in text_string_to_metric_families(response.text):
-        for sample in family.samples:
-            assert sample.labels.pop("model_name") == "m"
-            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
-    return found
 
 
 @pytest.fixture(scope="module")

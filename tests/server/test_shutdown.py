@@ -2,128 +2,148 @@
 
 from __future__ import annotations
 
-import os
+import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from server.conftest import TIDEWHEEL
-
-SCRIPT = Path(__file__).with_name("scripted_engine.py")
-StartProcess = Callable[..., tuple[subprocess.Popen[str], httpx.Client]]
-
-
-@pytest.fixture
-def start_process() -> Iterator[StartProcess]:
-    """Starts `tidewheel serve` around a scripted engine that takes 10 ms a token."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> tuple[subprocess.Popen[str], httpx.Client]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), "--port", str(port), *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        processes.append(process)
-        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                assert client.get("/health").status_code == 200
-                return process, client
-            except httpx.ConnectError:
-                assert process.poll() is None, process.communicate()[1]
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
-
-
-def start_stream(client: httpx.Client, prompt: str) -> tuple[threading.Thread, list[str]]:
-    """Reads a stream in a thread, from its first event on; the lines so far are in the list."""
-    lines: list[str] = []
-    started = threading.Event()
-
-    def read() -> None:
-        body: dict[str, Any] = {"prompt": prompt, "max_tokens": 8000, "stream": True}
-        with client.stream("POST", "/v1/completions", json=body) as response:
-            for line in response.iter_lines():
-                lines.append(line)
-                started.set()
-            started.set()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    assert started.wait(20)
-    return thread, lines
+from server.conftest import TIDEWHEEL, StartProcess
+from server.test_streaming import eventually
 
 
 def test_running_answers_finish(start_process: StartProcess) -> None:
-    process, client = start_process()
-    thread, lines = start_stream(client, "SAY(" + "long " * 20 + ")YAS")
-    process.send_signal(signal.SIGTERM)
+    server = start_process()
+    thread, lines = server.start_stream("SAY(" + "long " * 20 + ")YAS")
+    server.process.send_signal(signal.SIGTERM)
     thread.join(20)
     assert '"finish_reason":"stop"' in "".join(lines)
     assert "data: [DONE]" in lines
-    assert process.wait(20) == 0
+    assert server.wait() == 0
     with pytest.raises(httpx.ConnectError):
-        client.get("/health")
+        server.client.get("/health")
 
 
 def test_new_connections_are_refused_while_it_drains(start_process: StartProcess) -> None:
-    process, client = start_process()
-    thread, _ = start_stream(client, "SAY(" + "long " * 40 + ")YAS")
-    process.send_signal(signal.SIGTERM)
+    server = start_process()
+    thread, _ = server.start_stream("SAY(" + "long " * 40 + ")YAS")
+    server.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + 20
     with pytest.raises(httpx.TransportError):  # noqa: PT012 - how soon it stops listening is up to it
         while time.monotonic() < deadline:
-            httpx.get(f"{client.base_url}/health", trust_env=False)
+            httpx.get(f"{server.client.base_url}/health", trust_env=False)
             time.sleep(0.01)
     thread.join(20)
-    assert process.wait(20) == 0
+    assert server.wait() == 0
 
 
 @pytest.mark.parametrize("timeout", ["0", "0.3"])
 def test_answers_that_take_too_long_end_with_an_error_event(start_process: StartProcess, timeout: str) -> None:
-    process, client = start_process("--shutdown-timeout", timeout)
-    thread, lines = start_stream(client, "LOOP(")
-    process.send_signal(signal.SIGTERM)
+    server = start_process("--shutdown-timeout", timeout)
+    thread, lines = server.start_stream("LOOP(")
+    server.process.send_signal(signal.SIGTERM)
     thread.join(20)
     events = [line for line in lines if line]
     assert '"error"' in events[-2]
     assert "the server stopped" in events[-2]
     assert events[-1] == "data: [DONE]"
-    assert process.wait(20) == 0
+    assert server.wait() == 0
+
+
+def test_a_client_that_does_not_read_does_not_hold_up_the_end(start_process: StartProcess) -> None:
+    server = start_process("--shutdown-timeout", "0")
+    body = json.dumps({"prompt": "LOOP(", "max_tokens": 8000, "stream": True, "n": 8, "logprobs": 20}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {len(body)}\r\n\r\n"
+        stuck.sendall(head.encode() + body)
+        thread, lines = server.start_stream("LOOP(")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        thread.join(20)
+        assert "the server stopped" in "".join(lines)
+
+
+def test_a_step_that_hangs_is_reported_and_does_not_hold_up_the_end(start_process: StartProcess) -> None:
+    server = start_process("--shutdown-timeout", "0.2", "--step-timeout", "0.3")
+    thread, lines = server.start_stream("SAY(something)YAS" + "LOOP(")
+    hanging = threading.Thread(
+        target=server.client.post, args=("/v1/completions",), kwargs={"json": {"prompt": "HANG("}}
+    )
+    hanging.start()
+    eventually(lambda: "the stacks of all threads" in server.log, "the watchdog said nothing")
+    assert "steps_stalled_total" in server.client.get("/metrics").text
+    server.process.send_signal(signal.SIGTERM)
+    for reader in (thread, hanging):
+        reader.join(20)
+    assert '"error"' in "".join(lines)
+    assert server.wait() == 1
+    assert "scripted_engine.py" in server.log  # the engine thread's stack
+
+
+def test_a_failing_engine_ends_the_process(start_process: StartProcess) -> None:
+    server = start_process()
+    readers = [server.start_stream("LOOP(") for _ in range(3)]
+    response = server.client.post("/v1/completions", json={"prompt": "KILL("})
+    assert response.status_code >= 500
+    assert "the device is gone" in response.json()["error"]["message"]
+    for thread, lines in readers:
+        thread.join(20)
+        events = [line for line in lines if line]
+        assert "the device is gone" in events[-2]
+        assert events[-1] == "data: [DONE]"
+    assert server.wait() == 1
+    assert server.log.splitlines()[-1] == "tidewheel serve: the engine has failed: the device is gone"
+
+
+def test_a_killed_server_leaves_its_clients_with_an_error_and_no_more(start_process: StartProcess) -> None:
+    server = start_process()
+    failures: list[Exception] = []
+
+    def read() -> None:
+        try:
+            body = {"prompt": "LOOP(", "max_tokens": 8000, "stream": True}
+            with server.client.stream("POST", "/v1/completions", json=body) as response:
+                for line in response.iter_lines():
+                    assert "[DONE]" not in line
+        except httpx.TransportError as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(20)]
+    for reader in readers:
+        reader.start()
+    eventually(lambda: "num_requests_running{model_name" in server.client.get("/metrics").text, "it never ran")
+    server.process.kill()
+    for reader in readers:
+        reader.join(20)
+    assert len(failures) == 20
+    assert start_process(port=server.port).client.get("/health").status_code == 200  # the port is free at once
+
+
+def test_many_answers_at_once_finish(start_process: StartProcess) -> None:
+    server = start_process()
+    readers = [server.start_stream(f"SAY(answer {i} is {'long ' * 10})YAS") for i in range(40)]
+    server.process.send_signal(signal.SIGTERM)
+    for i, (thread, lines) in enumerate(readers):
+        thread.join(30)
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        assert "".join(c["choices"][0]["text"] for c in chunks) == f"answer {i} is {'long ' * 10}"
+        assert lines[-2:] == ["data: [DONE]", ""]
+    assert server.wait() == 0
 
 
 def test_ctrl_c_ends_an_idle_server(start_process: StartProcess) -> None:
-    process, _ = start_process()
-    process.send_signal(signal.SIGINT)
-    _, log = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert "Traceback" not in log
+    server = start_process()
+    server.process.send_signal(signal.SIGINT)
+    assert server.wait() == 0
+    assert "Traceback" not in server.log
 
 
 def test_a_taken_port_is_one_clear_line(start_process: StartProcess) -> None:
-    _, client = start_process()
-    port = str(client.base_url.port)
+    port = str(start_process().port)
     second = subprocess.run([*TIDEWHEEL, "serve", "--port", port], capture_output=True, text=True, timeout=30)
     assert second.returncode == 1
     assert second.stderr.splitlines() == [f"tidewheel serve: cannot listen on 127.0.0.1:{port}: Address already in use"]

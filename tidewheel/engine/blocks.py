@@ -141,6 +141,11 @@ class BlockPool:
         """Whether a running sequence has announced this content and not yet computed it."""
         return digest in self._pending
 
+    def forget(self) -> None:
+        """Drop the content of every block from the cache; blocks that sequences hold stay theirs."""
+        self._cached.clear()
+        self._digests = [None] * self.num_blocks
+
     def check(self, holders: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless the books balance, given the blocks of every sequence that holds some."""
         counts = [0] * self.num_blocks

@@ -18,8 +18,9 @@ from tidewheel.engine.constraints.constraint import SequenceConstraint
 from tidewheel.engine.constraints.grammar import GrammarCompiler
 from tidewheel.engine.constraints.masks import MaskWriter, mask_words
 from tidewheel.engine.cost_model import CostModel
-from tidewheel.engine.devices.base import Executor
+from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
+from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.loop import Delivery, EngineLoop
 from tidewheel.engine.request import FinishReason, Request
 from tidewheel.engine.sampling import NO_TOKEN
@@ -27,13 +28,16 @@ from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence
 from tidewheel.engine.stream import Choice, RequestStream
 from tidewheel.engine.text import Tokenizer
+from tidewheel.engine.watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_STOP_S = 3.0  # for the step that runs when the engine is told to stop
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A look at the engine from outside; totals count since the start."""
+    """A look at the engine from outside; totals count since the start, and the histograms go on counting."""
 
     num_running: int
     num_waiting: int
@@ -44,6 +48,9 @@ class EngineStats:
     cached_prompt_tokens_total: int
     preemptions_total: int
     steps_total: int
+    stalled_steps_total: int
+    step_seconds: Histogram
+    step_tokens: Histogram
 
 
 class Engine:
@@ -65,11 +72,17 @@ class Engine:
         generation_defaults: Mapping[str, float | int] | None = None,
         max_step_ms: float = 75.0,
         enable_prefix_caching: bool = True,
+        step_timeout_s: float | None = None,
+        info: Mapping[str, str] | None = None,
     ) -> None:
-        """`max_model_len` is lowered to what the executor's KV cache can hold."""
+        """`max_model_len` is lowered to what the executor's KV cache can hold. `info` says how the model was loaded.
+
+        Stacks are written to stderr when a step takes longer than `step_timeout_s`.
+        """
         limits = executor.limits
         self.model_name = model_name
         self.tokenizer = tokenizer
+        self.info: Mapping[str, str] = info or {}
         self.generation_defaults: Mapping[str, float | int] = generation_defaults or {}
         self.failure: BaseException | None = None
         self.max_model_len = min(max_model_len, limits.num_blocks * limits.block_size)
@@ -87,6 +100,7 @@ class Engine:
             enable_prefix_caching=enable_prefix_caching,
         )
         self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._post)
+        self._watchdog = None if step_timeout_s is None else StepWatchdog(self._engine_loop, step_timeout_s)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, tuple[Choice, RequestStream]] = {}
         self._idle: asyncio.Event = asyncio.Event()
@@ -100,6 +114,8 @@ class Engine:
         self._event_loop = loop or asyncio.get_running_loop()
         self._refusal = None
         self._engine_loop.start()
+        if self._watchdog is not None:
+            self._watchdog.start()
 
     def submit(self, request: Request) -> RequestStream:
         """Queue a request. Raises InvalidRequestError if it can never be served, EngineDeadError if nothing can."""
@@ -147,7 +163,10 @@ class Engine:
             self._abort_all()
 
     async def stop(self) -> None:
-        """Abort everything and end the engine thread; the executor is closed. Calling it twice is allowed."""
+        """Abort everything and end the engine thread; the executor is closed. Calling it twice is allowed.
+
+        A thread that is stuck in a step is waited for only so long: `is_alive` then stays true.
+        """
         self._refusal = self._refusal or "the engine has been stopped"
         self._abort_all()
         self.grammars.close()
@@ -155,7 +174,29 @@ class Engine:
             self._executor.close()
             return
         self._engine_loop.stop()
-        await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.join)
+        if not await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.join, _LONGEST_STOP_S):
+            logger.error("The engine thread did not end within %g s; it is left behind", _LONGEST_STOP_S)
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine thread runs."""
+        return self._engine_loop.is_alive
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What the executor can hold and run."""
+        return self._executor.limits
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prompts; requests submitted from now on find none of what was computed before.
+
+        Raises EngineDeadError.
+        """
+        if self._refusal is not None:
+            raise EngineDeadError(self._refusal)
+        self._engine_loop.call(self._scheduler.pool.forget)
 
     def stats(self) -> EngineStats:
         """Figures for metrics; may be called from any thread."""
@@ -170,6 +211,9 @@ class Engine:
             cached_prompt_tokens_total=scheduler.cached_prompt_tokens_total,
             preemptions_total=scheduler.preemptions_total,
             steps_total=self._engine_loop.steps_total,
+            stalled_steps_total=0 if self._watchdog is None else self._watchdog.stalled_steps_total,
+            step_seconds=self._engine_loop.step_seconds,
+            step_tokens=self._engine_loop.step_tokens,
         )
 
     def _checked_prompt(self, request: Request) -> NDArray[np.int32]:
@@ -220,18 +264,27 @@ class Engine:
         """Pass a delivery from the engine thread to the event loop."""
         assert self._event_loop is not None
         try:
-            self._event_loop.call_soon_threadsafe(self._distribute, delivery)
+            self._event_loop.call_soon_threadsafe(self._receive, delivery)
         except RuntimeError:
             logger.debug("The event loop is closed; nobody is left to deliver to")
+
+    def _receive(self, delivery: Delivery) -> None:
+        try:
+            self._distribute(delivery)
+        except Exception as failure:  # streams that may have missed something must not wait for it
+            logger.exception("What the engine delivered cannot be passed on")
+            self._fail(failure)
+            self._engine_loop.stop()
 
     def _distribute(self, delivery: Delivery) -> None:
         if delivery.failure is not None:
             self._fail(delivery.failure)
             return
         streams, logprobs = self._streams, delivery.logprobs
-        for key, num_cached_tokens in delivery.started:
-            if key in streams:
-                streams[key][0].num_cached_tokens = num_cached_tokens
+        for start in delivery.started:
+            if start.key in streams:
+                choice = streams[start.key][0]
+                choice.num_cached_tokens, choice.times = start.num_cached_tokens, start.times
         finished = {end.key: end for end in delivery.finished}
         for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
             entry = streams.get(key)

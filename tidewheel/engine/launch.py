@@ -40,7 +40,8 @@ _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the devi
 class EngineOptions:
     """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
 
-    `kv_cache_space` is in GiB, `max_step_ms` in milliseconds, the other maxima in tokens and sequences.
+    `kv_cache_space` is in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the other maxima in tokens
+    and sequences.
     """
 
     model: str
@@ -63,6 +64,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     threads_bind: str = "auto"
     seed: int = 0
+    step_timeout: float | None = 120.0
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,15 @@ class EngineLoad:
             generation_defaults=_generation_defaults(self._generation),
             max_step_ms=options.max_step_ms,
             enable_prefix_caching=options.enable_prefix_caching,
+            step_timeout_s=options.step_timeout,
+            info={
+                "device": model.device.name,
+                "isa": model.device.isa or "",
+                "dtype": model.dtype,
+                "quantization": str(model.quantization or ""),
+                "kv_cache_dtype": model.kv_cache_dtype,
+                "enable_prefix_caching": str(options.enable_prefix_caching),
+            },
         )
         self._finished = True
         limits = executor.limits

@@ -8,31 +8,45 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from tidewheel.engine.batch import StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.devices.base import Executor
-from tidewheel.engine.request import TokenLogprob
+from tidewheel.engine.histogram import Histogram
+from tidewheel.engine.request import SequenceTimes, TokenLogprob
 from tidewheel.engine.scheduler import Finished, Scheduler, Step
 from tidewheel.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
+
+_STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+Message: TypeAlias = list[Sequence] | list[int] | Callable[[], None] | None
+
+
+class Started(NamedTuple):
+    """A sequence that was sampled from for the first time; `num_cached_tokens` of its prompt were in the cache."""
+
+    key: int
+    num_cached_tokens: int
+    times: SequenceTimes
 
 
 @dataclass(slots=True)
 class Delivery:
     """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
 
-    `logprobs` has the log-probabilities of those rows that asked. `started` are the keys of sequences that were
-    sampled from for the first time, with the prompt tokens they found in the cache. With a `failure`, the engine
-    is dead and every stream with it.
+    `logprobs` has the log-probabilities of those rows that asked. With a `failure`, the engine is dead and every
+    stream with it.
     """
 
     keys: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    started: list[tuple[int, int]] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     failure: BaseException | None = None
 
@@ -43,16 +57,27 @@ class EngineLoop:
     def __init__(
         self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[Delivery], None]
     ) -> None:
-        """`deliver` is called on the engine thread, at most once a step and once for the messages before it."""
+        """`deliver` is called on the engine thread, at most once a step and once for the messages before it.
+
+        `step_started` is when the step that runs began (`time.perf_counter`), None between steps.
+        """
         self.steps_total = 0
+        self.step_seconds = Histogram(_STEP_SECONDS)
+        self.step_tokens = Histogram(_STEP_TOKENS)
+        self.step_started: float | None = None
         self._scheduler = scheduler
         self._builder = BatchBuilder()
         self._executor = executor
         self._masks = masks
         self._deliver = deliver
-        self._inbox: deque[list[Sequence] | list[int] | None] = deque()
+        self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidewheel-engine", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def start(self) -> None:
         """Start the thread."""
@@ -66,16 +91,21 @@ class EngineLoop:
         """End these sequences before the next step; those that have already ended are passed over."""
         self._post(keys)
 
+    def call(self, function: Callable[[], None]) -> None:
+        """Call `function` on the engine thread before the next step."""
+        self._post(function)
+
     def stop(self) -> None:
         """Abort everything, close the executor, and end the thread."""
         self._post(None)
 
-    def join(self) -> None:
-        """Wait for the thread to end, if it was ever started."""
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread to end, if it was ever started; whether it has ended."""
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
-    def _post(self, message: list[Sequence] | list[int] | None) -> None:
+    def _post(self, message: Message) -> None:
         self._inbox.append(message)
         self._wake.set()
 
@@ -83,10 +113,12 @@ class EngineLoop:
         try:
             while self._take_messages():
                 self._step()
+                self.step_started = None
         except BaseException as failure:  # whatever it was, nobody may be left waiting
             logger.exception("The engine has failed")
             self._deliver(Delivery(failure=failure))
         finally:
+            self.step_started = None
             self._masks.close()
             self._executor.close()
 
@@ -106,6 +138,9 @@ class EngineLoop:
                 finished += [scheduler.abort(key) for key in scheduler.unfinished]
                 running = False
                 break
+            if callable(message):
+                message()
+                continue
             for item in message:
                 if isinstance(item, Sequence):
                     scheduler.add(item)
@@ -118,6 +153,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         scheduler = self._scheduler
+        self.step_started = begun = time.perf_counter()
         step = scheduler.schedule()
         if step is None:
             if scheduler.has_work:
@@ -129,18 +165,25 @@ class EngineLoop:
         output = self._executor.step(batch)
         if masks is not None:
             masks.wait()  # a device that does not sample itself may not have
-        scheduler.cost_model.observe(step.load, (time.perf_counter() - started) * 1e3)
+        ended = time.perf_counter()
+        scheduler.cost_model.observe(step.load, (ended - started) * 1e3)
+        self.step_seconds.observe(ended - begun)
+        self.step_tokens.observe(step.load.num_tokens)
         self.steps_total += 1
-        delivery = _delivery(step, output)
+        delivery = _delivery(step, output, ended)
         delivery.finished = scheduler.commit(step, delivery.token_ids)
         if delivery.keys:
             self._deliver(delivery)
 
 
-def _delivery(step: Step, output: StepOutput) -> Delivery:
+def _delivery(step: Step, output: StepOutput, now: float) -> Delivery:
     rows = step.sampled()
     done = rows[len(step.decodes) :]
-    started = [(s.key, s.num_cached_tokens or 0) for s in done if s.num_tokens == s.prompt_len]
+    started = [
+        Started(s.key, s.num_cached_tokens or 0, SequenceTimes(s.queued_at, s.scheduled_at, now))
+        for s in done
+        if s.num_tokens == s.prompt_len
+    ]
     delivery = Delivery([s.key for s in rows], output.token_ids.tolist(), started=started)
     if output.logprobs is not None:
         for row, sequence in enumerate(rows):

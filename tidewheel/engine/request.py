@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -74,7 +74,7 @@ class SamplingParams:
         require(self.min_tokens >= 0, "min_tokens", "at least 0")
         require(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
         require(all(self.stop), "stop", "strings that are not empty")
-        require(1 <= self.n <= 128, "n", "between 1 and 128")
+        require(self.n >= 1, "n", "at least 1")
         require(
             self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
             "logprobs",
@@ -92,6 +92,14 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None  # requests with different salts never share cached prefixes
     constraints: TokenConstraints | None = None
+
+
+class SequenceTimes(NamedTuple):
+    """When a sequence was queued, first scheduled, and gave its first token, by `time.perf_counter`."""
+
+    queued: float
+    scheduled: float
+    first_token: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from bisect import insort
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -298,6 +299,7 @@ class Scheduler:
             sequence.announced = full[: len(cached) - 1 : -1] if cached else full[::-1]
             pool.announce(sequence.announced)
         if sequence.num_cached_tokens is None:
+            sequence.scheduled_at = time.perf_counter()
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             if sequence.index == 0:
                 self.cached_prompt_tokens_total += sequence.num_cached_tokens

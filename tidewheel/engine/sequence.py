@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,8 @@ class Sequence:
         "plain_bias",
         "priority",
         "prompt_len",
+        "queued_at",
+        "scheduled_at",
         "seed",
         "state",
         "stop_ids",
@@ -93,6 +96,8 @@ class Sequence:
         self.cache_salt = cache_salt
         self.constraint = constraint
         self.state = SequenceState.WAITING
+        self.queued_at = time.perf_counter()
+        self.scheduled_at = 0.0  # for the first time
 
         self.prompt_len = self.num_tokens = len(prompt)
         room = max_length - self.prompt_len

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tidewheel.engine.detokenizer import Detokenizer
-from tidewheel.engine.request import FinishReason, RequestOutput, SamplingParams, TokenLogprob
+from tidewheel.engine.request import FinishReason, RequestOutput, SamplingParams, SequenceTimes, TokenLogprob
 from tidewheel.engine.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
@@ -23,11 +23,12 @@ class Choice:
         self.finished = False
         self.is_queued = False  # for the stream's reader
         self.num_cached_tokens = 0
+        self.num_tokens = 0
+        self.times: SequenceTimes | None = None  # known from its first token on
         self._detokenizer = detokenizer
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
         self._min_tokens = sampling.min_tokens
         self._show_stop_token = sampling.include_stop_str_in_output
-        self._num_tokens = 0
         self._text = ""
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
@@ -38,7 +39,7 @@ class Choice:
     def push(self, token: int, logprob: TokenLogprob | None, *, ends: bool) -> bool:
         """Add a token; `ends` says it is one that stops the choice. Returns whether its text has ended the choice."""
         self._token_ids.append(token)
-        self._num_tokens += 1
+        self.num_tokens += 1
         if logprob is not None and self._logprobs is not None:
             self._logprobs.append(logprob)
         if not ends or self._show_stop_token:
@@ -77,7 +78,7 @@ class Choice:
         return output
 
     def _show(self, piece: str) -> None:
-        if self._stops is None or self._num_tokens <= self._min_tokens:
+        if self._stops is None or self.num_tokens <= self._min_tokens:
             self._text += piece
         elif piece:
             shown, stop = self._stops.push(piece)
@@ -102,7 +103,7 @@ class RequestStream:
     """
 
     def __init__(self, choices: list[Choice], on_abort: Callable[[list[Choice]], None]) -> None:
-        self._choices = choices
+        self.choices = choices
         self._on_abort = on_abort
         self._ready: deque[Choice] = deque()
         self._reader: asyncio.Future[RequestOutput] | None = None
@@ -116,7 +117,7 @@ class RequestStream:
             choice = self._ready.popleft()
             choice.is_queued = False
             future.set_result(choice.take())
-        elif all(choice.finished for choice in self._choices):
+        elif all(choice.finished for choice in self.choices):
             future.set_exception(StopAsyncIteration())
         else:
             self._reader = future
@@ -124,7 +125,7 @@ class RequestStream:
 
     def abort(self) -> None:
         """End all unfinished choices; each gives one last output that says so."""
-        unfinished = [choice for choice in self._choices if not choice.finished]
+        unfinished = [choice for choice in self.choices if not choice.finished]
         for choice in unfinished:
             choice.finish(FinishReason.ABORT)
             self.notify(choice)

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from tidewheel import __version__
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
+from tidewheel.server.admission import Admission
 from tidewheel.server.api.chat import ChatEndpoint
 from tidewheel.server.api.completions import CompletionsEndpoint
 from tidewheel.server.api.docs import DOCS_PATHS, docs_routes
 from tidewheel.server.api.embeddings import EmbeddingsEndpoint
 from tidewheel.server.api.health import health_routes
+from tidewheel.server.api.messages import MessagesEndpoints
 from tidewheel.server.api.metrics import metrics_routes
 from tidewheel.server.api.models import ServedModels
+from tidewheel.server.api.operations import operations_routes
+from tidewheel.server.api.responses import ResponsesEndpoints
 from tidewheel.server.api.scoring import ScoringEndpoints
+from tidewheel.server.api.stored_responses import StoredResponsesEndpoints
 from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.api.web import WEB_PATHS, web_routes
 from tidewheel.server.app_options import AppOptions
+from tidewheel.server.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
 from tidewheel.server.chat.reasoning import REASONING_PARSERS
@@ -34,8 +42,11 @@ from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
 from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
-from tidewheel.server.middleware import OPEN_PATHS, BearerAuth, BodyLimit, RequestId
+from tidewheel.server.middleware import BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
+from tidewheel.server.reports import RequestReports
+from tidewheel.server.responses.store import ResponseStore
+from tidewheel.server.tracing import TraceContext
 
 
 def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine | None = None) -> Starlette:
@@ -55,10 +66,13 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
         template, options.default_chat_template_kwargs, trust_request_template=options.trust_request_chat_template
     )
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
-    metrics = ServerMetrics(engine, models.default)
-    generations = Generations(engine, metrics, log_requests=options.log_requests)
-    encoder_metrics = EncoderMetrics(encoder_engine)
-    encoders = ServedEncoders(encoder_engine, encoder_metrics, log_requests=options.log_requests)
+    metrics = ServerMetrics(engine, models.default, options.metrics_prefix)
+    admission = Admission(engine, metrics, options.admission)
+    tracer = options.tracer
+    reports = RequestReports(models.default, tracer, log_requests=options.log_requests)
+    generations = Generations(engine, admission, reports)
+    encoder_metrics = EncoderMetrics(encoder_engine, options.metrics_prefix)
+    encoders = ServedEncoders(encoder_engine, encoder_metrics, options.admission, log_requests=options.log_requests)
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
     path = ChatPath(
         models,
@@ -69,6 +83,8 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
         tool_parser=TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None,
         reasoning_parser=REASONING_PARSERS[options.reasoning_parser] if options.reasoning_parser else None,
     )
+    formatter = LogprobsFormatter(tokenizer)
+    store = ResponseStore(options.max_stored_responses)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -80,19 +96,15 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             await encoder_engine.stop()
             await engine.stop()
             encoder.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
-    open_paths = OPEN_PATHS
-    if options.web_ui:
-        open_paths |= WEB_PATHS
-    if options.docs:
-        open_paths |= DOCS_PATHS
-    middleware = [Middleware(RequestId)]
-    if options.api_keys:
-        middleware.append(Middleware(BearerAuth, keys=options.api_keys, open_paths=open_paths))
-    middleware.append(Middleware(BodyLimit, max_bytes=options.max_body_bytes))
     app = Starlette(
         routes=[
-            *ChatEndpoint(path, LogprobsFormatter(tokenizer), metrics, fingerprint).routes(),
+            *ChatEndpoint(path, formatter, metrics, fingerprint).routes(),
+            *ResponsesEndpoints(path, formatter, metrics, defaults, store).routes(),
+            *StoredResponsesEndpoints(store).routes(),
+            *MessagesEndpoints(path, metrics).routes(),
             *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
             *models.routes(),
             *TokenizeEndpoints(models, encoder, renderer).routes(),
@@ -100,12 +112,55 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             *ScoringEndpoints(encoders, encoder).routes(),
             *health_routes(engine, encoder_engine),
             *metrics_routes(metrics, encoder_metrics),
+            *operations_routes(engine, options.shown_options),
             *(web_routes() if options.web_ui else ()),
         ],
-        middleware=middleware,
+        middleware=_middleware(options),
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )
     if options.docs:
-        app.router.routes += docs_routes(app.routes, open_paths if options.api_keys else None)
+        app.router.routes += docs_routes(app.routes, _open_paths(options) if options.api_keys else None)
     return app
+
+
+def _open_paths(options: AppOptions) -> Set[str]:
+    """What needs no API key."""
+    open_paths = frozenset() if options.protect_health else HEALTH_PATHS
+    if not options.protect_metrics:
+        open_paths |= METRICS_PATHS
+    if options.web_ui:
+        open_paths |= WEB_PATHS
+    if options.docs:
+        open_paths |= DOCS_PATHS
+    return open_paths
+
+
+def _middleware(options: AppOptions) -> list[Middleware]:
+    """All middleware, outermost first. A browser's preflight request carries no key, so CORS comes before keys."""
+    middleware: list[Middleware] = []
+    if options.allowed_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_credentials=options.allow_credentials,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            expose_headers=("x-request-id", "retry-after"),
+        )
+        middleware.append(cors)
+    middleware += [
+        Middleware(
+            RequestId,
+            root_path=options.root_path,
+            send_header=options.request_id_headers,
+            access_log=options.log_access,
+        ),
+        Middleware(BodyLimit, max_bytes=options.max_body_bytes),
+        *options.middleware,
+    ]
+    if options.tracer is not None:
+        middleware.append(Middleware(TraceContext))
+    if options.api_keys:
+        middleware.append(Middleware(ApiKeyAuth, keys=options.api_keys, open_paths=_open_paths(options)))
+    return middleware

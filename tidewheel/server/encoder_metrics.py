@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.request import FinishReason
-from tidewheel.server.metrics import METRICS_PREFIX, Histogram
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)  # seconds
-_NAME = METRICS_PREFIX + "encoder_"
 
 
 class EncoderMetrics:
     """Requests as the server saw them, and the encoder engine's counters read at each scrape."""
 
-    def __init__(self, engine: EncoderEngine) -> None:
+    def __init__(self, engine: EncoderEngine, prefix: str) -> None:
         self._engine = engine
+        self._prefix = prefix + "encoder_"
         self._finished: Counter[tuple[str, str]] = Counter()
         self._latency: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(_LATENCY_BUCKETS))
 
@@ -38,7 +38,7 @@ class EncoderMetrics:
         if not stats:
             return
         labels = ["model_name"]
-        waiting = GaugeMetricFamily(_NAME + "inputs_waiting", "Texts and pairs in the queue.", labels=labels)
+        waiting = GaugeMetricFamily(self._prefix + "inputs_waiting", "Texts and pairs in the queue.", labels=labels)
         for name, figures in stats.items():
             waiting.add_metric([name], figures.inputs_waiting)
         yield waiting
@@ -47,13 +47,17 @@ class EncoderMetrics:
             ("tokens", "Tokens computed.", "tokens_total"),
             ("padding_tokens", "Tokens of padding computed beside them.", "padding_total"),
         ):
-            counter = CounterMetricFamily(_NAME + metric, help_text, labels=labels)
+            counter = CounterMetricFamily(self._prefix + metric, help_text, labels=labels)
             for name, figures in stats.items():
                 counter.add_metric([name], getattr(figures, field))
             yield counter
-        requests = CounterMetricFamily(_NAME + "requests", "Requests that ended.", labels=[*labels, "finished_reason"])
+        requests = CounterMetricFamily(
+            self._prefix + "requests", "Requests that ended.", labels=[*labels, "finished_reason"]
+        )
         latency = HistogramMetricFamily(
-            _NAME + "request_latency_seconds", "From tokens to vectors or scores, waiting included.", labels=labels
+            self._prefix + "request_latency_seconds",
+            "From tokens to vectors or scores, waiting included.",
+            labels=labels,
         )
         for name in stats:
             for reason in (FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR):

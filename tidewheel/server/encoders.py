@@ -17,8 +17,10 @@ from starlette.requests import Request
 from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.server.admission import check_backlog, request_timeout
 from tidewheel.server.encoder_metrics import EncoderMetrics
 from tidewheel.server.errors import ApiError, ClientGone, bad_request
+from tidewheel.server.limits import AdmissionLimits
 from tidewheel.server.protocol.embeddings import InputUsage
 from tidewheel.server.streaming import client_watch
 
@@ -38,9 +40,12 @@ class EncoderAnswer:
 class ServedEncoders:
     """The encoders that requests may ask for, of which there may be none."""
 
-    def __init__(self, engine: EncoderEngine, metrics: EncoderMetrics, *, log_requests: bool) -> None:
+    def __init__(
+        self, engine: EncoderEngine, metrics: EncoderMetrics, limits: AdmissionLimits, *, log_requests: bool
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._limits = limits
         self._log_requests = log_requests
 
     def embedder(self, name: str | None) -> Embedder:
@@ -63,8 +68,11 @@ class ServedEncoders:
     async def run(self, request: Request, kind: str, encoder: Encoder, inputs: Sequence[EncoderInput]) -> EncoderAnswer:
         """The rows of inputs that were checked. `kind` begins the answer's id.
 
-        Raises ApiError if they cannot be had, and ClientGone if the client hangs up, which takes them from the queue.
+        Raises ApiError if they cannot be had, too much waits or it takes too long, and ClientGone if the client hangs
+        up, which takes them from the queue.
         """
+        if self._limits.max_queue is not None:
+            check_backlog(self._engine.backlog, self._limits.max_queue)
         started, outcome = time.perf_counter(), "abort"
         answer_id, tokens = f"{kind}-{uuid.uuid4().hex}", sum(map(len, inputs))
         future = self._engine.submit(encoder, inputs)
@@ -74,9 +82,11 @@ class ServedEncoders:
 
         try:
             with client_watch(request.receive, leave):
-                await asyncio.wait([future])
+                await asyncio.wait([future], timeout=self._limits.request_timeout_s)
             if future.cancelled():
                 raise ClientGone
+            if not future.done():
+                raise request_timeout()
             outcome = "error"
             rows = future.result()
             outcome = "stop"
@@ -85,15 +95,20 @@ class ServedEncoders:
             elapsed = time.perf_counter() - started
             self._metrics.observe(encoder.name, outcome, elapsed)
             if self._log_requests:
+                fields = {
+                    "id": answer_id,
+                    "request_id": request.state.request_id,
+                    "model": encoder.name,
+                    "inputs": len(inputs),
+                    "prompt_tokens": tokens,
+                    "total_s": elapsed,
+                    "finish": outcome,
+                }
                 logger.info(
-                    "%s x-request-id=%s model=%s inputs=%d tokens=%d total=%.3fs finish=%s",
-                    answer_id,
-                    request.state.request_id,
-                    encoder.name,
-                    len(inputs),
-                    tokens,
-                    elapsed,
-                    outcome,
+                    "%(id)s x-request-id=%(request_id)s model=%(model)s inputs=%(inputs)d tokens=%(prompt_tokens)d "
+                    "total=%(total_s).3fs finish=%(finish)s",
+                    fields,
+                    extra={"fields": fields},
                 )
         return EncoderAnswer(answer_id, int(time.time()), rows, InputUsage(tokens, tokens))
 

@@ -1,4 +1,6 @@
-"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`, whatever went wrong."""
+"""Errors as clients expect them, whatever went wrong: `{"error": {"message", "type", "param", "code"}}` as OpenAI has
+them, and Anthropic's shape under `/v1/messages`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ExceptionHandler
+from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 
@@ -18,10 +20,19 @@ logger = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
-    """An answer that is an error: an HTTP status and the four fields of OpenAI's error object."""
+    """An answer that is an error: an HTTP status, the four fields of OpenAI's error object, and headers."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
+        self.headers = headers or {}
         self.status = status
         self.message = message
         self.param = param
@@ -31,6 +42,27 @@ class ApiError(Exception):
         """The JSON error object."""
         error = {"message": self.message, "type": error_type(self.status), "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
+
+    def anthropic_body(self, request_id: str | None = None) -> bytes:
+        """The JSON error object in Anthropic's shape."""
+        error = {"type": _anthropic_type(self.status), "message": self.message}
+        return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+
+
+class ErrorResponse(Response):
+    """An ApiError as a response, in the shape of the protocol that the request's path belongs to."""
+
+    def __init__(self, error: ApiError, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(error.body(), error.status, headers, "application/json")
+        self._error = error
+        self._own_headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path == "/v1/messages" or path.startswith("/v1/messages/"):
+            self.body = self._error.anthropic_body(scope.get("state", {}).get("request_id"))
+            self.init_headers(self._own_headers)
+        await super().__call__(scope, receive, send)
 
 
 class ClientGone(Exception):  # noqa: N818 - it is no error
@@ -43,9 +75,24 @@ def error_type(status: int) -> str:
         return "authentication_error"
     if status == HTTPStatus.NOT_FOUND:
         return "not_found_error"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return "service_unavailable_error"
     return "invalid_request_error" if status < 500 else "server_error"
+
+
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+
+
+def _anthropic_type(status: int) -> str:
+    return _ANTHROPIC_TYPES.get(status) or (error_type(status) if status < 500 else "api_error")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -69,7 +116,7 @@ def as_api_error(failure: BaseException) -> ApiError:
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     """An ApiError as a response."""
-    return Response(error.body(), error.status, headers, "application/json")
+    return ErrorResponse(error, {**error.headers, **(headers or {})})
 
 
 async def _on_http_exception(request: Request, failure: Exception) -> Response:

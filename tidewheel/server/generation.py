@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
@@ -13,14 +13,16 @@ from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tidewheel.engine.stream import RequestStream
+from tidewheel.server.admission import Admission, request_timeout
 from tidewheel.server.constraints import token_constraints
 from tidewheel.server.errors import ApiError, ClientGone
-from tidewheel.server.metrics import RequestTimer, ServerMetrics
+from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.protocol.sampling import GenerationBody
 from tidewheel.server.protocol.usage import PromptTokensDetails, Usage
+from tidewheel.server.reports import Ended, RequestReports
+from tidewheel.server.tracing import Tracer
 
-logger = logging.getLogger("tidewheel.requests")
-
+_OPERATIONS = {"cmpl": "text_completion"}  # OpenTelemetry's names for the kinds of answers
 _MERGE_QUEUE_SIZE = 64  # outputs; a full queue leaves the rest in the engine's streams
 
 
@@ -43,6 +45,7 @@ class Generation:
         self.id = generation_id
         self.timer = timer
         self.client_gone = False
+        self.timed_out = False
         self.num_choices = len(streams) * n
         self._n = n
         self._prompt_tokens = prompt_tokens
@@ -76,6 +79,14 @@ class Generation:
     def abort(self) -> None:
         """Ends the generation because its client has gone."""
         self.client_gone = True
+        self._abort_streams()
+
+    def time_out(self) -> None:
+        """Ends the generation because it has taken too long; its client is told."""
+        self.timed_out = True
+        self._abort_streams()
+
+    def _abort_streams(self) -> None:
         for stream in self._streams:
             stream.abort()
 
@@ -86,8 +97,7 @@ class Generation:
         self._closed = True
         for pump in self._pumps:
             pump.cancel()
-        for stream in self._streams:
-            stream.abort()
+        self._abort_streams()
         self._on_close(self)
 
     def _account(self, prompt_index: int, output: RequestOutput) -> int:
@@ -98,6 +108,8 @@ class Generation:
         if output.finish_reason is FinishReason.ABORT:
             if self.client_gone:
                 raise ClientGone
+            if self.timed_out:
+                raise request_timeout()
             raise ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the server stopped before the answer was complete", code="aborted"
             )
@@ -131,12 +143,12 @@ class Generation:
 
 
 class Generations:
-    """Starts generations on the engine, and logs and counts them when they end."""
+    """Starts generations on the engine, as far as `admission` allows, and reports them when they end."""
 
-    def __init__(self, engine: Engine, metrics: ServerMetrics, *, log_requests: bool) -> None:
+    def __init__(self, engine: Engine, admission: Admission, reports: RequestReports) -> None:
+        self.admission = admission
         self._engine = engine
-        self._metrics = metrics
-        self._log_requests = log_requests
+        self._reports = reports
 
     async def constraints(
         self, body: GenerationBody, output: StructuredOutput | None = None, *, preface: Preface | None = None
@@ -158,8 +170,9 @@ class Generations:
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
-        Raises what Engine.submit raises, with nothing left running.
+        Raises what Admission.admit and Engine.submit raise, with nothing left running.
         """
+        demand = self.admission.admit(prompts, sampling)
         generation_id = f"{kind}-{uuid.uuid4().hex}"
         streams: list[RequestStream] = []
         try:
@@ -170,26 +183,34 @@ class Generations:
         except BaseException:
             for stream in streams:
                 stream.abort()
+            self.admission.release(demand, ())
             raise
-        prompt_tokens = sum(map(len, prompts))
-        return Generation(
-            generation_id, streams, prompt_tokens, sampling.n, timer, lambda done: self._report(done, client_id)
-        )
+        lengths = [len(prompt) for prompt in prompts]
+        context = Tracer.context()
+        deadline: asyncio.TimerHandle | None = None
 
-    def _report(self, generation: Generation, client_id: str) -> None:
-        elapsed = generation.timer.stop()
-        if not self._log_requests:
-            return
-        usage = generation.usage()
-        first = generation.timer.time_to_first_token
-        logger.info(
-            "%s x-request-id=%s prompt=%d cached=%d completion=%d first_token=%s total=%.3fs finish=%s",
-            generation.id,
-            client_id,
-            usage.prompt_tokens,
-            usage.prompt_tokens_details.cached_tokens,
-            usage.completion_tokens,
-            "-" if first is None else f"{first:.3f}s",
-            elapsed,
-            "client_gone" if generation.client_gone else ",".join(generation.timer.finish_reasons) or "-",
-        )
+        def on_close(ended: Generation) -> None:
+            if deadline is not None:
+                deadline.cancel()
+            choices = [stream.choices for stream in streams]
+            self.admission.release(demand, [choice.num_tokens for answers in choices for choice in answers])
+            report = Ended(
+                id=generation_id,
+                client_id=client_id,
+                operation=_OPERATIONS.get(kind, "chat"),
+                prompt_lengths=lengths,
+                sampling=sampling,
+                choices=choices,
+                timer=timer,
+                usage=ended.usage(),
+                cut_short="client_gone" if ended.client_gone else "timed_out" if ended.timed_out else None,
+                trace_context=context,
+            )
+            self._reports.report(report)
+
+        generation = Generation(generation_id, streams, sum(lengths), sampling.n, timer, on_close)
+        timeout = self.admission.limits.request_timeout_s
+        if timeout is not None:
+            left = timer.started + timeout - time.perf_counter()
+            deadline = asyncio.get_running_loop().call_later(left, generation.time_out)
+        return generation

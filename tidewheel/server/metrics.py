@@ -1,57 +1,57 @@
-"""What the server measures, as Prometheus text under the names that vLLM's dashboards use, prefixed `tidewheel:`."""
+"""What the server measures, as Prometheus text under the names that vLLM's dashboards use.
+
+`tidewheel:` stands in front of them, or what `--metrics-prefix` says.
+"""
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.engine import Engine
-from tidewheel.engine.request import FinishReason, RequestOutput
+from tidewheel.engine.histogram import Histogram
+from tidewheel.engine.request import FinishReason, RequestOutput, SamplingParams
+from tidewheel.engine.stream import Choice
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 # Seconds.
-_TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
 _ITL_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_E2E_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
-
-METRICS_PREFIX = "tidewheel:"
-
-
-class Histogram:
-    """Counts in buckets. Only the event loop's thread touches it, so that an observation is one bisection."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Counts `value` in its bucket."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Prometheus' cumulative buckets, `(upper bound, count)`, the last one `+Inf`."""
-        bounds = [*map(str, self._bounds), "+Inf"]
-        return list(zip(bounds, accumulate(self._counts), strict=True))
+_E2E_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_N_BUCKETS = (1, 2, 5, 10, 20)
 
 
 class ServerMetrics:
     """The server's instruments, and the engine's counters read at each scrape."""
 
-    def __init__(self, engine: Engine, model_name: str) -> None:
+    def __init__(self, engine: Engine, model_name: str, prefix: str) -> None:
+        self.prefix = prefix
         self._engine = engine
         self._model_name = model_name
+        tokens = _token_buckets(engine.max_model_len)
         self.time_to_first_token = Histogram(_TTFT_BUCKETS)
         self.inter_token_latency = Histogram(_ITL_BUCKETS)
+        self.time_per_output_token = Histogram(_ITL_BUCKETS)
         self.request_latency = Histogram(_E2E_BUCKETS)
+        self.queue_time = Histogram(_E2E_BUCKETS)
+        self.prefill_time = Histogram(_E2E_BUCKETS)
+        self.decode_time = Histogram(_E2E_BUCKETS)
+        self.inference_time = Histogram(_E2E_BUCKETS)
+        self.prompt_tokens = Histogram(tokens)
+        self.prefill_computed_tokens = Histogram(tokens)
+        self.generation_tokens = Histogram(tokens)
+        self.max_generation_tokens = Histogram(tokens)
+        self.params_max_tokens = Histogram(tokens)
+        self.params_n = Histogram(_N_BUCKETS)
         self.finished: Counter[str] = Counter()
+        self.rejected = 0
 
     def start_timer(self) -> RequestTimer:
         """A timer for a request that arrives now."""
@@ -61,41 +61,82 @@ class ServerMetrics:
         """prometheus_client's collector protocol."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        stats = self._engine.stats()
         labels, values = ["model_name"], [self._model_name]
+        for name, help_text, value in self._gauges():
+            gauge = GaugeMetricFamily(self.prefix + name, help_text, labels=labels)
+            gauge.add_metric(values, value)
+            yield gauge
+        config = self._cache_config()
+        info = GaugeMetricFamily(
+            self.prefix + "cache_config_info", "The KV cache, in labels.", labels=[*labels, *config]
+        )
+        info.add_metric([*values, *config.values()], 1)
+        yield info
+        for name, help_text, value in self._counters():
+            counter = CounterMetricFamily(self.prefix + name, help_text, labels=labels)
+            counter.add_metric(values, value)
+            yield counter
+        success = CounterMetricFamily(
+            self.prefix + "request_success", "Finished choices.", labels=[*labels, "finished_reason"]
+        )
+        for reason in FinishReason:
+            success.add_metric([*values, reason.value], self.finished[reason.value])
+        yield success
+        for name, help_text, histogram in self._histograms():
+            family = HistogramMetricFamily(self.prefix + name, help_text, labels=labels)
+            family.add_metric(values, histogram.buckets(), histogram.sum)
+            yield family
+
+    def _gauges(self) -> list[tuple[str, str, float]]:
+        stats = self._engine.stats()
         kv_usage = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
-        for name, help_text, value in (
+        return [
             ("num_requests_running", "Requests in the running batch.", stats.num_running),
             ("num_requests_waiting", "Requests waiting for their first step.", stats.num_waiting),
             ("kv_cache_usage_perc", "Share of the KV cache in use, 1 is all of it.", kv_usage),
-        ):
-            gauge = GaugeMetricFamily(METRICS_PREFIX + name, help_text, labels=labels)
-            gauge.add_metric(values, value)
-            yield gauge
-        for name, help_text, value in (
+        ]
+
+    def _cache_config(self) -> Mapping[str, str]:
+        limits, info = self._engine.limits, self._engine.info
+        return {
+            "block_size": str(limits.block_size),
+            "num_gpu_blocks": str(limits.num_blocks),  # whatever the device: it is the name that dashboards know
+            "cache_dtype": info.get("kv_cache_dtype", ""),
+            "enable_prefix_caching": info.get("enable_prefix_caching", ""),
+        }
+
+    def _counters(self) -> list[tuple[str, str, float]]:
+        stats = self._engine.stats()
+        return [
             ("prompt_tokens", "Prompt tokens of all requests.", stats.prompt_tokens_total),
             ("generation_tokens", "Generated tokens of all requests.", stats.generation_tokens_total),
             ("num_preemptions", "Sequences put back to be recomputed.", stats.preemptions_total),
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prompt_tokens_total),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.cached_prompt_tokens_total),
-        ):
-            counter = CounterMetricFamily(METRICS_PREFIX + name, help_text, labels=labels)
-            counter.add_metric(values, value)
-            yield counter
-        success = CounterMetricFamily(
-            METRICS_PREFIX + "request_success", "Finished choices.", labels=[*labels, "finished_reason"]
-        )
-        for reason in FinishReason:
-            success.add_metric([*values, reason.value], self.finished[reason.value])
-        yield success
-        for name, help_text, histogram in (
+            ("steps_stalled", "Steps that took longer than --step-timeout.", stats.stalled_steps_total),
+            ("requests_rejected", "Requests sent away because too many wait.", self.rejected),
+        ]
+
+    def _histograms(self) -> list[tuple[str, str, Histogram]]:
+        stats = self._engine.stats()
+        return [
             ("time_to_first_token_seconds", "From a request's arrival to its first token.", self.time_to_first_token),
             ("inter_token_latency_seconds", "Between a choice's tokens.", self.inter_token_latency),
+            ("request_time_per_output_token_seconds", "A choice's mean of that.", self.time_per_output_token),
             ("e2e_request_latency_seconds", "From a request's arrival to its end.", self.request_latency),
-        ):
-            family = HistogramMetricFamily(METRICS_PREFIX + name, help_text, labels=labels)
-            family.add_metric(values, histogram.buckets(), histogram.sum)
-            yield family
+            ("request_queue_time_seconds", "From a choice's arrival to its first step.", self.queue_time),
+            ("request_prefill_time_seconds", "From a choice's first step to its first token.", self.prefill_time),
+            ("request_decode_time_seconds", "From a choice's first token to its last.", self.decode_time),
+            ("request_inference_time_seconds", "From a choice's first step to its last token.", self.inference_time),
+            ("request_prompt_tokens", "Tokens of a prompt.", self.prompt_tokens),
+            ("request_prefill_kv_computed_tokens", "Those not found in the cache.", self.prefill_computed_tokens),
+            ("request_generation_tokens", "Generated tokens of a choice.", self.generation_tokens),
+            ("request_max_num_generation_tokens", "Those of a prompt's longest choice.", self.max_generation_tokens),
+            ("request_params_max_tokens", "Requests' max_tokens.", self.params_max_tokens),
+            ("request_params_n", "Requests' n.", self.params_n),
+            ("iteration_tokens_total", "Tokens in a step.", stats.step_tokens),
+            ("step_duration_seconds", "How long a step took.", stats.step_seconds),
+        ]
 
 
 class RequestTimer:
@@ -123,8 +164,48 @@ class RequestTimer:
             self.finish_reasons.append(output.finish_reason.value)
             self._metrics.finished[output.finish_reason.value] += 1
 
-    def stop(self) -> float:
-        """Ends the request; returns how many seconds it took."""
+    def decode_time(self, index: int, choice: Choice) -> float | None:
+        """Seconds from the first token to the last of the choice that outputs count as `index`; None without tokens."""
+        last = self._last_token.get(index)
+        return None if last is None or choice.times is None else max(last - choice.times.first_token, 0.0)
+
+    def stop(
+        self, prompt_lengths: Sequence[int], sampling: SamplingParams, choices: Sequence[Sequence[Choice]]
+    ) -> float:
+        """Ends the request, of whose prompts each has its `choices`; returns how many seconds it took."""
         elapsed = time.perf_counter() - self.started
-        self._metrics.request_latency.observe(elapsed)
+        metrics = self._metrics
+        metrics.request_latency.observe(elapsed)
+        metrics.params_n.observe(sampling.n)
+        if sampling.max_tokens is not None:
+            metrics.params_max_tokens.observe(sampling.max_tokens)
+        for prompt, (length, answers) in enumerate(zip(prompt_lengths, choices, strict=True)):
+            metrics.prompt_tokens.observe(length)
+            metrics.prefill_computed_tokens.observe(length - answers[0].num_cached_tokens)
+            metrics.max_generation_tokens.observe(max(answer.num_tokens for answer in answers))
+            for answer in answers:
+                self._observe(answer, self.decode_time(prompt * sampling.n + answer.index, answer))
         return elapsed
+
+    def _observe(self, choice: Choice, decode: float | None) -> None:
+        metrics = self._metrics
+        metrics.generation_tokens.observe(choice.num_tokens)
+        if choice.times is None or decode is None:
+            return
+        prefill = choice.times.first_token - choice.times.scheduled
+        metrics.queue_time.observe(choice.times.scheduled - choice.times.queued)
+        metrics.prefill_time.observe(prefill)
+        metrics.decode_time.observe(decode)
+        metrics.inference_time.observe(prefill + decode)
+        if choice.num_tokens > 1:
+            metrics.time_per_output_token.observe(decode / (choice.num_tokens - 1))
+
+
+def _token_buckets(largest: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 and so on, up to `largest`."""
+    bounds: list[int] = []
+    power = 1
+    while power <= largest:
+        bounds += [power * digit for digit in (1, 2, 5) if power * digit <= largest]
+        power *= 10
+    return tuple(bounds)

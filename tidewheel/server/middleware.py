@@ -1,75 +1,74 @@
-"""Plain ASGI middleware: request ids, bearer keys, and a limit on a body's size."""
+"""Plain ASGI middleware: request ids with the access log, a limit on a body's size, and middleware of users' own."""
 
 from __future__ import annotations
 
-import hmac
+import importlib
+import inspect
+import logging
 import re
 import uuid
-from collections.abc import Awaitable, Sequence, Set
+from collections.abc import Awaitable
 from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidewheel.server.errors import ApiError, error_response
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.server.errors import ApiError, as_api_error, error_response
 
-OPEN_PATHS = frozenset({"/health", "/version", "/metrics"})
+access_logger = logging.getLogger("tidewheel.access")
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestId:
-    """Gives each request an id, the client's `x-request-id` where it sent a sane one, and returns it as a header.
+    """Gives each request an id, the client's `x-request-id` where it sent a sane one, and answers what fails inside.
 
-    Handlers find it as `request.state.request_id`.
+    Handlers find the id as `request.state.request_id`; clients, with `send_header`, as a header (and as `request-id`,
+    where Anthropic's look for it). With `access_log`, each response is logged when it starts, without what the client
+    put into the URL's query.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, root_path: str, send_header: bool, access_log: bool) -> None:
         self.app = app
+        self._root_path = root_path
+        self._send_header = send_header
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if self._root_path:
+            scope["root_path"] = self._root_path
         request_id = Headers(scope=scope).get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        header = (b"x-request-id", request_id.encode("ascii"))
+        names = (b"x-request-id", b"request-id") if self._send_header else ()
+        headers = [(name, request_id.encode("ascii")) for name in names]
+        started = False
 
         # Not a coroutine of its own, so that a streamed token costs no extra one.
         def send_with_id(message: Message) -> Awaitable[None]:
+            nonlocal started
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                started = True
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
+                if self._access_log:
+                    _log_access(scope, message["status"], request_id)
             return send(message)
 
-        await self.app(scope, receive, send_with_id)
-
-
-class BearerAuth:
-    """Asks for `Authorization: Bearer <one of the keys>` everywhere but on the open paths, the probes' unless told."""
-
-    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Set[str] = OPEN_PATHS) -> None:
-        self.app = app
-        self._open_paths = open_paths
-        self._keys = [key.encode() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._open_paths and not self._authorized(scope):
-            error = ApiError(
-                HTTPStatus.UNAUTHORIZED,
-                "a valid API key is needed: send it as 'Authorization: Bearer <key>'",
-                code="invalid_api_key",
-            )
-            await error_response(error, {"www-authenticate": "Bearer"})(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
-
-    def _authorized(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        offered = key.strip().encode("latin-1")  # as ASGI decoded the header's bytes
-        # Every key is compared, so that the time taken does not tell which one was close.
-        matches = [hmac.compare_digest(offered, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        try:
+            await self.app(scope, receive, send_with_id)
+        except Exception as failure:
+            if started:
+                raise  # nothing more can be said; the server closes the connection
+            await error_response(as_api_error(failure))(scope, receive, send_with_id)
 
 
 class BodyLimit:
@@ -106,3 +105,35 @@ class BodyLimit:
             f"the body is over this server's limit of {self._max_bytes} bytes (--max-body-size)",
             code="body_too_large",
         )
+
+
+def import_middleware(path: str) -> Middleware:
+    """The middleware at an import path such as `package.module.Name`.
+
+    That is a class, made with the app as its only argument, or an `async def` function of a request and of what
+    calls the rest of the app. Raises TidewheelError for what cannot be imported or is neither.
+    """
+    module_name, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise TidewheelError(f"--middleware {path} cannot be imported: {error}") from error
+    if inspect.iscoroutinefunction(found):
+        return Middleware(BaseHTTPMiddleware, dispatch=found)
+    if not inspect.isclass(found):
+        raise TidewheelError(f"--middleware {path} is neither a class nor an async function")
+    try:
+        inspect.signature(found).bind(None)
+    except TypeError as error:
+        raise TidewheelError(f"--middleware {path} must be made with the app as its only argument: {error}") from error
+    factory: Any = found
+    return Middleware(factory)
+
+
+def _log_access(scope: Scope, status: int, request_id: str) -> None:
+    host, port = scope.get("client") or ("-", 0)
+    method, path = scope["method"], quote(scope["path"])
+    fields = {"client": host, "method": method, "path": path, "status": status, "request_id": request_id}
+    access_logger.info(
+        '%s:%d "%s %s" %d x-request-id=%s', host, port, method, path, status, request_id, extra={"fields": fields}
+    )

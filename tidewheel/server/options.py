@@ -12,7 +12,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn, TypeVar
 
@@ -66,6 +66,11 @@ def not_negative_number(text: str) -> float:
     return value
 
 
+def time_limit(text: str) -> float | None:
+    """Seconds; 0 is no limit. Raises ValueError."""
+    return not_negative_number(text) or None
+
+
 def port_number(text: str) -> int:
     """A TCP port; 0 lets the system choose. Raises ValueError."""
     value = int(text)
@@ -104,6 +109,42 @@ def switch(text: str) -> bool:
         raise ValueError(f"must be 1 or 0, got {text!r}") from None
 
 
+def api_key(text: str) -> str:
+    """A key as it may be sent in a header. Raises ValueError."""
+    if not text or not text.isprintable() or any(character.isspace() for character in text):
+        raise ValueError("a key must have at least one character, and no spaces")
+    return text
+
+
+def metrics_prefix(text: str) -> str:
+    """What may begin the name of a metric. Raises ValueError."""
+    if not re.fullmatch(r"[A-Za-z_:][A-Za-z0-9_:]*", text):
+        raise ValueError(f"must have letters, digits, underscores and colons only, like vllm:, got {text!r}")
+    return text
+
+
+def strings(text: str) -> list[str]:
+    """One string, or the strings of a JSON list, as vLLM's CORS options are given. Raises ValueError."""
+    if not text.startswith("["):
+        return [text]
+    items = json.loads(text)
+    if not all(isinstance(item, str) for item in items):
+        raise ValueError(f"must be a list of strings, got {text}")
+    return list(items)
+
+
+def url_prefix(text: str) -> str:
+    """A path such as /api, without a slash at its end. Raises ValueError."""
+    if not text.startswith("/"):
+        raise ValueError(f"must begin with a slash, like /api, got {text!r}")
+    return text.rstrip("/")
+
+
+def certificate_requirement(text: str) -> str:
+    """none, optional or required, which Python's numbers for them mean too."""
+    return {"0": "none", "1": "optional", "2": "required"}.get(text, text)
+
+
 def option(
     default: Any,
     help_text: str,
@@ -113,9 +154,14 @@ def option(
     metavar: str | None = None,
     env_aliases: Sequence[str] = (),
     flag_aliases: Sequence[str] = (),
+    secret: bool = False,
 ) -> Any:
-    """A dataclass field that is an option. A bool is a switch, a tuple takes several values."""
+    """A dataclass field that is an option. A bool is a switch, a tuple takes several values.
+
+    A `secret` one is never shown. `parse` may give a list for one of several values, which is then spread out.
+    """
     metadata = {
+        "secret": secret,
         "help": help_text,
         "parse": parse,
         "choices": choices,
@@ -187,6 +233,12 @@ class ModelOptions:
         env_aliases=("VLLM_CPU_OMP_THREADS_BIND",),
     )
     seed: int = option(0, "seeds the random weights of --load-format dummy", parse=int, metavar="N")
+    step_timeout: float | None = option(
+        120.0,
+        "write all threads' stacks to stderr when a step takes longer; 0 never does",
+        parse=time_limit,
+        metavar="SECONDS",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +247,51 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "the address to listen on; 0.0.0.0 is every one")
     port: int = option(8000, "the port to listen on; 0 lets the system choose", parse=port_number)
-    api_key: tuple[str, ...] = option((), "keys that clients must send one of", metavar="KEY")
+    uds: str | None = option(None, "a Unix socket to listen on instead of host and port", metavar="PATH")
+    root_path: str | None = option(
+        None, "the path that a proxy serves this server under, like /api", parse=url_prefix, metavar="PATH"
+    )
+    api_key: tuple[str, ...] = option(
+        (),
+        "keys that clients must send one of; other users of this machine see them on the command line",
+        parse=api_key,
+        metavar="KEY",
+        env_aliases=("VLLM_API_KEY",),
+        secret=True,
+    )
+    api_key_file: str | None = option(None, "a file with more such keys, one a line", metavar="FILE")
+    protect_health: bool = option(False, "ask for a key on /health, /ping and /version too")
+    protect_metrics: bool = option(False, "ask for a key on /metrics and /load too")
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "origins whose web pages may use this server from browsers, * for all [none]",
+        parse=strings,
+        metavar="ORIGIN",
+    )
+    allow_credentials: bool = option(False, "let those pages send credentials such as cookies")
+    allowed_methods: tuple[str, ...] = option(
+        ("*",), "HTTP methods that those pages may use [*]", parse=strings, metavar="METHOD"
+    )
+    allowed_headers: tuple[str, ...] = option(
+        ("*",), "HTTP headers that those pages may send [*]", parse=strings, metavar="HEADER"
+    )
+    ssl_certfile: str | None = option(None, "serve TLS with this certificate chain (PEM)", metavar="FILE")
+    ssl_keyfile: str | None = option(
+        None, "the certificate's key (PEM, without a password) [in the certificate's file]", metavar="FILE"
+    )
+    ssl_ca_certs: str | None = option(None, "certificates that sign those of clients (PEM)", metavar="FILE")
+    ssl_cert_reqs: str = option(
+        "none",
+        "whether clients must show a certificate",
+        parse=certificate_requirement,
+        choices=("none", "optional", "required"),
+    )
+    middleware: tuple[str, ...] = option(
+        (),
+        "more middleware, by import path: an ASGI class, or an async function of a request and call_next",
+        metavar="NAME",
+    )
+    enable_request_id_headers: bool = option(True, "return each request's id as X-Request-Id")
     served_model_name: tuple[str, ...] = option((), "names of the model in the API [as MODEL]", metavar="NAME")
     chat_template: str | None = option(None, "a chat template: a file, or the template itself", metavar="TEMPLATE")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(
@@ -226,19 +322,73 @@ class ServerOptions:
     reasoning_parser: str | None = option(
         None, "return the model's reasoning apart from its answer", choices=tuple(REASONING_PARSERS)
     )
+    max_stored_responses: int = option(
+        1000,
+        "responses kept in memory for previous_response_id and retrieval, 256 MiB of them at most; 0 keeps none",
+        parse=count,
+        metavar="N",
+    )
     disable_web_ui: bool = option(False, "do not serve the page at /")
     disable_fastapi_docs: bool = option(False, "do not serve /openapi.json and /docs")
+    max_queue: int = option(
+        4096,
+        "most sequences that may wait, by an estimate of what fits into the KV cache; further requests get a 429",
+        parse=count,
+        metavar="N",
+    )
+    max_prompts: int = option(1024, "most prompts of one request", parse=positive_count, metavar="N")
+    max_n: int = option(128, "most choices (n) of one prompt", parse=positive_count, metavar="N")
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
     )
+    max_header_size: int = option(
+        64 * 2**10,
+        "largest head of a request in bytes",
+        parse=positive_count,
+        metavar="BYTES",
+        flag_aliases=("--h11-max-incomplete-event-size",),
+    )
+    max_header_count: int = option(
+        256, "most headers of a request", parse=positive_count, metavar="N", flag_aliases=("--h11-max-header-count",)
+    )
+    request_timeout: float | None = option(
+        None,
+        "longest that an answer may take, from the request's arrival [no limit]",
+        parse=time_limit,
+        metavar="SECONDS",
+    )
+    read_timeout: float | None = option(
+        30.0,
+        "how long a request may take to come in, and a second more for each 500 bytes; 0 is no limit",
+        parse=time_limit,
+        metavar="SECONDS",
+    )
+    write_timeout: float | None = option(
+        60.0, "how long a client may leave its answer unread; 0 is no limit", parse=time_limit, metavar="SECONDS"
+    )
     shutdown_timeout: float = option(
         30.0, "how long running answers may go on after SIGTERM", parse=not_negative_number, metavar="SECONDS"
+    )
+    metrics_prefix: str = option(
+        "tidewheel:",
+        "begins the names of metrics; vllm: suits dashboards made for it",
+        parse=metrics_prefix,
+        metavar="PREFIX",
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "send OpenTelemetry traces to this collector, e.g. http://localhost:4318/v1/traces; needs the extra otel",
+        metavar="URL",
+        secret=True,
     )
     log_level: str = option(
         "info",
         "what is logged",
         choices=("debug", "info", "warning", "error", "critical"),
         flag_aliases=("--uvicorn-log-level",),
+    )
+    log_format: str = option(
+        "text", "lines for people, or a JSON object a line for collectors", choices=("text", "json")
     )
     disable_log_requests: bool = option(False, "do not log a line for each finished request")
     disable_access_log: bool = option(
@@ -291,7 +441,30 @@ def parse_options(
         parser.error(f"--served-embedding-model-name needs {len(models)} names, one for each --embedding-model")
     if len(set(names or models)) != len(models):
         parser.error("two embedding models have one name: give each its own with --served-embedding-model-name")
+    if reason := _contradiction(server_options):
+        parser.error(reason)
     return model_options, server_options
+
+
+def public_options(*groups: ModelOptions | ServerOptions) -> dict[str, Any]:
+    """The values of all options but the secret ones."""
+    named = [(spec, getattr(group, spec.name)) for group in groups for spec in fields(group)]
+    return {spec.name: value for spec, value in named if not spec.metadata["secret"]}
+
+
+def _contradiction(options: ServerOptions) -> str | None:
+    """What is wrong with options that are fine one by one."""
+    if not options.allowed_origins:
+        for name in ("allow_credentials", "allowed_methods", "allowed_headers"):
+            if getattr(options, name) != getattr(ServerOptions, name):
+                return f"{_flag(name)} needs --allowed-origins"
+    if options.ssl_certfile is None:
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+            if getattr(options, name) != getattr(ServerOptions, name):
+                return f"{_flag(name)} needs --ssl-certfile"
+    if (options.ssl_ca_certs is None) != (options.ssl_cert_reqs == "none"):
+        return "clients are checked with both --ssl-ca-certs FILE and --ssl-cert-reqs optional or required"
+    return None
 
 
 def model_parser(prog: str, description: str) -> OptionParser:
@@ -367,7 +540,7 @@ def _build(group_type: type[OptionsT], given: Mapping[str, Any], environment: Ma
     for spec in fields(group_type):
         if spec.name in given:
             value = given[spec.name]
-            values[spec.name] = tuple(value) if isinstance(spec.default, tuple) else value
+            values[spec.name] = _spread(value) if isinstance(spec.default, tuple) else value
             continue
         for variable in (ENV_PREFIX + spec.name.upper(), *spec.metadata["env_aliases"]):
             if environment.get(variable):
@@ -376,12 +549,16 @@ def _build(group_type: type[OptionsT], given: Mapping[str, Any], environment: Ma
     return group_type(**values)
 
 
+def _spread(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(item for value in values for item in (value if isinstance(value, list) else [value]))
+
+
 def _from_environment(variable: str, text: str, default: Any, metadata: Mapping[str, Any]) -> Any:
     try:
         if isinstance(default, bool):
             return switch(text)
         if isinstance(default, tuple):
-            return tuple(metadata["parse"](item) for item in text.split())
+            return _spread(metadata["parse"](item) for item in ([text] if text.startswith("[") else text.split()))
         value = metadata["parse"](text)
     except ValueError as error:
         raise OptionError(f"${variable}: {error}") from None

@@ -8,18 +8,20 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.launch import EngineLoad, EngineOptions
 from tidewheel.server.app_options import read_app_options
-from tidewheel.server.options import ModelOptions, ServerOptions, parse_options
+from tidewheel.server.listener import allow_many_connections, open_listener, printable_address
+from tidewheel.server.logs import configure_logging
+from tidewheel.server.options import ModelOptions, ServerOptions, parse_options, public_options
 
 if TYPE_CHECKING:
+    import ssl
+
     from tidewheel.engine.encoders.engine import EncoderEngine
 
 logger = logging.getLogger(__name__)
@@ -29,25 +31,27 @@ DEMO_MODEL_NAME = "tidewheel-demo"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken."""
+    """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken, or later fails."""
     model_options, options = parse_options(arguments)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    configure_logging(options.log_level, options.log_format)
+    allow_many_connections()
     names = options.served_model_name or ((DEMO_MODEL_NAME,) if model_options.model is None else ())
-    app_options = read_app_options(options, names)
+    app_options = read_app_options(options, names, public_options(model_options, options))
+    tls = _tls(options)
     engine = engine_options(model_options)
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
-    with _bind(options.host, options.port) as listener:
+    with open_listener(options.host, options.port, options.uds) as listener:
         with _without_collections():
             # Before the chat model, which takes its KV cache's share of the memory that is left.
             encoders = _load_encoders(model_options, options) if options.embedding_model else None
             with EngineLoad(engine) as load:
                 from tidewheel.server.serve import build_server
 
-                server = build_server(load, encoders, app_options, options)
+                server = build_server(load, encoders, app_options, options, tls)
         served = [*(names or [engine.model]), *(encoders.encoders if encoders else ())]
-        logger.info("Serving %s on %s", ", ".join(served), _printable_address(listener))
+        logger.info("Serving %s on %s", ", ".join(served), printable_address(listener, tls=tls is not None))
         server.run([listener])
-    return 0
+    return server.end()
 
 
 @contextlib.contextmanager
@@ -63,9 +67,16 @@ def _without_collections() -> Iterator[None]:
 
 def engine_options(options: ModelOptions) -> EngineOptions:
     """The command line's options as the engine's; without a model they mean the embedded one."""
-    values = {name: value for name, value in asdict(options).items() if value is not None}
-    values.setdefault("model", str(DEMO_MODEL))
-    return EngineOptions(**values)
+    model = str(DEMO_MODEL) if options.model is None else options.model
+    return EngineOptions(**{**asdict(options), "model": model})
+
+
+def _tls(options: ServerOptions) -> ssl.SSLContext | None:
+    if options.ssl_certfile is None:
+        return None
+    from tidewheel.server.tls import tls_context
+
+    return tls_context(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs, options.ssl_cert_reqs)
 
 
 def _load_encoders(model_options: ModelOptions, options: ServerOptions) -> EncoderEngine:
@@ -77,25 +88,3 @@ def _load_encoders(model_options: ModelOptions, options: ServerOptions) -> Encod
         threads=options.embedding_threads,
         download_dir=model_options.download_dir,
     )
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise TidewheelError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    return listener
-
-
-def _printable_address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -8,16 +8,18 @@ that buffer and its own answer, which the engine bounds. A client that hangs up 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tidewheel.engine.request import RequestOutput
-from tidewheel.server.errors import ClientGone, as_api_error
+from tidewheel.server.errors import ApiError, ClientGone, as_api_error
 from tidewheel.server.generation import Generation
 
 DONE = b"data: [DONE]\n\n"
@@ -34,6 +36,35 @@ encode_json = msgspec.json.Encoder().encode
 def event(payload: msgspec.Struct) -> bytes:
     """One frame."""
     return b"data: " + encode_json(payload) + b"\n\n"
+
+
+def named_event(payload: msgspec.Struct) -> bytes:
+    """One frame of a protocol whose events have names: the payload's `type`, which is its struct's tag."""
+    return b"event: %b\ndata: %b\n\n" % (str(payload.__struct_config__.tag).encode(), encode_json(payload))
+
+
+def named_events(payloads: Iterable[msgspec.Struct]) -> bytes:
+    """Their frames, one after the other; each is encoded before the next one is asked for."""
+    return b"".join(map(named_event, payloads))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """How a protocol's streams end: `done` after a whole answer, `failed` after one that broke off."""
+
+    done: bytes
+    failed: Callable[[ApiError], bytes]
+
+
+OPENAI_END = StreamEnd(DONE, lambda error: b"data: " + error.body() + b"\n\n" + DONE)
+
+
+class Abortable(Protocol):
+    """What a stream reads from: it is aborted if the client hangs up, and closed in any case."""
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @contextmanager
@@ -68,37 +99,38 @@ async def collect(receive: Receive, generation: Generation) -> list[list[Request
 
 
 class EventStream(Response):
-    """Streams a generation's frames.
+    """Streams frames that are made from `source`.
 
     The response starts with the first frame, so a request that fails before it is answered with an error's status. A
-    later failure ends the stream with an error event, which OpenAI's clients raise. Closes the generation.
+    later failure ends the stream with an error event, which clients raise. Closes the source.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncIterator[bytes], generation: Generation) -> None:
+    def __init__(self, frames: AsyncIterator[bytes], source: Abortable, end: StreamEnd = OPENAI_END) -> None:
         super().__init__()
         self._frames = frames
-        self._generation = generation
+        self._source = source
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        with client_watch(receive, self._generation.abort):
+        with client_watch(receive, self._source.abort):
             try:
                 async for frame in self._frames:
                     if not started:
                         started = True
                         await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _HEADERS})
                     await send({"type": "http.response.body", "body": frame, "more_body": True})
-                tail = DONE
+                tail = self._end.done
             except ClientGone:
                 tail = b""
             except Exception as failure:
                 if not started:
                     raise
-                tail = b"data: " + as_api_error(failure).body() + b"\n\n" + DONE
+                tail = self._end.failed(as_api_error(failure))
             finally:
-                self._generation.close()
+                self._source.close()
             if not started:
                 await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _HEADERS})
             await send({"type": "http.response.body", "body": tail, "more_body": False})

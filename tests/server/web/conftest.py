@@ -29,11 +29,11 @@ expect.set_options(timeout=20_000)  # ms, for machines that are busy with other 
 # Not for the whole session: while Playwright lives, no other test of this thread can have an event loop.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Headless Chromium. Without one the tests are skipped, or fail where TIDEWHEEL_REQUIRE_BROWSER is set."""
+    """Headless Chromium. Without one the tests are skipped, or fail where TIDEWHEEL_REQUIRE_CLIENTS is set."""
     path = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
     if path is None:
         message = f"no browser: none of {', '.join(CHROMIUM_NAMES)} is installed"
-        if os.environ.get("TIDEWHEEL_REQUIRE_BROWSER"):
+        if os.environ.get("TIDEWHEEL_REQUIRE_CLIENTS"):
             pytest.fail(message)
         pytest.skip(message)
     with sync_playwright() as playwright:

@@ -106,6 +106,11 @@ class Device(Protocol):
 
     name: str
 
+    @property
+    def isa(self) -> str | None:
+        """The instruction set level in use, where there is a choice of them."""
+        ...
+
     def default_dtype(self, checkpoint: DType) -> DType:
         """What `--dtype auto` means for a checkpoint stored as `checkpoint`."""
         ...

@@ -37,6 +37,7 @@ class TorchDevice:
     """Runs on the CPU through torch, which is imported when a model is loaded."""
 
     name = "torch"
+    isa = None
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """What the checkpoint is stored as: torch computes with all of them."""

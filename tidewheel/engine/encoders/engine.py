@@ -85,6 +85,11 @@ class EncoderEngine:
         self._encoder_loop.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._encoder_loop.join)
 
+    @property
+    def backlog(self) -> int:
+        """Inputs that were submitted and have not been computed."""
+        return sum(job.num_unfinished for job in self._futures)
+
     def stats(self) -> Mapping[str, EncoderStats]:
         """Figures for metrics, by the encoders' names; may be called from any thread."""
         queue = self._encoder_loop.queue

@@ -83,6 +83,7 @@ class CompletionsEndpoint:
     def _encode(self, body: CompletionRequest) -> list[list[int]]:
         encoded: list[list[int]] = []
         prompts: Sequence[str | list[int]] = body.prompts()
+        self._generations.admission.check_shape(len(prompts), body.n)
         for i, prompt in enumerate(prompts):
             if isinstance(prompt, str):
                 token_ids = self._encoder.encode(prompt, add_special_tokens=body.add_special_tokens is not False)

@@ -1,4 +1,4 @@
-"""`/health` and `/version`, for probes."""
+"""`/health`, `/ping` and `/version`, for probes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Version(msgspec.Struct):
 
 
 def health_routes(*engines: Engine | EncoderEngine) -> list[Route]:
-    """`/health` is 200 while all engines run and 503 once one has failed."""
+    """`/health` is 200 while all engines run and 503 once one has failed; SageMaker calls it `/ping`."""
 
     @operation("Whether the server serves", response=Health)
     async def health(request: Request) -> Response:
@@ -47,4 +47,8 @@ def health_routes(*engines: Engine | EncoderEngine) -> list[Route]:
     async def version(request: Request) -> Response:
         return json_response(Version())
 
-    return [Route("/health", health), Route("/version", version)]
+    return [
+        Route("/health", health),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/version", version),
+    ]

@@ -35,9 +35,10 @@ def metrics_routes(*collectors: Collector) -> list[Route]:
 
 
 def _registry(collectors: Sequence[Collector]) -> CollectorRegistry:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, ProcessCollector
 
     registry = CollectorRegistry(auto_describe=False)
     for collector in collectors:
         registry.register(collector)
+    ProcessCollector(registry=registry)
     return registry

@@ -7,13 +7,14 @@ protocol's shape. A translating endpoint builds a ChatCompletionRequest and read
     async for delta in run.deltas():                 # streamed
         for piece in delta.pieces: ...
     answers = await run.whole(request.receive)       # or in one piece
+    await run.feed(request.receive, builder.push)    # or in one piece, built from deltas
     run.usage()
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,13 +36,14 @@ from tidewheel.server.chat.tools.choice import (
     offered_tools,
 )
 from tidewheel.server.chat.tools.parser import ToolParser
+from tidewheel.server.chat.turns import drop_oldest_turns
 from tidewheel.server.generation import Generation, Generations
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.prompts import PromptEncoder
-from tidewheel.server.protocol.chat import ChatCompletionRequest
+from tidewheel.server.protocol.chat import ChatCompletionRequest, Message
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.protocol.usage import CompletionTokensDetails, Usage
-from tidewheel.server.streaming import collect
+from tidewheel.server.streaming import client_watch, collect
 from tidewheel.server.structured_output import json_schema_output
 
 
@@ -70,7 +72,7 @@ class ChoiceAnswer(msgspec.Struct):
 
 
 class ChatRun:
-    """One conversation being answered. Read either `deltas` or `whole`, once.
+    """One conversation being answered. Read one of `deltas`, `whole` and `feed`, once.
 
     `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970.
     `generation` is for EventStream, which aborts and closes it; who streams by other means calls `close` in the end.
@@ -102,6 +104,21 @@ class ChatRun:
         """
         outputs = await collect(receive, self.generation)
         return [self._complete(index, parts) for index, parts in enumerate(outputs)]
+
+    async def feed(self, receive: Receive, push: Callable[[ChoiceDelta], Iterable[object]]) -> None:
+        """Hands each delta to `push` and exhausts what it gives, for answers that are built as events are made.
+
+        Watches `receive` for the client's leaving, and closes the run.
+
+        Raises ApiError if a choice fails or the server stops, and ClientGone if the client hangs up.
+        """
+        try:
+            with client_watch(receive, self.generation.abort):
+                async for delta in self.deltas():
+                    for _ in push(delta):
+                        pass
+        finally:
+            self.close()
 
     def usage(self) -> Usage:
         """Tokens so far, of all choices."""
@@ -171,7 +188,7 @@ class ChatPath:
         body.check_supported()
         calls = demanded_calls_schema(body)
         sampling = self._sampling(body)
-        prompt, token_ids = await self._encoder.run(raw_size, lambda: self._prompt(body))
+        prompt, token_ids = await self._encoder.run(raw_size, lambda: self._checked_prompt(body))
         constraints = await self._generations.constraints(
             body, None if calls is None else json_schema_output(calls, "tools"), preface=self._preface(prompt)
         )
@@ -188,9 +205,19 @@ class ChatPath:
         answers = [self._answer(body, prompt) for _ in range(generation.num_choices)]
         return ChatRun(generation, model, answers, counts_reasoning=self._reasoning_parser is not None)
 
-    def encode(self, body: ChatCompletionRequest) -> list[int]:
-        """The token ids of a request's prompt. Raises ApiError (400)."""
-        return self._prompt(body)[1]
+    async def count_tokens(self, body: ChatCompletionRequest, raw_size: int) -> int:
+        """How many tokens a request's prompt has, be it too long for the context. Raises what `start` raises."""
+        self._models.resolve(body.model)
+        body.check_supported()
+        return len((await self._encoder.run(raw_size, lambda: self._prompt(body)))[1])
+
+    async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
+        """The request's messages without the oldest turns, as few as must go for the prompt to fit the context."""
+
+        def fits(messages: list[Message]) -> bool:
+            return len(self._prompt(msgspec.structs.replace(body, messages=messages))[1]) < self._encoder.max_model_len
+
+        return await self._encoder.run(raw_size, lambda: drop_oldest_turns(body.messages, fits))
 
     def _sampling(self, body: ChatCompletionRequest) -> SamplingParams:
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
@@ -201,6 +228,8 @@ class ChatPath:
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
+            if body.reasoning_effort == "none":
+                variables.setdefault("enable_thinking", False)
         if body.documents is not None:
             variables["documents"] = body.documents
         prompt = self._renderer.render(
@@ -213,6 +242,10 @@ class ChatPath:
         )
         # The template writes the special tokens itself.
         token_ids = self._encoder.encode(prompt.text, add_special_tokens=bool(body.add_special_tokens))
+        return prompt, token_ids
+
+    def _checked_prompt(self, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
+        prompt, token_ids = self._prompt(body)
         self._encoder.check_prompt(token_ids, "messages")
         return prompt, token_ids
 

@@ -11,7 +11,6 @@ from tidewheel.server.protocol.decode import Unsupported, unsupported
 from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody, TopLogprobs
 from tidewheel.server.protocol.usage import Usage
 
-MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
@@ -48,8 +47,6 @@ class CompletionRequest(GenerationBody, kw_only=True):
                 raise bad_request(f"prompt mixes text and token ids: prompt[{i}] differs from prompt[0]", "prompt")
         if kind is int:
             return [cast(list[int], self.prompt)]
-        if len(self.prompt) > MAX_PROMPTS:
-            raise bad_request(f"prompt must have at most {MAX_PROMPTS} entries, got {len(self.prompt)}", "prompt")
         return cast("list[str] | list[list[int]]", self.prompt)
 
     def endpoint_sampling(self) -> EndpointSampling:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
+import orjson
 
 from tidewheel.server.errors import ApiError, bad_request
 
@@ -24,21 +26,32 @@ def documented(**keywords: float) -> msgspec.Meta:
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*?)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*?)`")
+_UNKNOWN_TYPE = re.compile(r"^Invalid value (?P<value>'.*')$")
 
 
 class BodyDecoder(Generic[T]):
-    """Decodes JSON bodies of one type. Raises ApiError (400) naming the field at fault."""
+    """Decodes JSON bodies of one type. Raises ApiError (400) naming the field at fault.
 
-    def __init__(self, body_type: type[T]) -> None:
+    `prepare` may change a body before it is validated, for protocols that let a `type` be left out. It gets whatever
+    JSON a client sent; integers that 64 bits do not hold are floats, so that all of it can be written again.
+    """
+
+    def __init__(self, body_type: type[T], prepare: Callable[[Any], None] | None = None) -> None:
+        self._type = body_type
+        self._prepare = prepare
         self._decoder = msgspec.json.Decoder(body_type)
         self._fields = [field.encode_name for field in msgspec.structs.fields(body_type)]
 
     def __call__(self, body: bytes) -> T:
         try:
-            return self._decoder.decode(body)
+            if self._prepare is None:
+                return self._decoder.decode(body)
+            raw = orjson.loads(body)
+            self._prepare(raw)
+            return msgspec.convert(raw, self._type, str_keys=True)
         except msgspec.ValidationError as error:
             raise self._invalid(str(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError) as error:
             raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
         except RecursionError:
             raise bad_request("the body is nested too deeply", code="invalid_json") from None
@@ -54,6 +67,8 @@ class BodyDecoder(Generic[T]):
             return bad_request(f"{param} is required", param, "missing_required_parameter")
         if reason.startswith("Expected `null`"):
             return unsupported(path)
+        if path.endswith("type") and (unknown := _UNKNOWN_TYPE.match(reason)):
+            return unsupported(path, f": {unknown['value']}")
         if not path:
             return bad_request(f"the body must be a JSON object: {reason}")
         return bad_request(f"{path}: {reason[0].lower()}{reason[1:]}", path, "invalid_type")

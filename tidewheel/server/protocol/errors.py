@@ -1,4 +1,4 @@
-"""The answer to a request that failed, in OpenAI's shape. What makes it is `ApiError`."""
+"""The answer to a request that failed, in OpenAI's shape and in Anthropic's. What makes them is `ApiError`."""
 
 from __future__ import annotations
 
@@ -18,3 +18,17 @@ class ErrorResponse(msgspec.Struct):
     """An error."""
 
     error: ErrorDetails
+
+
+class AnthropicErrorDetails(msgspec.Struct):
+    """What was wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(msgspec.Struct, tag="error"):
+    """An error of `/v1/messages`."""
+
+    error: AnthropicErrorDetails
+    request_id: str | None

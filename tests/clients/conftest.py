@@ -1,0 +1,81 @@
+"""Servers for the clients, and Node.js to run its own with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import encoder_zoo as zoo
+import pytest
+from server.conftest import RunningServer, StartServer, demo_server, start_server
+
+from tidewheel.engine.encoders.launch import load_encoders
+
+__all__ = ["demo_server", "start_server"]  # fixtures
+
+SCENARIOS = Path(__file__).with_name("openai_scenarios.cjs")
+NODE_MODULES = Path(sys.prefix) / "node" / "node_modules"  # where `make test` installs package-lock.json
+
+RunScenario = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def scripted(start_server: StartServer) -> RunningServer:
+    """A scripted chat model that calls tools and reasons, an embedding model, and keys."""
+    encoders = load_encoders([str(zoo.folder("bert"))], ["embed"])
+    return start_server(encoders=encoders, tool_call_parser="hermes", reasoning_parser="qwen3", api_keys=["secret"])
+
+
+@pytest.fixture(scope="session")
+def slow(start_server: StartServer) -> RunningServer:
+    """A scripted chat model whose tokens take a while."""
+    return start_server(engine={"step_s": 0.01}, api_keys=["secret"])
+
+
+@pytest.fixture(scope="session")
+def run_node() -> RunScenario:
+    """Runs a scenario of openai_scenarios.cjs against the server of a URL and returns its result.
+
+    Without Node.js the tests are skipped, or fail where TIDEWHEEL_REQUIRE_CLIENTS is set.
+    """
+    node = shutil.which("node")
+    if node is None or not (NODE_MODULES / "openai").is_dir():
+        message = "node is not installed" if node is None else f"there is no openai in {NODE_MODULES}: run `make test`"
+        if os.environ.get("TIDEWHEEL_REQUIRE_CLIENTS"):
+            pytest.fail(message)
+        pytest.skip(message)
+
+    def run(scenario: str, url: str, **arguments: Any) -> Any:
+        settings = {"baseURL": f"{url}/v1", "apiKey": "secret", "maxRetries": 0}
+        done = subprocess.run(
+            [node, str(SCENARIOS), scenario],
+            input=json.dumps([settings, arguments]),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "NODE_PATH": str(NODE_MODULES)},
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+def say(text: str) -> list[dict[str, str]]:
+    """Messages that the scripted model answers with `text`."""
+    return [{"role": "user", "content": f"SAY({text})YAS"}]
+
+
+def until_idle(server: RunningServer) -> None:
+    """Waits until no request runs or waits."""
+    deadline = time.monotonic() + 20
+    while (stats := server.engine.stats()).num_running or stats.num_waiting:
+        assert time.monotonic() < deadline, "the engine works on for a client that has gone"
+        time.sleep(0.01)

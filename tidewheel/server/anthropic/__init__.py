@@ -1,0 +1,1 @@
+"""Anthropic's `/v1/messages` on the chat path: blocks to messages, and pieces to blocks."""

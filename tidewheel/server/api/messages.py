@@ -1,0 +1,91 @@
+"""`/v1/messages`: Anthropic's shapes around the chat path."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidewheel.server.anthropic.assembly import MessageBuilder
+from tidewheel.server.anthropic.translation import chat_request, check_tool_types
+from tidewheel.server.api.json_response import json_response
+from tidewheel.server.chat.field_names import renamed_fields
+from tidewheel.server.chat.path import ChatPath, ChatRun
+from tidewheel.server.errors import ApiError
+from tidewheel.server.metrics import ServerMetrics
+from tidewheel.server.openapi import operation
+from tidewheel.server.protocol.decode import BodyDecoder
+from tidewheel.server.protocol.errors import AnthropicErrorResponse
+from tidewheel.server.protocol.message_answers import MessageEvent, OutputMessage, TokenCount
+from tidewheel.server.protocol.messages import CountTokensRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
+from tidewheel.server.streaming import EventStream, StreamEnd, named_events
+
+
+class MessagesEndpoints:
+    """Answers conversations in Anthropic's shapes, and counts their tokens."""
+
+    def __init__(self, path: ChatPath, metrics: ServerMetrics) -> None:
+        self._path = path
+        self._metrics = metrics
+        self._decode = BodyDecoder(MessagesRequest, check_tool_types)
+        self._decode_count = BodyDecoder(CountTokensRequest, check_tool_types)
+
+    def routes(self) -> list[Route]:
+        """The endpoints."""
+        return [
+            Route("/v1/messages", self._create, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
+        ]
+
+    @operation(
+        "Answer a conversation in Anthropic's shapes",
+        MessagesRequest,
+        OutputMessage,
+        events=MessageEvent,
+        error=AnthropicErrorResponse,
+        example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 32},
+    )
+    async def _create(self, request: Request) -> Response:
+        timer = self._metrics.start_timer()
+        raw = await request.body()
+        body = self._decode(raw)
+        chat, names = chat_request(body)
+        with renamed_fields(names):
+            run = await self._path.start(chat, len(raw), timer, request.state.request_id, id_prefix="msg")
+        thinking = body.thinking
+        hides_thinking = isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted"
+        builder = MessageBuilder(run.model, run.usage, body.max_tokens, shows_thinking=not hides_thinking)
+        if body.stream:
+            request_id = request.state.request_id
+            end = StreamEnd(b"", lambda error: _error_event(error, request_id))
+            return EventStream(_frames(run, builder), run.generation, end)
+        await run.feed(request.receive, builder.push)
+        for _ in builder.finish():
+            pass
+        return json_response(builder.message)
+
+    @operation(
+        "Count a conversation's tokens",
+        CountTokensRequest,
+        TokenCount,
+        error=AnthropicErrorResponse,
+        example={"messages": [{"role": "user", "content": "Who are you?"}]},
+    )
+    async def _count_tokens(self, request: Request) -> Response:
+        raw = await request.body()
+        chat, names = chat_request(self._decode_count(raw))
+        with renamed_fields(names):
+            return json_response(TokenCount(await self._path.count_tokens(chat, len(raw))))
+
+
+async def _frames(run: ChatRun, builder: MessageBuilder) -> AsyncIterator[bytes]:
+    async for delta in run.deltas():
+        if frames := named_events(builder.push(delta)):
+            yield frames
+    yield named_events(builder.finish())
+
+
+def _error_event(error: ApiError, request_id: str) -> bytes:
+    return b"event: error\ndata: " + error.anthropic_body(request_id) + b"\n\n"
