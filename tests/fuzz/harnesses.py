@@ -27,6 +27,8 @@ from tidewheel.engine.models.generation import read_generation_config
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.text import Tokenizer
 from tidewheel.engine.weights.checkpoint import CheckpointWeights, open_checkpoint
+from tidewheel.server.anthropic.translation import chat_request as from_messages
+from tidewheel.server.anthropic.translation import check_tool_types
 from tidewheel.server.chat.messages import template_messages, template_tools
 from tidewheel.server.chat.pieces import Turn
 from tidewheel.server.chat.reasoning import REASONING_PARSERS
@@ -37,9 +39,14 @@ from tidewheel.server.protocol.chat import ChatCompletionRequest, Tool, ToolFunc
 from tidewheel.server.protocol.completions import CompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder
 from tidewheel.server.protocol.embeddings import EmbeddingRequest
+from tidewheel.server.protocol.messages import CountTokensRequest, MessagesRequest
+from tidewheel.server.protocol.response_items import ItemReference
+from tidewheel.server.protocol.responses import ResponsesRequest
 from tidewheel.server.protocol.sampling import GenerationBody, sampling_params
 from tidewheel.server.protocol.scoring import RerankRequest, ScoreRequest
 from tidewheel.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from tidewheel.server.responses.translation import chat_request as from_responses
+from tidewheel.server.responses.translation import prepare_body
 from tidewheel.server.structured_output import structured_output
 
 LONGEST_TEXT = 300  # characters that a parser is given one by one
@@ -88,6 +95,30 @@ COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": "a", "structured_outputs": {"regex": "a+"}, "allowed_token_ids": [1], "stop_token_ids": [2]},
     {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
 ]
+RESPONSES: list[dict[str, Any]] = [
+    {"input": "Hi", "instructions": "Be brief.", "max_output_tokens": 4, "temperature": 0.5,
+     "include": ["message.output_text.logprobs"], "top_logprobs": 2,
+     "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}},
+    {"input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "So."}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "3"}, {"id": "msg_1"}],
+     "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}],
+     "tool_choice": {"type": "function", "name": "f"}, "reasoning": {"effort": "low"}, "stream": True},
+]  # fmt: skip
+MESSAGES: list[dict[str, Any]] = [
+    {"messages": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "So.", "signature": "s"},
+            {"type": "text", "text": "Well"}, {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "3", "is_error": True}]}],
+     "system": [{"type": "text", "text": "Be brief."}], "max_tokens": 4, "stop_sequences": ["x"], "top_k": 3,
+     "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"}},
+    {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2000, "metadata": {"user_id": "u"},
+     "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}},
+]  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
     "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
@@ -119,8 +150,13 @@ def written(*values: Any) -> list[bytes]:
     return [json.dumps(value).encode() for value in values]
 
 
-def body(body_type: type[msgspec.Struct], understand: Callable[[Any], object], *seeds: dict[str, Any]) -> Harness:
-    decode = BodyDecoder(body_type)
+def body(
+    body_type: type[msgspec.Struct],
+    understand: Callable[[Any], object],
+    *seeds: dict[str, Any],
+    prepare: Callable[[Any], None] | None = None,
+) -> Harness:
+    decode = BodyDecoder(body_type, prepare)
 
     def run(data: bytes) -> None:
         # `as_api_error` answers a RecursionError as a body that is nested too deeply.
@@ -151,6 +187,11 @@ def understand_conversation(request: Any) -> None:
 def understand_chat(request: ChatCompletionRequest) -> None:
     understand_generation(request)
     understand_conversation(request)
+
+
+def understand_response(request: ResponsesRequest) -> None:
+    items = [] if isinstance(request.input, str) or request.input is None else request.input
+    understand_chat(from_responses(request, [], [item for item in items if not isinstance(item, ItemReference)])[0])
 
 
 def tool_calls(name: str) -> Harness:
@@ -270,6 +311,16 @@ TOKENIZER_CONFIG: dict[str, Any] = {
 HARNESSES: dict[str, Harness] = {
     "chat": body(ChatCompletionRequest, understand_chat, CHAT, *({**CHAT, **more} for more in COMPLETIONS[1:])),
     "completion": body(CompletionRequest, understand_generation, *COMPLETIONS),
+    "responses": body(ResponsesRequest, understand_response, *RESPONSES, prepare=prepare_body),
+    "messages": body(
+        MessagesRequest, lambda request: understand_chat(from_messages(request)[0]), *MESSAGES, prepare=check_tool_types
+    ),
+    "count-tokens": body(
+        CountTokensRequest,
+        lambda request: understand_conversation(from_messages(request)[0]),
+        {"messages": MESSAGES[0]["messages"]},
+        prepare=check_tool_types,
+    ),
     "tokenize": body(TokenizeRequest, understand_conversation, {"prompt": "a"}, {"messages": CHAT["messages"]}),
     "detokenize": body(DetokenizeRequest, lambda request: None, {"tokens": [1, 2]}),
     "embedding": body(EmbeddingRequest, lambda request: request.inputs(), {"input": ["a", "b"]}, {"input": [[1], [2]]}),

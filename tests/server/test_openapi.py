@@ -59,7 +59,7 @@ def test_the_document_is_valid(api: Any) -> None:
 
 
 def test_references_are_all_used_and_there(api: Any) -> None:
-    used = set(re.findall(r"'\$ref': '#/components/schemas/(\w+)'", str(api)))
+    used = set(re.findall(r"'\$ref': '#/components/schemas/([\w.]+)'", str(api)))
     assert used == set(api["components"]["schemas"])
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+import orjson
 from starlette.routing import BaseRoute, Route
 
 from tidewheel import __version__
@@ -93,7 +94,9 @@ def document(routes: Iterable[BaseRoute], *, root_path: str, open_paths: Set[str
 
 def _schemas(kinds: Mapping[str, Sequence[Any]]) -> tuple[Callable[[Any], Schema], dict[str, Schema]]:
     types = [kind for values in kinds.values() for kind in values]
-    schemas, components = msgspec.json.schema_components(types, ref_template=_REF + "{name}")
+    described = msgspec.json.schema_components(types, ref_template=_REF + "{name}")
+    # Structs of one name are told apart by their modules, which all lie here.
+    schemas, components = orjson.loads(orjson.dumps(described).replace(b"tidewheel.server.protocol.", b""))
     by_type = list(zip(types, schemas, strict=True))
 
     def schema_of(wanted: Any) -> Schema:

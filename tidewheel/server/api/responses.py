@@ -125,9 +125,7 @@ class ResponsesEndpoints:
         self._keep(stored)
         yield end
 
-    @operation(
-        "Count a conversation's tokens", ResponsesRequest, InputTokens, example={"input": "Who are you?"}
-    )
+    @operation("Count a conversation's tokens", ResponsesRequest, InputTokens, example={"input": "Who are you?"})
     async def _count_tokens(self, request: Request) -> HttpResponse:
         ask = self._understand(await request.body())
         with renamed_fields(ask.names):
