@@ -49,6 +49,8 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "temperature": "warm"}, "temperature"),
     (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p"),
     (COMPLETIONS, {"prompt": "a", "top_k": 1.5}, "top_k"),
+    (COMPLETIONS, {"prompt": "a", "top_k": 2**31}, "top_k"),
+    (COMPLETIONS, {"prompt": "a", "repetition_penalty": 5e-324}, "repetition_penalty"),
     (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
     (COMPLETIONS, {"prompt": "a", "n": True}, "n"),
     (COMPLETIONS, {"prompt": "a", "n": 129}, "n"),

@@ -90,10 +90,11 @@ class SamplingParams:
         require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0")
         require(0.0 <= self.temperature <= 100.0, "temperature", "between 0 and 100")
         require(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1")
-        require(self.top_k >= -1, "top_k", "at least 1, or 0 or -1 for no limit")
+        require(-1 <= self.top_k < 2**31, "top_k", "between 1 and 2147483647, or 0 or -1 for no limit")
         require(0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1")
         require(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer")
-        require(0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", "above 0 and at most 100")
+        # Logits are divided by it, and stay finite.
+        require(0.01 <= self.repetition_penalty <= 100.0, "repetition_penalty", "between 0.01 and 100")
         require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "between -2 and 2")
         require(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "between -2 and 2")
         require(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")

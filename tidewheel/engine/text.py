@@ -187,10 +187,22 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | No
     if isinstance(inline, str):
         templates["default"] = inline
     elif isinstance(inline, list):
-        templates |= {entry["name"]: entry["template"] for entry in inline if {"name", "template"} <= entry.keys()}
+        for entry in inline:
+            name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(name, str) or not isinstance(text, str):
+                path = folder / "tokenizer_config.json"
+                raise ModelError(f"{path}: chat_template must be a template, or a list of objects of name and template")
+            templates[name] = text
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text("utf-8")
+        templates[path.stem] = _read_text(path)
     single = folder / "chat_template.jinja"
     if single.exists():
-        templates["default"] = single.read_text("utf-8")
+        templates["default"] = _read_text(single)
     return templates.get("default") if set(templates) <= {"default"} else templates
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error

@@ -329,6 +329,7 @@ class ServerOptions:
         metavar="N",
     )
     disable_web_ui: bool = option(False, "do not serve the page at /")
+    disable_fastapi_docs: bool = option(False, "do not serve /openapi.json and /docs")
     max_queue: int = option(
         4096,
         "most sequences that may wait, by an estimate of what fits into the KV cache; further requests get a 429",

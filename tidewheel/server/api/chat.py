@@ -17,6 +17,7 @@ from tidewheel.server.chat.path import ChatPath, ChatRun, ChoiceAnswer, ChoiceDe
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Reasoning
 from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
+from tidewheel.server.openapi import operation
 from tidewheel.server.protocol.chat import (
     ChatChoice,
     ChatChunk,
@@ -49,6 +50,13 @@ class ChatEndpoint:
         """The endpoint."""
         return [Route("/v1/chat/completions", self._create, methods=["POST"])]
 
+    @operation(
+        "Answer a conversation",
+        ChatCompletionRequest,
+        ChatCompletion,
+        events=ChatChunk,
+        example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 32},
+    )
     async def _create(self, request: Request) -> Response:
         timer = self._metrics.start_timer()
         raw = await request.body()

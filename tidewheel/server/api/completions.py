@@ -18,6 +18,7 @@ from tidewheel.server.api.models import ServedModels
 from tidewheel.server.generation import Generation, Generations
 from tidewheel.server.logprobs import LogprobsFormatter, output_entries, prompt_entries
 from tidewheel.server.metrics import ServerMetrics
+from tidewheel.server.openapi import operation
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder
@@ -50,6 +51,13 @@ class CompletionsEndpoint:
         """The endpoint."""
         return [Route("/v1/completions", self._create, methods=["POST"])]
 
+    @operation(
+        "Continue a text",
+        CompletionRequest,
+        Completion,
+        events=Completion,
+        example={"prompt": "Once upon a time", "max_tokens": 32},
+    )
     async def _create(self, request: Request) -> Response:
         timer = self._metrics.start_timer()
         raw = await request.body()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported, unsupported
+from tidewheel.server.protocol.decode import Unsupported, documented, unsupported
 from tidewheel.server.protocol.logprobs import PromptLogprobsList
-from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody
+from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody, TopLogprobs
 from tidewheel.server.protocol.usage import Usage
 
 
@@ -125,9 +125,9 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int, documented(minimum=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None

@@ -9,7 +9,7 @@ import msgspec
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.decode import Unsupported, unsupported
 from tidewheel.server.protocol.logprobs import PromptLogprobsList
-from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody
+from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody, TopLogprobs
 from tidewheel.server.protocol.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -19,7 +19,7 @@ class CompletionRequest(GenerationBody, kw_only=True):
     """A body of `/v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
 

@@ -30,6 +30,12 @@ _INSTEAD = {
     "suffix": "write the model's own fill-in-the-middle tokens into the prompt",
 }
 
+
+def documented(**keywords: float) -> msgspec.Meta:
+    """JSON schema keywords for `/openapi.json`, of a range that the engine checks, which also words the error."""
+    return msgspec.Meta(extra_json_schema=keywords)
+
+
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*?)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*?)`")

@@ -5,19 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from tidewheel.engine.errors import InvalidRequestError
-from tidewheel.engine.request import SamplingParams
+from tidewheel.engine.request import MAX_LOGPROBS, SamplingParams
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported, unsupported
+from tidewheel.server.protocol.decode import Unsupported, documented, unsupported
 from tidewheel.server.protocol.structured import ResponseFormat, StructuredOutputsField
 
 MAX_STOP_STRINGS = 64
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+Count: TypeAlias = Annotated[int, documented(minimum=0)]
+Fraction: TypeAlias = Annotated[float, documented(minimum=0, maximum=1)]
+Penalty: TypeAlias = Annotated[float, documented(minimum=-2, maximum=2)]
+TopLogprobs: TypeAlias = Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -32,16 +37,16 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A body that asks for tokens. Every field may be null, which is as good as absent."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    n: int | None = None
+    max_tokens: Annotated[int, documented(minimum=1)] | None = None
+    temperature: Annotated[float, documented(minimum=0, maximum=100)] | None = None
+    top_p: Annotated[float, documented(exclusiveMinimum=0, maximum=1)] | None = None
+    top_k: Annotated[int, documented(minimum=-1, maximum=2**31 - 1)] | None = None
+    min_p: Fraction | None = None
+    n: Annotated[int, documented(minimum=1, maximum=128)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -51,12 +56,12 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     best_of: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    repetition_penalty: Annotated[float, documented(minimum=0.01, maximum=100)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     logit_bias: dict[int, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
