@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.server.limits import AdmissionLimits
-from tidewheel.server.options import ServerOptions, api_key
+from tidewheel.server.option_values import api_key
+from tidewheel.server.options import ServerOptions
 
 if TYPE_CHECKING:
     from starlette.middleware import Middleware
