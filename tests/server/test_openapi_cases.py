@@ -32,7 +32,7 @@ from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.openapi import document
 
-EXAMPLES = 200  # of each kind
+EXAMPLES = 100  # of each kind
 DOCUMENT = document(build_app(ScriptedEngine(), AppOptions()).routes, root_path="", open_paths=None)
 OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
 WITH_BODY = [(path, method) for path, method in OPERATIONS if "requestBody" in DOCUMENT["paths"][path][method]]
@@ -71,14 +71,14 @@ def schema(server: ServerProcess) -> Any:
     return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
-def make_small(body: Any) -> None:
+def make_small(body: Any, path: str) -> None:
     """Keeps answers short."""
     if not isinstance(body, dict):
         return
     for name, most in MOST.items():
         if type(body.get(name)) is int and body[name] > most:
             body[name] = most
-    if "messages" in body:
+    if path in ("/v1/chat/completions", "/v1/completions"):
         body.setdefault("max_tokens", 4)
 
 
@@ -88,6 +88,9 @@ def make_served(body: Any, path: str) -> None:
         body["model"] = MODELS.get(path, "tidewheel-demo")
         if "messages" in body:
             body["messages"] = HELLO
+        if path.startswith("/v1/responses"):
+            body["input"] = HELLO
+            body.pop("previous_response_id", None)
 
 
 def check_events(response: requests.Response, path: str, method: str) -> None:
@@ -129,16 +132,15 @@ def test_what_the_document_allows(
     @QUICK
     @given(case=schema[path][method].as_strategy(generation_mode=GenerationMode.POSITIVE), wild=st.integers(0, 3))
     def check(case: Any, wild: int) -> None:
-        make_small(case.body)
+        make_small(case.body, path)
         if wild:
             make_served(case.body, path)
         answered.append(send(case, path, method, session) == 200)
 
     answered: list[bool] = []
     check()
-    print(path, sum(answered), "of", len(answered))
-    if method == "post":
-        assert sum(answered) > len(answered) / 10, "nearly nothing is answered, so that nearly nothing is tested"
+    if "requestBody" in DOCUMENT["paths"][path][method]:
+        assert any(answered), "nothing is answered, so that little is tested"
 
 
 def numbers(path: str) -> Iterator[tuple[str, bool]]:
@@ -170,7 +172,7 @@ def test_what_it_does_not_allow_is_refused(
     @QUICK
     @given(case=schema[path][method].as_strategy(generation_mode=GenerationMode.NEGATIVE))
     def check(case: Any) -> None:
-        make_small(case.body)
+        make_small(case.body, path)
         send(case, path, method, session)
 
     check()
