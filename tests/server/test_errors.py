@@ -67,9 +67,18 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     (COMPLETIONS, {"prompt": "a", "stream_options": {}}, "stream_options"),
     (COMPLETIONS, {"prompt": "a", "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
-    (COMPLETIONS, {"prompt": "a", "echo": True}, "echo"),
+    (COMPLETIONS, {"prompt": "a", "logprobs": -1}, "logprobs"),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": -1}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "a" * 9000, "echo": True, "max_tokens": 0}, "prompt"),
+    (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
+    (COMPLETIONS, {"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    (COMPLETIONS, {"prompt": "a", "truncate_prompt_tokens": 8193}, "truncate_prompt_tokens"),
+    (COMPLETIONS, {"prompt": "a", "request_id": "a\nb"}, "request_id"),
+    (COMPLETIONS, {"prompt": [258, 999], "echo": True}, "prompt"),
+    (COMPLETIONS, {"prompt": "a", "vllm_xargs": {}}, "vllm_xargs"),
     (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix"),
-    (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
+    (COMPLETIONS, {"prompt": "a", "best_of": 2, "n": 3}, "best_of"),
+    (COMPLETIONS, {"prompt": "a", "best_of": 129}, "best_of"),
     (COMPLETIONS, {"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids"),
     (COMPLETIONS, {"prompt": "a", "allowed_token_ids": [260]}, "allowed_token_ids"),
     (COMPLETIONS, {"prompt": "a", "bad_words": [""]}, "bad_words"),
@@ -188,6 +197,7 @@ json_values = st.recursive(
 _FIELDS = [
     "prompt", "messages", "model", "max_tokens", "temperature", "top_p", "top_k", "n", "seed", "stop", "stream", "echo",
     "stream_options", "logprobs", "top_logprobs", "logit_bias", "tools", "tool_choice", "response_format", "metadata",
+    "prompt_logprobs", "best_of", "truncate_prompt_tokens", "return_token_ids", "request_id",
     "min_tokens", "stop_token_ids", "chat_template_kwargs", "reasoning_effort", "cache_salt", "priority", "tokens",
 ]  # fmt: skip
 bodies = st.dictionaries(st.sampled_from(_FIELDS), json_values, max_size=4)

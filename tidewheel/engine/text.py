@@ -107,9 +107,17 @@ class Tokenizer:
         return texts
 
     def detokenizer(
-        self, prompt: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()
+        self,
+        prompt: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        shown: Collection[int] = (),
+        spaces_between_special_tokens: bool = True,
     ) -> Detokenizer:
-        """An incremental detokenizer for what follows `prompt`. `shown` are special tokens that are never skipped."""
+        """An incremental detokenizer for what follows `prompt`. `shown` are special tokens that are never skipped.
+
+        Without `spaces_between_special_tokens`, special tokens that are shown follow each other without the space
+        that some tokenizers put there.
+        """
         backend = self._backend
         texts = self._texts.setdefault((skip_special_tokens, frozenset(shown)), {})
         is_special = backend.is_special if skip_special_tokens else _never
@@ -126,7 +134,11 @@ class Tokenizer:
             lambda token: is_special(token) or backend.id_to_token(token) is None,
             backend.is_byte,
             prompt[max(len(prompt) - _CONTEXT_TOKENS, 0) :],
+            None if skip_special_tokens or spaces_between_special_tokens else self._special_text,
         )
+
+    def _special_text(self, token_id: int) -> str | None:
+        return self._backend.id_to_token(token_id) if self._backend.is_special(token_id) else None
 
     def _special(self, name: str) -> str | None:
         token = self.special_tokens_map.get(name)

@@ -337,7 +337,7 @@ class ServerOptions:
         metavar="N",
     )
     max_prompts: int = option(1024, "most prompts of one request", parse=positive_count, metavar="N")
-    max_n: int = option(128, "most choices (n) of one prompt", parse=positive_count, metavar="N")
+    max_n: int = option(128, "most choices (n, best_of) of one prompt", parse=positive_count, metavar="N")
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
     )
