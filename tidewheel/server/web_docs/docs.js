@@ -128,10 +128,10 @@ async function show() {
     for (const [path, methods] of Object.entries(api.paths)) {
       for (const [method, operation] of Object.entries(methods)) {
         main.append(section(base, path, method, operation));
-        const link = element("a", "", path);
-        link.href = `#${operation.operationId}`;
-        document.getElementById("index").append(link);
       }
+      const link = element("a", "", path);
+      link.href = `#${Object.values(methods)[0].operationId}`;
+      document.getElementById("index").append(link);
     }
     if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
   } catch (error) {
