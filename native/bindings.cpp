@@ -78,6 +78,12 @@ class ArrayReader {
     return {array.data(), array.size()};
   }
 
+  // Empty for None.
+  template <typename T>
+  std::span<const T> get_optional(const char* name) {
+    return object_.attr(name).is_none() ? std::span<const T>() : get<T>(name);
+  }
+
  private:
   nb::handle object_;
   std::vector<nb::object> held_;
@@ -95,6 +101,7 @@ std::span<T> output_span(Output<T, N>& output) {
 struct SamplingOutputs {
   nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> tokens;
   Output<float, 1> logprobs;
+  Output<int32_t, 1> ranks;
   Output<int32_t, 2> top_ids;
   Output<float, 2> top_logprobs;
 };
@@ -146,7 +153,10 @@ Sampling read_sampling(ArrayReader& read, SamplingOutputs& outputs) {
   sampling.bias_ids = read.get<int32_t>("bias_ids");
   sampling.bias_values = read.get<float>("bias_values");
   sampling.out_tokens = {outputs.tokens.data(), outputs.tokens.size()};
+  sampling.target = read.get_optional<int32_t>("target");
+  sampling.logprob_temperature = read.get_optional<float>("logprob_temperature");
   sampling.out_logprobs = output_span<float, 1>(outputs.logprobs);
+  sampling.out_ranks = output_span<int32_t, 1>(outputs.ranks);
   sampling.out_top_ids = output_span<int32_t, 2>(outputs.top_ids);
   sampling.out_top_logprobs = output_span<float, 2>(outputs.top_logprobs);
   if (outputs.top_ids && outputs.top_logprobs) {
@@ -159,11 +169,13 @@ Sampling read_sampling(ArrayReader& read, SamplingOutputs& outputs) {
 }
 
 void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::tokens) tokens, Output<float, 1> logprobs,
-              Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs, Output<float, 2> logits) {
+              Output<int32_t, 1> ranks, Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs,
+              Output<float, 2> logits) {
   ArrayReader read(batch);
   const nb::object sampling_object = batch.attr("sampling");
   ArrayReader read_rows(sampling_object);
-  SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(top_ids), std::move(top_logprobs)};
+  SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(ranks), std::move(top_ids),
+                          std::move(top_logprobs)};
   Step step;
   step.token_ids = read.get<int32_t>("token_ids");
   step.positions = read.get<int32_t>("positions");
@@ -193,9 +205,10 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
 
 void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
                    nb::handle batch, decltype(SamplingOutputs::tokens) tokens, Output<float, 1> logprobs,
-                   Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs) {
+                   Output<int32_t, 1> ranks, Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs) {
   ArrayReader read(batch);
-  SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(top_ids), std::move(top_logprobs)};
+  SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(ranks), std::move(top_ids),
+                          std::move(top_logprobs)};
   Sampling sampling = read_sampling(read, outputs);
   Masks masks(batch);
   masks.into(sampling);
@@ -310,7 +323,7 @@ NB_MODULE(_native, m) {
         const std::span<const char> bytes = self.weights().packed();
         return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(bytes.data(), {bytes.size()}, nb::find(self));
       })
-      .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "top_ids"_a.none(),
+      .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "ranks"_a.none(), "top_ids"_a.none(),
            "top_logprobs"_a.none(), "logits"_a.none())
       .def("copy_blocks", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs) {
         const nb::gil_scoped_release release;
@@ -333,7 +346,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("cache_bytes", &Executor::cache_bytes);
 
   m.def("sample", &sample_logits, "isa"_a, "logits"_a, "sampling"_a, "token_ids"_a, "logprobs"_a.none(),
-        "top_ids"_a.none(), "top_logprobs"_a.none(), "Samples rows of logits [R, vocab] with one thread.");
+        "ranks"_a.none(), "top_ids"_a.none(), "top_logprobs"_a.none(),
+        "Samples rows of logits [R, vocab] with one thread.");
   m.def("available_isa_levels", [] {
     std::vector<std::string> names;
     for (const Kernels* kernels : available_kernels()) names.emplace_back(kernels->name);

@@ -85,6 +85,7 @@ class Executor:
         batch: StepBatch,
         token_ids: NDArray[np.int32],
         logprobs: NDArray[np.float32] | None,
+        ranks: NDArray[np.int32] | None,
         top_ids: NDArray[np.int32] | None,
         top_logprobs: NDArray[np.float32] | None,
         logits: NDArray[np.float32] | None,
@@ -101,6 +102,7 @@ def sample(
     sampling: SamplingBatch,
     token_ids: NDArray[np.int32],
     logprobs: NDArray[np.float32] | None,
+    ranks: NDArray[np.int32] | None,
     top_ids: NDArray[np.int32] | None,
     top_logprobs: NDArray[np.float32] | None,
 ) -> None: ...

@@ -163,8 +163,10 @@ struct SampleArgs {
   const int32_t* bias_ids;
   const float* bias_values;
   int bias_len;
-  const uint32_t* mask;  // a bit a token, set for those allowed [vocab / 32 rounded up]; null: all are
+  const uint32_t* mask;       // a bit a token, set for those allowed [vocab / 32 rounded up]; null: all are
+  int target;                 // the token to report on, instead of sampling one; -1: none
   int num_logprobs;
+  float logprob_temperature;  // what logits are divided by for log-probabilities
   float* row;           // scratch [vocab rounded up to 256]
   float* weights;       // scratch, likewise
   double* block_sums;   // scratch [vocab / 256 rounded up]
@@ -172,6 +174,7 @@ struct SampleArgs {
   int32_t* indices;     // scratch [vocab]
   int32_t* token;
   float* logprob;
+  int32_t* rank;              // of the target: one more than the tokens that are likelier
   int32_t* top_ids;
   float* top_logprobs;
 };

@@ -336,19 +336,32 @@ void find_largest(const Row& row, const float* maxima, int wanted, float* scratc
                     [&](int32_t a, int32_t b) { return row[a] > row[b] || (row[a] == row[b] && a < b); });
 }
 
+// How many values are larger than this one.
+int count_larger(const Row& row, const float* maxima, float value) {
+  int count = 0;
+  for (int b = 0; b < row.blocks(); ++b) {
+    if (maxima[b] <= value) continue;
+    const float* x = row.block(b);
+    for (int i = 0; i < kBlock; ++i) count += x[i] > value;
+  }
+  return count;
+}
+
 void report(const SampleArgs& args, const Row& row, int best, const float* maxima) {
+  const float temperature = args.logprob_temperature;
   const double maximum = row[best];
   double total = 0.0;
   for (int b = 0; b < row.blocks(); ++b) {
-    if (maxima[b] - row[best] < kUnderflow) continue;
-    soften(row.block(b), 1.0f, row[best], args.weights);
+    if ((maxima[b] - row[best]) / temperature < kUnderflow) continue;
+    soften(row.block(b), temperature, row[best], args.weights);
     total = total + block_sum(args.weights);
   }
   const double log_total = log_positive(total);
   const auto normalized = [&](int i) {
-    return static_cast<float>(static_cast<double>(row[i]) - maximum - log_total);
+    return static_cast<float>((static_cast<double>(row[i]) - maximum) / temperature - log_total);
   };
   *args.logprob = normalized(*args.token);
+  if (args.target >= 0) *args.rank = 1 + count_larger(row, maxima, row[args.target]);
   const int wanted = std::min(args.num_logprobs, args.vocab);
   if (wanted == 0) return;
   find_largest(row, maxima, wanted, args.weights, args.indices);
@@ -365,7 +378,9 @@ void sample(const SampleArgs& args) {
   const Row raw(args.logits, args.vocab);
   const int raw_best = scan(raw, args.maxima);
   if (raw_best == kNoToken) return;
-  if (args.mask || args.history_len || args.bias_len) {
+  if (args.target >= 0) {
+    *args.token = args.target;
+  } else if (args.mask || args.history_len || args.bias_len) {
     if (args.mask) {
       apply_mask(args);
     } else {

@@ -79,9 +79,6 @@ void Executor::check(const Step& step) const {
   if (tokens == 0 || tokens > size_t(shape_.max_num_batched_tokens)) {
     fail("a step takes 1 to " + std::to_string(shape_.max_num_batched_tokens) + " tokens, got " + std::to_string(tokens));
   }
-  if (rows > size_t(shape_.max_num_seqs)) {
-    fail("a step takes at most " + std::to_string(shape_.max_num_seqs) + " logits rows, got " + std::to_string(rows));
-  }
   require(step.positions.size() == tokens, "positions must be as many as token_ids");
   require(sequences > 0 && step.query_start.size() == sequences + 1, "query_start must have one entry more than context_len");
   require(step.query_start[0] == 0 && step.query_start[sequences] == static_cast<int>(tokens),
@@ -104,9 +101,8 @@ void Executor::check(const Step& step) const {
     }
   }
   for (size_t r = 0; r < rows; ++r) {
-    require(step.logits_rows[r] >= 0 && step.logits_rows[r] < static_cast<int>(tokens) &&
-                (r == 0 || step.logits_rows[r] > step.logits_rows[r - 1]),
-            "logits_rows must ascend within the tokens");
+    require(step.logits_rows[r] >= 0 && step.logits_rows[r] < static_cast<int>(tokens),
+            "logits_rows must lie within the tokens");
   }
   sampler_.check(step.sampling, rows);
 }
@@ -136,9 +132,7 @@ void Executor::forward(Worker& worker, const Step& step) {
     attend(worker, step, static_cast<int>(i));
     mlp(worker, tokens, static_cast<int>(i));
   }
-  if (step.logits_rows.empty()) return;
-  logits(worker, step);
-  profile_.end(worker, Phase::kHead);
+  if (!step.logits_rows.empty()) logits(worker, step, 0);
 }
 
 void Executor::embed(Worker& worker, const Step& step) {
@@ -303,9 +297,9 @@ void Executor::mlp(Worker& worker, int tokens, int index) {
   if (config.post_norm) normalize(worker, layer.mlp_norm, tokens);
 }
 
-void Executor::logits(Worker& worker, const Step& step) {
-  const int rows = static_cast<int>(step.logits_rows.size());
-  Rows last{hidden(), size_t(config_.hidden_size), rows, step.logits_rows.data(), weights_.final_norm};
+void Executor::logits(Worker& worker, const Step& step, size_t first) {
+  const int rows = static_cast<int>(std::min<size_t>(shape_.max_num_seqs, step.logits_rows.size() - first));
+  Rows last{hidden(), size_t(config_.hidden_size), rows, step.logits_rows.data() + first, weights_.final_norm};
   if (projected_.bytes()) {
     float* projected = reinterpret_cast<float*>(projected_.data());
     const size_t size = config_.embedding_size;
@@ -313,26 +307,33 @@ void Executor::logits(Worker& worker, const Step& step) {
     last = {projected, size, rows};
   }
   gemm(worker, weights_.head, last, {Epilogue::kStore, reinterpret_cast<float*>(logits_.data()), size_t(config_.vocab_size)});
+  profile_.end(worker, Phase::kHead);
 }
 
 void Executor::sample(Worker& worker, const Step& step) {
-  if (step.logits_rows.empty()) return;
-  worker.share(static_cast<int64_t>(step.logits_rows.size()), 1, [&](int64_t r, int64_t) {
-    const float* logits = reinterpret_cast<float*>(logits_.data()) + r * config_.vocab_size;
-    sampler_.sample(step.sampling, r, logits, worker.index());
-    if (step.out_logits) std::copy(logits, logits + config_.vocab_size, step.out_logits + r * config_.vocab_size);
-  });
-  profile_.end(worker, Phase::kSample);
+  const size_t rows = step.logits_rows.size(), room = shape_.max_num_seqs;
+  for (size_t first = 0; first < rows; first += room) {
+    if (first > 0) logits(worker, step, first);
+    worker.share(static_cast<int64_t>(std::min(room, rows - first)), 1, [&](int64_t i, int64_t) {
+      const float* logits = reinterpret_cast<float*>(logits_.data()) + i * config_.vocab_size;
+      const size_t row = first + i;
+      sampler_.sample(step.sampling, row, logits, worker.index());
+      if (step.out_logits) std::copy(logits, logits + config_.vocab_size, step.out_logits + row * config_.vocab_size);
+    });
+    profile_.end(worker, Phase::kSample);
+  }
 }
 
 void Executor::copy_blocks(std::span<const int32_t> pairs) {
   for (const int32_t block : pairs) {
     if (block < 0 || block >= shape_.num_blocks) fail("block " + std::to_string(block) + " is outside the cache");
   }
-  for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
-    const char* from = cache_block(0, pairs[i]);
-    std::copy(from, from + block_bytes_, cache_block(0, pairs[i + 1]));
-  }
+  pool_.run([&](Worker& worker) {
+    worker.share(static_cast<int64_t>(pairs.size() / 2), 1, [&](int64_t i, int64_t) {
+      const char* from = cache_block(0, pairs[2 * i]);
+      std::copy(from, from + block_bytes_, cache_block(0, pairs[2 * i + 1]));
+    });
+  });
 }
 
 }  // namespace tidewheel

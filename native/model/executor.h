@@ -24,7 +24,7 @@ struct Step {
   std::span<const int32_t> context_len;           // [S]
   const int32_t* block_tables = nullptr;          // [S, block_table_stride]
   int64_t block_table_stride = 0;
-  std::span<const int32_t> logits_rows;           // [R]
+  std::span<const int32_t> logits_rows;           // [any number]
   Sampling sampling;
   float* out_logits = nullptr;                    // [R, vocab] if wanted
 };
@@ -85,7 +85,9 @@ class Executor {
   void prepare(const Step& step, int layer, const AttentionTask& task, int token, int kv_begin, int kv_end);
   void attend_to_cache(Worker& worker, const Step& step, int layer);
   void mlp(Worker& worker, int tokens, int layer);
-  void logits(Worker& worker, const Step& step);
+  // Of the rows from `first` on, as many as there is room for.
+  void logits(Worker& worker, const Step& step, size_t first);
+  // Of all rows: `forward` has computed the first ones' logits.
   void sample(Worker& worker, const Step& step);
   void normalize(Worker& worker, const Norm& norm, int rows);
   void gemm(Worker& worker, const Linear& linear, const Rows& rows, const GemmOutput& output);
@@ -119,7 +121,8 @@ class Executor {
   std::vector<Rope> ropes_;
   std::vector<int> layer_rope_;  // [layers]: which of the ropes
 
-  // Buffers of a step, sized for the largest one. T tokens, R rows.
+  // Buffers of a step, sized for the largest one. T tokens, R rows: as many as there may be sequences, so that a step
+  // which wants more logits computes and samples them in turns.
   size_t qkv_stride_ = 0, query_stride_ = 0, mlp_stride_ = 0;
   size_t angle_stride_ = 0;
   float* hidden() const { return reinterpret_cast<float*>(hidden_.data()); }

@@ -32,6 +32,16 @@ void Sampler::check(const Sampling& s, size_t rows) const {
       if (id < 0 || id >= vocab_size_) fail("token id " + std::to_string(id) + " is outside the vocabulary");
     }
   }
+  require(s.target.empty() || s.target.size() == rows, "target must have one entry a row");
+  require(s.logprob_temperature.empty() || s.logprob_temperature.size() == rows,
+          "logprob_temperature must have one entry a row");
+  for (const int32_t id : s.target) {
+    if (id < -1 || id >= vocab_size_) fail("token id " + std::to_string(id) + " is outside the vocabulary");
+  }
+  require(s.target.empty() || s.out_ranks.size() >= rows, "a row has a target but there is no room for ranks");
+  for (const float temperature : s.logprob_temperature) {
+    require(temperature > 0, "logprob_temperature must be above 0");
+  }
   require(s.mask_index.empty() || s.mask_index.size() == rows, "the masks' index must have one entry a row");
   require(s.mask_index.empty() || s.mask_words * 32 >= size_t(vocab_size_), "a mask must have a bit for every token");
   for (const int32_t mask : s.mask_index) {
@@ -62,7 +72,10 @@ void Sampler::sample(const Sampling& s, size_t r, const float* logits, int worke
                    s.repetition_penalty[r], s.presence_penalty[r], s.frequency_penalty[r],
                    s.history_ids.data() + history, s.history_start[r + 1] - history, s.prompt_len[r],
                    s.bias_ids.data() + bias, s.bias_values.data() + bias, s.bias_start[r + 1] - bias,
-                   mask < 0 ? nullptr : s.masks + mask * s.mask_words, s.num_logprobs[r], row, weights, sums, maxima, indices, &s.out_tokens[r], report ? &s.out_logprobs[r] : nullptr,
+                   mask < 0 ? nullptr : s.masks + mask * s.mask_words, s.target.empty() ? -1 : s.target[r],
+                   s.num_logprobs[r], s.logprob_temperature.empty() ? 1.0f : s.logprob_temperature[r],
+                   row, weights, sums, maxima, indices, &s.out_tokens[r], report ? &s.out_logprobs[r] : nullptr,
+                   s.target.empty() ? nullptr : &s.out_ranks[r],
                    report ? s.out_top_ids.data() + r * s.top_stride : nullptr,
                    report ? s.out_top_logprobs.data() + r * s.top_stride : nullptr});
 }

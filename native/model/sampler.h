@@ -18,11 +18,14 @@ struct Sampling {
   std::span<const float> repetition_penalty, presence_penalty, frequency_penalty;
   std::span<const int32_t> num_logprobs, history_start, history_ids, prompt_len, bias_start, bias_ids;
   std::span<const float> bias_values;
-  std::span<const int32_t> mask_index;   // [R], row of `masks` or -1; empty if no row has a mask
-  const uint32_t* masks = nullptr;       // [num_masks, mask_words]
+  std::span<const int32_t> target;             // [R], or empty if every row samples
+  std::span<const float> logprob_temperature;  // [R], or empty if it is 1 for all
+  std::span<const int32_t> mask_index;         // [R], row of `masks` or -1; empty if no row has a mask
+  const uint32_t* masks = nullptr;             // [num_masks, mask_words]
   size_t num_masks = 0, mask_words = 0;
   std::span<int32_t> out_tokens;
   std::span<float> out_logprobs;        // [R], or empty if no row asks
+  std::span<int32_t> out_ranks;         // [R], or empty if no row has a target
   std::span<int32_t> out_top_ids;       // [R, top_stride], likewise
   std::span<float> out_top_logprobs;
   int top_stride = 0;

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from engine.tiny_tokenizers import tiny
 
-from tidewheel.engine.batch import StepBatch
+from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
+from tidewheel.engine.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter, mask_words
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.request import SamplingParams
-from tidewheel.engine.scheduler import Finished, Scheduler, Step
+from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence as EngineSequence
+from tidewheel.engine.step import Finished, Step
 
 Sampled = tuple[int, float | None, bytes]  # token, logprob, most likely tokens
+Scored = tuple[int, float, int, bytes]  # position, logprob, rank, most likely tokens before
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ class Driver:
     enable_prefix_caching: bool = True
     clock: Callable[[Step], float] = lambda step: 1.0
     limits: ExecutorLimits | None = None
-    vocab_size: int = 320  # at least the executor's
+    vocab_size: int = 320  # at least the executor's, and just that for beams
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
+    scored: dict[int, list[Scored]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
 
@@ -65,8 +69,11 @@ class Driver:
 
     def add(self, job: Job) -> list[int]:
         """Queue a job's choices; returns their keys."""
-        keys = []
-        for index in range(job.sampling.n):
+        choices = []
+        width = job.sampling.beam_width
+        beams = None if width is None else BeamSearch(job.sampling, self.eos_ids, self.vocab_size)
+        constraint = self._constraint(job)
+        for index in range(width or job.sampling.n):
             sequence = EngineSequence(
                 self._keys,
                 np.array(job.prompt, dtype=np.int32),
@@ -79,21 +86,23 @@ class Driver:
                 eos_ids=self.eos_ids,
                 max_length=self.max_length,
                 block_size=self.pool.block_size,
-                constraint=self._constraint(job),
+                constraint=None if constraint is None else constraint.fresh(),
+                beams=beams,
             )
-            self.scheduler.add(sequence)
-            self.sampled[self._keys] = []
-            keys.append(self._keys)
+            self.sampled[self._keys], self.scored[self._keys] = [], []
+            choices.append(sequence)
             self._keys += 1
+        if beams is not None:
+            beams.start(choices)
+        self.scheduler.add(choices)
         self._arrivals += 1
         self.scheduler.check()
-        return keys
+        return [sequence.key for sequence in choices]
 
     def abort(self, key: int) -> None:
         """End a sequence, if it has not ended."""
-        end = self.scheduler.abort(key)
-        if end is not None:
-            self.finished[key] = end
+        for end in self.scheduler.abort(key):
+            self.finished[end.key] = end
         self.scheduler.check()
 
     def step(self) -> Step | None:
@@ -104,18 +113,20 @@ class Driver:
             return None
         assert self.limits is not None
         assert step.load.num_tokens <= self.limits.max_num_batched_tokens
-        assert len(step.decodes) + len(step.chunks) <= self.limits.max_num_seqs
+        assert len(step.decodes) + len(step.chunks) + step.num_starting <= self.limits.max_num_seqs
         if not self.limits.mixed_steps:
             assert not (step.decodes and step.chunks)
         if not self.limits.chunked_prefill:
             assert all(chunk.is_last for chunk in step.chunks)
-        batch = self.builder.build(step)
-        batch.sampling.masks = self.masks.start(step.sampled()) if self.scheduler.has_constraints else None
-        rows = [s.key for s in step.decodes] + [c.sequence.key for c in step.chunks if c.is_last]
-        self._record(rows, batch)
+        masks = self.masks.start(step.sampled()) if self.scheduler.has_constraints else None
+        batch = self.builder.build(step, masks)
+        if step.copies:
+            self._check_copies(step.copies)
+            self.executor.copy_blocks(np.array(step.copies, dtype=np.int32))
+        self._record(step, batch)
         self.steps.append(step)
         self.cost_model.observe(step.load, self.clock(step))
-        for end in self.scheduler.commit(step, self._token_ids):
+        for end in self.scheduler.commit(step, self._output):
             assert end.key not in self.finished
             self.finished[end.key] = end
         self.scheduler.check()
@@ -134,6 +145,10 @@ class Driver:
         """The tokens of a sequence so far."""
         return [token for token, _, _ in self.sampled[key]]
 
+    def hypotheses(self, keys: list[int]) -> list[Hypothesis]:
+        """What a search has found that has ended."""
+        return [end.hypothesis for key in keys if (end := self.finished.get(key)) is not None and end.hypothesis]
+
     def _constraint(self, job: Job) -> SequenceConstraint | None:
         if job.constraints is None:
             return None
@@ -142,29 +157,48 @@ class Driver:
             job.constraints, job.sampling, tiny("byte-level"), eos_ids=self.eos_ids, mask_words=words
         )
 
-    def _record(self, rows: Sequence[int], batch: StepBatch) -> None:
-        output = self.executor.step(batch)
-        self._token_ids: list[int] = output.token_ids.tolist()
-        assert len(rows) == len(self._token_ids)
-        for row, key in enumerate(rows):
-            logprob, top = None, b""
+    @staticmethod
+    def _check_copies(copies: list[tuple[int, int]]) -> None:
+        sources, targets = {a for a, _ in copies}, [b for _, b in copies]
+        assert len(set(targets)) == len(targets)
+        assert not sources & set(targets)
+
+    def _record(self, step: Step, batch: StepBatch) -> None:
+        self._output = output = self.executor.step(batch)
+        sampled = [sequence.key for sequence in step.sampled()]
+        scored = [(chunk.sequence.key, position) for chunk in step.chunks for position in chunk.scored]
+        assert len(sampled) + len(scored) == len(output.token_ids)
+        for row, key in enumerate(sampled):
             count = int(batch.sampling.num_logprobs[row])
-            if output.logprobs is not None and count >= 0:
-                logprob = float(output.logprobs[row])
-                if output.top_ids is not None and output.top_logprobs is not None:
-                    top = output.top_ids[row, :count].tobytes() + output.top_logprobs[row, :count].tobytes()
-            self.sampled[key].append((self._token_ids[row], logprob, top))
+            logprob = float(output.logprobs[row]) if output.logprobs is not None and count >= 0 else None
+            self.sampled[key].append((int(output.token_ids[row]), logprob, _top(output, row, count)))
+        for row, (key, position) in enumerate(scored, len(sampled)):
+            assert output.logprobs is not None
+            assert output.ranks is not None
+            top = _top(output, row, int(batch.sampling.num_logprobs[row]))
+            self.scored[key].append((position, float(output.logprobs[row]), int(output.ranks[row]), top))
 
 
-def alone(executor: Executor, max_length: int, job: Job, index: int, eos_ids: frozenset[int]) -> list[Sampled]:
-    """What choice `index` of `job` samples when nothing else runs and its whole prompt is computed at once."""
+def _top(output: StepOutput, row: int, count: int) -> bytes:
+    if count < 0 or output.top_ids is None or output.top_logprobs is None:
+        return b""
+    return output.top_ids[row, :count].tobytes() + output.top_logprobs[row, :count].tobytes()
+
+
+def alone(
+    executor: Executor, max_length: int, job: Job, index: int, eos_ids: frozenset[int]
+) -> tuple[list[Sampled], list[Scored]]:
+    """What choice `index` of `job` samples when nothing else runs and its whole prompt is computed at once.
+
+    And the log-probabilities of its prompt.
+    """
     driver = Driver(executor, max_length, eos_ids, enable_prefix_caching=False)
     keys = driver.add(job)
     for key in keys:
         if key != keys[index]:
             driver.abort(key)
     driver.run()
-    return driver.sampled[keys[index]]
+    return driver.sampled[keys[index]], driver.scored[keys[index]]
 
 
 def random_clock(seed: int) -> Callable[[Step], float]:

@@ -11,7 +11,7 @@ import hashlib
 
 import numpy as np
 
-from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
+from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.sampling import NO_TOKEN
 
@@ -24,6 +24,7 @@ class FakeExecutor:
         self.vocab_size = vocab_size
         self.closed = 0
         self.num_steps = 0
+        self.num_copies = 0
         self.largest_batch = 0
         slots = limits.num_blocks * limits.block_size
         self._tokens = np.full(slots, -1, dtype=np.int32)
@@ -34,7 +35,6 @@ class FakeExecutor:
         self.num_steps += 1
         self.largest_batch = max(self.largest_batch, len(batch.token_ids))
         block_size = self.limits.block_size
-        contexts = []
         for s, (start, end) in enumerate(zip(batch.query_start[:-1], batch.query_start[1:], strict=True)):
             table = batch.block_tables[s]
             for t in range(start, end):
@@ -45,25 +45,32 @@ class FakeExecutor:
             positions = np.arange(length)
             slots = batch.block_tables[s][positions // block_size] * block_size + positions % block_size
             assert (self._positions[slots] == positions).all(), "a slot was not computed, or belongs to another"
-            contexts.append(self._tokens[slots].tobytes())
         if batch.sampling.masks is not None:
             batch.sampling.masks.wait()
-        owner = np.searchsorted(batch.query_start, batch.logits_rows, side="right") - 1
-        tokens = [self._sample(batch, row, contexts[s]) for row, s in enumerate(owner)]
-        asked = batch.sampling.num_logprobs
-        if not (asked >= 0).any():
-            return StepOutput(np.array(tokens, dtype=np.int32))
-        token_ids = np.array(tokens, dtype=np.int32)
-        top = np.arange(MAX_TOP_LOGPROBS, dtype=np.int32)[None, :] + token_ids[:, None]
-        return StepOutput(
-            token_ids,
-            logprobs=-(token_ids + 1).astype(np.float32) / 7,
-            top_ids=top,
-            top_logprobs=-(top + 1).astype(np.float32) / 7,
-        )
+        output = StepOutput.empty(batch.sampling)
+        for row, token in enumerate(batch.logits_rows):
+            sequence = int(np.searchsorted(batch.query_start, token, side="right")) - 1
+            positions = np.arange(batch.positions[token] + 1)
+            slots = batch.block_tables[sequence][positions // block_size] * block_size + positions % block_size
+            self._sample_row(batch, row, self._tokens[slots].tobytes(), output)
+        return output
+
+    def _sample_row(self, batch: StepBatch, row: int, context: bytes, output: StepOutput) -> None:
+        target = -1 if batch.sampling.target is None else int(batch.sampling.target[row])
+        output.token_ids[row] = token = target if target >= 0 else self._sample(batch, row, context)
+        if target >= 0:
+            assert output.ranks is not None
+            output.ranks[row] = hashlib.blake2b(context).digest()[0] + 1
+        if output.logprobs is not None and output.top_ids is not None and output.top_logprobs is not None:
+            top = token + np.arange(output.top_ids.shape[1], dtype=np.int32)
+            output.logprobs[row], output.top_ids[row] = -(token + 1) / 7, top
+            output.top_logprobs[row] = -(top + 1).astype(np.float32) / 7
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
-        raise AssertionError("full blocks are shared, never written")
+        self.num_copies += len(pairs)
+        for cached in (self._tokens, self._positions):
+            blocks = cached.reshape(-1, self.limits.block_size)
+            blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
 
     def close(self) -> None:
         self.closed += 1
@@ -109,8 +116,14 @@ class FakeExecutor:
         assert len(batch.context_len) == len(batch.block_tables) == len(lengths)
         assert (batch.positions[batch.query_start[1:] - 1] + 1 == batch.context_len).all()
         assert ((batch.block_tables >= 0) & (batch.block_tables < limits.num_blocks)).all()
-        assert (np.diff(batch.logits_rows) > 0).all()
-        assert set(batch.logits_rows) <= set(batch.query_start[1:] - 1)
+        written = batch.block_tables[np.repeat(np.arange(len(lengths)), lengths), batch.positions // limits.block_size]
+        slots = written * limits.block_size + batch.positions % limits.block_size
+        assert len(set(slots.tolist())) == num_tokens, "two tokens are written to one slot"
+        assert ((batch.logits_rows >= 0) & (batch.logits_rows < num_tokens)).all()
+        samples = batch.sampling.target if batch.sampling.target is not None else np.full(num_rows, -1, dtype=np.int32)
+        assert samples.dtype == np.int32
+        assert set(batch.logits_rows[samples < 0]) <= set(batch.query_start[1:] - 1)
+        assert num_rows - np.count_nonzero(samples >= 0) <= limits.max_num_seqs
         for array, dtype in _DTYPES.items():
             value = getattr(batch, array)
             assert value.dtype == dtype, array

@@ -105,8 +105,9 @@ def jobs(draw: st.DrawFn) -> Job:
         repetition_penalty=1.2 if penalized else 1.0,
         presence_penalty=0.5 if penalized else 0.0,
         min_tokens=draw(st.sampled_from([0, 1])),
-        n=draw(st.sampled_from([1, 1, 2])),
+        n=draw(st.sampled_from([1, 1, 1, 3])),
         logprobs=draw(st.sampled_from([None, 0, 5])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 5])),
     )
     prompt = (*((7 * i) % 300 + 4 for i in range(stem)), *tail)
     return Job(prompt, sampling, draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from([0, 0, 1])))
@@ -144,9 +145,10 @@ def test_any_company_gives_the_same_bits(subject: Subject) -> None:
             driver.step()
         driver.run()
         for key, (job, index) in owners.items():
-            expected = alone(reference, MAX_LENGTH, job, index, EOS)
+            sampled, scored = alone(reference, MAX_LENGTH, job, index, EOS)
             if driver.finished[key].reason is FinishReason.ABORT:
-                expected = expected[: len(driver.sampled[key])]
-            assert driver.sampled[key] == expected
+                sampled, scored = sampled[: len(driver.sampled[key])], scored[: len(driver.scored[key])]
+            assert driver.sampled[key] == sampled
+            assert driver.scored[key] == scored
 
     property_holds()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
+import tokenizers
 from engine.tiny_tokenizers import KINDS, TEXT, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.detokenizer import Detokenizer
+from tidewheel.engine.text import Tokenizer
+from tidewheel.engine.tokenizer_backends import TokenizersBackend
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -104,3 +107,17 @@ def test_the_price_of_a_token_does_not_depend_on_the_length_of_the_text(kind: st
         costs.append((time.perf_counter() - started) / len(ids))
     assert min(costs) < 100e-6
     assert min(costs[4:]) < 3 * min(costs[:4])
+
+
+def test_special_tokens_follow_each_other_with_or_without_a_space() -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"one": 0, "two": 1, "<x>": 2, "<y>": 3}, "one"))
+    words.add_special_tokens(["<x>", "<y>"])
+    tokenizer = Tokenizer(TokenizersBackend(words))
+    ids = [0, 2, 3, 1, 2, 3, 3, 0]
+
+    def shown(spaces: bool) -> list[str]:
+        return pieces(tokenizer.detokenizer((), skip_special_tokens=False, spaces_between_special_tokens=spaces), ids)
+
+    assert "".join(shown(True)) == "one <x> <y> two <x> <y> <y> one"
+    assert "".join(shown(False)) == "one <x><y> two <x><y><y> one"
+    assert "".join(pieces(tokenizer.detokenizer((), True, (), False), ids)) == "one two one"

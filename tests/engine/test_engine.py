@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
@@ -189,6 +190,38 @@ def test_choices_have_seeds_of_their_own_and_the_first_has_the_requests() -> Non
     assert len({tuple(tokens) for tokens in results[3].values()}) == 3
 
 
+def test_beams_arrive_whole_the_best_first() -> None:
+    sampling = SamplingParams(beam_width=4, n=2, max_tokens=5, logprobs=1, ignore_eos=True)
+
+    async def scenario(engine: Engine) -> list[RequestOutput]:
+        await (engine.submit(request(sampling))).aclose()
+        left = engine.submit(request(SamplingParams(beam_width=3, n=3, max_tokens=60)))
+        await asyncio.sleep(0.01)
+        await left.aclose()
+        return await collect(engine.submit(request(sampling)))
+
+    outputs = run(make(FakeExecutor(ROOMY)), scenario)
+    assert [output.index for output in outputs] == [0, 1]
+    for output in outputs:
+        assert len(output.token_ids) == len(output.logprobs or ()) == 5
+        assert output.text == TOKENIZER.decode(output.token_ids)
+        assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_searches_that_never_fit_are_refused() -> None:
+    async def scenario(engine: Engine) -> None:
+        for options, param in (({"beam_width": 9}, "n"), ({"beam_width": 4, "max_tokens": 80}, "max_tokens")):
+            with pytest.raises(InvalidRequestError) as caught:
+                engine.submit(request(SamplingParams(**options)))
+            assert caught.value.param == param
+        with pytest.raises(InvalidRequestError, match="constraints must be left out with beam search"):
+            Request("c", (1,), SamplingParams(beam_width=2), constraints=TokenConstraints(allowed_token_ids=(1,)))
+        longest = SamplingParams(beam_width=4, max_tokens=60, ignore_eos=True)
+        assert len((await collect(engine.submit(request(longest))))[-1].token_ids) == 60
+
+    run(make(FakeExecutor(ROOMY)), scenario)
+
+
 def test_without_a_seed_every_request_draws_one() -> None:
     async def scenario(engine: Engine) -> set[tuple[int, ...]]:
         streams = [engine.submit(request(SamplingParams(max_tokens=8, ignore_eos=True))) for _ in range(4)]
@@ -215,6 +248,14 @@ def test_cached_prompt_tokens_are_reported_and_counted() -> None:
     assert stats.steps_total > 0
 
 
+def test_choices_that_share_a_prompt_have_not_found_it_in_the_cache() -> None:
+    async def scenario(engine: Engine) -> list[int]:
+        outputs = await collect(engine.submit(request(SamplingParams(max_tokens=2, n=3), tuple(range(10, 31)))))
+        return [output.num_cached_tokens for output in outputs if output.finish_reason]
+
+    assert run(make(FakeExecutor(ROOMY)), scenario) == [0, 0, 0]
+
+
 def test_a_cache_that_was_reset_gives_nothing_until_it_is_filled_again() -> None:
     prompt = tuple(range(5, 18))
 
@@ -228,6 +269,21 @@ def test_a_cache_that_was_reset_gives_nothing_until_it_is_filled_again() -> None
         return cached
 
     assert run(make(Reciter([2])), scenario) == [0, 12, 0, 12]
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(n=3), SamplingParams(n=2, beam_width=3, max_tokens=4)], ids=["sampled", "beams"]
+)
+def test_choices_of_one_prompt_are_timed_alike(sampling: SamplingParams) -> None:
+    async def scenario(engine: Engine) -> None:
+        stream = engine.submit(request(sampling))
+        await collect(stream)
+        times = [choice.times for choice in stream.choices]
+        assert len(times) == sampling.n
+        assert all(t is not None and 0 < t.queued <= t.scheduled <= t.first_token for t in times)
+        assert len({(t.scheduled, t.first_token) for t in times if t is not None}) == 1
+
+    run(make(FakeExecutor(ROOMY)), scenario)
 
 
 def test_waiting_and_prefill_are_timed() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tidewheel import _native
-from tidewheel.engine.batch import MAX_TOP_LOGPROBS, SamplingBatch, StepOutput, TokenMasks
+from tidewheel.engine.batch import SamplingBatch, StepOutput, TokenMasks
 from tidewheel.engine.sampling import NO_TOKEN, exp_nonpositive, log_positive, philox_uniform, sample
 
 LEVELS = _native.available_isa_levels()
@@ -22,23 +22,31 @@ def batch_of(rows: int, **changes: object) -> SamplingBatch:
     batch = SamplingBatch.greedy(range(rows))
     batch.temperature[:] = 1
     batch.seed[:] = range(rows)
+    batch.target, batch.logprob_temperature = np.full(rows, -1, np.int32), np.ones(rows, np.float32)
     for field in dataclasses.fields(batch):
         if field.name in changes:
             dtype = getattr(batch, field.name).dtype
             value = np.asarray(changes[field.name], dtype)
             setattr(batch, field.name, value if value.ndim else np.full(rows, value, dtype))
+    if "target" not in changes:
+        batch.target = None
+    if "logprob_temperature" not in changes:
+        batch.logprob_temperature = None
     return batch
 
 
 def native_sample(level: str, logits: NDArray[np.float32], batch: SamplingBatch) -> StepOutput:
-    rows = len(logits)
-    output = StepOutput(
-        np.zeros(rows, np.int32),
-        np.zeros(rows, np.float32),
-        np.zeros((rows, MAX_TOP_LOGPROBS), np.int32),
-        np.zeros((rows, MAX_TOP_LOGPROBS), np.float32),
+    output = StepOutput.empty(batch)
+    _native.sample(
+        level,
+        logits,
+        batch,
+        output.token_ids,
+        output.logprobs,
+        output.ranks,
+        output.top_ids,
+        output.top_logprobs,
     )
-    _native.sample(level, logits, batch, output.token_ids, output.logprobs, output.top_ids, output.top_logprobs)
     return output
 
 
@@ -55,6 +63,8 @@ def assert_equal(native: StepOutput, reference: StepOutput) -> None:
         np.testing.assert_array_equal(native.logprobs.view(np.int32), reference.logprobs.view(np.int32))
         np.testing.assert_array_equal(native.top_ids, reference.top_ids)
         np.testing.assert_array_equal(native.top_logprobs.view(np.int32), reference.top_logprobs.view(np.int32))
+    if reference.ranks is not None:
+        np.testing.assert_array_equal(native.ranks, reference.ranks)
 
 
 def masks_of(*allowed: object, index: list[int] | None = None, words: int | None = None) -> TokenMasks:
@@ -104,7 +114,7 @@ def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingBatch]:
         repetition_penalty=column([1, 1.3, 0.7]),
         presence_penalty=column([0, 0.5, -1]),
         frequency_penalty=column([0, 0.25, -2]),
-        num_logprobs=column([-1, 0, 1, 20]),
+        num_logprobs=column([-1, 0, 1, 20, 300]),
         history_start=np.cumsum([0, *lengths]),
         history_ids=rng.integers(0, vocab, sum(lengths)),
         prompt_len=[rng.integers(0, n + 1) for n in lengths],
@@ -112,6 +122,10 @@ def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingBatch]:
         bias_ids=np.concatenate(bias_ids),
         bias_values=rng.choice([-np.inf, -100, 3.5, 100], sum(biases)),
     )
+    if draw(st.booleans()):
+        batch.target = np.array([draw(st.sampled_from([-1, 0, vocab - 1, vocab // 2])) for _ in range(rows)], np.int32)
+    if draw(st.booleans()):
+        batch.logprob_temperature = np.array(column([1.0, 0.5, 3.0, 1e-30]), np.float32)
     if draw(st.booleans()):
         batch.masks = drawn_masks(draw, rng, rows, vocab)
     return logits, batch
@@ -268,6 +282,36 @@ def test_a_row_without_a_finite_maximum_gets_no_token_and_harms_no_other() -> No
 def test_a_minimum_probability_above_one_would_leave_nothing() -> None:
     with pytest.raises(ValueError, match="min_p"):
         native_sample(LEVELS[0], np.zeros((1, 8), np.float32), batch_of(1, min_p=1.5))
+
+
+def test_a_target_is_reported_on_and_no_token_drawn() -> None:
+    logits = np.log(np.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.2, 0.5]], np.float32))
+    plain = batch_of(1, temperature=0, num_logprobs=0)
+    batch = plain.with_targets(np.array([1], np.int32), np.array([2], np.int32))
+    for output in (sample(logits, batch), *(native_sample(level, logits, batch) for level in LEVELS)):
+        assert output.token_ids.tolist() == [0, 1]
+        assert output.logprobs is not None
+        assert output.top_ids is not None
+        assert output.ranks is not None
+        np.testing.assert_allclose(output.logprobs, np.log([0.4, 0.2]), rtol=1e-6)
+        assert output.top_ids[1].tolist() == [3, 1]
+        assert output.ranks[1] == 2, "ties do not count"
+
+
+def test_log_probabilities_of_tempered_logits() -> None:
+    logits = np.random.default_rng(3).normal(0, 3, (2, 50)).astype(np.float32)
+    batch = batch_of(2, temperature=0, num_logprobs=50, logprob_temperature=[0.5, 2])
+    output = sample(logits, batch)
+    assert output.top_ids is not None
+    for row, temperature in enumerate((0.5, 2)):
+        scaled = logits[row].astype(np.float64) / temperature
+        expected = np.sort(scaled - np.log(np.exp(scaled).sum()))[::-1]
+        np.testing.assert_allclose(output.top_logprobs[row], expected, rtol=1e-5)
+
+
+def test_targets_outside_the_vocabulary_are_refused() -> None:
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        native_sample(LEVELS[0], np.zeros((1, 8), np.float32), batch_of(1, target=8))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from engine.driving import Driver, Job, alone, random_clock
 from engine.fake_executor import FakeExecutor
 from hypothesis import HealthCheck, given, settings
@@ -28,7 +29,7 @@ prompts = st.builds(
 
 @st.composite
 def samplings(draw: st.DrawFn) -> SamplingParams:
-    max_tokens = draw(st.sampled_from([None, 1, 2, 5, 9, 20]))
+    max_tokens = draw(st.sampled_from([None, 0, 1, 2, 5, 9, 20]))
     penalized, biased, stopping = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
     return SamplingParams(
         max_tokens=max_tokens,
@@ -41,6 +42,7 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
         ignore_eos=draw(st.booleans()),
         n=draw(st.sampled_from([1, 1, 1, 2, 3])),
         logprobs=draw(st.sampled_from([None, None, 0, 3])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 5])),
     )
 
 
@@ -89,12 +91,13 @@ def test_any_schedule_samples_what_a_request_samples_alone(
     driver.run()
     assert set(driver.finished) == set(owners)
     for key, (new, index) in owners.items():
-        sampled = driver.sampled[key]
-        wanted = alone(FakeExecutor(ROOMY), max_length, new, index, EOS)
+        sampled, scored = driver.sampled[key], driver.scored[key]
+        wanted, wanted_scores = alone(FakeExecutor(ROOMY), max_length, new, index, EOS)
         if driver.finished[key].reason is FinishReason.ABORT:
             assert sampled == wanted[: len(sampled)]
+            assert scored == wanted_scores[: len(scored)]
         else:
-            assert sampled == wanted
+            assert (sampled, scored) == (wanted, wanted_scores)
 
 
 def test_prompts_are_served_in_order_of_arrival() -> None:
@@ -141,8 +144,8 @@ def test_a_prompt_waits_for_room_without_being_overtaken() -> None:
     assert list(driver.finished) == [first, big, small]
     assert driver.scheduler.preemptions_total == 0
 
-    limits = ExecutorLimits(BLOCK, 512, 8, 256)
-    driver = Driver(FakeExecutor(limits), 1024, clock=lambda step: 2 + step.load.prefill_tokens / 8)
+
+def test_prompts_are_chunked_so_that_steps_with_decodes_stay_short() -> None:
     driver = Driver(
         FakeExecutor(ExecutorLimits(BLOCK, 512, 8, 256)), 1024, clock=lambda s: 2 + s.load.prefill_tokens / 8
     )
@@ -192,9 +195,31 @@ def test_choices_share_the_blocks_of_one_computed_prompt() -> None:
     driver = Driver(FakeExecutor(ROOMY), 64)
     keys = driver.add(job(21, 3, n=4))
     driver.run()
-    prompt_tokens = sum(step.load.prefill_tokens for step in driver.steps)
-    assert prompt_tokens == 21 + 3  # each further choice computes the token after the last full block
+    assert sum(step.load.prefill_tokens for step in driver.steps) == 21
+    assert [len(step.copies) for step in driver.steps] == [0, 3, 0], "the last holder of a block goes on with it"
     assert len({tuple(driver.tokens(key)) for key in keys}) == 4, "choices have seeds of their own"
+
+
+@pytest.mark.parametrize(("length", "copies"), [(20, 0), (21, 3)])
+def test_choices_need_no_prefix_cache_to_share_their_prompt(length: int, copies: int) -> None:
+    executor = FakeExecutor(ROOMY)
+    driver = Driver(executor, 64, enable_prefix_caching=False)
+    driver.add(job(length, 3, n=4))
+    most_used = 0
+    while driver.step():
+        most_used = max(most_used, driver.pool.num_used)
+    assert sum(step.load.prefill_tokens for step in driver.steps) == length
+    assert executor.num_copies == copies
+    assert most_used == 20 // BLOCK + 4
+
+
+def test_choices_without_room_start_later_on_the_cached_prompt() -> None:
+    driver = Driver(FakeExecutor(ExecutorLimits(BLOCK, 64, 3, 64)), 64)
+    keys = driver.add(job(21, 3, n=8))
+    driver.run()
+    assert [len(driver.tokens(key)) for key in keys] == [3] * 8
+    assert sum(step.load.prefill_tokens for step in driver.steps) == 21 + 5
+    assert driver.scheduler.preemptions_total == 0
 
 
 def test_requests_that_arrive_together_compute_their_common_prefix_once() -> None:

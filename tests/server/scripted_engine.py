@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
+from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import Request
@@ -111,7 +111,11 @@ class RecitingExecutor:
         sequence_of = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
         blocks = batch.block_tables[sequence_of, batch.positions // 16]
         self._slots[blocks, batch.positions % 16] = batch.token_ids
-        tokens = [self._next_token(batch, int(sequence_of[row])) for row in batch.logits_rows]
+        targets = batch.sampling.target if batch.sampling.target is not None else np.full(len(batch.logits_rows), -1)
+        tokens = [
+            int(target) if target >= 0 else self._next_token(batch, int(sequence_of[row]))
+            for row, target in zip(batch.logits_rows, targets, strict=True)
+        ]
         if FATAL in tokens:
             raise RuntimeError("the device is gone")
         if HANG in tokens:
@@ -119,7 +123,7 @@ class RecitingExecutor:
         if STALL in tokens:
             time.sleep(1)
             tokens = [EOS if token == STALL else token for token in tokens]
-        return self._output(np.array(tokens, np.int32), batch.sampling.num_logprobs)
+        return self._output(batch, tokens)
 
     def _next_token(self, batch: StepBatch, sequence: int) -> int:
         length = int(batch.context_len[sequence])
@@ -129,13 +133,16 @@ class RecitingExecutor:
                 return ord("x") if answer is None else answer[min(length - prompt_len, len(answer) - 1)]
         raise AssertionError("a prompt that was never submitted")
 
-    def _output(self, tokens: NDArray[np.int32], num_logprobs: NDArray[np.int32]) -> StepOutput:
-        if num_logprobs.size == 0 or num_logprobs.max() < 0:
-            return StepOutput(tokens)
-        ranks = np.arange(MAX_TOP_LOGPROBS)
-        top_ids = ((tokens[:, None] + ranks) % 128).astype(np.int32)
-        top = np.broadcast_to(-0.25 - ranks, top_ids.shape).astype(np.float32)
-        return StepOutput(tokens, np.full(len(tokens), -0.25, np.float32), top_ids, top)
+    def _output(self, batch: StepBatch, tokens: list[int]) -> StepOutput:
+        output = StepOutput.empty(batch.sampling)
+        output.token_ids[:] = tokens
+        if output.ranks is not None:
+            output.ranks[:] = 1
+        if output.logprobs is not None and output.top_ids is not None and output.top_logprobs is not None:
+            ranks = np.arange(output.top_ids.shape[1])
+            output.top_ids[:] = (output.token_ids[:, None] + ranks) % 128
+            output.logprobs[:], output.top_logprobs[:] = -0.25, -0.25 - ranks
+        return output
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         self._slots[pairs[:, 1]] = self._slots[pairs[:, 0]]

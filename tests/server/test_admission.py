@@ -90,12 +90,16 @@ def test_limits_of_one_request(start_server: StartServer) -> None:
     for body, param, flag in (
         ({"prompt": ["a", "b", "c"]}, "prompt", "--max-prompts"),
         ({"prompt": "a", "n": 4}, "n", "--max-n"),
+        ({"prompt": "a", "best_of": 4}, "best_of", "--max-n"),
+        ({"prompt": "a", "best_of": 4, "use_beam_search": True}, "best_of", "--max-n"),
     ):
         error = bounded.post(COMPLETIONS, body).json()["error"]
         assert error["param"] == param
         assert flag in error["message"]
     chat = {"messages": [{"role": "user", "content": "a"}], "n": 4}
     assert bounded.post(CHAT, chat).json()["error"]["param"] == "n"
+    beams = {**chat, "n": 1, "best_of": 4, "use_beam_search": True}
+    assert bounded.post(CHAT, beams).json()["error"]["param"] == "best_of"
     roomy = start_server(admission=AdmissionLimits(max_n=200))
     assert len(roomy.post(COMPLETIONS, {"prompt": "a", "n": 150}).json()["choices"]) == 150
 

@@ -145,7 +145,14 @@ def test_nulls_are_as_good_as_absent(server: RunningServer) -> None:
 
 
 def test_fields_that_change_nothing_are_accepted(server: RunningServer) -> None:
-    harmless = {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "best_of": 1}
+    harmless = {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "best_of": 1,
+        "session_id": "s",
+    }
     assert complete(server, prompt="SAY(abc)YAS", echo=False, suffix="", **harmless)["choices"][0]["text"] == "abc"
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.launch import EngineOptions
 from tidewheel.server.cli import main
-from tidewheel.server.options import ModelOptions, ServerOptions, count, parse_options
+from tidewheel.server.option_values import count
+from tidewheel.server.options import ModelOptions, ServerOptions, parse_options
 
 
 def parse(*arguments: str, **environment: str) -> tuple[ModelOptions, ServerOptions]:

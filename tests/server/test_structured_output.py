@@ -343,6 +343,55 @@ def test_the_last_token_of_a_complete_grammar_is_shown(server: RunningServer) ->
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == shown
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": json_schema(SCHEMA)}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"allowed_token_ids": [97]}, "allowed_token_ids"),
+        ({"bad_words": ["ebb"]}, "bad_words"),
+    ],
+    ids=name_of,
+)
+def test_a_beam_search_refuses_constraints_by_name(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    for path, prompt in ((CHAT, ASK), (COMPLETIONS, {"prompt": "a"})):
+        response = server.post(path, {**prompt, **fields, "use_beam_search": True, "n": 2, "max_tokens": 3})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert "left out with beam search" in error["message"]
+    neutral = {"response_format": {"type": "text"}, "bad_words": []}
+    body = {"prompt": "a", "use_beam_search": True, "n": 2, "max_tokens": 3, **neutral}
+    assert server.post(COMPLETIONS, body).status_code == 200
+
+
+def test_choices_match_each_on_its_own(demo_server: ServerProcess) -> None:
+    """Three answers to one prompt, alike whole and streamed, and the best of more."""
+    body = {**ASK, "response_format": json_schema(SCHEMA), "n": 3, "seed": 7, "temperature": 1.0, "max_tokens": 200}
+    with httpx.Client(base_url=demo_server.url, timeout=60, trust_env=False) as http:
+        choices = http.post(CHAT, json=body).json()["choices"]
+        streamed = ["", "", ""]
+        for chunk in events(http.post(CHAT, json={**body, "stream": True})):
+            for choice in chunk["choices"]:
+                streamed[choice["index"]] += choice["delta"].get("content", "")
+        best = http.post(
+            COMPLETIONS,
+            json={"prompt": "I am", "guided_json": SCHEMA, "n": 2, "best_of": 3, "max_tokens": 200, "echo": True,
+                  "seed": 7, "prompt_logprobs": 0},
+        ).json()["choices"]  # fmt: skip
+    texts = [choice["message"]["content"] for choice in choices]
+    assert texts == streamed
+    assert len(set(texts)) == 3
+    texts += [choice["text"].removeprefix("I am") for choice in best]
+    reasons = [choice["finish_reason"] for choice in [*choices, *best]]
+    assert reasons.count("stop") >= 3
+    for text, reason in zip(texts, reasons, strict=True):
+        if reason == "stop":
+            jsonschema.validate(json.loads(text), SCHEMA)
+
+
 def test_a_device_that_does_not_keep_to_the_grammar_fails_that_request_alone(server: RunningServer) -> None:
     response = server.post(COMPLETIONS, {"prompt": "SAY(tide)YAS", "guided_regex": "ti[0-9]"})
     assert response.status_code == 500

@@ -172,3 +172,11 @@ def test_a_demand_that_cannot_be_compiled_is_refused(start_server: StartServer) 
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tools"
     assert "objekt (at /$defs/0/properties/a)" in response.json()["error"]["message"]
+
+
+def test_a_beam_search_refuses_to_demand_calls(start_server: StartServer) -> None:
+    server: RunningServer = start_server()
+    request = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "use_beam_search": True}
+    response = server.post(PATH, {**request, "tool_choice": "required"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tool_choice"

@@ -6,12 +6,10 @@ T tokens of S sequences, ragged; R of the tokens want a next token sampled ("row
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-MAX_TOP_LOGPROBS = 20
 
 
 def _complete() -> None:
@@ -22,7 +20,7 @@ def _complete() -> None:
 class TokenMasks:
     """Which tokens the rows of a step may sample: bit `t % 32` of word `t // 32` is set if token t is allowed.
 
-    The bits may be written until `wait` returns, while the forward pass runs: a device calls it once before it samples.
+    The bits may be written until `wait` returns, while the forward pass runs: a device calls it before it samples.
     """
 
     bits: NDArray[np.uint32]  # [M, W]; a mask has at least a bit for every token of the vocabulary
@@ -53,6 +51,8 @@ class SamplingBatch:
     bias_start: NDArray[np.int32]  # [R + 1]
     bias_ids: NDArray[np.int32]  # distinct within a row
     bias_values: NDArray[np.float32]  # added to the logits; -inf forbids a token
+    target: NDArray[np.int32] | None = None  # [R]; a token to report on instead of sampling one, -1: none
+    logprob_temperature: NDArray[np.float32] | None = None  # [R]; log-probabilities are of logits divided by it
     masks: TokenMasks | None = None  # None: no row has one
 
     @classmethod
@@ -79,6 +79,23 @@ class SamplingBatch:
             bias_values=np.empty(0, np.float32),
         )
 
+    def with_targets(self, targets: NDArray[np.int32], num_logprobs: NDArray[np.int32]) -> SamplingBatch:
+        """These rows, and more that report on `targets` [N], each with `num_logprobs` [N] of the likeliest tokens."""
+        scored = SamplingBatch.greedy(np.zeros(len(targets), np.int32))
+        scored.num_logprobs = num_logprobs
+        for field in fields(self):
+            mine, more = getattr(self, field.name), getattr(scored, field.name)
+            if more is not None:
+                more = more[1:] + mine[-1] if field.name.endswith("_start") else more
+                setattr(scored, field.name, np.concatenate([mine, more]))
+        scored.target = np.concatenate([np.full(len(self.position), -1, np.int32), targets])
+        if self.logprob_temperature is not None:
+            scored.logprob_temperature = np.append(self.logprob_temperature, np.ones(len(targets), np.float32))
+        if self.masks is not None:
+            index = np.append(self.masks.index, np.full(len(targets), -1, np.int32))
+            scored.masks = replace(self.masks, index=index)
+        return scored
+
 
 @dataclass(slots=True)
 class StepBatch:
@@ -93,7 +110,7 @@ class StepBatch:
     query_start: NDArray[np.int32]  # [S + 1]; sequence s owns tokens [query_start[s], query_start[s + 1])
     context_len: NDArray[np.int32]  # [S]
     block_tables: NDArray[np.int32]  # [S, max_blocks]; unused entries are 0
-    logits_rows: NDArray[np.int32]  # [R]; ascending indices into T
+    logits_rows: NDArray[np.int32]  # [R]; indices into T, in any order and as often as wanted
     sampling: SamplingBatch
     return_logits: bool = False  # for tests and tools: costs R x vocab floats
 
@@ -102,12 +119,27 @@ class StepBatch:
 class StepOutput:
     """What a step produced, row by row. Log-probabilities are of the raw logits, before penalties and temperature.
 
-    `top_ids` and `top_logprobs` have `max(num_logprobs, 0)` columns used in each row, most likely first, ties to the
-    lower id; both are None if no row asked, and so is `logprobs`.
+    `top_ids` and `top_logprobs` have K columns, the most `num_logprobs` of a row, `num_logprobs` of which are used in
+    each row, most likely first, ties to the lower id; both are None if no row asked, and so is `logprobs`. `ranks`
+    count from 1, and are None if no row has a target.
     """
 
     token_ids: NDArray[np.int32]  # [R]
-    logprobs: NDArray[np.float32] | None = None  # [R], of the sampled tokens
-    top_ids: NDArray[np.int32] | None = None  # [R, MAX_TOP_LOGPROBS]
-    top_logprobs: NDArray[np.float32] | None = None  # [R, MAX_TOP_LOGPROBS]
+    logprobs: NDArray[np.float32] | None = None  # [R], of the sampled tokens and the targets
+    ranks: NDArray[np.int32] | None = None  # [R], of the targets among the tokens by likelihood
+    top_ids: NDArray[np.int32] | None = None  # [R, K]
+    top_logprobs: NDArray[np.float32] | None = None  # [R, K]
     logits: NDArray[np.float32] | None = None  # [R, vocab]
+
+    @classmethod
+    def empty(cls, sampling: SamplingBatch) -> StepOutput:
+        """Room for all that these rows ask for."""
+        rows = len(sampling.position)
+        output = cls(np.empty(rows, np.int32))
+        if rows and (most := int(sampling.num_logprobs.max())) >= 0:
+            output.logprobs = np.zeros(rows, np.float32)
+            output.top_ids = np.zeros((rows, most), np.int32)
+            output.top_logprobs = np.zeros((rows, most), np.float32)
+        if sampling.target is not None:
+            output.ranks = np.zeros(rows, np.int32)
+        return output

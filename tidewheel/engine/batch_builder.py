@@ -11,9 +11,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.batch import SamplingBatch, StepBatch
-from tidewheel.engine.scheduler import Step
+from tidewheel.engine.batch import SamplingBatch, StepBatch, TokenMasks
 from tidewheel.engine.sequence import Sequence
+from tidewheel.engine.step import Chunk, Step
 
 Scalar = TypeVar("Scalar", np.int32, np.float32)
 
@@ -28,10 +28,11 @@ class BatchBuilder:
         self._decodes = _empty_batch()
         self._uses_history = False
 
-    def build(self, step: Step) -> StepBatch:
-        """The arrays of `step`: decodes first, then chunks."""
+    def build(self, step: Step, masks: TokenMasks | None = None) -> StepBatch:
+        """The arrays of `step`: decodes first, then chunks. `masks` are for the rows of `step.sampled()`."""
         decodes = self._decode_batch(step)
         if not step.chunks:
+            decodes.sampling.masks = masks
             return decodes
         sequences = [*step.decodes, *(chunk.sequence for chunk in step.chunks)]
         num_decodes = len(step.decodes)
@@ -45,21 +46,25 @@ class BatchBuilder:
             end = start + chunk.num_tokens
             token_ids.append(chunk.sequence.tokens[start:end])
             positions.append(np.arange(start, end, dtype=np.int32))
-        last = [chunk.is_last for chunk in step.chunks]
-        sampled = np.ones(len(sequences), dtype=np.bool_)
-        sampled[num_decodes:] = last
+        rows = np.ones(len(sequences), dtype=np.int32)
+        rows[num_decodes:] = [len(chunk.sampled()) for chunk in step.chunks]
+        logits_rows = np.repeat(query_start[1:] - 1, rows)
+        sampling = _sampling(step.sampled()) if rows[num_decodes:].any() else decodes.sampling
+        sampling.masks = masks
+        if step.load.scored_tokens:
+            starts = query_start[num_decodes:-1].tolist()
+            scored = [(chunk, start) for chunk, start in zip(step.chunks, starts, strict=True) if chunk.num_scored]
+            logits_rows = np.concatenate([logits_rows, *(_scored_rows(chunk, start) for chunk, start in scored)])
+            sampling = _with_scored(sampling, [chunk for chunk, _ in scored])
         return StepBatch(
             token_ids=np.concatenate(token_ids),
             positions=np.concatenate(positions),
             query_start=query_start,
             context_len=np.concatenate([decodes.context_len, [int(p[-1]) + 1 for p in positions[1:]]], dtype=np.int32),
             block_tables=_block_tables(sequences),
-            logits_rows=query_start[1:][sampled] - 1,
-            sampling=self._sampling_with(step, sequences, sampled) if any(last) else decodes.sampling,
+            logits_rows=logits_rows,
+            sampling=sampling,
         )
-
-    def _sampling_with(self, step: Step, sequences: list[Sequence], sampled: NDArray[np.bool_]) -> SamplingBatch:
-        return _sampling([sequence for sequence, is_row in zip(sequences, sampled, strict=True) if is_row])
 
     def _decode_batch(self, step: Step) -> StepBatch:
         batch, sequences = self._decodes, step.decodes
@@ -85,13 +90,13 @@ class BatchBuilder:
     @staticmethod
     def _refresh_tables(batch: StepBatch, step: Step) -> None:
         width = batch.block_tables.shape[1]
-        for row in step.grown:
+        for row in step.moved:
             sequence = step.decodes[row]
-            column = sequence.num_blocks - 1
-            if column >= width:
+            blocks = sequence.num_blocks
+            if blocks > width:
                 batch.block_tables = _block_tables(step.decodes, room=_TABLE_ROOM)
                 return
-            batch.block_tables[row, column] = sequence.block_table[column]
+            batch.block_tables[row, :blocks] = sequence.block_table[:blocks]
 
 
 def _empty_batch(count: int = 0) -> StepBatch:
@@ -139,9 +144,22 @@ def _sampling(sequences: list[Sequence]) -> SamplingBatch:
         bias_ids=_joined([s.bias_ids for s in sequences], np.int32),
         bias_values=_joined([s.bias_values for s in sequences], np.float32),
     )
+    if any(s.logprob_temperature != 1.0 for s in sequences):
+        sampling.logprob_temperature = np.array([s.logprob_temperature for s in sequences], dtype=np.float32)
     if any(s.uses_history for s in sequences):
         _set_history(sampling, sequences)
     return sampling
+
+
+def _scored_rows(chunk: Chunk, query_start: int) -> NDArray[np.int32]:
+    offset = query_start - chunk.sequence.num_computed
+    return np.arange(chunk.scored.start + offset, chunk.scored.stop + offset, dtype=np.int32)
+
+
+def _with_scored(sampling: SamplingBatch, chunks: list[Chunk]) -> SamplingBatch:
+    targets = [chunk.sequence.tokens[chunk.scored.start + 1 : chunk.scored.stop + 1] for chunk in chunks]
+    counts = np.array([chunk.sequence.num_prompt_logprobs for chunk in chunks], dtype=np.int32)
+    return sampling.with_targets(np.concatenate(targets), np.repeat(counts, [chunk.num_scored for chunk in chunks]))
 
 
 def _set_history(sampling: SamplingBatch, sequences: list[Sequence]) -> None:

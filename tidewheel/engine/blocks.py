@@ -79,7 +79,7 @@ class BlockPool:
         return sum(1 for block in blocks if self._ref_counts[block] == 0)
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """Add a reference to each of `blocks`, which `match` has just found."""
+        """Add a reference to each of `blocks`, which `match` has just found or a sequence holds."""
         for block in blocks:
             if self._ref_counts[block] == 0:
                 del self._free[block]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 _DECODE_UNITS = (1.0, 16.0, 65536.0)  # one, decodes, attention pairs: scaled to be of like size
-_PREFILL_UNITS = (1.0, 128.0, 65536.0)  # one, tokens, attention pairs
+_PREFILL_UNITS = (1.0, 128.0, 65536.0, 128.0)  # one, tokens, attention pairs, scored tokens
 _DECODE_FORGET = 0.99
 _PREFILL_FORGET = 0.95
 _RIDGE = 0.05  # evidence, in squared units, that a coefficient needs to leave zero
@@ -23,29 +23,35 @@ class StepLoad:
     """What a step asks of the device.
 
     Attention pairs are pairs of a query token and a context token: the context of each decode, and that of each
-    token of a prefill chunk.
+    token of a prefill chunk. The logits after `scored_tokens` of the chunks are wanted too.
     """
 
     num_decodes: int = 0
     decode_pairs: int = 0
     prefill_tokens: int = 0
     prefill_pairs: int = 0
+    scored_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the step runs."""
         return self.num_decodes + self.prefill_tokens
 
-    def plus_chunk(self, start: int, num_tokens: int) -> StepLoad:
-        """The load with `num_tokens` more tokens of a prompt, from position `start` on."""
+    def plus_chunk(self, start: int, num_tokens: int, num_scored: int = 0) -> StepLoad:
+        """The load with `num_tokens` more tokens of a prompt, from position `start` on, of which some are scored."""
         pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
         return StepLoad(
-            self.num_decodes, self.decode_pairs, self.prefill_tokens + num_tokens, self.prefill_pairs + pairs
+            self.num_decodes,
+            self.decode_pairs,
+            self.prefill_tokens + num_tokens,
+            self.prefill_pairs + pairs,
+            self.scored_tokens + num_scored,
         )
 
 
 class CostModel:
-    """Step time as that of its decodes, `a + b x decodes + c x pairs`, plus `d + e x tokens + f x pairs` for prefill.
+    """Step time as that of its decodes, `a + b x decodes + c x pairs`, plus that of its prefill,
+    `d + e x tokens + f x pairs + g x scored tokens`.
 
     The two parts are learned apart, decodes from the steps that do nothing else, so that a long time without prompts
     does not wear out what is known about them. Because a fit extrapolates badly, prefill beside decodes starts small
@@ -83,14 +89,15 @@ class CostModel:
         """
         return max(self.max_step_ms, _LEAST_PREFILL_SHARE * self._decode_ms(decodes))
 
-    def chunk_tokens(self, load: StepLoad, context: int, limit_ms: float) -> int:
+    def chunk_tokens(self, load: StepLoad, context: int, limit_ms: float, *, scored: bool = False) -> int:
         """How many tokens of a prompt, `context` of which are computed already, fit beside `load` in `limit_ms`.
 
         Never less than one small chunk for the first prompt of a step.
         """
-        once, per_token, per_pair = (
+        once, per_token, per_pair, per_scored = (
             w / unit for w, unit in zip(self._prefill.coefficients, _PREFILL_UNITS, strict=True)
         )
+        per_token += per_scored if scored else 0.0
         spare_ms = limit_ms - self.predict_ms(load) - (0.0 if load.prefill_tokens else once)
         fitting = _positive_root(per_pair / 2, per_token + per_pair * context, spare_ms)
         smallest = 0 if load.prefill_tokens else _SMALLEST_CHUNK
@@ -147,8 +154,8 @@ def _decode_features(load: StepLoad) -> tuple[float, ...]:
 
 
 def _prefill_features(load: StepLoad) -> tuple[float, ...]:
-    _, tokens, pairs = _PREFILL_UNITS
-    return 1.0, load.prefill_tokens / tokens, load.prefill_pairs / pairs
+    _, tokens, pairs, scored = _PREFILL_UNITS
+    return 1.0, load.prefill_tokens / tokens, load.prefill_pairs / pairs, load.scored_tokens / scored
 
 
 def _positive_root(quadratic: float, linear: float, value: float) -> float:

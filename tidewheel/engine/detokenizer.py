@@ -69,29 +69,39 @@ class WindowDetokenizer:
         is_skipped: Callable[[int], bool],
         is_byte: Callable[[int], bool],
         context: Sequence[int] = (),
+        special_text: Callable[[int], str | None] | None = None,
     ) -> None:
-        """`context` are the tokens before the first one, `is_skipped` says which tokens never have text."""
+        """`context` are the tokens before the first one, `is_skipped` says which tokens never have text.
+
+        `special_text`, if given, spells special tokens, which then have nothing between them.
+        """
         self._decode = decode
         self._is_skipped = is_skipped
         self._is_byte = is_byte
         self._window = [token for token in context if not is_skipped(token)]
         self._num_shown = len(self._window)
         self._shown_text = decode(self._window) if self._window else ""
+        self._special_text = special_text
+        self._follows_special = False
 
     def push(self, token: int) -> str:
         """See Detokenizer."""
         if self._is_skipped(token):
             return ""
         self._window.append(token)
+        if self._special_text is not None:
+            special, follows = self._special_text(token), self._follows_special
+            self._follows_special = special is not None
+            if special is not None and follows:
+                self._show_window()
+                return special
         if self._is_byte(token) and len(self._window) - self._num_shown < _LONGEST_HOLD:
             return ""
         text = self._decode(self._window)
         piece = text[len(self._shown_text) :]
         if not piece or (piece.endswith(_REPLACEMENT) and len(self._window) - self._num_shown < _LONGEST_HOLD):
             return ""
-        del self._window[: self._num_shown]
-        self._num_shown = len(self._window)
-        self._shown_text = self._decode(self._window)
+        self._show_window()
         return piece
 
     def flush(self) -> str:
@@ -99,3 +109,8 @@ class WindowDetokenizer:
         piece = self._decode(self._window)[len(self._shown_text) :]
         self._num_shown, self._shown_text = len(self._window), self._shown_text + piece
         return piece
+
+    def _show_window(self) -> None:
+        del self._window[: self._num_shown]
+        self._num_shown = len(self._window)
+        self._shown_text = self._decode(self._window)

@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from tidewheel.engine.beam_search import BeamSearch
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint
 from tidewheel.engine.constraints.grammar import GrammarCompiler
@@ -22,7 +23,7 @@ from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.loop import Delivery, EngineLoop
-from tidewheel.engine.request import FinishReason, Request
+from tidewheel.engine.request import FinishReason, Request, SamplingParams
 from tidewheel.engine.sampling import NO_TOKEN
 from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence
@@ -127,6 +128,7 @@ class Engine:
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
         arrival = next(self._arrivals)
         constraint = self._constraint(request)
+        beams = None if sampling.beam_width is None else self._beam_search(len(prompt), sampling)
         sequences = [
             Sequence(
                 next(self._keys),
@@ -141,11 +143,19 @@ class Engine:
                 max_length=self.max_model_len,
                 block_size=self._block_size,
                 constraint=None if constraint is None else constraint.fresh(),
+                beams=beams,
             )
-            for index in range(sampling.n)
+            for index in range(sampling.num_sequences)
         ]
-        text = (request.prompt_token_ids, sampling.skip_special_tokens, sampling.shown_special_tokens)
-        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(*text)) for s in sequences]
+        if beams is not None:
+            beams.start(sequences)
+        text = (
+            request.prompt_token_ids,
+            sampling.skip_special_tokens,
+            sampling.shown_special_tokens,
+            sampling.spaces_between_special_tokens,
+        )
+        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(*text)) for s in sequences[: sampling.n]]
         stream = RequestStream(choices, self._abort)
         for choice in choices:
             self._streams[choice.key] = (choice, stream)
@@ -218,17 +228,38 @@ class Engine:
 
     def _checked_prompt(self, request: Request) -> NDArray[np.int32]:
         ids = request.prompt_token_ids
-        longest = self.max_model_len - 1
+        longest = self.max_model_len - (request.sampling.max_tokens != 0)
         if len(ids) == 0:
             raise InvalidRequestError("the prompt must have at least one token", "prompt")
         if len(ids) > longest:
             raise InvalidRequestError(
                 f"the prompt has {len(ids)} tokens, but this model's context of {self.max_model_len} tokens leaves "
-                f"room for at most {longest} and one to generate",
+                f"room for at most {self.max_model_len - 1} and one to generate",
                 "prompt",
             )
         self._require_in_vocabulary(ids, "prompt")
         return np.asarray(ids, dtype=np.int32)
+
+    def _beam_search(self, prompt_len: int, sampling: SamplingParams) -> BeamSearch:
+        """Raises InvalidRequestError for a search that could never have all its beams in one step, or in the cache."""
+        assert sampling.beam_width is not None
+        limits, block_size = self._executor.limits, self._block_size
+        widest = min(limits.max_num_seqs, limits.max_num_batched_tokens, self._vocab_size)
+        if sampling.beam_width > widest:
+            raise InvalidRequestError(
+                f"n: a beam search may be at most {widest} beams wide on this server, got {sampling.beam_width}", "n"
+            )
+        room = self.max_model_len - prompt_len
+        longest = prompt_len + (room if sampling.max_tokens is None else min(sampling.max_tokens, room))
+        shared = prompt_len // block_size
+        wanted = shared + sampling.beam_width * (-(-longest // block_size) - shared)
+        if wanted > limits.num_blocks:
+            raise InvalidRequestError(
+                f"max_tokens must be lower, or there must be fewer beams: {sampling.beam_width} beams of up to "
+                f"{longest} tokens take {wanted} KV blocks, and this server has {limits.num_blocks}",
+                "max_tokens",
+            )
+        return BeamSearch(sampling, self._eos_token_ids, self._vocab_size)
 
     def _check_token_ids(self, request: Request) -> None:
         sampling = request.sampling
@@ -285,6 +316,9 @@ class Engine:
             if start.key in streams:
                 choice = streams[start.key][0]
                 choice.num_cached_tokens, choice.times = start.num_cached_tokens, start.times
+        for key, scored in delivery.scored:
+            if key in streams:
+                streams[key][0].push_prompt(scored)
         finished = {end.key: end for end in delivery.finished}
         for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
             entry = streams.get(key)
@@ -304,6 +338,8 @@ class Engine:
             entry = streams.pop(end.key, None)
             if entry is not None:
                 choice, stream = entry
+                if end.hypothesis is not None:
+                    choice.push_all(end.hypothesis)
                 choice.finish(end.reason, end.stop_reason, end.error)
                 stream.notify(choice)
         if not streams:

@@ -10,25 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from tidewheel.engine.batch import StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.histogram import Histogram
-from tidewheel.engine.request import SequenceTimes, TokenLogprob
-from tidewheel.engine.scheduler import Finished, Scheduler, Step
+from tidewheel.engine.request import PromptLogprobs, SequenceTimes, TokenLogprob
+from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence
+from tidewheel.engine.step import Chunk, Finished, Step
 
 logger = logging.getLogger(__name__)
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
-Message: TypeAlias = list[Sequence] | list[int] | Callable[[], None] | None
-
 
 class Started(NamedTuple):
-    """A sequence that was sampled from for the first time; `num_cached_tokens` of its prompt were in the cache."""
+    """A sequence whose prompt is computed for the first time, but for `num_cached_tokens` that were in the cache."""
 
     key: int
     num_cached_tokens: int
@@ -39,16 +40,27 @@ class Started(NamedTuple):
 class Delivery:
     """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
 
-    `logprobs` has the log-probabilities of those rows that asked. With a `failure`, the engine is dead and every
-    stream with it.
+    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. With a
+    `failure`, the engine is dead and every stream with it.
     """
 
     keys: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    scored: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     failure: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The message that these sequences are not wanted any more."""
+
+    keys: list[int]
+
+
+Message: TypeAlias = list[Sequence] | Abort | Callable[[], None] | None
 
 
 class EngineLoop:
@@ -83,13 +95,13 @@ class EngineLoop:
         """Start the thread."""
         self._thread.start()
 
-    def add(self, sequences: list[Sequence]) -> None:
-        """Hand over new sequences."""
-        self._post(sequences)
+    def add(self, choices: list[Sequence]) -> None:
+        """Hand over the choices of a new request."""
+        self._post(choices)
 
     def abort(self, keys: list[int]) -> None:
         """End these sequences before the next step; those that have already ended are passed over."""
-        self._post(keys)
+        self._post(Abort(keys))
 
     def call(self, function: Callable[[], None]) -> None:
         """Call `function` on the engine thread before the next step."""
@@ -130,25 +142,22 @@ class EngineLoop:
         self._wake.clear()  # before the inbox is read: a message that comes later wakes again
         if not self._inbox:
             return True
-        finished: list[Finished | None] = []
+        finished: list[Finished] = []
         running = True
         while self._inbox:
             message = self._inbox.popleft()
             if message is None:
-                finished += [scheduler.abort(key) for key in scheduler.unfinished]
+                finished += [end for key in scheduler.unfinished for end in scheduler.abort(key)]
                 running = False
                 break
             if callable(message):
                 message()
-                continue
-            for item in message:
-                if isinstance(item, Sequence):
-                    scheduler.add(item)
-                else:
-                    finished.append(scheduler.abort(item))
-        ended = [end for end in finished if end is not None]
-        if ended:
-            self._deliver(Delivery(finished=ended))
+            elif isinstance(message, Abort):
+                finished += [end for key in message.keys for end in scheduler.abort(key)]
+            else:
+                scheduler.add(message)
+        if finished:
+            self._deliver(Delivery(finished=finished))
         return running
 
     def _step(self) -> None:
@@ -159,9 +168,11 @@ class EngineLoop:
             if scheduler.has_work:
                 raise RuntimeError("no sequence can run although some are unfinished")
             return
-        batch = self._builder.build(step)
-        masks = batch.sampling.masks = self._masks.start(step.sampled()) if scheduler.has_constraints else None
+        masks = self._masks.start(step.sampled()) if scheduler.has_constraints else None
+        batch = self._builder.build(step, masks)
         started = time.perf_counter()
+        if step.copies:
+            self._executor.copy_blocks(np.array(step.copies, dtype=np.int32))
         output = self._executor.step(batch)
         if masks is not None:
             masks.wait()  # a device that does not sample itself may not have
@@ -170,26 +181,54 @@ class EngineLoop:
         self.step_seconds.observe(ended - begun)
         self.step_tokens.observe(step.load.num_tokens)
         self.steps_total += 1
-        delivery = _delivery(step, output, ended)
-        delivery.finished = scheduler.commit(step, delivery.token_ids)
-        if delivery.keys:
+        delivery = _delivery(step, output, ended, has_beams=scheduler.is_searching)
+        delivery.finished = scheduler.commit(step, output)
+        if delivery.keys or delivery.started or delivery.scored or delivery.finished:
             self._deliver(delivery)
 
 
-def _delivery(step: Step, output: StepOutput, now: float) -> Delivery:
-    rows = step.sampled()
-    done = rows[len(step.decodes) :]
-    started = [
-        Started(s.key, s.num_cached_tokens or 0, SequenceTimes(s.queued_at, s.scheduled_at, now))
-        for s in done
-        if s.num_tokens == s.prompt_len
-    ]
-    delivery = Delivery([s.key for s in rows], output.token_ids.tolist(), started=started)
+def _delivery(step: Step, output: StepOutput, now: float, *, has_beams: bool) -> Delivery:
+    sampled = step.sampled()
+    delivery = Delivery([s.key for s in sampled], output.token_ids[: len(sampled)].tolist())
+    if has_beams:  # whose tokens are nobody's before the end
+        own = [(s.key, token) for s, token in zip(sampled, delivery.token_ids, strict=True) if s.beams is None]
+        delivery.keys, delivery.token_ids = [key for key, _ in own], [token for _, token in own]
+    first = len(sampled)
+    for chunk in step.chunks:
+        sequence = chunk.sequence
+        if sequence.num_tokens == sequence.prompt_len and chunk.is_last:
+            delivery.started += _started(chunk, now)
+        if chunk.num_scored:
+            scored = slice(first, first + chunk.num_scored)
+            delivery.scored.append((sequence.key, _prompt_logprobs(output, scored, sequence.num_prompt_logprobs)))
+            first = scored.stop
     if output.logprobs is not None:
-        for row, sequence in enumerate(rows):
-            if sequence.num_logprobs >= 0:
+        for row, sequence in enumerate(sampled):
+            if sequence.num_logprobs >= 0 and sequence.beams is None:
                 delivery.logprobs[sequence.key] = _token_logprob(output, row, sequence.num_logprobs)
     return delivery
+
+
+def _started(chunk: Chunk, now: float) -> list[Started]:
+    """The choices that go on from the end of a prompt. What the first found and when it was scheduled goes for all."""
+    first = chunk.sequence
+    choices = (first, *chunk.forks) if first.beams is None else first.beams.sequences
+    num_cached_tokens, scheduled = first.num_cached_tokens or 0, first.scheduled_at
+    return [Started(s.key, num_cached_tokens, SequenceTimes(s.queued_at, scheduled, now)) for s in choices]
+
+
+def _prompt_logprobs(output: StepOutput, rows: slice, count: int) -> PromptLogprobs:
+    assert output.logprobs is not None
+    assert output.ranks is not None
+    assert output.top_ids is not None
+    assert output.top_logprobs is not None
+    # Copies, so that the whole step's arrays can go.
+    return PromptLogprobs(
+        output.logprobs[rows].copy(),
+        output.ranks[rows].copy(),
+        output.top_ids[rows, :count].copy(),
+        output.top_logprobs[rows, :count].copy(),
+    )
 
 
 def _token_logprob(output: StepOutput, row: int, count: int) -> TokenLogprob:

@@ -5,7 +5,7 @@ IEEE basic one in a fixed order: no library exp or log, no sum whose order is nu
 
 The order of a row: log-probabilities are taken from the raw logits; then the tokens that its mask forbids get -inf,
 which nothing after it can lift; then repetition, frequency and presence penalties, bias, temperature, min-p, top-k,
-top-p, and one draw from what is left. A row of which nothing is left gets NO_TOKEN.
+top-p, and one draw from what is left. A row of which nothing is left gets NO_TOKEN. A row with a target draws nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.batch import MAX_TOP_LOGPROBS, SamplingBatch, StepOutput
+from tidewheel.engine.batch import SamplingBatch, StepOutput
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -148,52 +148,68 @@ def _draw(weights: F32, uniform: float) -> int:
 
 def sample(logits: F32, batch: SamplingBatch) -> StepOutput:
     """Pick a token for every row of `logits` [R, vocab]. A row without a finite maximum gets NO_TOKEN."""
-    rows = logits.shape[0]
-    masks = batch.masks
-    if masks is not None:
-        masks.wait()
-    tokens = np.full(rows, NO_TOKEN, np.int32)
-    wanted = bool((batch.num_logprobs >= 0).any())
-    logprobs = np.zeros(rows, np.float32) if wanted else None
-    top_ids = np.zeros((rows, MAX_TOP_LOGPROBS), np.int32) if wanted else None
-    top_logprobs = np.zeros((rows, MAX_TOP_LOGPROBS), np.float32) if wanted else None
-    for r in range(rows):
-        row = logits[r].copy()
-        if masks is not None and masks.index[r] >= 0:
-            row[_forbidden(masks.bits[masks.index[r]], row.size)] = -np.inf
-        history = batch.history_ids[batch.history_start[r] : batch.history_start[r + 1]]
-        if history.size:
-            _penalize(
-                row,
-                history,
-                int(batch.prompt_len[r]),
-                batch.repetition_penalty[r],
-                batch.frequency_penalty[r],
-                batch.presence_penalty[r],
-            )
-        bias = slice(batch.bias_start[r], batch.bias_start[r + 1])
-        with np.errstate(invalid="ignore"):  # infinities that meet make a NaN, and the row gets no token
-            row[batch.bias_ids[bias]] += batch.bias_values[bias]
-        best = int(np.argmax(row))
-        if not np.isfinite(row[best]) or not np.isfinite(logits[r].max()):
-            continue
-        if batch.temperature[r] == 0:
-            tokens[r] = best
-        else:
-            # Divided after the subtraction, so that a tiny temperature leaves 0 for the best and -inf for others.
-            with np.errstate(over="ignore"):
-                weights = exp_nonpositive((row - row[best]) / batch.temperature[r])
-            _keep(weights, batch.min_p[r], int(batch.top_k[r]), batch.top_p[r])
-            tokens[r] = _draw(weights, philox_uniform(int(batch.seed[r]), int(batch.position[r])))
-        if batch.num_logprobs[r] >= 0:
-            assert logprobs is not None
-            assert top_ids is not None
-            assert top_logprobs is not None
-            raw = logits[r]
-            top = _descending(raw)[: batch.num_logprobs[r]]
-            log_total = log_positive(float(_block_sums(exp_nonpositive(raw - raw.max()))[-1]))
-            normalized = (raw.astype(np.float64) - np.float64(raw.max()) - log_total).astype(np.float32)
-            logprobs[r] = normalized[tokens[r]]
-            top_ids[r, : top.size] = top
-            top_logprobs[r, : top.size] = normalized[top]
-    return StepOutput(tokens, logprobs, top_ids, top_logprobs)
+    if batch.masks is not None:
+        batch.masks.wait()
+    output = StepOutput.empty(batch)
+    for r in range(logits.shape[0]):
+        sample_row(logits[r], batch, r, output)
+    return output
+
+
+def sample_row(raw: F32, batch: SamplingBatch, r: int, output: StepOutput) -> None:
+    """Pick the token of row `r` from its logits [vocab], and write to `output` all that the row asks for.
+
+    The caller has waited for the batch's masks.
+    """
+    output.token_ids[r] = NO_TOKEN
+    if not np.isfinite(raw.max()):
+        return
+    target = -1 if batch.target is None else int(batch.target[r])
+    output.token_ids[r] = target if target >= 0 else _pick(raw, batch, r)
+    if output.token_ids[r] == NO_TOKEN or batch.num_logprobs[r] < 0:
+        return
+    assert output.logprobs is not None
+    assert output.top_ids is not None
+    assert output.top_logprobs is not None
+    temperature = np.float32(1.0) if batch.logprob_temperature is None else batch.logprob_temperature[r]
+    with np.errstate(over="ignore"):
+        weights = exp_nonpositive((raw - raw.max()) / temperature)
+    log_total = log_positive(float(_block_sums(weights)[-1]))
+    scaled = (raw.astype(np.float64) - np.float64(raw.max())) / np.float64(temperature)
+    normalized = (scaled - log_total).astype(np.float32)
+    top = _descending(raw)[: batch.num_logprobs[r]]
+    output.logprobs[r] = normalized[output.token_ids[r]]
+    output.top_ids[r, : top.size] = top
+    output.top_logprobs[r, : top.size] = normalized[top]
+    if target >= 0:
+        assert output.ranks is not None
+        output.ranks[r] = 1 + np.count_nonzero(raw > raw[target])
+
+
+def _pick(raw: F32, batch: SamplingBatch, r: int) -> int:
+    row, masks = raw.copy(), batch.masks
+    if masks is not None and masks.index[r] >= 0:
+        row[_forbidden(masks.bits[masks.index[r]], row.size)] = -np.inf
+    history = batch.history_ids[batch.history_start[r] : batch.history_start[r + 1]]
+    if history.size:
+        _penalize(
+            row,
+            history,
+            int(batch.prompt_len[r]),
+            batch.repetition_penalty[r],
+            batch.frequency_penalty[r],
+            batch.presence_penalty[r],
+        )
+    bias = slice(batch.bias_start[r], batch.bias_start[r + 1])
+    with np.errstate(invalid="ignore"):  # infinities that meet make a NaN, and the row gets no token
+        row[batch.bias_ids[bias]] += batch.bias_values[bias]
+    best = int(np.argmax(row))
+    if not np.isfinite(row[best]):
+        return NO_TOKEN
+    if batch.temperature[r] == 0:
+        return best
+    # Divided after the subtraction, so that a tiny temperature leaves 0 for the best and -inf for others.
+    with np.errstate(over="ignore"):
+        weights = exp_nonpositive((row - row[best]) / batch.temperature[r])
+    _keep(weights, batch.min_p[r], int(batch.top_k[r]), batch.top_p[r])
+    return _draw(weights, philox_uniform(int(batch.seed[r]), int(batch.position[r])))

@@ -2,70 +2,26 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from bisect import insort
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import replace
+from itertools import zip_longest
 
+from tidewheel.engine.batch import StepOutput
+from tidewheel.engine.beam_search import BeamSearch
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.cost_model import CostModel, StepLoad
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.request import FinishReason
 from tidewheel.engine.sampling import NO_TOKEN
 from tidewheel.engine.sequence import Sequence, SequenceState
+from tidewheel.engine.sequence_blocks import SequenceBlocks
+from tidewheel.engine.step import Chunk, Finished, Step
+from tidewheel.engine.waiting import WaitingQueue
 
 _NO_TOKEN_ERROR = "the model gave no token that may be sampled: its logits are not finite, or all are forbidden"
 _ALIGNED_BLOCKS = 4  # chunks of this many and more end where a block does
-_STALE_ENTRIES = 64  # finished entries that the waiting heap may keep
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The next `num_tokens` tokens of a sequence in prefill. The one that reaches the last token samples a new one."""
-
-    sequence: Sequence
-    num_tokens: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the sequence is computed up to its last token after this chunk."""
-        return self.sequence.num_computed + self.num_tokens == self.sequence.num_tokens
-
-
-@dataclass(slots=True)
-class Step:
-    """What runs next: one token of each of `decodes`, then the chunks.
-
-    As long as `decode_version` stays the same, so do the decoding sequences, their order and their biases; `grown`
-    are the rows of `decodes` that got a new block for this step.
-    """
-
-    decodes: list[Sequence] = field(default_factory=list)
-    decode_version: int = 0
-    grown: list[int] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    load: StepLoad = field(default_factory=StepLoad)
-
-    def sampled(self) -> list[Sequence]:
-        """The sequences that get a token, in the order of the step's rows."""
-        if not self.chunks:
-            return self.decodes
-        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.is_last]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of the sequence `key`. `stop_reason` is the stop token that ended it, None for end of sequence.
-
-    `is_complete`: its last token belongs to the text, after which its grammar allows no other.
-    """
-
-    key: int
-    reason: FinishReason
-    stop_reason: int | None = None
-    error: str | None = None
-    is_complete: bool = False
 
 
 class Scheduler:
@@ -74,6 +30,9 @@ class Scheduler:
     Order is by priority, then arrival. When blocks run out the last in that order is preempted: it gives up its
     blocks, keeps its tokens, and is computed again when there is room. The first in order can always go on, because
     no sequence is longer than the pool; so everything ends.
+
+    The choices of a request start together from the end of its prompt, which is computed once. So do the beams of a
+    search, which run in the same steps, are preempted together, and then start over.
     """
 
     def __init__(
@@ -90,12 +49,13 @@ class Scheduler:
         self._chunked_prefill = limits.chunked_prefill
         # Whole prompts may be too long to fit beside the decodes, so they get steps of their own.
         self._mixed_steps = limits.mixed_steps and limits.chunked_prefill
-        self._prefix_caching = enable_prefix_caching
+        self._blocks = SequenceBlocks(pool, prefix_caching=enable_prefix_caching)
         self._sequences: dict[int, Sequence] = {}
-        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # a heap; finished ones are dropped when met
+        self._waiting = WaitingQueue()
         self._prefilling: list[Sequence] = []  # in order
         self._decoding: list[Sequence] = []  # replaced, never changed in place: steps refer to it
         self._decode_version = 0
+        self._searches: list[BeamSearch] = []  # those that run
         self._prefilled_last = False
         self._num_constrained = 0
 
@@ -115,6 +75,11 @@ class Scheduler:
         return len(self._sequences) - self.num_running
 
     @property
+    def is_searching(self) -> bool:
+        """Whether any of the sequences that run are beams."""
+        return bool(self._searches)
+
+    @property
     def has_work(self) -> bool:
         """Whether any sequence has not ended."""
         return bool(self._sequences)
@@ -124,18 +89,18 @@ class Scheduler:
         """The keys of all sequences that have been added and have not ended."""
         return list(self._sequences)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
-        self._sequences[sequence.key] = sequence
-        heapq.heappush(self._waiting, (sequence.order, sequence))
-        self._num_constrained += sequence.constraint is not None
-        if sequence.index == 0:
-            self.prompt_tokens_total += sequence.prompt_len
+    def add(self, choices: Seq[Sequence]) -> None:
+        """Queue the choices of one request, which have one prompt."""
+        for sequence in choices:
+            self._sequences[sequence.key] = sequence
+            self._num_constrained += sequence.constraint is not None
+        self.prompt_tokens_total += choices[0].prompt_len
+        self._push_with_forks(choices)
 
-    def abort(self, key: int) -> Finished | None:
-        """End a sequence now and free its blocks; None if it has already ended."""
+    def abort(self, key: int) -> list[Finished]:
+        """End a sequence now, and its search if it is a beam, and free the blocks. Nothing if it has already ended."""
         sequence = self._sequences.get(key)
-        return None if sequence is None else self._finish(sequence, FinishReason.ABORT)
+        return [] if sequence is None else self._finish_all(sequence, FinishReason.ABORT)
 
     def schedule(self) -> Step | None:
         """Choose the next step; None when there is nothing to run."""
@@ -153,32 +118,58 @@ class Scheduler:
             self._prefilled_last = bool(step.chunks)
         return step if step.decodes or step.chunks else None
 
-    def commit(self, step: Step, token_ids: Seq[int]) -> list[Finished]:
-        """Take in the sampled tokens, one for each decode and then each last chunk; return what has ended."""
+    def commit(self, step: Step, output: StepOutput) -> list[Finished]:
+        """Take in the tokens of the step's rows, sampled and scored; return what has ended."""
         block_size = self.pool.block_size
+        token_ids: list[int] = output.token_ids.tolist()
+        beam_rows: dict[int, int] = {}
         finished: list[Finished] = []
+        score_row = len(step.sampled())
         row = 0
         for sequence in step.decodes:
             sequence.num_computed += 1
             if sequence.num_computed % block_size == 0:
-                self._register_full_blocks(sequence)
-            self._append(sequence, token_ids[row], finished)
+                self._blocks.register_full(sequence)
+            if sequence.beams is None:
+                self._append(sequence, token_ids[row], finished)
+            else:
+                beam_rows[sequence.key] = row
             row += 1
         for chunk in step.chunks:
-            sequence, is_last = chunk.sequence, chunk.is_last
+            sequence, sampled, is_last = chunk.sequence, chunk.sampled(), chunk.is_last
+            scored = token_ids[score_row : score_row + chunk.num_scored]
+            score_row += chunk.num_scored
             sequence.num_computed += chunk.num_tokens
-            self._register_full_blocks(sequence)
-            if is_last:
-                self._start_decoding(sequence)
-                self._append(sequence, token_ids[row], finished)
+            sequence.num_scored += chunk.num_scored
+            self._blocks.register_full(sequence)
+            if sampled:
+                self._start_decoding(sampled)
+            elif is_last:
+                finished += [self._finish(choice, FinishReason.LENGTH) for choice in self._choices(sequence)]
+            for started in sampled:
+                if started.beams is None:
+                    self._append(started, token_ids[row], finished)
+                else:
+                    beam_rows[started.key] = row
                 row += 1
+            if NO_TOKEN in scored and sequence.key in self._sequences:
+                finished += self._finish_all(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR)
+        if beam_rows:
+            for search in [s for s in self._searches if s.live[0].key in beam_rows]:
+                self._advance(search, [beam_rows[beam.key] for beam in search.live], output, finished)
         self.generation_tokens_total += row
         return finished
 
     def check(self) -> None:
         """Raise AssertionError unless queues and blocks agree with each other."""
         running = self._prefilling + self._decoding
-        waiting = [s for _, s in self._waiting if s.state is SequenceState.WAITING]
+        waiting = self._waiting.sequences()
+        waiting += [fork for s in self._sequences.values() for fork in s.waiting_forks]
+        searches = {id(s.beams): s.beams for s in self._sequences.values() if s.beams is not None}
+        waiting += [s for search in searches.values() for s in search.sequences if s not in search.live]
+        assert all(id(search) in searches for search in self._searches)
+        assert all(len({s.num_tokens for s in search.live}) == 1 for search in self._searches)
+        assert self._num_taken <= self._max_num_seqs
         assert sorted(s.key for s in running + waiting) == sorted(self._sequences)
         assert all(s.state is SequenceState.PREFILLING for s in self._prefilling)
         assert all(s.state is SequenceState.DECODING for s in self._decoding)
@@ -187,67 +178,89 @@ class Scheduler:
         assert all(s.num_computed <= s.num_blocks * self.pool.block_size for s in running)
         self.pool.check([s.blocks() for s in running])
 
+    @property
+    def _num_taken(self) -> int:
+        """Sequences that run, and those that running searches may need."""
+        return self.num_running + sum([search.num_idle for search in self._searches])
+
+    @staticmethod
+    def _choices(sequence: Sequence) -> Seq[Sequence]:
+        """The choices that depend on a sequence's prompt, itself last."""
+        return sequence.beams.sequences[::-1] if sequence.beams else (*sequence.waiting_forks, sequence)
+
     def _make_way(self) -> None:
         """Preempt running sequences of a lower priority than one that waits and could not run otherwise."""
-        while (head := self._peek()) is not None and self.num_running:
+        while (head := self._waiting.peek()) is not None and self.num_running:
             last = max(self._prefilling + self._decoding, key=_order)
-            if last.priority <= head.priority or self._can_admit(head, self._cached_blocks(head)):
+            if last.priority <= head.priority or self._can_admit(head, self._blocks.cached(head)):
                 return
             self._preempt(last)
 
     def _add_decodes(self, step: Step) -> None:
-        """One token of every decoding sequence, each with room for it in a block."""
+        """One token of every decoding sequence, each with room for it in a block of its own."""
         block_size = self.pool.block_size
         short = [s for s in self._decoding if s.num_tokens > s.num_blocks * block_size]
-        short.sort(key=_order)
-        for sequence in short:
-            while sequence.state is SequenceState.DECODING and self.pool.num_free == 0:
-                self._preempt(max(self._prefilling + self._decoding, key=_order))
-            if sequence.state is SequenceState.DECODING:
-                sequence.add_blocks(self.pool.allocate(1))
-        if short:
-            step.grown = [row for row, sequence in enumerate(self._decoding) if sequence in short]
+        if short or self._blocks.has_forked:
+            self._make_room(step)
         step.decodes, step.decode_version = self._decoding, self._decode_version
         step.load = StepLoad(len(self._decoding), sum([s.num_tokens for s in self._decoding]))
 
+    def _make_room(self, step: Step) -> None:
+        """See to it that each decoding sequence has a block of its own to write to."""
+        while True:
+            short, sharing = self._blocks.lacking(self._decoding)
+            if len(short) + len(sharing) <= self.pool.num_free:
+                break
+            self._preempt(max(self._prefilling + self._decoding, key=_order))
+        step.copies, moved = self._blocks.provide(short, sharing)
+        step.moved = [row for row, sequence in enumerate(self._decoding) if sequence.key in moved]
+
     def _add_chunks(self, step: Step) -> None:
         """Fill the step with prompt tokens: of prompts already begun, then of new ones, in order."""
-        if not self._prefilling and not self._waiting:
+        if not self._prefilling and self._waiting.peek() is None:
             return
         limit_ms = self.cost_model.limit_ms(step.load) if self._decoding else None
         for sequence in self._prefilling:
             if not self._add_chunk(step, sequence, limit_ms):
                 return
         deferred: list[Sequence] = []
-        while (sequence_or_none := self._peek()) is not None:
+        while (sequence_or_none := self._waiting.peek()) is not None:
             sequence = sequence_or_none
-            if self._should_await_prefix(sequence):
-                deferred.append(self._pop())
+            if self._blocks.should_await_prefix(sequence):
+                deferred.append(self._waiting.pop())
                 continue
-            cached = self._cached_blocks(sequence)
+            cached = self._blocks.cached(sequence)
             start = len(cached) * self.pool.block_size
-            if not self._can_admit(sequence, cached) or self._chunk_size(step, sequence, start, limit_ms) == 0:
+            if (
+                not self._can_admit(sequence, cached, step.num_starting)
+                or self._chunk_size(step, sequence, start, limit_ms) == 0
+            ):
                 break
-            self._admit(self._pop(), cached)
+            self._admit(self._waiting.pop(), cached)
             if not self._add_chunk(step, sequence, limit_ms):
                 break
         for sequence in deferred:
-            heapq.heappush(self._waiting, (sequence.order, sequence))
+            self._waiting.push(sequence)
 
     def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
         """Run what fits of a prompt; whether all of it did, so that the next one may come."""
         start = sequence.num_computed
         tokens = self._chunk_size(step, sequence, start, limit_ms)
+        complete = start + tokens == sequence.num_tokens
         if tokens:
-            step.chunks.append(Chunk(sequence, tokens))
-            step.load = step.load.plus_chunk(start, tokens)
-        return start + tokens == sequence.num_tokens
+            end = min(start + tokens, sequence.prompt_len - 1)
+            num_scored = max(end - max(start, sequence.num_scored), 0)
+            forks = self._startable_forks(step, sequence) if complete else ()
+            step.chunks.append(Chunk(sequence, tokens, num_scored, forks))
+            step.load = step.load.plus_chunk(start, tokens, num_scored)
+        return complete
 
     def _chunk_size(self, step: Step, sequence: Sequence, start: int, limit_ms: float | None) -> int:
         """How many tokens from position `start` fit in the step; with `limit_ms`, also in that time."""
         left = sequence.num_tokens - start
         room = self._max_num_batched_tokens - step.load.num_tokens
-        fitting = left if limit_ms is None else self.cost_model.chunk_tokens(step.load, start, limit_ms)
+        scored = sequence.num_scored < sequence.prompt_len - 1
+        fitting = left if limit_ms is None else self.cost_model.chunk_tokens(step.load, start, limit_ms, scored=scored)
         if not self._chunked_prefill:
             return left if left <= room and (left <= fitting or not step.chunks) else 0
         block_size = self.pool.block_size
@@ -256,73 +269,87 @@ class Scheduler:
             fitting = (start + fitting) // block_size * block_size - start
         return min(left, room, fitting)
 
-    def _peek(self) -> Sequence | None:
-        """The first waiting sequence in order."""
-        while self._waiting and self._waiting[0][1].state is not SequenceState.WAITING:
-            heapq.heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
+    def _push_with_forks(self, choices: Seq[Sequence]) -> None:
+        """Queue the first of some choices to compute the prompt for all."""
+        first, *forks = choices
+        if first.beams is None:
+            first.forks = forks
+        self._waiting.push(first)
 
-    def _pop(self) -> Sequence:
-        return heapq.heappop(self._waiting)[1]
+    def _can_admit(self, sequence: Sequence, cached: list[int], num_starting: int = 0) -> bool:
+        """Whether a prompt has room as a whole, with a block to spare for each running sequence to grow into.
 
-    def _reusable_blocks(self, sequence: Sequence) -> int:
-        """Blocks that may come from the cache: at least one token must run, or there would be no logits."""
-        return (sequence.num_tokens - 1) // self.pool.block_size if self._prefix_caching else 0
+        `num_starting` sequences will run after this step, besides those that already do.
+        """
+        beams = 1 if sequence.beams is None else sequence.beams.width
+        running = self._num_taken + num_starting + beams
+        wanted = self._blocks.num_wanted(sequence, cached)
+        return running <= self._max_num_seqs and wanted + running - 1 <= self.pool.num_free
 
-    def _cached_blocks(self, sequence: Sequence) -> list[int]:
-        return self.pool.match(sequence.digests(self._reusable_blocks(sequence), self.pool.block_size))
-
-    def _should_await_prefix(self, sequence: Sequence) -> bool:
-        """Whether a running sequence is computing the very block that this one would have to start with."""
-        if sequence.awaited is None or not self.pool.is_pending(sequence.awaited):
-            digests = sequence.digests(self._reusable_blocks(sequence), self.pool.block_size)
-            num_cached = len(self.pool.match(digests))
-            missing = digests[num_cached] if num_cached < len(digests) else None
-            sequence.awaited = missing if missing is not None and self.pool.is_pending(missing) else None
-        return sequence.awaited is not None
-
-    def _can_admit(self, sequence: Sequence, cached: list[int]) -> bool:
-        """Whether a prompt has room as a whole, with a block to spare for each running sequence to grow into."""
-        pool = self.pool
-        wanted = pool.blocks_for(sequence.num_tokens) - len(cached) + pool.num_unreferenced(cached)
-        return self.num_running < self._max_num_seqs and wanted + self.num_running <= pool.num_free
+    def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
+        """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
+        running = self._num_taken + step.num_starting
+        return sequence.waiting_forks[: max(min(self._max_num_seqs, self.pool.num_free) - running, 0)]
 
     def _admit(self, sequence: Sequence, cached: list[int]) -> None:
-        pool = self.pool
-        pool.acquire(cached)
-        sequence.add_blocks(cached)
-        sequence.add_blocks(pool.allocate(pool.blocks_for(sequence.num_tokens) - len(cached)))
-        sequence.num_registered = len(cached)
-        sequence.num_computed = len(cached) * pool.block_size
-        if self._prefix_caching:
-            full = sequence.digests(sequence.num_tokens // pool.block_size, pool.block_size)
-            sequence.announced = full[: len(cached) - 1 : -1] if cached else full[::-1]
-            pool.announce(sequence.announced)
+        self._blocks.hold(sequence, cached)
         if sequence.num_cached_tokens is None:
             sequence.scheduled_at = time.perf_counter()
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             if sequence.index == 0:
                 self.cached_prompt_tokens_total += sequence.num_cached_tokens
+        if sequence.beams is not None:
+            self._searches.append(sequence.beams)
         sequence.state = SequenceState.PREFILLING
         insort(self._prefilling, sequence, key=_order)
 
-    def _start_decoding(self, sequence: Sequence) -> None:
+    def _start_decoding(self, sampled: list[Sequence]) -> None:
+        """A prompt is computed: its sequence goes on to decode, and so do those forks that had room."""
+        sequence, *starting = sampled
         self._prefilling.remove(sequence)
-        sequence.state = SequenceState.DECODING
-        self._decoding = [*self._decoding, sequence]
+        for fork in starting:
+            self._blocks.share(sequence, fork)
+        for started in sampled:
+            started.state = SequenceState.DECODING
+        for fork in sequence.waiting_forks:
+            self._waiting.push(fork)
+        sequence.forks = []
+        self._decoding = [*self._decoding, *sampled]
         self._decode_version += 1
 
-    def _register_full_blocks(self, sequence: Sequence) -> None:
-        if not self._prefix_caching:
+    def _advance(self, search: BeamSearch, rows: list[int], output: StepOutput, finished: list[Finished]) -> None:
+        """Let a search take in the step's rows of its live beams, and do what it makes of them."""
+        assert output.top_ids is not None
+        assert output.top_logprobs is not None
+        if (output.token_ids[rows] == NO_TOKEN).any():
+            finished += self._finish_all(search.live[0], FinishReason.ERROR, error=_NO_TOKEN_ERROR)
             return
-        block_size = self.pool.block_size
-        full = sequence.num_computed // block_size
-        for i in range(sequence.num_registered, full):
-            digest = sequence.digests(i + 1, block_size)[i]
-            self.pool.register(int(sequence.block_table[i]), digest)
-            if sequence.announced:
-                self.pool.retract([sequence.announced.pop()])
-        sequence.num_registered = full
+        before, count = search.live, search.num_candidates
+        moves = search.advance(output.top_ids[rows, :count], output.top_logprobs[rows, :count])
+        if not moves:
+            for sequence, result in zip_longest(search.sequences, search.results):
+                if result is None:  # more beams than results: the first choices have the results
+                    finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
+                else:
+                    end = self._finish(sequence, result.finish_reason, result.stop_reason)
+                    finished.append(replace(end, hypothesis=result))
+            return
+        for move in moves:
+            if move.sequence is not move.parent:
+                self._blocks.share(move.parent, move.sequence)
+        for move in moves:
+            move.sequence.append(move.token)
+        starting = [s for s in search.live if s.state is SequenceState.WAITING]
+        idle = {s.key for s in before} - {s.key for s in search.live}
+        if starting or idle:
+            for sequence in starting:
+                sequence.state = SequenceState.DECODING
+            for sequence in before:
+                if sequence.key in idle:
+                    self._blocks.release(sequence)
+                    sequence.state = SequenceState.WAITING
+            self._decoding = [*(s for s in self._decoding if s.key not in idle), *starting]
+            self._decode_version += 1
 
     def _append(self, sequence: Sequence, token: int, finished: list[Finished]) -> None:
         if token == NO_TOKEN:
@@ -347,10 +374,15 @@ class Scheduler:
             self._decode_version += 1
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._stop_running(sequence)
-        sequence.num_computed = sequence.num_registered = 0
-        sequence.state = SequenceState.WAITING
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+        search = sequence.beams
+        for preempted in [sequence] if search is None else search.live:
+            self._stop_running(preempted)
+            preempted.state = SequenceState.WAITING
+        if search is not None:
+            sequence = search.sequences[0]
+            sequence.rewind()
+            search.start(search.sequences)
+        self._waiting.push(sequence)
         self.preemptions_total += 1
 
     def _finish(
@@ -365,10 +397,15 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.key]
         self._num_constrained -= sequence.constraint is not None
-        if len(self._waiting) > 2 * self.num_waiting + _STALE_ENTRIES:
-            self._waiting = [entry for entry in self._waiting if entry[1].state is SequenceState.WAITING]
-            heapq.heapify(self._waiting)
-        return Finished(sequence.key, reason, stop_reason, error, is_complete)
+        if forks := sequence.waiting_forks:
+            self._push_with_forks(forks)
+        self._waiting.shrink(self.num_waiting)
+        return Finished(sequence.key, reason, stop_reason, error, is_complete=is_complete)
+
+    def _finish_all(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> list[Finished]:
+        """End a sequence, and with one beam of a search all of them."""
+        ending = [sequence] if sequence.beams is None else sequence.beams.sequences
+        return [self._finish(s, reason, error=error) for s in ending]
 
     def _stop_running(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue and free its blocks, whatever it was doing."""
@@ -377,10 +414,9 @@ class Scheduler:
         elif sequence.state is SequenceState.DECODING:
             self._decoding = [s for s in self._decoding if s is not sequence]
             self._decode_version += 1
-        self.pool.retract(sequence.announced)
-        sequence.announced = []
-        self.pool.release(sequence.blocks())
-        sequence.drop_blocks()
+        if sequence.beams in self._searches:
+            self._searches.remove(sequence.beams)
+        self._blocks.release(sequence)
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:

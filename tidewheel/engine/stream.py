@@ -7,8 +7,16 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from tidewheel.engine.beam_search import Hypothesis
 from tidewheel.engine.detokenizer import Detokenizer
-from tidewheel.engine.request import FinishReason, RequestOutput, SamplingParams, SequenceTimes, TokenLogprob
+from tidewheel.engine.request import (
+    FinishReason,
+    PromptLogprobs,
+    RequestOutput,
+    SamplingParams,
+    SequenceTimes,
+    TokenLogprob,
+)
 from tidewheel.engine.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
@@ -32,9 +40,14 @@ class Choice:
         self._text = ""
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
+        self._prompt_logprobs: list[PromptLogprobs] = []
         self._finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._error: str | None = None
+
+    def push_prompt(self, logprobs: PromptLogprobs) -> None:
+        """Add the log-probabilities of the next tokens of the prompt."""
+        self._prompt_logprobs.append(logprobs)
 
     def push(self, token: int, logprob: TokenLogprob | None, *, ends: bool) -> bool:
         """Add a token; `ends` says it is one that stops the choice. Returns whether its text has ended the choice."""
@@ -48,6 +61,14 @@ class Choice:
             except Exception as error:
                 self._break(error)
         return self.finished
+
+    def push_all(self, hypothesis: Hypothesis) -> None:
+        """Add all tokens of a beam that has won."""
+        last = len(hypothesis.token_ids) - 1
+        for i, token in enumerate(hypothesis.token_ids):
+            logprob = hypothesis.logprobs[i] if hypothesis.logprobs else None
+            if self.push(token, logprob, ends=i == last and hypothesis.finish_reason is FinishReason.STOP):
+                return
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None) -> None:
         """End the choice, with the text that was held back, unless it has already ended."""
@@ -71,10 +92,13 @@ class Choice:
             self._stop_reason,
             self.num_cached_tokens,
             self._error,
+            PromptLogprobs.join(self._prompt_logprobs) if self._prompt_logprobs else None,
         )
         self._text, self._token_ids = "", []
         if self._logprobs is not None:
             self._logprobs = []
+        if self._prompt_logprobs:
+            self._prompt_logprobs = []
         return output
 
     def _show(self, piece: str) -> None:

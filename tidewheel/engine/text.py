@@ -107,9 +107,17 @@ class Tokenizer:
         return texts
 
     def detokenizer(
-        self, prompt: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()
+        self,
+        prompt: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        shown: Collection[int] = (),
+        spaces_between_special_tokens: bool = True,
     ) -> Detokenizer:
-        """An incremental detokenizer for what follows `prompt`. `shown` are special tokens that are never skipped."""
+        """An incremental detokenizer for what follows `prompt`. `shown` are special tokens that are never skipped.
+
+        Without `spaces_between_special_tokens`, special tokens that are shown follow each other without the space
+        that some tokenizers put there.
+        """
         backend = self._backend
         texts = self._texts.setdefault((skip_special_tokens, frozenset(shown)), {})
         is_special = backend.is_special if skip_special_tokens else _never
@@ -126,7 +134,11 @@ class Tokenizer:
             lambda token: is_special(token) or backend.id_to_token(token) is None,
             backend.is_byte,
             prompt[max(len(prompt) - _CONTEXT_TOKENS, 0) :],
+            None if skip_special_tokens or spaces_between_special_tokens else self._special_text,
         )
+
+    def _special_text(self, token_id: int) -> str | None:
+        return self._backend.id_to_token(token_id) if self._backend.is_special(token_id) else None
 
     def _special(self, name: str) -> str | None:
         token = self.special_tokens_map.get(name)
@@ -175,10 +187,22 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | No
     if isinstance(inline, str):
         templates["default"] = inline
     elif isinstance(inline, list):
-        templates |= {entry["name"]: entry["template"] for entry in inline if {"name", "template"} <= entry.keys()}
+        for entry in inline:
+            name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(name, str) or not isinstance(text, str):
+                path = folder / "tokenizer_config.json"
+                raise ModelError(f"{path}: chat_template must be a template, or a list of objects of name and template")
+            templates[name] = text
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text("utf-8")
+        templates[path.stem] = _read_text(path)
     single = folder / "chat_template.jinja"
     if single.exists():
-        templates["default"] = single.read_text("utf-8")
+        templates["default"] = _read_text(single)
     return templates.get("default") if set(templates) <= {"default"} else templates
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error

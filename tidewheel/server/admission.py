@@ -45,20 +45,21 @@ class Admission:
         self._rate = 0.0  # sequences that end a second, over the last half minute or so
         self._rate_at = time.monotonic()
 
-    def check_shape(self, num_prompts: int, n: int | None) -> None:
+    def check_shape(self, num_prompts: int, *, n: int | None, best_of: int | None = None) -> None:
         """Raises ApiError (400) for more prompts or choices than a request may have."""
         if num_prompts > self.limits.max_prompts:
             limit = f"{self.limits.max_prompts} entries (--max-prompts)"
             raise bad_request(f"prompt must have at most {limit}, got {num_prompts}", "prompt")
-        if n is not None and n > self.limits.max_n:
-            raise bad_request(f"n must be at most {self.limits.max_n} (--max-n), got {n}", "n")
+        for name, count in (("n", n), ("best_of", best_of)):
+            if count is not None and count > self.limits.max_n:
+                raise bad_request(f"{name} must be at most {self.limits.max_n} (--max-n), got {count}", name)
 
     def admit(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Demand:
         """Count a request in; `release` counts it out.
 
         Raises ApiError: 429, with a time to retry after, if more would wait than may; 400 if that were so even alone.
         """
-        self.check_shape(len(prompts), sampling.n)
+        self.check_shape(len(prompts), n=sampling.num_sequences)
         demand = self._expected(prompts, sampling)
         total = Demand(self._demand.sequences + demand.sequences, self._demand.blocks + demand.blocks)
         if self.limits.max_queue is not None:
@@ -67,7 +68,7 @@ class Admission:
                 raise bad_request(
                     f"the request asks for {demand.sequences} answers, more than this server can work on with "
                     f"{self.limits.max_queue} waiting (--max-queue); send fewer prompts at once, or a smaller n",
-                    "n" if sampling.n > 1 else "prompt",
+                    "n" if sampling.num_sequences > 1 else "prompt",
                 )
             if excess > 0:
                 self._metrics.rejected += 1
@@ -91,8 +92,8 @@ class Admission:
             answer = min(self._mean_length, room if sampling.max_tokens is None else sampling.max_tokens)
             grown = math.ceil((len(prompt) + answer) / block_size)
             # Choices share the full blocks of their prompt.
-            blocks += grown + (sampling.n - 1) * (grown - len(prompt) // block_size)
-        return Demand(len(prompts) * sampling.n, blocks)
+            blocks += grown + (sampling.num_sequences - 1) * (grown - len(prompt) // block_size)
+        return Demand(len(prompts) * sampling.num_sequences, blocks)
 
     def _waiting(self, demand: Demand, stats: EngineStats | None = None) -> int:
         """How many sequences of `demand` do not fit; `stats` tell how much less they take where they share prefixes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -17,6 +17,7 @@ from tidewheel.engine.engine import Engine
 from tidewheel.server.admission import Admission
 from tidewheel.server.api.chat import ChatEndpoint
 from tidewheel.server.api.completions import CompletionsEndpoint
+from tidewheel.server.api.docs import DOCS_PATHS, docs_routes
 from tidewheel.server.api.embeddings import EmbeddingsEndpoint
 from tidewheel.server.api.health import health_routes
 from tidewheel.server.api.messages import MessagesEndpoints
@@ -98,7 +99,7 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             *ChatEndpoint(path, formatter, metrics, fingerprint).routes(),
             *ResponsesEndpoints(path, formatter, metrics, defaults, store).routes(),
@@ -118,6 +119,21 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )
+    if options.docs:
+        app.router.routes += docs_routes(app.routes, _open_paths(options) if options.api_keys else None)
+    return app
+
+
+def _open_paths(options: AppOptions) -> Set[str]:
+    """What needs no API key."""
+    open_paths = frozenset() if options.protect_health else HEALTH_PATHS
+    if not options.protect_metrics:
+        open_paths |= METRICS_PATHS
+    if options.web_ui:
+        open_paths |= WEB_PATHS
+    if options.docs:
+        open_paths |= DOCS_PATHS
+    return open_paths
 
 
 def _middleware(options: AppOptions) -> list[Middleware]:
@@ -146,10 +162,5 @@ def _middleware(options: AppOptions) -> list[Middleware]:
     if options.tracer is not None:
         middleware.append(Middleware(TraceContext))
     if options.api_keys:
-        open_paths = frozenset() if options.protect_health else HEALTH_PATHS
-        if not options.protect_metrics:
-            open_paths |= METRICS_PATHS
-        if options.web_ui:
-            open_paths |= WEB_PATHS
-        middleware.append(Middleware(ApiKeyAuth, keys=options.api_keys, open_paths=open_paths))
+        middleware.append(Middleware(ApiKeyAuth, keys=options.api_keys, open_paths=_open_paths(options)))
     return middleware

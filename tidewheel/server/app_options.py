@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.server.limits import AdmissionLimits
-from tidewheel.server.options import ServerOptions, api_key
+from tidewheel.server.option_values import api_key
+from tidewheel.server.options import ServerOptions
 
 if TYPE_CHECKING:
     from starlette.middleware import Middleware
@@ -58,6 +59,7 @@ class AppOptions:
     log_requests: bool = True
     log_access: bool = True
     web_ui: bool = True
+    docs: bool = True
 
 
 def read_app_options(options: ServerOptions, names: Sequence[str], shown_options: Mapping[str, Any]) -> AppOptions:
@@ -94,6 +96,7 @@ def read_app_options(options: ServerOptions, names: Sequence[str], shown_options
         log_requests=not options.disable_log_requests,
         log_access=not options.disable_access_log,
         web_ui=not options.disable_web_ui,
+        docs=not options.disable_fastapi_docs,
     )
 
 

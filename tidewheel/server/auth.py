@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -19,7 +19,7 @@ METRICS_PATHS = frozenset({"/load", "/metrics"})
 class ApiKeyAuth:
     """Asks for one of the keys everywhere but on `open_paths`, as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Set[str]) -> None:
         self.app = app
         self._open_paths = open_paths
         # Digests are of one length, so that not even the length of a key shows in the time that a comparison takes.

@@ -34,8 +34,11 @@ async def token_constraints(
     if output is not None:
         wanted = output
     _check(body)
-    if wanted is None and body.allowed_token_ids is None and not body.bad_words:
+    field = _field(body, wanted, demands_calls=output is not None)
+    if field is None:
         return None
+    if body.use_beam_search:
+        raise bad_request(f"{field} must be left out with beam search", field)
     grammar = None if wanted is None else await engine.grammars.compile(wanted)
     runs: tuple[tuple[int, ...], ...] = ()
     if body.bad_words:
@@ -43,6 +46,17 @@ async def token_constraints(
         runs = await asyncio.get_running_loop().run_in_executor(None, tokenize)
     allowed = None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
     return TokenConstraints(allowed, runs, grammar, preface)
+
+
+def _field(body: GenerationBody, wanted: StructuredOutput | None, *, demands_calls: bool) -> str | None:
+    """The name of a field that constrains the answers, None if there is none."""
+    if demands_calls:
+        return "tool_choice"
+    if wanted is not None:
+        return wanted.param
+    if body.allowed_token_ids is not None:
+        return "allowed_token_ids"
+    return "bad_words" if body.bad_words else None
 
 
 def _check(body: GenerationBody) -> None:

@@ -167,13 +167,15 @@ class Generations:
         priority: int = 0,
         cache_salt: str | None = None,
         constraints: TokenConstraints | None = None,
+        request_id: str | None = None,
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
-        Raises what Admission.admit and Engine.submit raise, with nothing left running.
+        `request_id` is the rest of that id, by default one that nobody else has. Raises what Admission.admit and
+        Engine.submit raise, with nothing left running.
         """
         demand = self.admission.admit(prompts, sampling)
-        generation_id = f"{kind}-{uuid.uuid4().hex}"
+        generation_id = f"{kind}-{request_id or uuid.uuid4().hex}"
         streams: list[RequestStream] = []
         try:
             for i, prompt in enumerate(prompts):

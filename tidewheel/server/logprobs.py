@@ -1,58 +1,101 @@
-"""Token log-probabilities in the two shapes that OpenAI's endpoints have."""
+"""Token log-probabilities in the shapes that clients know."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
-from tidewheel.engine.request import RequestOutput, TokenLogprob
+from tidewheel.engine.request import PromptLogprobs, RequestOutput
 from tidewheel.engine.text import Tokenizer
 from tidewheel.server.protocol.chat import ChatLogprobs, TokenLogprobEntry, TopLogprob
 from tidewheel.server.protocol.completions import CompletionLogprobs
+from tidewheel.server.protocol.logprobs import PromptLogprobsList, PromptTokenLogprob
 
 _FLOOR = -9999.0  # JSON has no -inf
+_REMEMBERED_TOKENS = 65536
+
+# A token, its log-probability, and the most likely ones with theirs; no log-probability for a prompt's first token.
+_Entry = tuple[int, float | None, Iterable[tuple[int, float]]]
 
 
 class LogprobsFormatter:
-    """Writes log-probabilities of one model's tokens."""
+    """Writes log-probabilities of one model's tokens. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._text = lru_cache(_REMEMBERED_TOKENS)(lambda token: tokenizer.decode([token], skip_special_tokens=False))
 
-    def chat(self, output: RequestOutput) -> ChatLogprobs | None:
-        """The chat shape; None where none were asked for."""
+    def chat(self, output: RequestOutput, *, as_token_ids: bool = False) -> ChatLogprobs | None:
+        """The chat shape; None where none were asked for. With `as_token_ids`, tokens are named by their ids."""
         if output.logprobs is None:
             return None
         entries = []
         for token_id, logprob in zip(output.token_ids, output.logprobs, strict=True):
-            text = self._text(token_id)
-            top = [TopLogprob(t, _finite(value), list(t.encode())) for t, value in self._top(logprob)]
-            entries.append(TokenLogprobEntry(text, _finite(logprob.logprob), list(text.encode()), top))
+            top = [
+                TopLogprob(self._name(t, as_token_ids), _finite(value), list(self._text(t).encode()))
+                for t, value in logprob.top
+            ]
+            name, text = self._name(token_id, as_token_ids), self._text(token_id)
+            entries.append(TokenLogprobEntry(name, _finite(logprob.logprob), list(text.encode()), top))
         return ChatLogprobs(entries)
 
-    def completion(self, outputs: Sequence[RequestOutput], first_offset: int) -> CompletionLogprobs | None:
-        """The legacy shape, of consecutive outputs of one choice; `first_offset` is the first token's `text_offset`."""
-        if outputs[0].logprobs is None:
-            return None
+    def completion(self, entries: Iterable[_Entry], offset: int, as_token_ids: bool) -> tuple[CompletionLogprobs, int]:
+        """The legacy shape of consecutive tokens of one choice. `offset` is the first one's `text_offset`, and what is
+        returned the next one's.
+        """
         shape = CompletionLogprobs([], [], [], [])
-        offset = first_offset
-        for output in outputs:
-            for token_id, logprob in zip(output.token_ids, output.logprobs or (), strict=True):
-                text = self._text(token_id)
-                shape.tokens.append(text)
-                shape.text_offset.append(offset)
-                shape.token_logprobs.append(_finite(logprob.logprob))
-                # The sampled token is always among them, as OpenAI has it.
-                shape.top_logprobs.append(
-                    {text: _finite(logprob.logprob), **{t: _finite(value) for t, value in self._top(logprob)}}
-                )
-                offset += len(text)
+        for token_id, logprob, top in entries:
+            name = self._name(token_id, as_token_ids)
+            shape.tokens.append(name)
+            shape.text_offset.append(offset)
+            shape.token_logprobs.append(None if logprob is None else _finite(logprob))
+            # The token itself is always among them, as OpenAI has it.
+            shape.top_logprobs.append(
+                None
+                if logprob is None
+                else {name: _finite(logprob)} | {self._name(t, as_token_ids): _finite(value) for t, value in top}
+            )
+            offset += len(self._text(token_id))
+        return shape, offset
+
+    def prompt(self, token_ids: Sequence[int], logprobs: PromptLogprobs | None, count: int) -> PromptLogprobsList:
+        """vLLM's shape of a prompt's log-probabilities, with the `count` most likely tokens of each place.
+
+        `logprobs` are None for a prompt of one token.
+        """
+        shape: PromptLogprobsList = [None]
+        for token_id, (logprob, rank, top) in zip(token_ids[1:], _rows(logprobs, count), strict=True):
+            place = {token_id: PromptTokenLogprob(_finite(logprob), rank, self._text(token_id))}
+            for top_rank, (t, value) in enumerate(top, 1):
+                place.setdefault(t, PromptTokenLogprob(_finite(value), top_rank, self._text(t)))
+            shape.append(place)
         return shape
 
-    def _top(self, logprob: TokenLogprob) -> list[tuple[str, float]]:
-        return [(self._text(token_id), value) for token_id, value in logprob.top]
+    def _name(self, token_id: int, as_token_id: bool) -> str:
+        return f"token_id:{token_id}" if as_token_id else self._text(token_id)
 
-    def _text(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+def output_entries(outputs: Iterable[RequestOutput]) -> Iterator[_Entry]:
+    """The sampled tokens of consecutive outputs."""
+    for output in outputs:
+        for token_id, logprob in zip(output.token_ids, output.logprobs or (), strict=True):
+            yield token_id, logprob.logprob, logprob.top
+
+
+def prompt_entries(token_ids: Sequence[int], logprobs: PromptLogprobs | None, count: int) -> Iterator[_Entry]:
+    """The tokens of a prompt, with the `count` most likely ones of each place."""
+    yield token_ids[0], None, ()
+    for token_id, (logprob, _, top) in zip(token_ids[1:], _rows(logprobs, count), strict=True):
+        yield token_id, logprob, top
+
+
+def _rows(logprobs: PromptLogprobs | None, count: int) -> Iterator[tuple[float, int, list[tuple[int, float]]]]:
+    if logprobs is None:
+        return
+    top_ids, top_logprobs = logprobs.top_ids[:, :count].tolist(), logprobs.top_logprobs[:, :count].tolist()
+    for logprob, rank, ids, values in zip(
+        logprobs.logprobs.tolist(), logprobs.ranks.tolist(), top_ids, top_logprobs, strict=True
+    ):
+        yield logprob, rank, list(zip(ids, values, strict=True))
 
 
 def _finite(value: float) -> float:

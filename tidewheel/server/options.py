@@ -1,175 +1,32 @@
-"""Every option of `tidewheel serve`, once: its flag, environment variables, type, default and help.
-
-A value comes from the command line, else from the environment variable `TIDEWHEEL_<FLAG>` (`--max-model-len` is
-`TIDEWHEEL_MAX_MODEL_LEN`; lists are separated by spaces, switches are 1 or 0), else from one of the option's aliases,
-else it is the default.
-"""
+"""Every option of `tidewheel serve`, once: its name, type, default and help."""
 
 from __future__ import annotations
 
-import argparse
-import difflib
-import json
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 from tidewheel.server.chat.reasoning import REASONING_PARSERS
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
-
-ENV_PREFIX = "TIDEWHEEL_"
-
-_DTYPES = {"half": "float16", "float": "float32"}
-_KV_CACHE_DTYPES = {**_DTYPES, "fp8": "fp8_e5m2"}
-_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def count(text: str) -> int:
-    """A number such as 4096, 4k (4,000), 4K (4,096), 1.5k or 1m. Raises ValueError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a number such as 4096, 4k or 4K")
-    value = float(match[1]) * _COUNT_UNITS[match[2]]
-    if value != int(value):
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(value)
-
-
-def positive_count(text: str) -> int:
-    """A `count` of at least 1."""
-    value = count(text)
-    if value < 1:
-        raise ValueError(f"must be at least 1, got {text!r}")
-    return value
-
-
-def positive_number(text: str) -> float:
-    """A number above 0. Raises ValueError."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError(f"must be above 0, got {text!r}")
-    return value
-
-
-def gibibytes(text: str) -> float | None:
-    """An amount of memory; 0 leaves it to the server. Raises ValueError."""
-    return not_negative_number(text) or None
-
-
-def not_negative_number(text: str) -> float:
-    """A number of at least 0. Raises ValueError."""
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"must be at least 0, got {text!r}")
-    return value
-
-
-def time_limit(text: str) -> float | None:
-    """Seconds; 0 is no limit. Raises ValueError."""
-    return not_negative_number(text) or None
-
-
-def port_number(text: str) -> int:
-    """A TCP port; 0 lets the system choose. Raises ValueError."""
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise ValueError(f"must be between 0 and 65535, got {text!r}")
-    return value
-
-
-def dtype_name(text: str) -> str:
-    """A dtype under its full name."""
-    return _DTYPES.get(text, text)
-
-
-def kv_cache_dtype_name(text: str) -> str:
-    """A KV cache's dtype under its full name."""
-    return _KV_CACHE_DTYPES.get(text, text)
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """A JSON object. Raises ValueError."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"must be a JSON object, got {text!r}")
-    return value
-
-
-def switch(text: str) -> bool:
-    """An environment variable's 1 or 0. Raises ValueError."""
-    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    try:
-        return known[text.strip().lower()]
-    except KeyError:
-        raise ValueError(f"must be 1 or 0, got {text!r}") from None
-
-
-def api_key(text: str) -> str:
-    """A key as it may be sent in a header. Raises ValueError."""
-    if not text or not text.isprintable() or any(character.isspace() for character in text):
-        raise ValueError("a key must have at least one character, and no spaces")
-    return text
-
-
-def metrics_prefix(text: str) -> str:
-    """What may begin the name of a metric. Raises ValueError."""
-    if not re.fullmatch(r"[A-Za-z_:][A-Za-z0-9_:]*", text):
-        raise ValueError(f"must have letters, digits, underscores and colons only, like vllm:, got {text!r}")
-    return text
-
-
-def strings(text: str) -> list[str]:
-    """One string, or the strings of a JSON list, as vLLM's CORS options are given. Raises ValueError."""
-    if not text.startswith("["):
-        return [text]
-    items = json.loads(text)
-    if not all(isinstance(item, str) for item in items):
-        raise ValueError(f"must be a list of strings, got {text}")
-    return list(items)
-
-
-def url_prefix(text: str) -> str:
-    """A path such as /api, without a slash at its end. Raises ValueError."""
-    if not text.startswith("/"):
-        raise ValueError(f"must begin with a slash, like /api, got {text!r}")
-    return text.rstrip("/")
-
-
-def certificate_requirement(text: str) -> str:
-    """none, optional or required, which Python's numbers for them mean too."""
-    return {"0": "none", "1": "optional", "2": "required"}.get(text, text)
-
-
-def option(
-    default: Any,
-    help_text: str,
-    *,
-    parse: Callable[[str], Any] = str,
-    choices: Sequence[str] | None = None,
-    metavar: str | None = None,
-    env_aliases: Sequence[str] = (),
-    flag_aliases: Sequence[str] = (),
-    secret: bool = False,
-) -> Any:
-    """A dataclass field that is an option. A bool is a switch, a tuple takes several values.
-
-    A `secret` one is never shown. `parse` may give a list for one of several values, which is then spread out.
-    """
-    metadata = {
-        "secret": secret,
-        "help": help_text,
-        "parse": parse,
-        "choices": choices,
-        "metavar": metavar,
-        "env_aliases": tuple(env_aliases),
-        "flag_aliases": tuple(flag_aliases),
-    }
-    return field(default=default, metadata=metadata)
+from tidewheel.server.option_parser import OptionError, OptionParser, add_options, build_options, flag, option
+from tidewheel.server.option_values import (
+    api_key,
+    certificate_requirement,
+    count,
+    dtype_name,
+    gibibytes,
+    json_object,
+    kv_cache_dtype_name,
+    metrics_prefix,
+    not_negative_number,
+    port_number,
+    positive_count,
+    positive_number,
+    strings,
+    time_limit,
+    url_prefix,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +186,7 @@ class ServerOptions:
         metavar="N",
     )
     disable_web_ui: bool = option(False, "do not serve the page at /")
+    disable_fastapi_docs: bool = option(False, "do not serve /openapi.json and /docs")
     max_queue: int = option(
         4096,
         "most sequences that may wait, by an estimate of what fits into the KV cache; further requests get a 429",
@@ -336,7 +194,7 @@ class ServerOptions:
         metavar="N",
     )
     max_prompts: int = option(1024, "most prompts of one request", parse=positive_count, metavar="N")
-    max_n: int = option(128, "most choices (n) of one prompt", parse=positive_count, metavar="N")
+    max_n: int = option(128, "most choices (n, best_of) of one prompt", parse=positive_count, metavar="N")
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
     )
@@ -395,42 +253,17 @@ class ServerOptions:
     )
 
 
-OptionsT = TypeVar("OptionsT", bound=ModelOptions | ServerOptions)
-
-
-class OptionError(Exception):
-    """A command line or an environment that cannot be used."""
-
-
-class OptionParser(argparse.ArgumentParser):
-    """An argparse parser that suggests the closest option for one that does not exist."""
-
-    def parse_known(self, arguments: Sequence[str]) -> argparse.Namespace:
-        namespace, unknown = self.parse_known_args(list(arguments))
-        if unknown:
-            name = unknown[0].split("=")[0]
-            close = difflib.get_close_matches(name, self._option_string_actions, 1)
-            hint = f"; did you mean {close[0]}?" if close and name.startswith("-") else ""
-            what = "option" if name.startswith("-") else "argument"
-            self.error(f"unknown {what} {name}{hint} (see --help)")
-        return namespace
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
 def parse_options(
     arguments: Sequence[str], environment: Mapping[str, str] = os.environ, *, prog: str = "tidewheel serve"
 ) -> tuple[ModelOptions, ServerOptions]:
     """The options of a command line and an environment. Prints what is wrong and exits with 2 if they are unusable."""
     parser = model_parser(prog, "Serve a model over an OpenAI-compatible API.")
     group = parser.add_argument_group("server")
-    for spec in fields(ServerOptions):
-        _add_option(group, spec.name, spec.default, spec.metadata)
+    add_options(group, ServerOptions)
     given = vars(parser.parse_known(arguments))
     model_options = read_model_options(parser, given, environment)
     try:
-        server_options = _build(ServerOptions, given, environment)
+        server_options = build_options(ServerOptions, given, environment)
     except OptionError as error:
         parser.error(str(error))
     if server_options.enable_auto_tool_choice != (server_options.tool_call_parser is not None):
@@ -456,11 +289,11 @@ def _contradiction(options: ServerOptions) -> str | None:
     if not options.allowed_origins:
         for name in ("allow_credentials", "allowed_methods", "allowed_headers"):
             if getattr(options, name) != getattr(ServerOptions, name):
-                return f"{_flag(name)} needs --allowed-origins"
+                return f"{flag(name)} needs --allowed-origins"
     if options.ssl_certfile is None:
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
             if getattr(options, name) != getattr(ServerOptions, name):
-                return f"{_flag(name)} needs --ssl-certfile"
+                return f"{flag(name)} needs --ssl-certfile"
     if (options.ssl_ca_certs is None) != (options.ssl_cert_reqs == "none"):
         return "clients are checked with both --ssl-ca-certs FILE and --ssl-cert-reqs optional or required"
     return None
@@ -477,8 +310,7 @@ def model_parser(prog: str, description: str) -> OptionParser:
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
     group = parser.add_argument_group("model")
-    for spec in fields(ModelOptions):
-        _add_option(group, spec.name, spec.default, spec.metadata)
+    add_options(group, ModelOptions)
     return parser
 
 
@@ -492,76 +324,6 @@ def read_model_options(
             parser.error(f"two models: {positional} and --model {given['model']}")
         given["model"] = positional
     try:
-        return _build(ModelOptions, given, environment)
+        return build_options(ModelOptions, given, environment)
     except OptionError as error:
         parser.error(str(error))
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _add_option(group: argparse._ArgumentGroup, name: str, default: Any, metadata: Mapping[str, Any]) -> None:
-    flags = [_flag(name), *metadata["flag_aliases"]]
-    help_text = metadata["help"]
-    if isinstance(default, str | int | float) and not isinstance(default, bool):
-        help_text += f" [{default}]"
-    for alias in metadata["env_aliases"]:
-        help_text += f" (also ${alias})"
-    shared: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_text.replace("%", "%%")}
-    if isinstance(default, bool):
-        action: Any = argparse.BooleanOptionalAction if default else "store_true"
-        group.add_argument(*flags, action=action, **shared)
-        return
-    shared["type"] = argument_type(metadata["parse"])
-    shared["choices"] = metadata["choices"]
-    shared["metavar"] = metadata["metavar"]
-    if isinstance(default, tuple):
-        group.add_argument(*flags, nargs="+", action="extend", **shared)
-    else:
-        group.add_argument(*flags, **shared)
-
-
-def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse` as an argparse type whose ValueError's own words reach the user."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
-def _build(group_type: type[OptionsT], given: Mapping[str, Any], environment: Mapping[str, str]) -> OptionsT:
-    values: dict[str, Any] = {}
-    for spec in fields(group_type):
-        if spec.name in given:
-            value = given[spec.name]
-            values[spec.name] = _spread(value) if isinstance(spec.default, tuple) else value
-            continue
-        for variable in (ENV_PREFIX + spec.name.upper(), *spec.metadata["env_aliases"]):
-            if environment.get(variable):
-                values[spec.name] = _from_environment(variable, environment[variable], spec.default, spec.metadata)
-                break
-    return group_type(**values)
-
-
-def _spread(values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(item for value in values for item in (value if isinstance(value, list) else [value]))
-
-
-def _from_environment(variable: str, text: str, default: Any, metadata: Mapping[str, Any]) -> Any:
-    try:
-        if isinstance(default, bool):
-            return switch(text)
-        if isinstance(default, tuple):
-            return _spread(metadata["parse"](item) for item in ([text] if text.startswith("[") else text.split()))
-        value = metadata["parse"](text)
-    except ValueError as error:
-        raise OptionError(f"${variable}: {error}") from None
-    choices = metadata["choices"]
-    if choices is not None and value not in choices:
-        raise OptionError(f"${variable}: must be one of {', '.join(choices)}, got {text!r}")
-    return value

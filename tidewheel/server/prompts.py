@@ -35,14 +35,30 @@ class PromptEncoder:
         """The token ids of `text`."""
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
-        """Raises ApiError (400) for a prompt that is empty or too long for the context."""
+    def truncated(self, token_ids: list[int], limit: int | None, side: str | None, room: int = 1) -> list[int]:
+        """The last `limit` of the tokens, or the first if `side` is right; -1 is as many as leave `room` for others.
+
+        Raises ApiError (400) for a limit that is none, or beyond the context.
+        """
+        if limit is None:
+            return token_ids
+        if not (limit == -1 or 1 <= limit <= self.max_model_len):
+            raise bad_request(
+                f"truncate_prompt_tokens must be between 1 and this model's context of {self.max_model_len} tokens, "
+                f"or -1 for as many as fit, got {limit}",
+                "truncate_prompt_tokens",
+            )
+        kept = self.max_model_len - room if limit == -1 else limit
+        return token_ids[:kept] if side == "right" else token_ids[max(len(token_ids) - kept, 0) :]
+
+    def check_prompt(self, token_ids: Sequence[int], param: str, room: int = 1) -> None:
+        """Raises ApiError (400) for a prompt that is empty or too long for a context with `room` for more."""
         if not token_ids:
             raise bad_request(f"{param} has no tokens", param)
-        if len(token_ids) >= self.max_model_len:
+        if len(token_ids) > self.max_model_len - room:
             raise bad_request(
-                f"{param} has {len(token_ids)} tokens; this model's context is {self.max_model_len} tokens and must "
-                "have room for at least one more",
+                f"{param} has {len(token_ids)} tokens; this model's context is {self.max_model_len} tokens"
+                f"{' and must have room for at least one more' if room else ''}",
                 param,
                 "context_length_exceeded",
             )

@@ -191,8 +191,9 @@ def jobs(draw: st.DrawFn) -> Job:
         presence_penalty=draw(st.sampled_from([0.0, 0.5])),
         logit_bias=draw(st.sampled_from([{}, {30: 5.0, 90: -100.0}])),
         ignore_eos=draw(st.booleans()),
-        n=draw(st.sampled_from([1, 1, 2])),
+        n=draw(st.sampled_from([1, 1, 3])),
         logprobs=draw(st.sampled_from([None, 2])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 1])),
     )
     name = draw(st.sampled_from([None, *GRAMMARS]))
     wanted = constraints(
@@ -257,10 +258,11 @@ def test_any_company_gives_the_same_bits(name: str) -> None:
             driver.step()
         driver.run()
         for key, (job, index) in owners.items():
-            expected = alone(tested, MAX_LENGTH, job, index, EOS)
+            sampled, scored = alone(tested, MAX_LENGTH, job, index, EOS)
             if driver.finished[key].reason is FinishReason.ABORT:
-                expected = expected[: len(driver.sampled[key])]
-            assert driver.sampled[key] == expected
+                sampled, scored = sampled[: len(driver.sampled[key])], scored[: len(driver.scored[key])]
+            assert driver.sampled[key] == sampled
+            assert driver.scored[key] == scored
 
     property_holds()
 
@@ -277,7 +279,30 @@ def test_preemption_leaves_constraints_alone(name: str) -> None:
     driver.run()
     assert driver.scheduler.preemptions_total > 3
     for key, (job, index) in owners.items():
-        assert driver.sampled[key] == alone(tested, MAX_LENGTH, job, index, EOS)
+        assert driver.sampled[key] == alone(tested, MAX_LENGTH, job, index, EOS)[0]
+
+
+@pytest.mark.parametrize("name", ["fake", *device_ids()])
+def test_choices_of_one_prompt_each_keep_to_the_grammar_from_their_first_token(name: str) -> None:
+    """They start from one computed prompt, whose scored rows have no masks."""
+    tested = executors()[name]
+    sampling = SamplingParams(max_tokens=10 if name == "torch" else 60, n=3, logprobs=0, prompt_logprobs=1)
+    wanted = {kind: constraints(kind, bad_words=((300,),)) for kind in ("json", "choice", "regex")}
+    jobs: dict[str | None, Job] = {None: Job(tuple(range(20, 40)), sampling)}
+    jobs |= {kind: dataclasses.replace(jobs[None], constraints=demanded) for kind, demanded in wanted.items()}
+    driver = Driver(tested, MAX_LENGTH, EOS, limits=dataclasses.replace(tested.limits, max_num_seqs=7))
+    keys_of = {kind: driver.add(job) for kind, job in jobs.items()}
+    driver.run()
+    stopped = 0
+    for kind, keys in keys_of.items():
+        for index, key in enumerate(keys):
+            assert (driver.sampled[key], driver.scored[key]) == alone(tested, MAX_LENGTH, jobs[kind], index, EOS)
+            if kind is not None and driver.finished[key].reason is FinishReason.STOP:
+                assert_matches(kind, text_of(driver.tokens(key)))
+                stopped += 1
+        assert kind == "choice" or len({tuple(driver.tokens(key)) for key in keys}) > 1
+        assert [position for position, *_ in driver.scored[keys[0]]] == list(range(19))
+    assert stopped > 2
 
 
 @pytest.mark.parametrize("name", device_ids())

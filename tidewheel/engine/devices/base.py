@@ -93,7 +93,7 @@ class Executor(Protocol):
         ...
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
-        """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
+        """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]. No block is copied both from and to."""
         ...
 
     def close(self) -> None:

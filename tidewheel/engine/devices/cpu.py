@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel import _native
-from tidewheel.engine.batch import MAX_TOP_LOGPROBS, StepBatch, StepOutput
+from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.devices.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.errors import DeviceError
@@ -198,15 +198,18 @@ class CpuExecutor:
         """Run the batch, write its K and V, and sample its rows. Raises ValueError for arrays that do not fit."""
         native = self.native
         self._pin_caller(native)
-        rows = len(batch.logits_rows)
-        output = StepOutput(np.empty(rows, np.int32))
-        if rows and batch.sampling.num_logprobs.max() >= 0:
-            output.logprobs = np.zeros(rows, np.float32)
-            output.top_ids = np.zeros((rows, MAX_TOP_LOGPROBS), np.int32)
-            output.top_logprobs = np.zeros((rows, MAX_TOP_LOGPROBS), np.float32)
+        output = StepOutput.empty(batch.sampling)
         if batch.return_logits:
-            output.logits = np.empty((rows, self._vocab_size), np.float32)
-        native.step(batch, output.token_ids, output.logprobs, output.top_ids, output.top_logprobs, output.logits)
+            output.logits = np.empty((len(batch.logits_rows), self._vocab_size), np.float32)
+        native.step(
+            batch,
+            output.token_ids,
+            output.logprobs,
+            output.ranks,
+            output.top_ids,
+            output.top_logprobs,
+            output.logits,
+        )
         return output
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:

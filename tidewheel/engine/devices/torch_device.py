@@ -24,7 +24,7 @@ from tidewheel.engine.devices.base import (
 from tidewheel.engine.devices.cancellation import Cancellation
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec
-from tidewheel.engine.sampling import sample
+from tidewheel.engine.sampling import sample_row
 from tidewheel.engine.weights.dtypes import STORAGE
 
 if TYPE_CHECKING:
@@ -109,24 +109,27 @@ class TorchExecutor:
 
     def step(self, batch: StepBatch) -> StepOutput:
         """Run the batch, write its K and V, and sample its rows."""
-        decoder = self._loaded()
+        decoder, output = self._loaded(), StepOutput.empty(batch.sampling)
         sequence = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
-        rows = []
         for start in range(0, len(batch.token_ids), self.tokens_per_pass):
             stop = min(start + self.tokens_per_pass, len(batch.token_ids))
-            low, high = np.searchsorted(batch.logits_rows, (start, stop))
-            rows.append(
-                decoder.forward(
-                    batch.token_ids[start:stop],
-                    batch.positions[start:stop],
-                    batch.block_tables[sequence[start:stop]],
-                    batch.logits_rows[low:high] - start,
-                )
+            rows = np.flatnonzero((batch.logits_rows >= start) & (batch.logits_rows < stop))
+            # Rows of one token share its logits, which are computed once.
+            tokens, token_of = np.unique(batch.logits_rows[rows] - start, return_inverse=True)
+            logits = decoder.forward(
+                batch.token_ids[start:stop],
+                batch.positions[start:stop],
+                batch.block_tables[sequence[start:stop]],
+                tokens,
             )
-        logits = np.concatenate(rows)
-        output = sample(logits, batch.sampling)
-        if batch.return_logits:
-            output.logits = logits
+            if rows.size and batch.sampling.masks is not None:
+                batch.sampling.masks.wait()
+            for row, token in zip(rows.tolist(), token_of.tolist(), strict=True):
+                sample_row(logits[token], batch.sampling, row, output)
+            if batch.return_logits:
+                if output.logits is None:
+                    output.logits = np.empty((len(batch.logits_rows), logits.shape[1]), np.float32)
+                output.logits[rows] = logits[token_of]
         return output
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:

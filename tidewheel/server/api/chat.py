@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from itertools import chain
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidewheel.engine.request import RequestOutput
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.chat.path import ChatPath, ChatRun, ChoiceAnswer, ChoiceDelta
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Reasoning
 from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
+from tidewheel.server.openapi import operation
 from tidewheel.server.protocol.chat import (
     ChatChoice,
     ChatChunk,
@@ -46,26 +50,40 @@ class ChatEndpoint:
         """The endpoint."""
         return [Route("/v1/chat/completions", self._create, methods=["POST"])]
 
+    @operation(
+        "Answer a conversation",
+        ChatCompletionRequest,
+        ChatCompletion,
+        events=ChatChunk,
+        example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 32},
+    )
     async def _create(self, request: Request) -> Response:
         timer = self._metrics.start_timer()
         raw = await request.body()
         body = self._decode(raw)
         run = await self._path.start(body, len(raw), timer, request.state.request_id)
         if body.stream:
-            return EventStream(self._frames(run, body.include_usage), run.generation)
+            return EventStream(self._frames(run, body), run.generation)
         answers = await run.whole(request.receive)
-        return json_response(
-            ChatCompletion(
-                id=run.id,
-                created=run.created,
-                model=run.model,
-                system_fingerprint=self._fingerprint,
-                choices=[self._choice(answer) for answer in answers],
-                usage=run.usage(),
-            )
+        completion = ChatCompletion(
+            id=run.id,
+            created=run.created,
+            model=run.model,
+            system_fingerprint=self._fingerprint,
+            choices=[self._choice(answer, body) for answer in answers],
+            usage=run.usage(),
         )
+        if body.return_token_ids:
+            completion.prompt_token_ids = run.prompt_token_ids
+        if body.prompt_logprobs is not None:
+            scores = answers[0].outputs[0].prompt_logprobs
+            # In a thread, for a long prompt's would hold up all streams.
+            completion.prompt_logprobs = await asyncio.to_thread(
+                self._formatter.prompt, run.prompt_token_ids, scores, body.prompt_logprobs
+            )
+        return json_response(completion)
 
-    def _choice(self, answer: ChoiceAnswer) -> ChatChoice:
+    def _choice(self, answer: ChoiceAnswer, body: ChatCompletionRequest) -> ChatChoice:
         turn = answer.turn
         message = ResponseMessage(content=turn.content or (None if turn.calls or turn.reasoning else ""))
         if turn.reasoning:
@@ -74,18 +92,24 @@ class ChatEndpoint:
             message.tool_calls = [
                 ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in turn.calls
             ]
-        shapes = [shape.content for output in answer.outputs if (shape := self._formatter.chat(output)) is not None]
+        shapes = [shape.content for output in answer.outputs if (shape := self._logprobs(output, body)) is not None]
         logprobs = ChatLogprobs(list(chain.from_iterable(shapes))) if shapes else None
-        return ChatChoice(answer.index, message, logprobs, answer.finish_reason, answer.stop_reason)
+        choice = ChatChoice(answer.index, message, logprobs, answer.finish_reason, answer.stop_reason)
+        if body.return_token_ids:
+            choice.token_ids = [token for output in answer.outputs for token in output.token_ids]
+        return choice
 
-    async def _frames(self, run: ChatRun, include_usage: bool) -> AsyncIterator[bytes]:
+    async def _frames(self, run: ChatRun, body: ChatCompletionRequest) -> AsyncIterator[bytes]:
+        include_usage, continuous_usage, return_ids = body.include_usage, body.continuous_usage, body.return_token_ids
         chunk = ChatChunk(
             id=run.id, created=run.created, model=run.model, system_fingerprint=self._fingerprint, choices=[]
         )
         if include_usage:
             chunk.usage = None
+        if return_ids:
+            chunk.prompt_token_ids = run.prompt_token_ids
         # Most frames of a choice differ in their text alone. Until a choice has opened its turn it has no entry.
-        around_text: dict[int, tuple[bytes, bytes]] = {}
+        around_text: dict[int, tuple[bytes, bytes] | None] = {}
         async for delta in run.deltas():
             index, pieces = delta.index, delta.pieces
             around = around_text.get(index)
@@ -94,14 +118,17 @@ class ChatEndpoint:
                 if isinstance(piece, str):
                     yield around[0] + encode_json(piece) + around[1]
                     continue
-            choices = self._chunk_choices(delta)
-            if around is None:
-                around_text[index] = _around_text(chunk, index)
+            choices = self._chunk_choices(delta, body)
+            if index not in around_text:
+                around_text[index] = None if continuous_usage or return_ids else _around_text(chunk, index)
                 choices.insert(0, ChunkChoice(index, Delta(role="assistant", content="")))
+            if continuous_usage:
+                chunk.usage = run.usage()
             frame = b""
             for choice in choices:
                 chunk.choices = [choice]
                 frame += event(chunk)
+                chunk.prompt_token_ids = UNSET
             if frame:
                 yield frame
         if include_usage:
@@ -109,16 +136,21 @@ class ChatEndpoint:
             chunk.usage = run.usage()
             yield event(chunk)
 
-    def _chunk_choices(self, delta: ChoiceDelta) -> list[ChunkChoice]:
-        logprobs = self._formatter.chat(delta.output)
+    def _chunk_choices(self, delta: ChoiceDelta, body: ChatCompletionRequest) -> list[ChunkChoice]:
+        logprobs = self._logprobs(delta.output, body)
+        token_ids = list(delta.output.token_ids) if body.return_token_ids else UNSET
         choices = [ChunkChoice(delta.index, _delta(piece)) for piece in delta.pieces]
-        if not choices and (logprobs is not None or delta.finish_reason is not None):
+        if not choices and (logprobs is not None or delta.finish_reason is not None or token_ids):
             choices = [ChunkChoice(delta.index, Delta(content=""))]
         if choices:
             choices[-1].logprobs = logprobs
             choices[-1].finish_reason = delta.finish_reason
             choices[-1].stop_reason = delta.output.stop_reason
+            choices[-1].token_ids = token_ids
         return choices
+
+    def _logprobs(self, output: RequestOutput, body: ChatCompletionRequest) -> ChatLogprobs | None:
+        return self._formatter.chat(output, as_token_ids=bool(body.return_tokens_as_token_ids))
 
 
 def _around_text(chunk: ChatChunk, index: int) -> tuple[bytes, bytes]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidewheel.engine.request import PromptLogprobs, RequestOutput
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.generation import Generation, Generations
-from tidewheel.server.logprobs import LogprobsFormatter
+from tidewheel.server.logprobs import LogprobsFormatter, output_entries, prompt_entries
 from tidewheel.server.metrics import ServerMetrics
+from tidewheel.server.openapi import operation
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder
@@ -46,6 +51,13 @@ class CompletionsEndpoint:
         """The endpoint."""
         return [Route("/v1/completions", self._create, methods=["POST"])]
 
+    @operation(
+        "Continue a text",
+        CompletionRequest,
+        Completion,
+        events=Completion,
+        example={"prompt": "Once upon a time", "max_tokens": 32},
+    )
     async def _create(self, request: Request) -> Response:
         timer = self._metrics.start_timer()
         raw = await request.body()
@@ -53,66 +65,149 @@ class CompletionsEndpoint:
         model = self._models.resolve(body.model)
         body.check_supported()
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
-        prompts = await self._encoder.run(len(raw), lambda: self._encode(body))
+        room = 0 if sampling.max_tokens == 0 else 1
+        prompts = await self._encoder.run(len(raw), lambda: self._encode(body, room))
         constraints = await self._generations.constraints(body)
         generation = self._generations.start(
             "cmpl",
-            prompts,
+            [prompt.token_ids for prompt in prompts],
             sampling,
             timer=timer,
             client_id=request.state.request_id,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             constraints=constraints,
+            request_id=body.request_id,
         )
         answer = Completion(
             id=generation.id, created=int(time.time()), model=model, system_fingerprint=self._fingerprint, choices=[]
         )
+        writer = _ChoiceWriter(body, prompts, self._formatter, sampling.n)
         if body.stream:
-            return EventStream(self._frames(generation, answer, body.include_usage), generation)
-        return json_response(await self._whole(request, generation, answer))
+            return EventStream(_frames(generation, answer, writer, body), generation)
+        outputs = await collect(request.receive, generation)
+        if sampling.prompt_logprobs is None:
+            answer.choices = writer.whole(outputs)
+        else:  # in a thread, for a long prompt's log-probabilities would hold up all streams
+            answer.choices = await asyncio.to_thread(writer.whole, outputs)
+        answer.usage = generation.usage()
+        return json_response(answer)
 
-    def _encode(self, body: CompletionRequest) -> list[list[int]]:
-        encoded: list[list[int]] = []
+    def _encode(self, body: CompletionRequest, room: int) -> list[_Prompt]:
+        encoded: list[_Prompt] = []
         prompts: Sequence[str | list[int]] = body.prompts()
-        self._generations.admission.check_shape(len(prompts), body.n)
+        self._generations.admission.check_shape(len(prompts), n=body.n, best_of=body.best_of)
         for i, prompt in enumerate(prompts):
+            param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
             if isinstance(prompt, str):
                 token_ids = self._encoder.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
             else:
                 token_ids = prompt
-            self._encoder.check_prompt(token_ids, "prompt" if len(prompts) == 1 else f"prompt[{i}]")
-            encoded.append(token_ids)
+            kept = self._encoder.truncated(token_ids, body.truncate_prompt_tokens, body.truncation_side, room)
+            self._encoder.check_prompt(kept, param, room)
+            text = ""
+            if body.echo:
+                self._encoder.check_vocabulary(kept, param)
+                whole = isinstance(prompt, str) and len(kept) == len(token_ids)
+                skip = body.skip_special_tokens is not False
+                text = str(prompt) if whole else self._encoder.tokenizer.decode(kept, skip_special_tokens=skip)
+            encoded.append(_Prompt(kept, text))
         return encoded
 
-    async def _frames(self, generation: Generation, answer: Completion, include_usage: bool) -> AsyncIterator[bytes]:
-        if include_usage:
-            answer.usage = None
-        offsets = [0] * generation.num_choices
-        async for choice, output in generation.outputs():
-            logprobs = self._formatter.completion([output], offsets[choice])
-            if logprobs is not None:
-                offsets[choice] += sum(map(len, logprobs.tokens))
-            elif not output.text and output.finish_reason is None:
-                continue
-            answer.choices = [CompletionChoice(choice, output.text, logprobs, output.finish_reason, output.stop_reason)]
-            yield event(answer)
-        if include_usage:
-            answer.choices = []
-            answer.usage = generation.usage()
-            yield event(answer)
 
-    async def _whole(self, request: Request, generation: Generation, answer: Completion) -> Completion:
-        outputs = await collect(request.receive, generation)
-        answer.choices = [
-            CompletionChoice(
-                choice,
-                "".join(output.text for output in parts),
-                self._formatter.completion(parts, 0),
-                parts[-1].finish_reason,
-                parts[-1].stop_reason,
-            )
-            for choice, parts in enumerate(outputs)
-        ]
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    token_ids: list[int]
+    text: str  # to be echoed
+
+
+class _ChoiceWriter:
+    """Turns the outputs of one request's choices into what the answer says of them.
+
+    `per_prompt` choices are generated for each prompt, which may be more than the answer has.
+    """
+
+    def __init__(
+        self, body: CompletionRequest, prompts: Sequence[_Prompt], formatter: LogprobsFormatter, per_prompt: int
+    ) -> None:
+        self._body = body
+        self._prompts = prompts
+        self._formatter = formatter
+        self._per_prompt = per_prompt
+        self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
+        self._offsets: dict[int, int] = {}  # characters so far of the choices that have begun
+
+    def whole(self, outputs: Sequence[Sequence[RequestOutput]]) -> list[CompletionChoice]:
+        """The answer's choices, of all outputs of each choice; the best ones if more were generated."""
+        choices: list[CompletionChoice] = []
+        for number, prompt in enumerate(self._prompts):
+            indices: Sequence[int] = range(number * self._per_prompt, (number + 1) * self._per_prompt)
+            scores = self._prompt_logprobs[number] = outputs[indices[0]][0].prompt_logprobs
+            count = self._body.prompt_logprobs
+            shape = None if count is None else self._formatter.prompt(prompt.token_ids, scores, count)
+            if self._body.num_choices < self._per_prompt:
+                # Sorting is stable: of equally good ones the first are taken.
+                best = sorted(indices, key=lambda index: _mean_logprob(outputs[index]), reverse=True)
+                indices = best[: self._body.num_choices]
+            for index in indices:
+                choice = self._choice(index, outputs[index])
+                choice.index = len(choices)
+                if shape is not None:
+                    choice.prompt_logprobs = shape
+                choices.append(choice)
+        return choices
+
+    def piece(self, index: int, output: RequestOutput) -> CompletionChoice | None:
+        """What one output adds to a choice; None if that is nothing."""
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[index // self._per_prompt] = output.prompt_logprobs
+        choice = self._choice(index, [output])
+        if choice.text or choice.finish_reason or choice.logprobs is not None or choice.token_ids:
+            return choice
+        return None
+
+    def _choice(self, index: int, outputs: Sequence[RequestOutput]) -> CompletionChoice:
+        body, number, last = self._body, index // self._per_prompt, outputs[-1]
+        prompt, begins = self._prompts[number], index not in self._offsets
+        offset = self._offsets.setdefault(index, 0)
+        text = "".join([output.text for output in outputs])
+        if begins and body.echo:
+            text = prompt.text + text
+        choice = CompletionChoice(index, text, None, last.finish_reason, last.stop_reason)
+        if body.logprobs is not None:
+            entries = output_entries(outputs)
+            if begins and body.echo:
+                scores = self._prompt_logprobs[number]
+                entries = chain(prompt_entries(prompt.token_ids, scores, body.logprobs), entries)
+            as_token_ids = bool(body.return_tokens_as_token_ids)
+            choice.logprobs, self._offsets[index] = self._formatter.completion(entries, offset, as_token_ids)
+        if body.return_token_ids:
+            choice.token_ids = [token for output in outputs for token in output.token_ids]
+            if begins:
+                choice.prompt_token_ids = prompt.token_ids
+        return choice
+
+
+def _mean_logprob(outputs: Sequence[RequestOutput]) -> float:
+    logprobs = [entry.logprob for output in outputs for entry in output.logprobs or ()]
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0
+
+
+async def _frames(
+    generation: Generation, answer: Completion, writer: _ChoiceWriter, body: CompletionRequest
+) -> AsyncIterator[bytes]:
+    include_usage, continuous_usage = body.include_usage, body.continuous_usage
+    if include_usage:
+        answer.usage = None
+    async for index, output in generation.outputs():
+        choice = writer.piece(index, output)
+        if choice is None:
+            continue
+        answer.choices = [choice]
+        if continuous_usage:
+            answer.usage = generation.usage()
+        yield event(answer)
+    if include_usage:
+        answer.choices = []
         answer.usage = generation.usage()
-        return answer
+        yield event(answer)

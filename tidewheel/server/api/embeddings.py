@@ -18,6 +18,7 @@ from tidewheel.engine.encoders.encoder import Embedder
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.encoders import EncoderAnswer, ServedEncoders, check_input, truncation
+from tidewheel.server.openapi import operation
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.decode import BodyDecoder
 from tidewheel.server.protocol.embeddings import Embedding, EmbeddingList, EmbeddingRequest
@@ -35,6 +36,7 @@ class EmbeddingsEndpoint:
         """The endpoint."""
         return [Route("/v1/embeddings", self._create, methods=["POST"])]
 
+    @operation("Texts to vectors", EmbeddingRequest, EmbeddingList, example={"input": ["high tide", "low tide"]})
     async def _create(self, request: Request) -> Response:
         raw = await request.body()
         body = self._decode(raw)

@@ -14,6 +14,7 @@ from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.errors import ApiError
+from tidewheel.server.openapi import operation
 
 
 class Health(msgspec.Struct):
@@ -31,6 +32,7 @@ class Version(msgspec.Struct):
 def health_routes(*engines: Engine | EncoderEngine) -> list[Route]:
     """`/health` is 200 while all engines run and 503 once one has failed; SageMaker calls it `/ping`."""
 
+    @operation("Whether the server serves", response=Health)
     async def health(request: Request) -> Response:
         for engine in engines:
             if engine.failure is not None:
@@ -41,6 +43,7 @@ def health_routes(*engines: Engine | EncoderEngine) -> list[Route]:
                 )
         return json_response(Health())
 
+    @operation("The server's version", response=Version)
     async def version(request: Request) -> Response:
         return json_response(Version())
 

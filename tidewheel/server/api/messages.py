@@ -15,8 +15,10 @@ from tidewheel.server.chat.field_names import renamed_fields
 from tidewheel.server.chat.path import ChatPath, ChatRun
 from tidewheel.server.errors import ApiError
 from tidewheel.server.metrics import ServerMetrics
+from tidewheel.server.openapi import operation
 from tidewheel.server.protocol.decode import BodyDecoder
-from tidewheel.server.protocol.message_answers import TokenCount
+from tidewheel.server.protocol.errors import AnthropicErrorResponse
+from tidewheel.server.protocol.message_answers import MessageEvent, OutputMessage, TokenCount
 from tidewheel.server.protocol.messages import CountTokensRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
 from tidewheel.server.streaming import EventStream, StreamEnd, named_events
 
@@ -37,6 +39,14 @@ class MessagesEndpoints:
             Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
         ]
 
+    @operation(
+        "Answer a conversation in Anthropic's shapes",
+        MessagesRequest,
+        OutputMessage,
+        events=MessageEvent,
+        error=AnthropicErrorResponse,
+        example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 32},
+    )
     async def _create(self, request: Request) -> Response:
         timer = self._metrics.start_timer()
         raw = await request.body()
@@ -56,6 +66,13 @@ class MessagesEndpoints:
             pass
         return json_response(builder.message)
 
+    @operation(
+        "Count a conversation's tokens",
+        CountTokensRequest,
+        TokenCount,
+        error=AnthropicErrorResponse,
+        example={"messages": [{"role": "user", "content": "Who are you?"}]},
+    )
     async def _count_tokens(self, request: Request) -> Response:
         raw = await request.body()
         chat, names = chat_request(self._decode_count(raw))

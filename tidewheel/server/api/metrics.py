@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidewheel.server.openapi import operation
+
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.registry import Collector
@@ -19,6 +21,7 @@ def metrics_routes(*collectors: Collector) -> list[Route]:
     """The scrape endpoint for what these collect, with a registry of its own."""
     registry: CollectorRegistry | None = None
 
+    @operation("Metrics in Prometheus' text format", response=str, media_type="text/plain")
     async def scrape(request: Request) -> Response:
         nonlocal registry
         if registry is None:

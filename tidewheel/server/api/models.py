@@ -14,6 +14,7 @@ from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.errors import ModelError
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.errors import ApiError, bad_request
+from tidewheel.server.openapi import operation
 from tidewheel.server.protocol.models import ModelCard, ModelList
 
 
@@ -64,8 +65,10 @@ class ServedModels:
                 code="model_not_found",
             ) from None
 
+    @operation("List the served models", response=ModelList)
     async def _list(self, request: Request) -> Response:
         return json_response(ModelList(data=list(self._cards.values())))
 
+    @operation("One served model", response=ModelCard)
     async def _retrieve(self, request: Request) -> Response:
         return json_response(self._card(request.path_params["name"]))

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from tidewheel import __version__
 from tidewheel.engine.engine import Engine
 from tidewheel.server.api.json_response import json_response
+from tidewheel.server.openapi import operation
 
 
 class Load(msgspec.Struct):
@@ -39,12 +40,14 @@ class ServerInfo(msgspec.Struct):
 def operations_routes(engine: Engine, options: Mapping[str, Any]) -> list[Route]:
     """The endpoints. `options` is what `/server_info` shows of the command line."""
 
+    @operation("How busy the server is", response=Load)
     async def load(request: Request) -> Response:
         stats = engine.stats()
         busy = stats.num_running + stats.num_waiting
         usage = stats.kv_blocks_used / stats.kv_blocks_total
         return json_response(Load(busy, stats.num_running, stats.num_waiting, usage))
 
+    @operation("What is served, and with which options", response=ServerInfo)
     async def server_info(request: Request) -> Response:
         limits = engine.limits
         return json_response(
@@ -59,6 +62,7 @@ def operations_routes(engine: Engine, options: Mapping[str, Any]) -> list[Route]
             )
         )
 
+    @operation("Forget all cached prefixes")
     async def reset_prefix_cache(request: Request) -> Response:
         engine.reset_prefix_cache()
         return Response()

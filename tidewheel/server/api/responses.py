@@ -17,8 +17,10 @@ from tidewheel.server.chat.path import ChatPath, ChatRun
 from tidewheel.server.errors import ApiError, bad_request
 from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
+from tidewheel.server.openapi import operation
 from tidewheel.server.protocol.chat import ChatCompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder, unsupported
+from tidewheel.server.protocol.response_events import ResponseEvent
 from tidewheel.server.protocol.response_items import Item, ItemReference, Message
 from tidewheel.server.protocol.responses import (
     ENCRYPTED_REASONING,
@@ -72,6 +74,13 @@ class ResponsesEndpoints:
             Route("/v1/responses/compact", self._compact, methods=["POST"]),
         ]
 
+    @operation(
+        "Answer a conversation in the shapes of the Responses API",
+        ResponsesRequest,
+        Response,
+        events=ResponseEvent,
+        example={"input": "Who are you?", "max_output_tokens": 32},
+    )
     async def _create(self, request: Request) -> HttpResponse:
         timer = self._metrics.start_timer()
         ask = self._understand(await request.body())
@@ -116,11 +125,13 @@ class ResponsesEndpoints:
         self._keep(stored)
         yield end
 
+    @operation("Count a conversation's tokens", ResponsesRequest, InputTokens, example={"input": "Who are you?"})
     async def _count_tokens(self, request: Request) -> HttpResponse:
         ask = self._understand(await request.body())
         with renamed_fields(ask.names):
             return json_response(InputTokens(await self._path.count_tokens(ask.chat, ask.size)))
 
+    @operation("Refused: conversations are not compacted")
     async def _compact(self, request: Request) -> HttpResponse:
         raise ApiError(
             HTTPStatus.NOT_FOUND,

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from tidewheel.engine.encoders.encoder import Encoder, ScorePlan
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.encoders import EncoderAnswer, ServedEncoders, check_input, truncation
+from tidewheel.server.openapi import operation
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.decode import BodyDecoder
 from tidewheel.server.protocol.scoring import (
@@ -45,6 +46,12 @@ class ScoringEndpoints:
             *(Route(path, self._rerank, methods=["POST"]) for path in _RERANK_PATHS),
         ]
 
+    @operation(
+        "Score how well texts go together",
+        ScoreRequest,
+        ScoreList,
+        example={"text_1": "When is high tide?", "text_2": ["At noon.", "It is a boat."]},
+    )
     async def _score(self, request: Request) -> Response:
         raw = await request.body()
         body = self._decode_score(raw)
@@ -57,6 +64,12 @@ class ScoringEndpoints:
         answer = await self._encoders.run(request, "score", model, plan.inputs)
         return await self._worker.run(answer.rows.nbytes, lambda: _scores(model, plan, answer))
 
+    @operation(
+        "Put documents in the order of a query",
+        RerankRequest,
+        RerankList,
+        example={"query": "When is high tide?", "documents": ["At noon.", "It is a boat."]},
+    )
     async def _rerank(self, request: Request) -> Response:
         raw = await request.body()
         body = self._decode_rerank(raw)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Annotated, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -11,12 +12,33 @@ from starlette.routing import Route
 
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.errors import ApiError, bad_request
-from tidewheel.server.protocol.decode import unsupported
+from tidewheel.server.openapi import operation
+from tidewheel.server.protocol.decode import documented, unsupported
+from tidewheel.server.protocol.response_events import ResponseEvent
 from tidewheel.server.protocol.response_items import InputText, Item, ItemList, Message, OutputText
 from tidewheel.server.protocol.responses import DeletedResponse, check_include
+from tidewheel.server.protocol.responses import Response as ResponseObject
 from tidewheel.server.responses.store import NOT_KEPT, ResponseStore, StoredResponse
 
 _MAX_PAGE = 100
+
+
+class RetrieveQuery(msgspec.Struct):
+    """How a response is shown: whole, or its events from that one on."""
+
+    stream: bool = False
+    starting_after: int = -1
+    include: list[str] = []
+    include_obfuscation: bool = False
+
+
+class InputItemsQuery(msgspec.Struct):
+    """Which page of the items."""
+
+    order: Literal["asc", "desc"] = "desc"
+    limit: Annotated[int, documented(minimum=1, maximum=_MAX_PAGE)] = 20
+    after: str | msgspec.UnsetType = msgspec.UNSET
+    include: list[str] = []
 
 
 class StoredResponsesEndpoints:
@@ -34,6 +56,7 @@ class StoredResponsesEndpoints:
             Route("/v1/responses/{id}/input_items", self._input_items),
         ]
 
+    @operation("One kept response", response=ResponseObject, events=ResponseEvent, query=RetrieveQuery)
     async def _retrieve(self, request: Request) -> Response:
         stored = self._stored(request)
         query = request.query_params
@@ -50,6 +73,7 @@ class StoredResponsesEndpoints:
             )
         return stored.run.stream(max(_integer(request, "starting_after", -1) + 1, 0))
 
+    @operation("Forget a response", response=DeletedResponse)
     async def _delete(self, request: Request) -> Response:
         stored = self._stored(request)
         if stored.run is not None:
@@ -57,6 +81,7 @@ class StoredResponsesEndpoints:
         self._store.remove(stored.response.id)
         return json_response(DeletedResponse(stored.response.id))
 
+    @operation("End a response that runs in the background", response=ResponseObject)
     async def _cancel(self, request: Request) -> Response:
         stored = self._stored(request)
         if stored.run is None:
@@ -64,6 +89,7 @@ class StoredResponsesEndpoints:
         await stored.run.cancel()
         return json_response(stored.response)
 
+    @operation("The items that a response was made from", response=ItemList, query=InputItemsQuery)
     async def _input_items(self, request: Request) -> Response:
         items = [_listed(item) for item in self._stored(request).items]
         query = request.query_params

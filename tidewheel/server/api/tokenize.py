@@ -10,6 +10,7 @@ from tidewheel.server.api.json_response import json_response
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.chat.prompt import PromptRenderer
 from tidewheel.server.errors import bad_request
+from tidewheel.server.openapi import operation
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.decode import BodyDecoder
 from tidewheel.server.protocol.tokenize import (
@@ -37,6 +38,7 @@ class TokenizeEndpoints:
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
 
+    @operation("Text or messages to token ids", TokenizeRequest, TokenizeResponse, example={"prompt": "high tide"})
     async def _tokenize(self, request: Request) -> Response:
         raw = await request.body()
         body = self._decode_tokenize(raw)
@@ -63,6 +65,7 @@ class TokenizeEndpoints:
         )
         return self._encoder.encode(prompt.text, add_special_tokens=bool(body.add_special_tokens))
 
+    @operation("Token ids to text", DetokenizeRequest, DetokenizeResponse, example={"tokens": [72, 105]})
     async def _detokenize(self, request: Request) -> Response:
         raw = await request.body()
         body = self._decode_detokenize(raw)

@@ -52,10 +52,11 @@ WEB_PATHS = frozenset(_FILES)
 
 def web_routes() -> list[Route]:
     """The page's files, each at its own address."""
-    return [_route(address, path) for address, path in _FILES.items()]
+    return [file_route(address, path) for address, path in _FILES.items()]
 
 
-def _route(address: str, path: Path) -> Route:
+def file_route(address: str, path: Path) -> Route:
+    """A file that a page is made of, under the strict policy. Browsers ask whether it is new each time."""
     content = path.read_bytes()
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {**_HEADERS, "etag": etag}

@@ -24,7 +24,9 @@ from tidewheel.server.bench.workload import (
     parse_counts,
     parse_prefills,
 )
-from tidewheel.server.options import OptionParser, argument_type, model_parser, positive_count, read_model_options
+from tidewheel.server.option_parser import OptionParser, argument_type
+from tidewheel.server.option_values import positive_count
+from tidewheel.server.options import model_parser, read_model_options
 
 _SKIPPABLE = ("engine", "startup")
 _STDOUT = "-"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tidewheel.engine.errors import ModelError
-from tidewheel.server.options import positive_count
+from tidewheel.server.option_values import positive_count
 
 BATCH_SIZES = (1, 8, 32)
 SHORT_CONTEXT = 128

@@ -74,12 +74,22 @@ class ChoiceAnswer(msgspec.Struct):
 class ChatRun:
     """One conversation being answered. Read one of `deltas`, `whole` and `feed`, once.
 
-    `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970.
+    `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970,
+    `prompt_token_ids` are the rendered prompt.
     `generation` is for EventStream, which aborts and closes it; who streams by other means calls `close` in the end.
     """
 
-    def __init__(self, generation: Generation, model: str, answers: list[Answer], *, counts_reasoning: bool) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        model: str,
+        prompt_token_ids: list[int],
+        answers: list[Answer],
+        *,
+        counts_reasoning: bool,
+    ) -> None:
         self.id = generation.id
+        self.prompt_token_ids = prompt_token_ids
         self.model = model
         self.created = int(time.time())
         self.generation = generation
@@ -186,6 +196,7 @@ class ChatPath:
         """
         model = self._models.resolve(body.model)
         body.check_supported()
+        self._generations.admission.check_shape(1, n=body.n, best_of=body.best_of)
         calls = demanded_calls_schema(body)
         sampling = self._sampling(body)
         prompt, token_ids = await self._encoder.run(raw_size, lambda: self._checked_prompt(body))
@@ -201,9 +212,10 @@ class ChatPath:
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             constraints=constraints,
+            request_id=body.request_id,
         )
         answers = [self._answer(body, prompt) for _ in range(generation.num_choices)]
-        return ChatRun(generation, model, answers, counts_reasoning=self._reasoning_parser is not None)
+        return ChatRun(generation, model, token_ids, answers, counts_reasoning=self._reasoning_parser is not None)
 
     async def count_tokens(self, body: ChatCompletionRequest, raw_size: int) -> int:
         """How many tokens a request's prompt has, be it too long for the context. Raises what `start` raises."""
@@ -246,6 +258,7 @@ class ChatPath:
 
     def _checked_prompt(self, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
         prompt, token_ids = self._prompt(body)
+        token_ids = self._encoder.truncated(token_ids, body.truncate_prompt_tokens, body.truncation_side)
         self._encoder.check_prompt(token_ids, "messages")
         return prompt, token_ids
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported, unsupported
-from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody
+from tidewheel.server.protocol.decode import Unsupported, documented, unsupported
+from tidewheel.server.protocol.logprobs import PromptLogprobsList
+from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody, TopLogprobs
 from tidewheel.server.protocol.usage import Usage
 
 
@@ -124,9 +125,9 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int, documented(minimum=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -138,7 +139,6 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     modalities: list[str] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     echo: bool | None = None
-    best_of: int | None = None
     prompt_cache_options: dict[str, Any] | None = None  # prefixes are cached without being asked
 
     functions: Any = None
@@ -161,8 +161,8 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
             raise unsupported("modalities", ' unless it is ["text"]')
         if self.verbosity not in (None, "medium"):
             raise unsupported("verbosity", " unless it is medium; say in a message how long answers should be")
-        if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
-            raise unsupported("best_of", " unless it equals n")
+        if self.best_of is not None and self.best_of > self.num_choices and not self.use_beam_search:
+            raise unsupported("best_of", " above n in chats without use_beam_search")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
 
@@ -173,7 +173,8 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
         if self.max_completion_tokens is not None:
             max_tokens = self.max_completion_tokens
             names["max_tokens"] = "max_completion_tokens"
-        return EndpointSampling(max_tokens, (self.top_logprobs or 0) if self.logprobs else None, names)
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return EndpointSampling(max_tokens, logprobs, names, prompt_logprobs=self.prompt_logprobs)
 
 
 class FunctionCall(msgspec.Struct):
@@ -234,6 +235,7 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -246,6 +248,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobsList | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionCallDelta(msgspec.Struct, kw_only=True):
@@ -282,6 +286,7 @@ class ChunkChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -294,3 +299,4 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET  # in the first chunk

@@ -8,7 +8,8 @@ import msgspec
 
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.decode import Unsupported, unsupported
-from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody
+from tidewheel.server.protocol.logprobs import PromptLogprobsList
+from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody, TopLogprobs
 from tidewheel.server.protocol.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -18,8 +19,7 @@ class CompletionRequest(GenerationBody, kw_only=True):
     """A body of `/v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
-    best_of: int | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
 
@@ -28,12 +28,10 @@ class CompletionRequest(GenerationBody, kw_only=True):
 
     def check_supported(self) -> None:
         GenerationBody.check_supported(self)
-        if self.echo:
-            raise unsupported("echo", " unless it is false")
         if self.suffix:
             raise unsupported("suffix")
-        if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
-            raise unsupported("best_of", " unless it equals n")
+        if self.stream and self.best_of is not None and self.best_of > self.num_choices:
+            raise unsupported("best_of", " above n in a stream, for the best are known in the end only")
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts one by one, all as text or all as token ids. Raises ApiError (400) for a mixture or none."""
@@ -54,26 +52,45 @@ class CompletionRequest(GenerationBody, kw_only=True):
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         if self.max_tokens is None and self.min_tokens is not None:
             max_tokens = max(max_tokens, self.min_tokens)
-        return EndpointSampling(max_tokens, self.logprobs, {})
+        scored = [k for k in (self.prompt_logprobs, self.logprobs if self.echo else None) if k is not None]
+        num_sampled = None if self.use_beam_search else self.best_of
+        chosen = num_sampled is not None and num_sampled > self.num_choices
+        return EndpointSampling(
+            max_tokens,
+            0 if chosen and self.logprobs is None else self.logprobs,
+            {} if num_sampled is None else {"n": "best_of"},
+            n=num_sampled,
+            prompt_logprobs=max(scored, default=None),
+            prompt_only=bool(self.echo or self.prompt_logprobs is not None),
+        )
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Log-probabilities as parallel lists, one entry a token; `text_offset` counts characters of the choice."""
+    """Log-probabilities as parallel lists, one entry a token; `text_offset` counts characters of the choice.
+
+    The first token of an echoed prompt has none.
+    """
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(msgspec.Struct):
-    """One continuation of one prompt, or a piece of it; `index` counts over prompts, then over `n`."""
+    """One continuation of one prompt, or a piece of it; `index` counts over prompts, then over `n`.
+
+    The first piece has the prompt's token ids, if they are asked for.
+    """
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobsList | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):

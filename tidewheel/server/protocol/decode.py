@@ -17,6 +17,25 @@ Unsupported: TypeAlias = None
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_INSTEAD = {
+    "ec_transfer_params": "encode and prefill on this server, which keeps no caches elsewhere",
+    "early_stopping": "a beam search ends as soon as no beam can become better than those that have ended",
+    "kv_transfer_params": "prefill and decode on this server, which keeps no caches elsewhere",
+    "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
+    "logprob_token_ids": "use logprobs",
+    "prompt_embeds": "send text or token ids",
+    "repetition_detection": "use frequency_penalty or repetition_penalty",
+    "return_token_offsets": "use echo with logprobs, which has text_offset",
+    "stream_interval": "every chunk is sent when its tokens are there; join chunks as you read them",
+    "suffix": "write the model's own fill-in-the-middle tokens into the prompt",
+}
+
+
+def documented(**keywords: float) -> msgspec.Meta:
+    """JSON schema keywords for `/openapi.json`, of a range that the engine checks, which also words the error."""
+    return msgspec.Meta(extra_json_schema=keywords)
+
+
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*?)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*?)`")
@@ -80,4 +99,6 @@ def _join(path: str, field: str) -> str:
 
 def unsupported(param: str, detail: str = "") -> ApiError:
     """A 400 for a parameter, or a value of one, that other servers have and this one has not."""
+    if not detail and param in _INSTEAD:
+        detail = f": {_INSTEAD[param]}"
     return bad_request(f"{param} is not supported by this server{detail}", param, "unsupported_parameter")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported, unsupported
+from tidewheel.server.protocol.decode import Unsupported, documented, unsupported
 
 MIN_THINKING_BUDGET = 1024  # tokens
 
@@ -105,7 +105,7 @@ class NoneChoice(msgspec.Struct, tag="none", forbid_unknown_fields=True):
 class ThinkingEnabled(msgspec.Struct, tag="enabled", forbid_unknown_fields=True):
     """The model thinks first. The budget is checked, and left to the model to keep."""
 
-    budget_tokens: int
+    budget_tokens: Annotated[int, documented(minimum=MIN_THINKING_BUDGET)]
     display: Literal["summarized", "omitted"] | None = None
 
 

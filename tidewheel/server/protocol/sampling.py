@@ -2,54 +2,72 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from tidewheel.engine.errors import InvalidRequestError
-from tidewheel.engine.request import SamplingParams
+from tidewheel.engine.request import MAX_LOGPROBS, SamplingParams
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported, unsupported
+from tidewheel.server.protocol.decode import Unsupported, documented, unsupported
 from tidewheel.server.protocol.structured import ResponseFormat, StructuredOutputsField
 
 MAX_STOP_STRINGS = 64
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+Count: TypeAlias = Annotated[int, documented(minimum=0)]
+Fraction: TypeAlias = Annotated[float, documented(minimum=0, maximum=1)]
+Penalty: TypeAlias = Annotated[float, documented(minimum=-2, maximum=2)]
+TopLogprobs: TypeAlias = Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """What a stream carries besides the text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-    continuous_usage_stats: Unsupported = None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A body that asks for tokens. Every field may be null, which is as good as absent."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    n: int | None = None
+    max_tokens: Annotated[int, documented(minimum=1)] | None = None
+    temperature: Annotated[float, documented(minimum=0, maximum=100)] | None = None
+    top_p: Annotated[float, documented(exclusiveMinimum=0, maximum=1)] | None = None
+    top_k: Annotated[int, documented(minimum=-1, maximum=2**31 - 1)] | None = None
+    min_p: Fraction | None = None
+    n: Annotated[int, documented(minimum=1, maximum=128)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    repetition_penalty: Annotated[float, documented(minimum=0.01, maximum=100)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     logit_bias: dict[int, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    request_id: str | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
 
@@ -70,22 +88,36 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     service_tier: str | None = None
+    session_id: str | None = None
     store: bool | None = None
 
+    early_stopping: Unsupported = None
+    ec_transfer_params: Unsupported = None
     kv_transfer_params: Unsupported = None
-    length_penalty: Unsupported = None
     logits_processors: Unsupported = None
-    prompt_logprobs: Unsupported = None
-    return_token_ids: Unsupported = None
-    return_tokens_as_token_ids: Unsupported = None
-    spaces_between_special_tokens: Unsupported = None
-    truncate_prompt_tokens: Unsupported = None
-    use_beam_search: Unsupported = None
+    logprob_token_ids: Unsupported = None
+    repetition_detection: Unsupported = None
+    return_mm_kwargs: Unsupported = None
+    return_token_offsets: Unsupported = None
+    routed_experts_prompt_start: Unsupported = None
+    stream_interval: Unsupported = None
+    vllm_xargs: Unsupported = None
+    watermarking: Unsupported = None
+
+    @property
+    def num_choices(self) -> int:
+        """How many choices a prompt has in the answer."""
+        return 1 if self.n is None else self.n
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return bool(self.include_usage and self.stream_options and self.stream_options.continuous_usage_stats)
 
     def check_supported(self) -> None:
         """Raises ApiError (400) for a value that this server has no way to honour."""
@@ -94,6 +126,14 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise bad_request("stream_options is only for requests with stream", "stream_options")
             if self.stream_options.include_obfuscation:
                 raise unsupported("stream_options.include_obfuscation", " unless it is false")
+        if self.prompt_logprobs is not None and self.stream:
+            raise unsupported("prompt_logprobs", " in a stream: leave out stream")
+        if self.use_beam_search and self.stream:
+            raise unsupported("use_beam_search", " in a stream, for the best beams are known in the end only")
+        if self.best_of is not None and self.best_of < self.num_choices:
+            raise bad_request(f"best_of must be at least n, which is {self.num_choices}", "best_of")
+        if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
+            raise bad_request("request_id must be 1 to 128 visible ASCII characters", "request_id")
         if self.store:
             raise unsupported("store", " unless it is false")
         if self.service_tier not in (None, "auto", "default"):
@@ -104,12 +144,16 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class EndpointSampling:
     """Where an endpoint's spelling of the sampling parameters differs: its own `max_tokens` and `logprobs` rules.
 
-    `names` maps SamplingParams' field names to the endpoint's, for error messages.
+    `names` maps SamplingParams' field names to the endpoint's, for error messages. `n` None is the body's. With
+    `prompt_only`, no token need be generated.
     """
 
     max_tokens: int | None
     logprobs: int | None
     names: Mapping[str, str]
+    n: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_only: bool = False
 
 
 def sampling_params(
@@ -127,7 +171,15 @@ def sampling_params(
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stop) > MAX_STOP_STRINGS:
         raise bad_request(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(stop)}", "stop")
+    n = body.num_choices if endpoint.n is None else endpoint.n
+    names = endpoint.names
+    if body.use_beam_search:
+        # What a model's own defaults say of sampling does not concern a search.
+        defaults, n = {}, body.num_choices
+        names = {**names, "beam_width": "n" if body.best_of is None else "best_of"}
     try:
+        if endpoint.max_tokens == 0 and not endpoint.prompt_only:
+            raise InvalidRequestError("max_tokens must be at least 1, got 0", "max_tokens")
         return SamplingParams(
             max_tokens=endpoint.max_tokens,
             temperature=number("temperature", 1.0),
@@ -145,11 +197,15 @@ def sampling_params(
             ignore_eos=bool(body.ignore_eos),
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
-            n=1 if body.n is None else body.n,
+            spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+            n=n,
             logprobs=endpoint.logprobs,
+            prompt_logprobs=endpoint.prompt_logprobs,
+            beam_width=(body.best_of or n) if body.use_beam_search else None,
+            length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         )
     except InvalidRequestError as error:
-        name = endpoint.names.get(error.param or "")
+        name = names.get(error.param or "")
         if name is None:
             raise
         raise InvalidRequestError(str(error).replace(str(error.param), name, 1), name) from None

@@ -1,0 +1,345 @@
+"""Everything that reads what others wrote, as functions of bytes. One raises only for a mistake of ours.
+
+A harness catches the errors that a reader may raise for bad input and nothing else. `seeds` are inputs that get far:
+what fuzzers begin from and change.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import tokenizers
+
+from tidewheel.engine.errors import InvalidRequestError, ModelError
+from tidewheel.engine.models import describe
+from tidewheel.engine.models.folder import read_config
+from tidewheel.engine.models.generation import read_generation_config
+from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.text import Tokenizer
+from tidewheel.engine.weights.checkpoint import CheckpointWeights, open_checkpoint
+from tidewheel.server.anthropic.translation import chat_request as from_messages
+from tidewheel.server.anthropic.translation import check_tool_types
+from tidewheel.server.chat.messages import template_messages, template_tools
+from tidewheel.server.chat.pieces import Turn
+from tidewheel.server.chat.reasoning import REASONING_PARSERS
+from tidewheel.server.chat.templates import ChatTemplate
+from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
+from tidewheel.server.errors import ApiError
+from tidewheel.server.protocol.chat import ChatCompletionRequest, Tool, ToolFunction
+from tidewheel.server.protocol.completions import CompletionRequest
+from tidewheel.server.protocol.decode import BodyDecoder
+from tidewheel.server.protocol.embeddings import EmbeddingRequest
+from tidewheel.server.protocol.messages import CountTokensRequest, MessagesRequest
+from tidewheel.server.protocol.response_items import ItemReference
+from tidewheel.server.protocol.responses import ResponsesRequest
+from tidewheel.server.protocol.sampling import GenerationBody, sampling_params
+from tidewheel.server.protocol.scoring import RerankRequest, ScoreRequest
+from tidewheel.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from tidewheel.server.responses.translation import chat_request as from_responses
+from tidewheel.server.responses.translation import prepare_body
+from tidewheel.server.structured_output import structured_output
+
+LONGEST_TEXT = 300  # characters that a parser is given one by one
+
+
+class Harness(NamedTuple):
+    """`run` reads one input, which looks like `seeds`."""
+
+    run: Callable[[bytes], None]
+    seeds: list[bytes]
+
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 12,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 20,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "eos_token_id": [1, 2], "tie_word_embeddings": True,
+}  # fmt: skip
+CONFIGS = [
+    CONFIG,
+    CONFIG | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                               "original_max_position_embeddings": 32}},
+    CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+    CONFIG | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 16},
+    CONFIG | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 4},
+    {"architectures": ["GPT2LMHeadModel"], "vocab_size": 20, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64},
+    {"architectures": ["OPTForCausalLM"], "vocab_size": 20, "hidden_size": 8, "ffn_dim": 12, "num_hidden_layers": 1,
+     "num_attention_heads": 2, "max_position_embeddings": 64, "word_embed_proj_dim": 8, "activation_function": "relu"},
+]  # fmt: skip
+CHAT: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, 2.5]}'}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "3"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "max_completion_tokens": 4, "logprobs": True, "top_logprobs": 2, "stream": True,
+    "stream_options": {"include_usage": True}, "stop": ["x", "y"], "logit_bias": {"5": 1.5}, "seed": 7, "n": 2,
+}  # fmt: skip
+COMPLETIONS: list[dict[str, Any]] = [
+    {"prompt": ["a", "b"], "max_tokens": 4, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "logprobs": 2},
+    {"prompt": [[1, 2], [3]], "guided_json": {"type": "object"}, "min_p": 0.1, "bad_words": ["a"], "priority": 1},
+    {"prompt": "a", "structured_outputs": {"regex": "a+"}, "allowed_token_ids": [1], "stop_token_ids": [2]},
+    {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
+]
+RESPONSES: list[dict[str, Any]] = [
+    {"input": "Hi", "instructions": "Be brief.", "max_output_tokens": 4, "temperature": 0.5,
+     "include": ["message.output_text.logprobs"], "top_logprobs": 2,
+     "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}},
+    {"input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "So."}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "3"}, {"id": "msg_1"}],
+     "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}],
+     "tool_choice": {"type": "function", "name": "f"}, "reasoning": {"effort": "low"}, "stream": True},
+]  # fmt: skip
+MESSAGES: list[dict[str, Any]] = [
+    {"messages": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "So.", "signature": "s"},
+            {"type": "text", "text": "Well"}, {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "3", "is_error": True}]}],
+     "system": [{"type": "text", "text": "Be brief."}], "max_tokens": 4, "stop_sequences": ["x"], "top_k": 3,
+     "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"}},
+    {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2000, "metadata": {"user_id": "u"},
+     "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}},
+]  # fmt: skip
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+)
+TOOLS = [Tool("function", ToolFunction("f", parameters={"properties": {"a": {"type": "integer"}, "b": {}}}))]
+CALLS = [
+    '<tool_call>\n{"name": "f", "arguments": {"a": [1, "</tool_call>", "ü 🌊"]}}\n</tool_call> and on',
+    '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
+    '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g[ARGS]{}',
+    '<|python_tag|>{"name": "f", "parameters": {"a": "b"}}; {"name": "g", "parameters": {}}',
+    "<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n</function>\n</tool_call>",
+    "[f(a=1, b='x\\n'), g(c=[True, None, {'d': -1.5}])]",
+    '<|tool_call|>[{"name": "f", "arguments": {}}]',
+    'functools[{"name": "f", "arguments": {}}]',
+    "<think>So.</think>\n\nWell",
+    *[
+        "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>" + call
+        + "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>"
+        for call in (
+            'function<\uff5ctool\u2581sep\uff5c>f\n```json\n{"a": 1}\n```',
+            'f<\uff5ctool\u2581sep\uff5c>{"a": 1}',
+        )
+    ],
+]  # fmt: skip
+
+
+def written(*values: Any) -> list[bytes]:
+    return [json.dumps(value).encode() for value in values]
+
+
+def body(
+    body_type: type[msgspec.Struct],
+    understand: Callable[[Any], object],
+    *seeds: dict[str, Any],
+    prepare: Callable[[Any], None] | None = None,
+) -> Harness:
+    decode = BodyDecoder(body_type, prepare)
+
+    def run(data: bytes) -> None:
+        # `as_api_error` answers a RecursionError as a body that is nested too deeply.
+        with contextlib.suppress(ApiError, InvalidRequestError, RecursionError):
+            understand(decode(data))
+
+    return Harness(run, written(*seeds))
+
+
+def understand_generation(request: Any) -> None:
+    request.check_supported()
+    assert isinstance(request, GenerationBody)
+    sampling_params(request, request.endpoint_sampling(), {})
+    structured_output(request)
+    if isinstance(request, CompletionRequest):
+        request.prompts()
+
+
+_chat_template = ChatTemplate(TEMPLATE, {})
+
+
+def understand_conversation(request: Any) -> None:
+    messages = template_messages(request.messages or ())
+    text = _chat_template.render(messages, template_tools(request.tools), variables=request.chat_template_kwargs)
+    assert isinstance(text, str)
+
+
+def understand_chat(request: ChatCompletionRequest) -> None:
+    understand_generation(request)
+    understand_conversation(request)
+
+
+def understand_response(request: ResponsesRequest) -> None:
+    items = [] if isinstance(request.input, str) or request.input is None else request.input
+    understand_chat(from_responses(request, [], [item for item in items if not isinstance(item, ItemReference)])[0])
+
+
+def tool_calls(name: str) -> Harness:
+    def parsed(*texts: str) -> tuple[str, list[tuple[str, str]]]:
+        parser = TOOL_CALL_PARSERS[name](TOOLS)
+        pieces = [piece for text in texts for piece in parser.feed(text)] + parser.finish()
+        turn = Turn.of(pieces)
+        return turn.content, [(call.name, call.arguments) for call in turn.calls]
+
+    return Harness(lambda data: split_everywhere(parsed, data), [call.encode() for call in CALLS])
+
+
+def reasoning(name: str) -> Harness:
+    def parsed(*texts: str) -> tuple[str, str]:
+        parser = REASONING_PARSERS[name]("")
+        turn = Turn.of([piece for text in texts for piece in parser.feed(text)] + parser.finish())
+        return turn.reasoning, turn.content
+
+    return Harness(lambda data: split_everywhere(parsed, data), [call.encode() for call in CALLS])
+
+
+def split_everywhere(parsed: Callable[..., object], data: bytes) -> None:
+    """The same is read of a text in one piece, in single characters, and cut in two at each character."""
+    text = data.decode(errors="replace")[:LONGEST_TEXT]
+    whole = parsed(text)
+    assert parsed(*text) == whole
+    for cut in range(0, len(text), 1 + len(text) // 40):
+        assert parsed(text[:cut], text[cut:]) == whole
+
+
+def chat_template(data: bytes) -> None:
+    try:
+        template = ChatTemplate(data.decode(errors="replace"), {"bos_token": "<s>"})
+    except ModelError:
+        return
+    with contextlib.suppress(ApiError):
+        assert isinstance(template.render([{"role": "user", "content": "hi"}]), str)
+
+
+def in_folder(
+    file: str, read: Callable[[Path], object], others: dict[str, bytes] | None = None
+) -> Callable[[bytes], None]:
+    """A harness that is given a file of a model folder."""
+
+    @functools.cache
+    def folder() -> Path:
+        root = Path("/dev/shm")  # memory: a disk would be what is tested
+        made = Path(tempfile.mkdtemp(dir=root if root.is_dir() else None))
+        for name, content in (others or {}).items():
+            (made / name).write_bytes(content)
+        atexit.register(shutil.rmtree, made, ignore_errors=True)
+        return made
+
+    def run(data: bytes) -> None:
+        (folder() / file).write_bytes(data)
+        with contextlib.suppress(ModelError):
+            read(folder())
+
+    return run
+
+
+def checkpoint() -> bytes:
+    """A file with all weights of CONFIG."""
+    description = describe(CONFIG)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    size = 0
+    for name, shape in tensor_shapes(description.spec).items():
+        count = 4
+        for length in shape:
+            count *= length
+        header[description.tensors[name].name] = {
+            "dtype": "F32", "shape": shape, "data_offsets": [size, size + count],
+        }  # fmt: skip
+        size += count
+    head = json.dumps(header).encode()
+    return struct.pack("<Q", len(head)) + head + bytes(size)
+
+
+def read_checkpoint(folder: Path) -> None:
+    weights = CheckpointWeights(open_checkpoint(folder), describe(CONFIG))
+    for name in weights:
+        weights[name].data.sum()
+
+
+def read_description(folder: Path) -> None:
+    config = read_config(folder)
+    spec = describe(config).spec
+    tensor_shapes(spec)
+    read_generation_config(folder, config)
+
+
+def use_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    tokenizer.decode(tokenizer.encode("hi there <|end|>")[:20])
+    tokenizer.eos_token_id  # noqa: B018
+    if tokenizer.chat_template is not None:
+        ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
+
+
+def tokenizer_json() -> bytes:
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)} | {"hi": 256}, [("h", "i")])
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<|start|>", "<|end|>"])
+    return made.to_str().encode()
+
+
+TOKENIZER_CONFIG: dict[str, Any] = {
+    "bos_token": {"content": "<|start|>"}, "eos_token": "<|end|>", "additional_special_tokens": ["<|end|>"],
+    "chat_template": [{"name": "default", "template": TEMPLATE}], "add_bos_token": True,
+    "added_tokens_decoder": {"257": {"content": "<|end|>", "special": True}}, "tokenizer_class": "PreTrainedTokenizer",
+}  # fmt: skip
+
+HARNESSES: dict[str, Harness] = {
+    "chat": body(ChatCompletionRequest, understand_chat, CHAT, *({**CHAT, **more} for more in COMPLETIONS[1:])),
+    "completion": body(CompletionRequest, understand_generation, *COMPLETIONS),
+    "responses": body(ResponsesRequest, understand_response, *RESPONSES, prepare=prepare_body),
+    "messages": body(
+        MessagesRequest, lambda request: understand_chat(from_messages(request)[0]), *MESSAGES, prepare=check_tool_types
+    ),
+    "count-tokens": body(
+        CountTokensRequest,
+        lambda request: understand_conversation(from_messages(request)[0]),
+        {"messages": MESSAGES[0]["messages"]},
+        prepare=check_tool_types,
+    ),
+    "tokenize": body(TokenizeRequest, understand_conversation, {"prompt": "a"}, {"messages": CHAT["messages"]}),
+    "detokenize": body(DetokenizeRequest, lambda request: None, {"tokens": [1, 2]}),
+    "embedding": body(EmbeddingRequest, lambda request: request.inputs(), {"input": ["a", "b"]}, {"input": [[1], [2]]}),
+    "score": body(ScoreRequest, lambda request: request.texts(), {"text_1": "a", "text_2": ["b", "c"]}),
+    "rerank": body(
+        RerankRequest,
+        lambda request: (request.texts(), request.limit()),
+        {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1},
+    ),
+    **{f"tools-{name}": tool_calls(name) for name in TOOL_CALL_PARSERS},
+    **{f"reasoning-{name}": reasoning(name) for name in REASONING_PARSERS},
+    "template": Harness(
+        chat_template, [TEMPLATE.encode(), b"{{ messages[0]['content'] | upper }}{% set x = 1 %}{{ x }}"]
+    ),
+    "safetensors": Harness(in_folder("model.safetensors", read_checkpoint), [checkpoint()]),
+    "config": Harness(in_folder("config.json", read_description), written(*CONFIGS)),
+    "tokenizer": Harness(in_folder("tokenizer.json", use_tokenizer), [tokenizer_json()]),
+    "tokenizer-config": Harness(
+        in_folder("tokenizer_config.json", use_tokenizer, {"tokenizer.json": tokenizer_json()}),
+        written(TOKENIZER_CONFIG),
+    ),
+}  # fmt: skip
