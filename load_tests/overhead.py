@@ -174,6 +174,9 @@ def serve_offline(arguments: Sequence[str]) -> int:
     for line in sys.stdin:
         prompts, num_tokens = json.loads(line)
         arrivals = loop.run_until_complete(generate(engine, prompts, num_tokens))
+        if any(sum(count for _, count in sequence) < num_tokens for sequence in arrivals):
+            sys.stderr.write("overhead: the model's context is too small for prompts and answers of this length\n")
+            break
         print(_rate(arrivals), flush=True)
     loop.run_until_complete(engine.stop())
     return 0
