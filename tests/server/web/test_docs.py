@@ -16,7 +16,7 @@ def test_endpoints_parameters_and_lines_to_try(server: RunningServer, open_page:
     expect(chat.locator("pre")).not_to_contain_text("Authorization")
     chat.get_by_text("Body", exact=True).click()
     field = chat.locator(".field", has=page.locator("code", has_text="messages"))
-    expect(field).to_contain_text("list of Message required")
+    expect(field).to_contain_text("list of chat.Message required")
     field.locator("summary").first.click()
     expect(field.get_by_text("tool_call_id")).to_be_visible()
     expect(chat.locator(".field", has_text="temperature")).to_contain_text("number at least 0, at most 100")

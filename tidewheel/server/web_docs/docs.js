@@ -28,7 +28,7 @@ function typeName(schema) {
   if (either) return [...new Set(either.filter((part) => !isNull(part)).map(typeName))].join(" or ");
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" or ");
   if ("const" in schema) return JSON.stringify(schema.const);
-  if (schema.type === "array") return `list of (${typeName(schema.items ?? {})})`.replace(/\((\w+)\)$/, "$1");
+  if (schema.type === "array") return `list of (${typeName(schema.items ?? {})})`.replace(/\(([\w.]+)\)$/, "$1");
   return schema.type ?? "anything";
 }
 
