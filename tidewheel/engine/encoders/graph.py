@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class OnnxGraph:
 
 def import_onnxruntime() -> Any:
     """onnxruntime. Raises DeviceError, saying how to install it."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would report to its makers from its import on
     try:
         import onnxruntime
     except ImportError as error:
