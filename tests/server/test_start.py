@@ -93,16 +93,16 @@ def test_a_template_that_does_not_compile(dummy_model: Path) -> None:
     assert "the chat template does not compile" in _failure(*arguments)
 
 
-def test_a_bad_tokenizer_is_said_before_the_weights_are_loaded() -> None:
-    with _start_that_never_loads("--tokenizer", ".") as process:
+def test_a_bad_tokenizer_is_said_before_the_weights_are_loaded(tmp_path: Path) -> None:
+    with _start_that_never_loads(tmp_path, "--tokenizer", ".") as process:
         _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     assert log.startswith("tidewheel serve: . has no tokenizer")
     assert log.count("\n") == 1
 
 
-def test_ctrl_c_ends_a_start_that_loads() -> None:
-    with _start_that_never_loads() as process:
+def test_ctrl_c_ends_a_start_that_loads(tmp_path: Path) -> None:
+    with _start_that_never_loads(tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGINT)
@@ -152,9 +152,10 @@ def test_a_folder_that_is_broken(
 
 
 @contextlib.contextmanager
-def _start_that_never_loads(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _start_that_never_loads(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", NEVER_LOADS, "serve", "--port", "0", "--log-level", "error", *arguments],
+        cwd=folder,  # Python looks for modules there first: not among the sources, which have no extension
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
