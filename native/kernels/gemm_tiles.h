@@ -146,7 +146,7 @@ struct GroupTile {
           multiply_group<ROWS, NIBBLES>(dot, weight, group->quads);
 #pragma GCC unroll 16
           for (int r = 0; r < ROWS; ++r) {
-            acc[r] = fma(to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+            acc[r] = fma(small_to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
             if constexpr (SHIFTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[r]), acc[r]);
           }
         }

@@ -240,7 +240,10 @@ struct Lanes {
   void put_quads(char* to, const float* bytes) const {
     uint32_t quads[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-      const auto byte = [&](int j) { return static_cast<uint32_t>(static_cast<int>(bytes[j * kLanes + i])) << 8 * j; };
+      const auto byte = [&](int j) {
+        const int shift = 8 * (kLittleEndian ? j : kQuad - 1 - j);
+        return static_cast<uint32_t>(static_cast<int>(bytes[j * kLanes + i])) << shift;
+      };
       quads[i] = byte(0) | byte(1) | byte(2) | byte(3);
     }
     put(to, quads);
