@@ -14,11 +14,19 @@ template <typename T>
 struct FloatTile {
   using E = Element<T>;
 
+  // Few rows take more columns at once: as many as need no more registers than the whole tile.
+  static constexpr int vectors_for(int rows) {
+    int vectors = kTileVectors;
+    while (vectors < kStrips && (rows + E::kStep) * 2 * vectors <= (kTileRows + 1) * kTileVectors) vectors *= 2;
+    return vectors;
+  }
+
   template <int ROWS>
   static void rows(const WeightFormat&, const char* x, const char* panel, int k, float* tile) {
-    for (int column = 0; column < kPanel; column += kTileVectors * kLanes) {
-      columns<ROWS, kTileVectors>(reinterpret_cast<const typename E::Activation*>(x),
-                                  reinterpret_cast<const T*>(panel) + column * E::kStep, float_steps<T>(k), tile + column);
+    constexpr int kVectors = vectors_for(ROWS);
+    for (int column = 0; column < kPanel; column += kVectors * kLanes) {
+      columns<ROWS, kVectors>(reinterpret_cast<const typename E::Activation*>(x),
+                              reinterpret_cast<const T*>(panel) + column * E::kStep, float_steps<T>(k), tile + column);
     }
   }
 
@@ -27,12 +35,12 @@ struct FloatTile {
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) acc[r][v] = zero();
     }
     for (int s = 0; s < steps; ++s) {
       typename E::Vector w[VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) w[v] = E::load_step(weight + v * kLanes * E::kStep);
       prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes);
       if constexpr (VECTORS * kLanes * E::kStep * sizeof(T) > 64) {
@@ -41,14 +49,14 @@ struct FloatTile {
       weight += kPanel * E::kStep;
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) acc[r][v] = E::dot(acc[r][v], w[v], x + r * E::kStep);
       }
       x += ROWS * E::kStep;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) store(tile + r * kPanel + v * kLanes, acc[r][v]);
     }
   }
