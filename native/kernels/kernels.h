@@ -210,11 +210,4 @@ struct Kernels {
   double (*read_memory)(const void* data, size_t bytes);
 };
 
-namespace scalar { extern const Kernels kKernels; }
-#if defined(__x86_64__)
-namespace avx2 { extern const Kernels kKernels; }
-namespace avx512 { extern const Kernels kKernels; }
-namespace avx512_bf16 { extern const Kernels kKernels; }
-#endif
-
 }  // namespace tidewheel
