@@ -7,6 +7,8 @@
 
 namespace tidewheel::TW_ISA {
 
+int tile_rows(const WeightFormat& format);
+int row_block(const WeightFormat& format, int k);
 extern const Kernels kKernels;
 
 size_t row_bytes(const WeightFormat& format, int k);

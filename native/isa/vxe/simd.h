@@ -152,6 +152,8 @@ TW_INLINE F floats(Ints a) {
 }
 #endif
 
+TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
+
 using BF16Activation = float;
 struct Pairs {
   F even, odd;
