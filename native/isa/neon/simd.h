@@ -218,5 +218,8 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
 }
 #endif
 #endif
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
 
 }  // namespace tidewheel::TW_ISA
