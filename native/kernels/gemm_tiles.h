@@ -109,7 +109,7 @@ template <int ROWS>
 TW_INLINE void multiply_bytes(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
 #pragma GCC unroll 8
   for (int s = 0; s < kRowGroup / kQuad; ++s) {
-    prefetch(weight + kPrefetchBytes);
+    if (s * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);  // once a cache line
     multiply_quads<ROWS>(dot, load_quads(weight), x[s]);
     weight += kLanes * kQuad;
   }
@@ -121,7 +121,7 @@ TW_INLINE void multiply_nibbles(I (&dot)[ROWS], const uint8_t*& weight, const in
   for (int r = 0; r < ROWS; ++r) sum[r] = begin_nibbles(dot[r]);
 #pragma GCC unroll 8
   for (int s = 0; s < kRowGroup / kQuad; s += 2) {
-    prefetch(weight + kPrefetchBytes);
+    if (s / 2 * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);
     Quads low, high;
     load_nibbles(weight, low, high);
     multiply_quads<ROWS>(sum, low, x[s]);
