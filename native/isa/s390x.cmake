@@ -3,7 +3,7 @@ target_sources(tidewheel_runtime PRIVATE native/runtime/levels/s390x.cpp)
 
 # Scheduled before registers are given out, the micro-kernels of integers would need more than there are. These processors
 # put instructions in order themselves.
-set(VXE -mzvector -fno-schedule-insns)
+set(VXE -mzvector $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
 tidewheel_isa_level(vxe -march=z14 ${VXE})
 tidewheel_isa_level(vxe2 -march=z15 ${VXE})
 
