@@ -111,7 +111,8 @@ TW_INLINE F choose(uint32_t bits, F x, F y) {
   return {vec_sel(y.v, x.v, vec_cmpeq(words(bits) & lanes, lanes))};
 }
 TW_INLINE uint32_t unordered(F a, F b) {
-  const auto ordered = (__vector unsigned long long)vec_and(vec_cmpeq(a.v, a.v), vec_cmpeq(b.v, b.v));
+  const Words both = (Words)vec_cmpeq(a.v, a.v) & (Words)vec_cmpeq(b.v, b.v);
+  const auto ordered = (__vector unsigned long long)both;
   return (ordered[0] & ordered[1]) != ~0ull;
 }
 
