@@ -167,6 +167,7 @@ TW_INLINE I set1_int(int x) { return {vdupq_n_s32(x)}; }
 TW_INLINE I add(I a, I b) { return {vaddq_s32(a.v, b.v)}; }
 TW_INLINE int hsum(I a) { return vaddvq_s32(a.v); }
 TW_INLINE F to_floats(I a) { return {vcvtq_f32_s32(a.v)}; }
+TW_INLINE F small_to_floats(I a) { return to_floats(a); }
 TW_INLINE I round_to_int(F a) { return {vcvtnq_s32_f32(a.v)}; }
 TW_INLINE void store(int8_t* p, I a) {
   const int16x4_t words = vqmovn_s32(a.v);
@@ -215,5 +216,8 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
 }
 #endif
 #endif
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
 
 }  // namespace tidewheel::TW_ISA
