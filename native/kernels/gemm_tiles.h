@@ -101,7 +101,7 @@ template <int ROWS, bool NIBBLES>
 TW_INLINE void multiply_group(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
 #pragma GCC unroll 8
   for (int s = 0; s < kRowGroup / kQuad; s += NIBBLES ? 2 : 1) {
-    prefetch(weight + kPrefetchBytes);
+    if ((NIBBLES ? s / 2 : s) * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);  // once a cache line
     if constexpr (NIBBLES) {
       Quads low, high;
       load_nibbles(weight, low, high);

@@ -97,6 +97,7 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
   return __builtin_popcount(mask);
 }
 
+TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
 using BF16Activation = float;
 struct Pairs {
   F even, odd;

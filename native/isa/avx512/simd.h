@@ -74,6 +74,8 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
 TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
+TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
+
 #ifdef __AVX512BF16__
 using BF16Activation = bf16;
 struct Pairs {

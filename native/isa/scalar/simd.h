@@ -96,6 +96,9 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
   return n;
 }
 
+// acc += b * a[0].
+TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
+
 // kLanes pairs of bfloat16, or of what bfloat16 holds exactly, even elements and odd elements apart; activations stay
 // float, rounded to bfloat16.
 using BF16Activation = float;
