@@ -1,10 +1,15 @@
-// How GEMM inputs are packed for tile registers, of 16 rows of 64 bytes: a row of a tile takes a run.
+// How weights and GEMM inputs are packed for tile registers, of 16 rows of 64 bytes. Weights lie as for AVX-512, whose units
+// of four bytes are what a tile's columns take; a row of inputs in a tile takes a run.
 #pragma once
 
 #include "kernels/element.h"
 #include "kernels/kernels.h"
 
 namespace tidewheel::TW_ISA {
+
+template <typename T>
+constexpr int kFloatUnit = Element<T>::kStep;
+constexpr int kIntegerUnit = 4;
 
 template <typename T>
 constexpr int kFloatRun = Element<T>::kStep;
