@@ -206,18 +206,35 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   return {vdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
 }
 #else
-// Sums of two products fit in 16 bits: |w| <= 128 and |x| <= 127.
-TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
+TW_INLINE int8x16_t four_bytes(const int8_t* p) {
   int32_t four;
   std::memcpy(&four, p, 4);
-  const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+  return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+// Sums of two products fit in 16 bits: neither side is above 127.
+TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
+  const int8x16_t x = four_bytes(p);
   const int16x8_t low = vmull_s8(vget_low_s8(w.v), vget_low_s8(x)), high = vmull_high_s8(w.v, x);
   return {vpadalq_s16(acc.v, vpaddq_s16(low, high))};
 }
 #endif
 #endif
+
+#ifdef __ARM_FEATURE_DOTPROD
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }
 TW_INLINE I end_nibbles(I, I sum) { return sum; }
+#else
+// Products of nibbles are so small that a group of them fits in 16 bits: the first two columns', and the others'.
+struct NibbleSum {
+  int16x8_t low, high;
+};
+TW_INLINE NibbleSum begin_nibbles(I) { return {vdupq_n_s16(0), vdupq_n_s16(0)}; }
+TW_INLINE NibbleSum dot_quads(NibbleSum sum, Quads w, const int8_t* p) {
+  const int8x16_t x = four_bytes(p);
+  return {vmlal_s8(sum.low, vget_low_s8(w.v), vget_low_s8(x)), vmlal_high_s8(sum.high, w.v, x)};
+}
+TW_INLINE I end_nibbles(I dot, NibbleSum sum) { return {vpadalq_s16(dot.v, vpaddq_s16(sum.low, sum.high))}; }
+#endif
 
 }  // namespace tidewheel::TW_ISA
