@@ -205,6 +205,25 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   return {vdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
 }
+// The rows from R on: a load brings the quads of four, or two, and a dot product takes its own out of a lane.
+template <int ROWS, int R = 0>
+TW_INLINE void dot_rows(I (&acc)[ROWS], Quads w, const int8_t (*x)[4]) {
+  if constexpr (R + 4 <= ROWS) {
+    const int8x16_t four = vld1q_s8(x[R]);
+    acc[R].v = vdotq_laneq_s32(acc[R].v, w.v, four, 0);
+    acc[R + 1].v = vdotq_laneq_s32(acc[R + 1].v, w.v, four, 1);
+    acc[R + 2].v = vdotq_laneq_s32(acc[R + 2].v, w.v, four, 2);
+    acc[R + 3].v = vdotq_laneq_s32(acc[R + 3].v, w.v, four, 3);
+    dot_rows<ROWS, R + 4>(acc, w, x);
+  } else if constexpr (R + 2 <= ROWS) {
+    const int8x8_t two = vld1_s8(x[R]);
+    acc[R].v = vdotq_lane_s32(acc[R].v, w.v, two, 0);
+    acc[R + 1].v = vdotq_lane_s32(acc[R + 1].v, w.v, two, 1);
+    dot_rows<ROWS, R + 2>(acc, w, x);
+  } else if constexpr (R < ROWS) {
+    acc[R] = dot_quads(acc[R], w, x[R]);
+  }
+}
 #else
 TW_INLINE int8x16_t four_bytes(const int8_t* p) {
   int32_t four;
