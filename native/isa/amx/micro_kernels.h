@@ -11,7 +11,6 @@ namespace tidewheel::TW_ISA {
 
 constexpr int kTileHeight = 16, kTileLine = 64;  // rows, and bytes of a row
 constexpr int kColumns = kTileLine / 4;          // of C
-constexpr int kNumTiles = 8;
 static_assert(kColumns == kLanes && 2 * kColumns == kPanel);
 
 struct alignas(64) TileShapes {
