@@ -21,6 +21,13 @@ template <typename T>
 struct FloatTile {
   using E = Element<T>;
 
+  // Few rows take more columns at once: as many as need no more registers than the whole tile.
+  static constexpr int vectors_for(int rows) {
+    int vectors = kTileVectors;
+    while (vectors < kStrips && (rows + E::kStep) * 2 * vectors <= (kTileRows + 1) * kTileVectors) vectors *= 2;
+    return vectors;
+  }
+
   static double peak(int rounds) {
     alignas(64) const T weights[E::kStep * kLanes] = {};
     const typename E::Activation inputs[E::kStep] = {};
@@ -44,9 +51,10 @@ struct FloatTile {
 
   template <int ROWS>
   static void rows(const WeightFormat&, const char* x, const char* panel, int k, float* tile) {
-    for (int column = 0; column < kPanel; column += kTileVectors * kLanes) {
-      columns<ROWS, kTileVectors>(reinterpret_cast<const typename E::Activation*>(x),
-                                  reinterpret_cast<const T*>(panel) + column * E::kStep, float_steps<T>(k), tile + column);
+    constexpr int kVectors = vectors_for(ROWS);
+    for (int column = 0; column < kPanel; column += kVectors * kLanes) {
+      columns<ROWS, kVectors>(reinterpret_cast<const typename E::Activation*>(x),
+                              reinterpret_cast<const T*>(panel) + column * E::kStep, float_steps<T>(k), tile + column);
     }
   }
 
@@ -55,12 +63,12 @@ struct FloatTile {
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) acc[r][v] = zero();
     }
     for (int s = 0; s < steps; ++s) {
       typename E::Vector w[VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) w[v] = E::load_step(weight + v * kLanes * E::kStep);
       prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes);
       if constexpr (VECTORS * kLanes * E::kStep * sizeof(T) > 64) {
@@ -69,14 +77,14 @@ struct FloatTile {
       weight += kPanel * E::kStep;
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) acc[r][v] = E::dot(acc[r][v], w[v], x + r * E::kStep);
       }
       x += ROWS * E::kStep;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) store(tile + r * kPanel + v * kLanes, acc[r][v]);
     }
   }
@@ -90,27 +98,50 @@ struct RowGroup {
   int8_t quads[kRowGroup / kQuad][ROWS][kQuad];
 };
 
-template <int ROWS>
-TW_INLINE void multiply_quads(I (&dot)[ROWS], Quads w, const int8_t (*x)[kQuad]) {
+// By the level's own way to take several rows at once, if it has one.
+template <int ROWS, typename Sum, typename W>
+TW_INLINE void multiply_quads(Sum (&sum)[ROWS], W w, const int8_t (*x)[kQuad]) {
+  if constexpr (requires { dot_rows<ROWS>(sum, w, x); }) {
+    dot_rows<ROWS>(sum, w, x);
+  } else {
 #pragma GCC unroll 16
-  for (int r = 0; r < ROWS; ++r) dot[r] = dot_quads(dot[r], w, x[r]);
+    for (int r = 0; r < ROWS; ++r) sum[r] = dot_quads(sum[r], w, x[r]);
+  }
 }
 
 // The dot products of one group; weights advance past it.
+template <int ROWS>
+TW_INLINE void multiply_bytes(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
+#pragma GCC unroll 8
+  for (int s = 0; s < kRowGroup / kQuad; ++s) {
+    if (s * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);  // once a cache line
+    multiply_quads<ROWS>(dot, load_quads(weight), x[s]);
+    weight += kLanes * kQuad;
+  }
+}
+template <int ROWS>
+TW_INLINE void multiply_nibbles(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
+  NibbleSum sum[ROWS];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) sum[r] = begin_nibbles(dot[r]);
+#pragma GCC unroll 8
+  for (int s = 0; s < kRowGroup / kQuad; s += 2) {
+    if (s / 2 * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);
+    Quads low, high;
+    load_nibbles(weight, low, high);
+    multiply_quads<ROWS>(sum, low, x[s]);
+    multiply_quads<ROWS>(sum, high, x[s + 1]);
+    weight += kLanes * kQuad;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) dot[r] = end_nibbles(dot[r], sum[r]);
+}
 template <int ROWS, bool NIBBLES>
 TW_INLINE void multiply_group(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
-#pragma GCC unroll 8
-  for (int s = 0; s < kRowGroup / kQuad; s += NIBBLES ? 2 : 1) {
-    if ((NIBBLES ? s / 2 : s) * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);  // once a cache line
-    if constexpr (NIBBLES) {
-      Quads low, high;
-      load_nibbles(weight, low, high);
-      multiply_quads<ROWS>(dot, low, x[s]);
-      multiply_quads<ROWS>(dot, high, x[s + 1]);
-    } else {
-      multiply_quads<ROWS>(dot, load_quads(weight), x[s]);
-    }
-    weight += kLanes * kQuad;
+  if constexpr (NIBBLES) {
+    multiply_nibbles<ROWS>(dot, weight, x);
+  } else {
+    multiply_bytes<ROWS>(dot, weight, x);
   }
 }
 
@@ -194,7 +225,7 @@ struct GroupTile {
           multiply_group<ROWS, NIBBLES>(dot, weight, group->quads);
 #pragma GCC unroll 16
           for (int r = 0; r < ROWS; ++r) {
-            acc[r] = fma(to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+            acc[r] = fma(small_to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
             if constexpr (SHIFTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[r]), acc[r]);
           }
         }

@@ -134,6 +134,7 @@ TW_INLINE int hsum(I a) {
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 TW_INLINE F to_floats(I a) { return {_mm256_cvtepi32_ps(a.v)}; }
+TW_INLINE F small_to_floats(I a) { return to_floats(a); }
 TW_INLINE I round_to_int(F a) { return {_mm256_cvtps_epi32(a.v)}; }
 TW_INLINE void store(int8_t* p, I a) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
@@ -173,5 +174,8 @@ TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) {
   return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))};
 }
 #endif
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
 
 }  // namespace tidewheel::TW_ISA
