@@ -210,7 +210,7 @@ class Int8ChannelRows {
 };
 
 // A packed tile of rows by one strip after the other. A group's dot products go through memory into vectors, where scales
-// are applied; meanwhile tiles multiply the next group, in registers of their own: C are tiles 0 and 1, A 4 and 5, B 6 and 7.
+// are applied; meanwhile tiles multiply the next group, in registers of their own: C are 0 and 1, A 4 and 5, B 6 and 7.
 template <bool NIBBLES, bool SHIFTS>
 class GroupRows {
  public:
