@@ -11,7 +11,6 @@ namespace tidewheel::TW_ISA {
 
 constexpr int kTileHeight = 16, kTileLine = 64;  // rows, and bytes of a row
 constexpr int kColumns = kTileLine / 4;          // of C
-constexpr int kNumTiles = 8;
 static_assert(kColumns == kLanes && 2 * kColumns == kPanel);
 
 struct alignas(64) TileShapes {
@@ -211,7 +210,7 @@ class Int8ChannelRows {
 };
 
 // A packed tile of rows by one strip after the other. A group's dot products go through memory into vectors, where scales
-// are applied; meanwhile tiles multiply the next group, in registers of their own: C are tiles 0 and 1, A 4 and 5, B 6 and 7.
+// are applied; meanwhile tiles multiply the next group, in registers of their own: C are 0 and 1, A 4 and 5, B 6 and 7.
 template <bool NIBBLES, bool SHIFTS>
 class GroupRows {
  public:

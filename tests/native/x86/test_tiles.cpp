@@ -30,6 +30,7 @@ bool in_tiles(const WeightFormat& format) {
 }  // namespace
 
 TEST_CASE("amx: tiles are configured by the thread that multiplies, once for each number of rows, and given back") {
+  if (amx_kernels().empty()) MESSAGE("the processor lacks avx512_bf16: amx and avx2_vnni are not tested");
   Random random;
   const int n = 96, k = 64, panels = n / kPanel;
   const auto x = random.normals(40 * k);

@@ -1,6 +1,6 @@
-// A processor's tiles in software, instruction by instruction as Intel's Software Developer's Manual has them (volume 2,
-// "Intel AMX instructions"; volume 1, chapter 18): shapes, what lies outside a shape, and the order and the rounding of every sum. Each thread has
-// its own, as with the processor. What would be an exception there is one here.
+// A processor's tiles in software, instruction by instruction as Intel's Software Developer's Manual has them: shapes, what
+// lies outside a shape, and the order and the rounding of every sum. Each thread has its own, as with the processor. What
+// would be an exception there is one here.
 #pragma once
 
 #include <cstddef>
