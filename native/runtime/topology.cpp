@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -43,17 +44,15 @@ std::vector<int> affinity() {
   return cpus;
 }
 
-int numa_node_of(const std::string& root, int cpu) {
-  for (int node = 0; node < 256; ++node) {
-    const auto list = read_line(root + "sys/devices/system/node/node" + std::to_string(node) + "/cpulist");
-    if (!list) {
-      if (node > 0) break;
-      continue;
-    }
-    const auto cpus = parse_cpu_list(*list);
-    if (std::find(cpus.begin(), cpus.end(), cpu) != cpus.end()) return node;
+// The NUMA node of each processor that is in one.
+std::map<int, int> numa_nodes(const std::string& root) {
+  const std::string folder = root + "sys/devices/system/node/";
+  std::map<int, int> nodes;
+  for (const int node : parse_cpu_list(read_line(folder + "online").value_or(""))) {
+    const auto cpus = read_line(folder + "node" + std::to_string(node) + "/cpulist");  // empty where there is only memory
+    for (const int cpu : parse_cpu_list(cpus.value_or(""))) nodes[cpu] = node;
   }
-  return 0;
+  return nodes;
 }
 
 int first_sibling(const std::string& root, int cpu) {
@@ -140,11 +139,13 @@ std::vector<int> parse_cpu_list(const std::string& text) {
   return {cpus.begin(), cpus.end()};
 }
 
-Topology read_topology(const std::string& root) {
+Topology read_topology(const std::string& root, const std::optional<std::vector<int>>& allowed) {
   Topology topology;
   std::set<int> seen;
-  for (const int cpu : affinity()) {
-    const Processor processor{cpu, first_sibling(root, cpu), numa_node_of(root, cpu)};
+  const std::map<int, int> nodes = numa_nodes(root);
+  for (const int cpu : allowed ? *allowed : affinity()) {
+    const auto node = nodes.find(cpu);
+    const Processor processor{cpu, first_sibling(root, cpu), node == nodes.end() ? 0 : node->second};
     topology.allowed.push_back(processor);
     if (seen.insert(processor.core).second) topology.cores.push_back(cpu);
   }
@@ -156,6 +157,28 @@ int default_threads(const Topology& topology) {
   int threads = static_cast<int>(topology.cores.size());
   if (topology.cpu_quota > 0) threads = std::min(threads, std::max(1, static_cast<int>(std::floor(topology.cpu_quota))));
   return threads >= 8 ? threads - 1 : threads;
+}
+
+std::vector<std::vector<int>> default_groups(const Topology& topology) {
+  std::map<int, std::vector<int>> by_node;
+  const std::set<int> cores(topology.cores.begin(), topology.cores.end());
+  for (const Processor& processor : topology.allowed) {
+    if (cores.contains(processor.cpu)) by_node[processor.numa_node].push_back(processor.cpu);
+  }
+  std::vector<std::vector<int>> nodes;
+  for (const auto& [node, cpus] : by_node) nodes.push_back(cpus);
+  std::stable_sort(nodes.begin(), nodes.end(), [](const auto& a, const auto& b) { return a.size() > b.size(); });
+  // The largest nodes that are enough together; then the longest of their lists are cut, the last one first.
+  const int threads = default_threads(topology);
+  int room = 0;
+  size_t used = 0;
+  while (room < threads) room += static_cast<int>(nodes[used++].size());
+  nodes.resize(used);
+  std::sort(nodes.begin(), nodes.end());
+  for (; room > threads; --room) {
+    std::max_element(nodes.rbegin(), nodes.rend(), [](const auto& a, const auto& b) { return a.size() < b.size(); })->pop_back();
+  }
+  return nodes;
 }
 
 }  // namespace tidewheel

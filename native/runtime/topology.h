@@ -1,6 +1,8 @@
-// Which processors this process may use: those of its affinity mask, one a physical core, and its cgroup's quota.
+// Which processors this process may use: those of its affinity mask, one a physical core, by NUMA node, and its cgroup's
+// quota.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,13 +20,17 @@ struct Topology {
   double cpu_quota = 0;                   // cores' worth of time that the cgroup allows; 0 is no limit
 };
 
-// `root` is "/" but in tests, which lay out /proc and /sys trees of their own.
-Topology read_topology(const std::string& root = "/");
+// `root` is "/", and `allowed` what the calling thread may run on, but in tests, which lay out /proc and /sys trees of
+// their own.
+Topology read_topology(const std::string& root = "/", const std::optional<std::vector<int>>& allowed = std::nullopt);
 
 // "0-3,8" to {0, 1, 2, 3, 8}. Throws std::invalid_argument naming what it cannot read.
 std::vector<int> parse_cpu_list(const std::string& text);
 
 // How many of the cores to compute on: all that the quota pays for; from eight on, one is left for the event loop.
 int default_threads(const Topology& topology);
+
+// The cores to compute on, a group for each NUMA node, by node: on as few nodes as have that many, and on these alike.
+std::vector<std::vector<int>> default_groups(const Topology& topology);
 
 }  // namespace tidewheel

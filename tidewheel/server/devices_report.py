@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidewheel.engine.devices.cpu_groups import cpu_list, group_list
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.memory import Memory, read_memory
 
@@ -36,13 +37,13 @@ class Cores:
     """Processors by the operating system's numbers. `cpu_quota` is in cores' worth of time, None is no limit.
 
     `allowed` are those in this process's affinity, `physical` one of them for each physical core, and `threads`
-    those that would be computed on. `numa_nodes` has the allowed processors of each node.
+    those that would be computed on, by group. `numa_nodes` has the allowed processors of each node.
     """
 
     logical: int
     allowed: list[int]
     physical: list[int]
-    threads: list[int]
+    threads: list[list[int]]
     numa_nodes: dict[int, list[int]]
     cpu_quota: float | None
 
@@ -120,17 +121,6 @@ def huge_pages(root: Path = _ROOT) -> HugePages:
     )
 
 
-def cpu_list(cpus: Sequence[int]) -> str:
-    """`[0, 1, 2, 5]` as `0-2,5`, the way that `--threads-bind` takes it."""
-    spans: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if spans and cpu == spans[-1][1] + 1:
-            spans[-1][1] = cpu
-        else:
-            spans.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
 def render(report: DevicesReport) -> str:
     """The report for people, one fact a line."""
     lines = [("device", _device_line(device)) for device in report.devices]
@@ -174,7 +164,7 @@ def _cores(topology: _native.Topology) -> Cores:
         logical=os.cpu_count() or len(allowed),
         allowed=allowed,
         physical=topology["cores"],
-        threads=topology["cores"][: topology["default_threads"]],
+        threads=topology["default_groups"],
         numa_nodes=nodes,
         cpu_quota=topology["cpu_quota"] or None,
     )
@@ -186,11 +176,13 @@ def _device_line(device: DeviceState) -> str:
 
 def _core_lines(cores: Cores) -> list[tuple[str, str]]:
     nodes = "; ".join(f"node {node}: CPUs {cpu_list(cpus)}" for node, cpus in sorted(cores.numa_nodes.items()))
+    groups = "" if len(cores.threads) == 1 else f" in {len(cores.threads)} groups"
+    threads = f"{sum(map(len, cores.threads))}{groups}, on CPUs {group_list(cores.threads)}"
     quota = "none" if cores.cpu_quota is None else f"{cores.cpu_quota:g} cores' worth of time"
     return [
         ("cores", f"{cores.logical} logical, {len(cores.allowed)} allowed (CPUs {cpu_list(cores.allowed)}), "
          f"{len(cores.physical)} of them physical"),
-        ("threads", f"{len(cores.threads)}, on CPUs {cpu_list(cores.threads)} (--threads-bind changes it)"),
+        ("threads", f"{threads} (--threads-bind changes it)"),
         ("NUMA", nodes),
         ("cgroup CPU quota", quota),
     ]  # fmt: skip

@@ -273,13 +273,13 @@ def test_those_who_start_together_do_not_clash(folder: Path, cache: Path, caplog
 
 
 class FakeWeights:
-    """Bytes in place of a model: what a cache asks of one."""
+    """Bytes in place of a model, in two runs: what a cache asks of one."""
 
     def __init__(self, size: int) -> None:
         self._bytes = np.arange(size).astype(np.uint8)
 
-    def packed_weights(self) -> NDArray[np.uint8]:
-        return self._bytes
+    def packed_weights(self) -> list[NDArray[np.uint8]]:
+        return [self._bytes[:1000], self._bytes[1000:]]
 
     def weights_checksum(self) -> int:
         return 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import numpy as np
@@ -11,31 +12,13 @@ from tidewheel import _native
 from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.devices.cancellation import Cancellation, LoadCancelledError
+from tidewheel.engine.devices.cpu_groups import choose_groups, cpu_list, group_list, spanning_groups
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization
 from tidewheel.engine.weights.packed_cache import BackgroundWrite, PackedCache
 
-
-def choose_cpus(threads_bind: str) -> list[int]:
-    """The processors to compute on, one thread each.
-
-    `auto` takes one hardware thread a physical core, within affinity and cgroup quota. `0-15` names processors;
-    `0-15|16-31` names several groups of them. Raises DeviceError for what this process may not use.
-    """
-    topology = _native.topology()
-    if threads_bind == "auto":
-        return topology["cores"][: topology["default_threads"]]
-    try:
-        cpus = [cpu for group in threads_bind.split("|") for cpu in _native.parse_cpu_list(group)]
-    except ValueError as error:
-        raise DeviceError(f"--threads-bind: {error}") from error
-    allowed = {processor["cpu"] for processor in topology["processors"]}
-    if missing := [cpu for cpu in cpus if cpu not in allowed]:
-        raise DeviceError(f"--threads-bind: CPU {missing[0]} is not one this process may use: {sorted(allowed)}")
-    if not cpus or len(set(cpus)) != len(cpus):
-        raise DeviceError("--threads-bind must name each CPU once, like 0-15 or 0-15|16-31")
-    return cpus
+logger = logging.getLogger(__name__)
 
 
 def _norm(norm: NormSpec) -> _native.NormConfig:
@@ -82,6 +65,19 @@ def _quantization(quantization: Quantization | None) -> tuple[str, int, bool]:
     if quantization is None:
         return "none", 0, False
     return quantization.method, quantization.group_size, quantization.zero_points
+
+
+def _groups(threads_bind: str) -> list[list[int]]:
+    topology = _native.topology()
+    groups = choose_groups(threads_bind, topology)
+    for group in spanning_groups(groups, topology):
+        logger.warning(
+            "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "
+            "--threads-bind auto makes a group of each node",
+            cpu_list(group),
+        )
+    logger.info("Computing with %d threads on CPUs %s", sum(map(len, groups)), group_list(groups))
+    return groups
 
 
 def _set_weights(native: _native.Executor, weights: WeightSource) -> None:
@@ -150,7 +146,7 @@ class CpuDevice:
                 num_blocks,
                 options.max_num_seqs,
                 options.max_num_batched_tokens,
-                choose_cpus(options.threads_bind),
+                _groups(options.threads_bind),
             )
             cache = self._packed_cache(spec, weights, options)
             with (cancellation or Cancellation()).calling(native.stop_loading):
