@@ -252,7 +252,7 @@ nb::dict topology_dict(const Topology& topology) {
   result["processors"] = processors;
   result["cores"] = nb::cast(topology.cores);
   result["cpu_quota"] = topology.cpu_quota;
-  result["default_groups"] = nb::cast(default_groups(topology));
+  result["default_threads"] = default_threads(topology);
   return result;
 }
 

@@ -17,7 +17,7 @@ class Topology(TypedDict):
     processors: list[Processor]
     cores: list[int]
     cpu_quota: float
-    default_groups: list[list[int]]
+    default_threads: int
 
 class StoppedError(Exception): ...
 

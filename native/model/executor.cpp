@@ -8,8 +8,6 @@
 namespace tidewheel {
 namespace {
 
-// Packed rows that GEMM keeps in the second-level cache while panels pass by.
-constexpr size_t kRowBlockBytes = 192 << 10;
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
 constexpr int kMostPackedAlone = 8192;
 
@@ -189,7 +187,7 @@ const char* Executor::pack_rows(Worker& worker, const Linear& linear, const Rows
   if (alone) {
     kernels_.pack_rows(linear.format, args, 0, rows.count);
   } else {
-    worker.share(rows.count, kernels_.tile_rows, [&](int64_t begin, int64_t end) {
+    worker.share(rows.count, kernels_.tile_rows(linear.format), [&](int64_t begin, int64_t end) {
       kernels_.pack_rows(linear.format, args, static_cast<int>(begin), static_cast<int>(end));
     });
   }
@@ -204,8 +202,7 @@ void Executor::gemm(Worker& worker, const Linear& linear, const Rows& rows, cons
   const int columns = std::min(linear.n, slice.panels.end * kPanel) - first_column;
   const float* bias = linear.bias ? linear.bias + first_column : nullptr;
   float* y = output.y + (output.epilogue == Epilogue::kGated ? first_column / 2 : first_column);
-  const size_t tile_bytes = kernels_.row_bytes(linear.format, linear.k) * kernels_.tile_rows;
-  const int block_rows = static_cast<int>(std::max<size_t>(1, kRowBlockBytes / tile_bytes)) * kernels_.tile_rows;
+  const int block_rows = kernels_.row_block(linear.format, linear.k);
   const int blocks = (rows.count + block_rows - 1) / block_rows;
   // Panel by panel of one block of rows after the other.
   worker.share_in_group_guided(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {

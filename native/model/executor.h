@@ -42,9 +42,15 @@ class Executor {
   Executor(ModelConfig config, const Kernels& kernels, const WeightFormats& formats, CacheType cache_type,
            ExecutorShape shape, const std::vector<std::vector<int>>& groups);
 
-  void set_weights(std::span<const Source> sources) { weights_.set(sources, pool_, loading_stopped_); }
+  // Memory comes from the node of the thread that touches it first: worker 0 is where it belongs while it loads, and
+  // then again where the caller was.
+  void set_weights(std::span<const Source> sources) {
+    const Pinned pinned = pool_.pinned_caller();
+    weights_.set(sources, pool_, loading_stopped_);
+  }
   void check_complete() const { weights_.check_complete(); }
   bool read_weights(int file, int64_t offset, uint64_t checksum) {
+    const Pinned pinned = pool_.pinned_caller();
     return weights_.read_packed(file, offset, checksum, pool_, loading_stopped_);
   }
   // From any thread: lets `set_weights` and `read_weights` end soon, by throwing Stopped.

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/affinity.h"
 #include "runtime/groups.h"
 
 namespace tidewheel {
@@ -102,8 +103,9 @@ class ThreadPool {
   // Run `job` on every worker and wait for all. Not reentrant; `job` must not throw.
   void run(const std::function<void(Worker&)>& job);
 
-  // Pin the calling thread to worker 0's processor.
+  // Pin the calling thread to worker 0's processor, for good or while the result lives.
   void pin_caller() const;
+  Pinned pinned_caller() const { return Pinned(places_.front().cpu); }
 
  private:
   friend class Worker;

@@ -10,8 +10,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include <sched.h>
-#include <unistd.h>
+#include "runtime/affinity.h"
 
 namespace tidewheel {
 namespace {
@@ -30,18 +29,6 @@ std::optional<int64_t> read_number(const std::string& path) {
   const auto [end, error] = std::from_chars(line->data(), line->data() + line->size(), value);
   if (error != std::errc() || end == line->data()) return std::nullopt;  // "max" is no limit
   return value;
-}
-
-std::vector<int> affinity() {
-  std::vector<int> cpus;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-    }
-  }
-  if (cpus.empty()) cpus.push_back(0);
-  return cpus;
 }
 
 // The NUMA node of each processor that is in one.
@@ -131,7 +118,7 @@ std::vector<int> parse_cpu_list(const std::string& text) {
       at = second.ptr;
       error = second.ec;
     }
-    if (error != std::errc() || at != end || first < 0 || last < first || last >= CPU_SETSIZE) {
+    if (error != std::errc() || at != end || first < 0 || last < first || last >= kMostCpus) {
       throw std::invalid_argument("'" + part + "' is not a CPU number or a range like 0-3");
     }
     for (int cpu = first; cpu <= last; ++cpu) cpus.insert(cpu);
@@ -157,28 +144,6 @@ int default_threads(const Topology& topology) {
   int threads = static_cast<int>(topology.cores.size());
   if (topology.cpu_quota > 0) threads = std::min(threads, std::max(1, static_cast<int>(std::floor(topology.cpu_quota))));
   return threads >= 8 ? threads - 1 : threads;
-}
-
-std::vector<std::vector<int>> default_groups(const Topology& topology) {
-  std::map<int, std::vector<int>> by_node;
-  const std::set<int> cores(topology.cores.begin(), topology.cores.end());
-  for (const Processor& processor : topology.allowed) {
-    if (cores.contains(processor.cpu)) by_node[processor.numa_node].push_back(processor.cpu);
-  }
-  std::vector<std::vector<int>> nodes;
-  for (const auto& [node, cpus] : by_node) nodes.push_back(cpus);
-  std::stable_sort(nodes.begin(), nodes.end(), [](const auto& a, const auto& b) { return a.size() > b.size(); });
-  // The largest nodes that are enough together; then the longest of their lists are cut, the last one first.
-  const int threads = default_threads(topology);
-  int room = 0;
-  size_t used = 0;
-  while (room < threads) room += static_cast<int>(nodes[used++].size());
-  nodes.resize(used);
-  std::sort(nodes.begin(), nodes.end());
-  for (; room > threads; --room) {
-    std::max_element(nodes.rbegin(), nodes.rend(), [](const auto& a, const auto& b) { return a.size() < b.size(); })->pop_back();
-  }
-  return nodes;
 }
 
 }  // namespace tidewheel

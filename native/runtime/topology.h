@@ -1,5 +1,4 @@
-// Which processors this process may use: those of its affinity mask, one a physical core, by NUMA node, and its cgroup's
-// quota.
+// Which processors this process may use: those of its affinity mask, one a physical core, and its cgroup's quota.
 #pragma once
 
 #include <optional>
@@ -29,8 +28,5 @@ std::vector<int> parse_cpu_list(const std::string& text);
 
 // How many of the cores to compute on: all that the quota pays for; from eight on, one is left for the event loop.
 int default_threads(const Topology& topology);
-
-// The cores to compute on, a group for each NUMA node, by node: on as few nodes as have that many, and on these alike.
-std::vector<std::vector<int>> default_groups(const Topology& topology);
 
 }  // namespace tidewheel

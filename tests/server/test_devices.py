@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.engine.errors import DeviceError
 from tidewheel.server.cli import main
 from tidewheel.server.devices_report import (
@@ -120,3 +121,12 @@ def test_huge_pages(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("HugePages_Total:  4\nHugePages_Free:  1\nHugepagesize:  2048 kB\n")
     assert huge_pages(tmp_path) == HugePages("always", 2**21, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([5, 0, 2, 1, 9, 8], "0-2,5,8-9")]
+)
+def test_cpu_lists_are_as_threads_bind_takes_them(cpus: list[int], text: str) -> None:
+    assert cpu_list(cpus) == text
+    if cpus:
+        assert native.parse_cpu_list(text) == sorted(cpus)

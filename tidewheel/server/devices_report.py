@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidewheel.engine.devices.cpu_groups import cpu_list, group_list
+from tidewheel.engine.cpu_list import cpu_list
+from tidewheel.engine.devices.cpu_groups import choose_groups, group_list
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.memory import Memory, read_memory
 
@@ -164,7 +165,7 @@ def _cores(topology: _native.Topology) -> Cores:
         logical=os.cpu_count() or len(allowed),
         allowed=allowed,
         physical=topology["cores"],
-        threads=topology["default_groups"],
+        threads=choose_groups("auto", topology, topology["default_threads"]),
         numa_nodes=nodes,
         cpu_quota=topology["cpu_quota"] or None,
     )

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from tidewheel import _native
 from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.devices.cancellation import Cancellation, LoadCancelledError
-from tidewheel.engine.devices.cpu_groups import choose_groups, cpu_list, group_list, spanning_groups
+from tidewheel.engine.devices.cpu_groups import choose_groups, group_list, spanning_groups
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization
@@ -69,7 +70,7 @@ def _quantization(quantization: Quantization | None) -> tuple[str, int, bool]:
 
 def _groups(threads_bind: str) -> list[list[int]]:
     topology = _native.topology()
-    groups = choose_groups(threads_bind, topology)
+    groups = choose_groups(threads_bind, topology, topology["default_threads"])
     for group in spanning_groups(groups, topology):
         logger.warning(
             "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.engine.errors import DeviceError
 
 if TYPE_CHECKING:
     from tidewheel._native import Topology
 
 
-def choose_groups(threads_bind: str, topology: Topology) -> list[list[int]]:
+def choose_groups(threads_bind: str, topology: Topology, default_threads: int) -> list[list[int]]:
     """The processors to compute on, one thread each, by group.
 
-    `auto` takes one hardware thread a physical core, within affinity and cgroup quota, and makes a group of each NUMA
-    node. `0-15` names the processors of one group, `0-15|16-31` of several. Raises DeviceError for what this process
-    may not use.
+    `auto` takes `default_threads` of the physical cores and makes a group of each NUMA node that has some. `0-15` names
+    the processors of one group, `0-15|16-31` of several. Raises DeviceError for what this process may not use.
     """
     from tidewheel import _native  # which `tidewheel devices` does without
 
     if threads_bind == "auto":
-        return topology["default_groups"]
+        return _default_groups(topology, default_threads)
     try:
         groups = [_native.parse_cpu_list(group) for group in threads_bind.split("|")]
     except ValueError as error:
@@ -46,12 +46,18 @@ def group_list(groups: Sequence[Sequence[int]]) -> str:
     return "|".join(map(cpu_list, groups))
 
 
-def cpu_list(cpus: Sequence[int]) -> str:
-    """`[0, 1, 2, 5]` as `0-2,5`."""
-    spans: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if spans and cpu == spans[-1][1] + 1:
-            spans[-1][1] = cpu
-        else:
-            spans.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+def _default_groups(topology: Topology, threads: int) -> list[list[int]]:
+    """As few nodes as have so many cores, the largest, and of these alike."""
+    cores = set(topology["cores"])
+    nodes: dict[int, list[int]] = {}
+    for processor in topology["processors"]:
+        if processor["cpu"] in cores:
+            nodes.setdefault(processor["numa_node"], []).append(processor["cpu"])
+    by_size = sorted(sorted(nodes), key=lambda node: -len(nodes[node]))
+    used: list[int] = []
+    while sum(len(nodes[node]) for node in used) < threads:
+        used.append(by_size[len(used)])
+    groups = [nodes[node] for node in sorted(used)]
+    while sum(map(len, groups)) > threads:
+        max(reversed(groups), key=len).pop()
+    return groups

@@ -123,7 +123,8 @@ def _meter(options: ModelOptions, seconds: float, peak: OwnPeak) -> CeilingMeter
         from tidewheel.engine.devices.cpu import CpuDevice
     except ImportError:
         return None
-    groups = choose_groups(options.threads_bind, _native.topology())
+    topology = _native.topology()
+    groups = choose_groups(options.threads_bind, topology, topology["default_threads"])
     return CeilingMeter(CpuDevice().isa, [cpu for group in groups for cpu in group], seconds, peak)
 
 

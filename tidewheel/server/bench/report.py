@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidewheel.engine.devices.cpu_groups import cpu_list
+from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.server.bench import text
 from tidewheel.server.bench.ceilings import MEMORY
 from tidewheel.server.bench.costs import BYTES_COUNTED, FLOPS_COUNTED
