@@ -68,7 +68,8 @@ def _quantization(quantization: Quantization | None) -> tuple[str, int, bool]:
     return quantization.method, quantization.group_size, quantization.zero_points
 
 
-def _groups(threads_bind: str) -> list[list[int]]:
+def thread_groups(threads_bind: str) -> list[list[int]]:
+    """The processors to compute on, by group, which are logged. Raises DeviceError for what this process may not use."""
     topology = _native.topology()
     groups = choose_groups(threads_bind, topology, topology["default_threads"])
     for group in spanning_groups(groups, topology):
@@ -147,7 +148,7 @@ class CpuDevice:
                 num_blocks,
                 options.max_num_seqs,
                 options.max_num_batched_tokens,
-                _groups(options.threads_bind),
+                thread_groups(options.threads_bind),
             )
             cache = self._packed_cache(spec, weights, options)
             with (cancellation or Cancellation()).calling(native.stop_loading):
