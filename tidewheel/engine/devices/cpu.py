@@ -69,7 +69,7 @@ def _quantization(quantization: Quantization | None) -> tuple[str, int, bool]:
 
 
 def thread_groups(threads_bind: str) -> list[list[int]]:
-    """The processors to compute on, by group, which are logged. Raises DeviceError for what this process may not use."""
+    """The processors to compute on, by group. Logs them. Raises DeviceError for what this process may not use."""
     topology = _native.topology()
     groups = choose_groups(threads_bind, topology, topology["default_threads"])
     for group in spanning_groups(groups, topology):
