@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import numpy as np
@@ -9,12 +10,26 @@ from numpy.typing import NDArray
 
 from tidewheel import _native
 from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.cgroup import cpu_quota
+from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.devices.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.huge_pages import huge_pages
 from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization
 from tidewheel.engine.weights.packed_cache import BackgroundWrite, PackedCache
+
+logger = logging.getLogger(__name__)
+
+
+def default_threads(num_cores: int, quota: float | None) -> int:
+    """How many of the cores to compute on: all that the quota pays for; from eight on, one is left for the event loop.
+
+    `quota` is in CPUs' worth of time: threads beyond it would use up everyone's share early and wait out the period.
+    """
+    threads = num_cores if quota is None else min(num_cores, max(1, int(quota)))
+    return threads - 1 if threads >= 8 else threads
 
 
 def choose_cpus(threads_bind: str) -> list[int]:
@@ -25,7 +40,8 @@ def choose_cpus(threads_bind: str) -> list[int]:
     """
     topology = _native.topology()
     if threads_bind == "auto":
-        return topology["cores"][: topology["default_threads"]]
+        cores = topology["cores"]
+        return cores[: default_threads(len(cores), cpu_quota())]
     try:
         cpus = [cpu for group in threads_bind.split("|") for cpu in _native.parse_cpu_list(group)]
     except ValueError as error:
@@ -36,6 +52,17 @@ def choose_cpus(threads_bind: str) -> list[int]:
     if not cpus or len(set(cpus)) != len(cpus):
         raise DeviceError("--threads-bind must name each CPU once, like 0-15 or 0-15|16-31")
     return cpus
+
+
+def _report_machine(isa: str, cpus: list[int]) -> None:
+    quota = cpu_quota()
+    limit = "" if quota is None else f"; the control group allows {quota:g} CPUs' worth of time"
+    threads = "1 thread" if len(cpus) == 1 else f"{len(cpus)} threads"
+    logger.info("Computing with %s kernels in %s on CPUs %s%s", isa, threads, cpu_list(cpus), limit)
+    pages = huge_pages()
+    said = "huge pages where the kernel has any" if pages.on_request else "small pages"
+    mode = pages.transparent or "not supported"
+    logger.info("Weights and KV cache lie in %s (transparent huge pages: %s)", said, mode)
 
 
 def _norm(norm: NormSpec) -> _native.NormConfig:
@@ -137,6 +164,8 @@ class CpuDevice:
                 f"a KV cache of {options.kv_cache_bytes} bytes holds no block of {block_bytes} bytes; "
                 "raise --kv-cache-space"
             )
+        cpus = choose_cpus(options.threads_bind)
+        _report_machine(self.isa, cpus)
         limits = ExecutorLimits(
             _native.block_tokens(), num_blocks, options.max_num_seqs, options.max_num_batched_tokens
         )
@@ -150,7 +179,7 @@ class CpuDevice:
                 num_blocks,
                 options.max_num_seqs,
                 options.max_num_batched_tokens,
-                choose_cpus(options.threads_bind),
+                cpus,
             )
             cache = self._packed_cache(spec, weights, options)
             with (cancellation or Cancellation()).calling(native.stop_loading):
