@@ -251,8 +251,6 @@ nb::dict topology_dict(const Topology& topology) {
   nb::dict result;
   result["processors"] = processors;
   result["cores"] = nb::cast(topology.cores);
-  result["cpu_quota"] = topology.cpu_quota;
-  result["default_threads"] = default_threads(topology);
   return result;
 }
 

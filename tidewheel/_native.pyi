@@ -16,8 +16,6 @@ class Processor(TypedDict):
 class Topology(TypedDict):
     processors: list[Processor]
     cores: list[int]
-    cpu_quota: float
-    default_threads: int
 
 class StoppedError(Exception): ...
 

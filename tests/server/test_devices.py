@@ -13,18 +13,10 @@ import pytest
 
 from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.huge_pages import HugePages, huge_pages
+from tidewheel.engine.memory import Memory
 from tidewheel.server.cli import main
-from tidewheel.server.devices_report import (
-    Cores,
-    DevicesReport,
-    DeviceState,
-    HugePages,
-    Memory,
-    cpu_model,
-    detect,
-    huge_pages,
-    render,
-)
+from tidewheel.server.devices_report import Cores, DevicesReport, DeviceState, cpu_model, detect, render
 
 native: Any = pytest.importorskip("tidewheel._native")
 

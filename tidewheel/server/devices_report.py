@@ -12,9 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidewheel.engine.cgroup import cpu_quota
 from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.engine.devices.cpu_groups import choose_groups, group_list
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.huge_pages import HugePages, huge_pages
 from tidewheel.engine.memory import Memory, read_memory
 
 if TYPE_CHECKING:
@@ -50,16 +52,6 @@ class Cores:
 
 
 @dataclass(frozen=True, slots=True)
-class HugePages:
-    """`transparent` is the kernel's mode (always, madvise, never), None if it has none. `size` is in bytes."""
-
-    transparent: str | None
-    size: int | None
-    reserved: int
-    reserved_free: int
-
-
-@dataclass(frozen=True, slots=True)
 class DevicesReport:
     """Everything that the command shows. What only the native extension can tell is None where it cannot be loaded.
 
@@ -89,14 +81,13 @@ def detect() -> DevicesReport:
         isa = native.chosen_isa_level()
     except ValueError as error:
         raise DeviceError(str(error)) from error
-    topology = native.topology()
     return DevicesReport(
         devices=[DeviceState("cpu", True, "native kernels; what --device auto means"), _torch()],
         cpu_model=cpu_model(),
         architecture=platform.machine(),
         isa_levels=native.available_isa_levels(),
         isa=isa,
-        cores=_cores(topology),
+        cores=_cores(native.topology()),
         memory=read_memory(),
         huge_pages=huge_pages(),
     )
@@ -107,19 +98,6 @@ def cpu_model(root: Path = _ROOT) -> str:
     fields = _fields(root / "proc/cpuinfo")
     # x86 names the model; IBM Z describes each processor in a line of its own, and ARM's kernel gives numbers only.
     return fields.get("model name") or fields.get("processor 0") or platform.processor() or platform.machine()
-
-
-def huge_pages(root: Path = _ROOT) -> HugePages:
-    """How the kernel hands out huge pages. `root` is where `/proc` and `/sys` are found."""
-    meminfo = _fields(root / "proc/meminfo")
-    words = "".join(_lines(root / "sys/kernel/mm/transparent_hugepage/enabled")).split()
-    size = meminfo.get("Hugepagesize")
-    return HugePages(
-        transparent=next((word.strip("[]") for word in words if word.startswith("[")), None),
-        size=None if size is None else int(size.split()[0]) * 1024,
-        reserved=int(meminfo.get("HugePages_Total", "0")),
-        reserved_free=int(meminfo.get("HugePages_Free", "0")),
-    )
 
 
 def render(report: DevicesReport) -> str:
@@ -157,6 +135,7 @@ def _torch() -> DeviceState:
 
 
 def _cores(topology: _native.Topology) -> Cores:
+    quota = cpu_quota()
     nodes: dict[int, list[int]] = {}
     for processor in topology["processors"]:
         nodes.setdefault(processor["numa_node"], []).append(processor["cpu"])
@@ -165,9 +144,9 @@ def _cores(topology: _native.Topology) -> Cores:
         logical=os.cpu_count() or len(allowed),
         allowed=allowed,
         physical=topology["cores"],
-        threads=choose_groups("auto", topology, topology["default_threads"]),
+        threads=choose_groups("auto", topology, quota),
         numa_nodes=nodes,
-        cpu_quota=topology["cpu_quota"] or None,
+        cpu_quota=quota,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.cpu_groups import choose_groups, group_list, spanning_groups
+from tidewheel.engine.devices.cpu_groups import choose_groups, default_threads, group_list, spanning_groups
 from tidewheel.engine.errors import DeviceError
 
 native: Any = pytest.importorskip("tidewheel._native")
@@ -41,8 +41,8 @@ def machine(tmp_path: Path) -> Machine:
     return draw
 
 
-def auto(topology: Any, threads: int | None = None) -> str:
-    return group_list(choose_groups("auto", topology, topology["default_threads"] if threads is None else threads))
+def auto(topology: Any, quota: float | None = None) -> str:
+    return group_list(choose_groups("auto", topology, quota))
 
 
 def test_auto_is_a_group_for_each_node_and_leaves_a_core_for_the_event_loop(machine: Machine) -> None:
@@ -71,24 +71,24 @@ def test_one_hardware_thread_of_each_core(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "groups"),
-    [(6, "32-37"), (24, "32-55"), (31, "0-15|32-46"), (40, "0-15|32-55"), (56, "0-15|16-31|32-55")],
+    ("quota", "groups"),
+    [(6, "32-37"), (25.9, "32-55"), (32, "0-15|32-46"), (41, "0-15|32-55"), (None, "0-15|16-31|32-54")],
 )
-def test_fewer_threads_take_as_few_nodes_as_will_do_and_of_these_alike(
-    machine: Machine, threads: int, groups: str
+def test_a_quota_takes_as_few_nodes_as_will_do_and_of_these_alike(
+    machine: Machine, quota: float | None, groups: str
 ) -> None:
-    assert auto(machine({0: "0-15", 1: "16-31", 2: "32-55"}), threads) == groups
+    assert auto(machine({0: "0-15", 1: "16-31", 2: "32-55"}), quota) == groups
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data())
 def test_auto_takes_as_many_as_it_should_and_no_node_twice(nodes: list[int], data: st.DataObject) -> None:
     processors = [{"cpu": cpu, "core": cpu, "numa_node": node} for cpu, node in enumerate(nodes)]
     cores = data.draw(st.lists(st.sampled_from(range(len(nodes))), min_size=1, unique=True).map(sorted))
-    threads = data.draw(st.integers(1, len(cores)))
-    topology: Any = {"processors": processors, "cores": cores, "cpu_quota": 0.0, "default_threads": threads}
-    groups = choose_groups("auto", topology, threads)
+    quota = data.draw(st.none() | st.integers(1, len(cores)))
+    topology: Any = {"processors": processors, "cores": cores}
+    groups = choose_groups("auto", topology, quota)
     cpus = [cpu for group in groups for cpu in group]
-    assert len(cpus) == len(set(cpus)) == threads
+    assert len(cpus) == len(set(cpus)) == default_threads(len(cores), quota)
     assert set(cpus) <= set(cores)
     assert all(groups)
     assert not spanning_groups(groups, topology)
@@ -98,9 +98,9 @@ def test_auto_takes_as_many_as_it_should_and_no_node_twice(nodes: list[int], dat
 
 def test_groups_that_are_named(machine: Machine) -> None:
     topology = machine({0: "0-3", 1: "4-7"})
-    assert choose_groups("0-3|4-7", topology, 1) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert choose_groups("5,1|0", topology, 1) == [[1, 5], [0]]
-    assert choose_groups("0-7", topology, 1) == [list(range(8))]
+    assert choose_groups("0-3|4-7", topology, None) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert choose_groups("5,1|0", topology, None) == [[1, 5], [0]]
+    assert choose_groups("0-7", topology, None) == [list(range(8))]
     assert spanning_groups([[0, 1], [2, 5], [6]], topology) == [[2, 5]]
 
 
@@ -118,7 +118,7 @@ def test_groups_that_are_named(machine: Machine) -> None:
 )
 def test_groups_that_make_no_sense_are_refused(machine: Machine, text: str, said: str) -> None:
     with pytest.raises(DeviceError, match=f"--threads-bind.*({said})"):
-        choose_groups(text, machine({0: "0-3", 1: "4-7"}), 1)
+        choose_groups(text, machine({0: "0-3", 1: "4-7"}), None)
 
 
 def test_a_group_over_several_nodes_is_pointed_out(
@@ -128,7 +128,7 @@ def test_a_group_over_several_nodes_is_pointed_out(
     topology = machine({0: "0-3", 1: "4-7"})
     monkeypatch.setattr(native, "topology", lambda: topology)
     with caplog.at_level(logging.WARNING):
-        assert cpu.thread_groups("0-3|4-7") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert cpu.thread_groups("scalar", "0-3|4-7") == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert not caplog.records
-        cpu.thread_groups("0-7")
+        cpu.thread_groups("scalar", "0-7")
     assert "CPUs 0-7 are of several NUMA nodes" in caplog.text

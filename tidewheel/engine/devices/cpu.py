@@ -10,16 +10,42 @@ from numpy.typing import NDArray
 
 from tidewheel import _native
 from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.cgroup import cpu_quota
 from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.devices.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.cpu_groups import choose_groups, group_list, spanning_groups
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.huge_pages import huge_pages
 from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization
 from tidewheel.engine.weights.packed_cache import BackgroundWrite, PackedCache
 
 logger = logging.getLogger(__name__)
+
+
+def thread_groups(isa: str, threads_bind: str) -> list[list[int]]:
+    """The processors to compute on, by group. Says what was chosen. Raises DeviceError for what cannot be used."""
+    topology, quota = _native.topology(), cpu_quota()
+    groups = choose_groups(threads_bind, topology, quota)
+    for group in spanning_groups(groups, topology):
+        logger.warning(
+            "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "
+            "--threads-bind auto makes a group of each node",
+            cpu_list(group),
+        )
+    count = sum(map(len, groups))
+    threads = "1 thread" if count == 1 else f"{count} threads"
+    limit = "" if quota is None else f"; the control group allows {quota:g} CPUs' worth of time"
+    logger.info("Computing with %s kernels in %s on CPUs %s%s", isa, threads, group_list(groups), limit)
+    return groups
+
+
+def _report_memory() -> None:
+    pages = huge_pages()
+    said = "huge pages where the kernel has any" if pages.on_request else "small pages"
+    mode = pages.transparent or "not supported"
+    logger.info("Weights and KV cache lie in %s (transparent huge pages: %s)", said, mode)
 
 
 def _norm(norm: NormSpec) -> _native.NormConfig:
@@ -66,20 +92,6 @@ def _quantization(quantization: Quantization | None) -> tuple[str, int, bool]:
     if quantization is None:
         return "none", 0, False
     return quantization.method, quantization.group_size, quantization.zero_points
-
-
-def thread_groups(threads_bind: str) -> list[list[int]]:
-    """The processors to compute on, by group. Logs them. Raises DeviceError for what this process may not use."""
-    topology = _native.topology()
-    groups = choose_groups(threads_bind, topology, topology["default_threads"])
-    for group in spanning_groups(groups, topology):
-        logger.warning(
-            "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "
-            "--threads-bind auto makes a group of each node",
-            cpu_list(group),
-        )
-    logger.info("Computing with %d threads on CPUs %s", sum(map(len, groups)), group_list(groups))
-    return groups
 
 
 def _set_weights(native: _native.Executor, weights: WeightSource) -> None:
@@ -135,6 +147,8 @@ class CpuDevice:
                 f"a KV cache of {options.kv_cache_bytes} bytes holds no block of {block_bytes} bytes; "
                 "raise --kv-cache-space"
             )
+        groups = thread_groups(self.isa, options.threads_bind)
+        _report_memory()
         limits = ExecutorLimits(
             _native.block_tokens(), num_blocks, options.max_num_seqs, options.max_num_batched_tokens
         )
@@ -148,7 +162,7 @@ class CpuDevice:
                 num_blocks,
                 options.max_num_seqs,
                 options.max_num_batched_tokens,
-                thread_groups(options.threads_bind),
+                groups,
             )
             cache = self._packed_cache(spec, weights, options)
             with (cancellation or Cancellation()).calling(native.stop_loading):

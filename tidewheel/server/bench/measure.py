@@ -9,6 +9,7 @@ from dataclasses import fields
 import uvloop
 
 from tidewheel import __version__
+from tidewheel.engine.cgroup import cpu_quota
 from tidewheel.engine.devices.cpu_groups import choose_groups
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
@@ -123,8 +124,7 @@ def _meter(options: ModelOptions, seconds: float, peak: OwnPeak) -> CeilingMeter
         from tidewheel.engine.devices.cpu import CpuDevice
     except ImportError:
         return None
-    topology = _native.topology()
-    groups = choose_groups(options.threads_bind, topology, topology["default_threads"])
+    groups = choose_groups(options.threads_bind, _native.topology(), cpu_quota())
     return CeilingMeter(CpuDevice().isa, [cpu for group in groups for cpu in group], seconds, peak)
 
 
