@@ -21,6 +21,13 @@ template <typename T>
 struct FloatTile {
   using E = Element<T>;
 
+  // Few rows take more columns at once: as many as need no more registers than the whole tile.
+  static constexpr int vectors_for(int rows) {
+    int vectors = kTileVectors;
+    while (vectors < kStrips && (rows + E::kStep) * 2 * vectors <= (kTileRows + 1) * kTileVectors) vectors *= 2;
+    return vectors;
+  }
+
   static double peak(int rounds) {
     alignas(64) const T weights[E::kStep * kLanes] = {};
     const typename E::Activation inputs[E::kStep] = {};
@@ -44,9 +51,10 @@ struct FloatTile {
 
   template <int ROWS>
   static void rows(const WeightFormat&, const char* x, const char* panel, int k, float* tile) {
-    for (int column = 0; column < kPanel; column += kTileVectors * kLanes) {
-      columns<ROWS, kTileVectors>(reinterpret_cast<const typename E::Activation*>(x),
-                                  reinterpret_cast<const T*>(panel) + column * E::kStep, float_steps<T>(k), tile + column);
+    constexpr int kVectors = vectors_for(ROWS);
+    for (int column = 0; column < kPanel; column += kVectors * kLanes) {
+      columns<ROWS, kVectors>(reinterpret_cast<const typename E::Activation*>(x),
+                              reinterpret_cast<const T*>(panel) + column * E::kStep, float_steps<T>(k), tile + column);
     }
   }
 
@@ -55,12 +63,12 @@ struct FloatTile {
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) acc[r][v] = zero();
     }
     for (int s = 0; s < steps; ++s) {
       typename E::Vector w[VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) w[v] = E::load_step(weight + v * kLanes * E::kStep);
       prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes);
       if constexpr (VECTORS * kLanes * E::kStep * sizeof(T) > 64) {
@@ -69,14 +77,14 @@ struct FloatTile {
       weight += kPanel * E::kStep;
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) acc[r][v] = E::dot(acc[r][v], w[v], x + r * E::kStep);
       }
       x += ROWS * E::kStep;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) store(tile + r * kPanel + v * kLanes, acc[r][v]);
     }
   }
@@ -120,19 +128,20 @@ struct Int8ChannelTile {
     const int8_t inputs[kQuad] = {1, 1, 1, 1};
     const uint8_t* w = weights;
     const int8_t* x = inputs;
-    I acc[kPeakSums];
+    constexpr int kSums = sizeof(I) > sizeof(F) ? kPeakSums / 2 : kPeakSums;  // of two vectors each, half as many
+    I acc[kSums];
 #pragma GCC unroll 32
-    for (int c = 0; c < kPeakSums; ++c) acc[c] = set1_int(c);
+    for (int c = 0; c < kSums; ++c) acc[c] = set1_int(c);
     for (int i = 0; i < rounds * kPeakSteps; ++i) {
       const Quads quads = load_quads(w);
 #pragma GCC unroll 32
-      for (int c = 0; c < kPeakSums; ++c) acc[c] = dot_quads(acc[c], quads, x);
+      for (int c = 0; c < kSums; ++c) acc[c] = dot_quads(acc[c], quads, x);
       asm volatile("" : "+r"(w), "+r"(x) : : "memory");
     }
     int sum = 0;
 #pragma GCC unroll 32
-    for (int c = 0; c < kPeakSums; ++c) sum += hsum(acc[c]);
-    return 2.0 * rounds * kPeakSteps * kPeakSums * kLanes * kQuad + kPeakTrace * sum;
+    for (int c = 0; c < kSums; ++c) sum += hsum(acc[c]);
+    return 2.0 * rounds * kPeakSteps * kSums * kLanes * kQuad + kPeakTrace * sum;
   }
 
   template <int ROWS>
@@ -194,7 +203,7 @@ struct GroupTile {
           multiply_group<ROWS, NIBBLES>(dot, weight, group->quads);
 #pragma GCC unroll 16
           for (int r = 0; r < ROWS; ++r) {
-            acc[r] = fma(to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+            acc[r] = fma(small_to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
             if constexpr (SHIFTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[r]), acc[r]);
           }
         }

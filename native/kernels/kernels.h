@@ -67,7 +67,7 @@ struct GemmArgs {
 };
 
 struct PackArgs {
-  const void* source;  // [rows, cols], element strides
+  const void* source;  // rows row_begin to row_end - 1 of [rows, cols], element strides
   DType source_type;
   ptrdiff_t row_stride, col_stride;
   int rows, cols;

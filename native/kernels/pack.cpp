@@ -70,7 +70,7 @@ void pack_floats(const PackArgs& args) {
     // Rows that land side by side in one panel are packed together, so that panel rows are written whole.
     const int column = packed_column(args, begin), count = run_length(args, begin, kPanel);
     T* weight = static_cast<T*>(args.weight) + (column / kPanel * steps * kPanel + column % kPanel) * kStep;
-    const S* rows = source + begin * args.row_stride;
+    const S* rows = source + (begin - args.row_begin) * args.row_stride;
     int k = 0;
     if constexpr (__is_same(S, T) && kUnits<T>) {
       for (; args.col_stride == 1 && count % 4 == 0 && k + kFour <= args.cols; k += kFour) {
@@ -103,7 +103,7 @@ void pack_floats(const PackArgs& args) {
 // Up to kLargestGroup consecutive inputs of a source row; zeros behind the row's end.
 template <typename S>
 void read_group(const PackArgs& args, int row, int begin, int size, float* out) {
-  const S* x = static_cast<const S*>(args.source) + row * args.row_stride + begin * args.col_stride;
+  const S* x = static_cast<const S*>(args.source) + (row - args.row_begin) * args.row_stride + begin * args.col_stride;
   const int count = args.cols - begin < size ? args.cols - begin : size;
   if (args.col_stride == 1) {
     for (int i = 0; i < count; i += kLineBytes / static_cast<int>(sizeof(S))) prefetch_row(x + i);
@@ -240,7 +240,10 @@ struct Lanes {
   void put_quads(char* to, const float* bytes, uint8_t flip = 0) const {
     uint32_t quads[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-      const auto byte = [&](int j) { return static_cast<uint32_t>(static_cast<int>(bytes[j * kLanes + i])) << 8 * j; };
+      const auto byte = [&](int j) {
+        const int shift = 8 * (kLittleEndian ? j : kQuad - 1 - j);
+        return static_cast<uint32_t>(static_cast<int>(bytes[j * kLanes + i])) << shift;
+      };
       quads[i] = (byte(0) | byte(1) | byte(2) | byte(3)) ^ flip * 0x01010101u;
     }
     put(to, quads);

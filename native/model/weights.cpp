@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "model/byte_order.h"
 #include "model/require.h"
 
 namespace tidewheel {
@@ -18,12 +19,9 @@ constexpr int kGateColumns = kPanel / 2;
 size_t align(size_t bytes) { return round_up(bytes, 64); }
 
 float read_float(const Source& source, int64_t index) {
-  switch (source.type) {
-    case DType::kFloat32: return static_cast<const float*>(source.data)[index];
-    case DType::kBFloat16: return to_float(static_cast<const bf16*>(source.data)[index]);
-    case DType::kFloat16: return to_float(static_cast<const f16*>(source.data)[index]);
-  }
-  return 0;
+  if (source.type == DType::kFloat32) return bits_float(read_word<uint32_t>(source.data, index, source.swapped));
+  const auto bits = read_word<uint16_t>(source.data, index, source.swapped);
+  return source.type == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
 }
 
 // Lets the system take back the pages that a tensor touches; its neighbours' that go with them are read again.
@@ -189,14 +187,20 @@ Range Weights::rows_of(const Slot& slot, int group) const {
   return {slot.first_row(panels.begin), slot.first_row(panels.end)};
 }
 
-void Weights::pack(const Slot& slot, const Source& source, int group, int row_begin, int row_end) const {
+void Weights::pack(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const {
   if (slot.cols == 0) {
     for (int r = row_begin; r < row_end; ++r) (*slot.vector)[slot.column(r)] = read_float(source, r * source.strides[0]);
     return;
   }
   const Linear& linear = *slot.linear;
   const Linear::Slice& slice = linear.slices[group];
-  kernels_.pack(linear.format, {source.data, source.type, source.strides[0], source.strides[1], slot.rows, slot.cols,
+  const ptrdiff_t start = row_begin * source.strides[0] * dtype_bytes(source.type);
+  Lines lines{static_cast<const char*>(source.data) + start, source.strides[0], source.strides[1]};
+  if (source.swapped) {
+    const auto swap = source.type == DType::kFloat32 ? swap_lines<uint32_t> : swap_lines<uint16_t>;
+    lines = swap(lines, row_end - row_begin, slot.cols, room);
+  }
+  kernels_.pack(linear.format, {lines.data, source.type, lines.row_stride, lines.col_stride, slot.rows, slot.cols,
                                 slice.weight, linear.k, slot.group, slot.group_stride,
                                 slot.offset - slice.panels.begin * kPanel, row_begin, row_end});
 }
@@ -209,23 +213,27 @@ void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::
   };
   std::vector<std::vector<Piece>> pieces(arenas_.size());  // [groups]
   std::vector<Slot*> slots;
+  size_t room = 0;  // for what a worker swaps
   for (size_t i = 0; i < sources.size(); ++i) {
     slots.push_back(&find(sources[i]));
+    const Slot& slot = *slots[i];
+    if (sources[i].swapped) room = std::max(room, size_t{kPanel} * slot.cols * dtype_bytes(sources[i].type));
     for (size_t group = 0; group < pieces.size(); ++group) {
-      const Range rows = rows_of(*slots[i], static_cast<int>(group));
+      const Range rows = rows_of(slot, static_cast<int>(group));
       for (int row = rows.begin; row < rows.end; row += kPanel) {
         pieces[group].push_back({i, row, std::min(row + kPanel, rows.end)});
       }
     }
   }
   std::vector<std::atomic<int>> rows_done(sources.size());
+  std::vector<char> rooms(room * pool.size());
   // One region for all, so that nobody waits for the others at the end of each tensor.
   pool.run([&](Worker& worker) {
     const std::vector<Piece>& own = pieces[worker.group()];
     worker.share_in_group(static_cast<int64_t>(own.size()), 1, [&](int64_t piece, int64_t) {
       if (stop.load(std::memory_order_relaxed)) return;
       const auto [i, begin, end] = own[piece];
-      pack(*slots[i], sources[i], worker.group(), begin, end);
+      pack(*slots[i], sources[i], worker.group(), begin, end, rooms.data() + worker.index() * room);
       const int rows = end - begin;
       if (rows_done[i].fetch_add(rows, std::memory_order_acq_rel) + rows == slots[i]->rows) give_back(sources[i]);
     });

@@ -14,17 +14,24 @@
 
 namespace tidewheel {
 
+// Bytes that go from one processor's cache to another's together.
+#if defined(__s390x__)
+constexpr size_t kCacheLine = 256;
+#else
+constexpr size_t kCacheLine = 64;
+#endif
+
 class ThreadPool;
 
 // What the workers of a group meet over: in cache lines of its own, so that waiting goes on within a node.
 struct WorkerGroup {
-  struct alignas(64) Counter {
+  struct alignas(kCacheLine) Counter {
     std::atomic<int64_t> next{0};
   };
 
   int workers = 0;
-  alignas(64) std::atomic<int> arrived{0};
-  alignas(64) std::atomic<uint32_t> barrier_generation{0};
+  alignas(kCacheLine) std::atomic<int> arrived{0};
+  alignas(kCacheLine) std::atomic<uint32_t> barrier_generation{0};
   // Three suffice: while one is in use, the next stands ready at 0, and the one before may still be read by a
   // straggler on its way to the barrier.
   Counter counters[3];
@@ -121,8 +128,8 @@ class ThreadPool {
   std::vector<WorkerGroup> groups_;
   std::vector<std::thread> threads_;
   const std::function<void(Worker&)>* job_ = nullptr;
-  alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<int> arrived_groups_{0};
+  alignas(kCacheLine) std::atomic<uint32_t> generation_{0};
+  alignas(kCacheLine) std::atomic<int> arrived_groups_{0};
   std::atomic<bool> stopping_{false};
 };
 

@@ -240,7 +240,8 @@ TEST_CASE("weights are packed alike from every type that holds them, rows or col
         const auto pack = [&](const void* from, DType type, int row_stride, int col_stride, int piece) {
           std::vector<char> packed(size);
           for (int row = 0; row < n; row += piece) {
-            kernels->pack(format, {from, type, row_stride, col_stride, n, k, packed.data(), k, group, stride, 0, row,
+            const char* rows = static_cast<const char*>(from) + row * row_stride * dtype_bytes(type);
+            kernels->pack(format, {rows, type, row_stride, col_stride, n, k, packed.data(), k, group, stride, 0, row,
                                    std::min(n, row + piece)});
           }
           return packed;

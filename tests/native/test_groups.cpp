@@ -27,7 +27,7 @@ const Groups kGroups[] = {{{0}, {1}}, {{0, 1}, {0}}, {{0}, {1}, {0}}, {{0, 1}}};
 
 // All of them for the best level, and for the others, which share all that knows of groups, one after the other in turn.
 std::span<const Groups> groups_for(const Kernels& kernels, int turn) {
-  if (&kernels == available_kernels().front()) return kGroups;
+  if (&kernels == tested_kernels().front()) return kGroups;
   return {kGroups + turn % 3, 1};
 }
 
@@ -133,7 +133,7 @@ TEST_CASE("the KV cache has a place of its own for every head of every layer of 
 
 TEST_CASE("any groups give the bits of one worker, for every level and type of weight") {
   int turn = 0;
-  for (const Kernels* kernels : available_kernels()) {
+  for (const Kernels* kernels : tested_kernels()) {
     for (const auto& [name, format] : kFormats) {
       CAPTURE(kernels->name);
       CAPTURE(name);
@@ -155,7 +155,7 @@ TEST_CASE("any groups give the bits of one worker, for every level and type of w
 TEST_CASE("and for every type of cache, with contexts that several workers share, chunks and copied blocks") {
   const WeightFormat format{WeightKind::kBFloat16};
   int turn = 0;
-  for (const Kernels* kernels : available_kernels()) {
+  for (const Kernels* kernels : tested_kernels()) {
     if (kernels->name == std::string("scalar")) continue;  // it would take long
     for (const CacheType type : kAllCacheTypes) {
       CAPTURE(kernels->name);
@@ -169,7 +169,7 @@ TEST_CASE("and for every type of cache, with contexts that several workers share
 }
 
 TEST_CASE("packed weights are read from a file into any groups, or not at all") {
-  const Kernels& kernels = *available_kernels().front();
+  const Kernels& kernels = *tested_kernels().front();
   const WeightFormat format{WeightKind::kInt8};
   SmallModel source(kernels, format, CacheType::kFloat32, kGroups[1]);
   const auto expected = source.run({9}, 2);
@@ -225,7 +225,7 @@ TEST_CASE("a group's weights and KV heads lie on its node") {
     if (cpu_of.emplace(processor.numa_node, processor.cpu).second) groups.push_back({processor.cpu});
   }
   if (groups.size() == 1) groups.push_back(groups.front());  // of one node, two groups
-  SmallModel model(*available_kernels().front(), {WeightKind::kFloat32}, CacheType::kFloat32, groups);
+  SmallModel model(*tested_kernels().front(), {WeightKind::kFloat32}, CacheType::kFloat32, groups);
   const std::vector<int> before = affinity();
   std::thread([&] {
     model.executor.pin_caller();  // for good, which is not for this thread
