@@ -39,6 +39,7 @@ class Proxy:
 
     def __init__(self, kind: str, replicas: Sequence[int], folder: Path) -> None:
         program = find_program(kind)
+        self.kind = kind
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         if kind == "nginx":

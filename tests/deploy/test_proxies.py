@@ -148,6 +148,27 @@ def test_a_conversation_stays_where_its_prefix_is_cached(
     assert all(now > then for now, then in zip(after, before, strict=True)), "all went to one server"
 
 
+def test_conversations_that_begin_with_a_long_document_stay_too(
+    slow_proxy: Proxy, slow_replicas: list[ScriptedProcess]
+) -> None:
+    for number in range(6):
+        messages = [{"role": "user", "content": f"{number} " + "long " * 20_000}]
+        for turn in range(2):
+            requested = {"X-Request-Id": f"document-{slow_proxy.port}-{number}-{turn}."}
+            body = {"messages": messages}
+            answer = httpx.post(
+                f"{slow_proxy.url}/v1/chat/completions", json=body, headers=requested, trust_env=False, timeout=30
+            )
+            assert "context" in answer.json()["error"]["message"]  # the servers' is too short for it
+            messages += [{"role": "assistant", "content": "Hm."}, {"role": "user", "content": "And?"}]
+
+    def turns(server: ScriptedProcess) -> list[str]:
+        return re.findall(rf"document-{slow_proxy.port}-(\d)-\d\.", server.log)
+
+    eventually(lambda: sum(len(turns(server)) for server in slow_replicas) == 12, "some requests have left no trace")
+    assert not set(turns(slow_replicas[0])) & set(turns(slow_replicas[1]))
+
+
 def test_requests_of_no_conversation_are_spread(proxy: Proxy, replicas: list[ServerProcess]) -> None:
     before = [metric(server.url, "prompt_tokens_total") for server in replicas]
     for _ in range(20):
@@ -181,10 +202,8 @@ def test_a_server_that_dies_is_stood_in_for(start_proxy: StartProxy) -> None:
             server.stop()
 
 
-def test_one_busy_conversation_does_not_fill_a_server(
-    slow_proxy: Proxy, slow_replicas: list[ScriptedProcess], request: pytest.FixtureRequest
-) -> None:
-    if "nginx" in request.node.callspec.id:
+def test_one_busy_conversation_does_not_fill_a_server(slow_proxy: Proxy, slow_replicas: list[ScriptedProcess]) -> None:
+    if slow_proxy.kind == "nginx":
         pytest.skip("nginx has no bounded loads, as its file says")
     with ExitStack() as streams:
         readers = [streams.enter_context(endless_stream(slow_proxy, **{"X-Session-Id": "busy"})) for _ in range(8)]
