@@ -123,7 +123,9 @@ TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, con
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
       const T* p = columns.start[v] + s * step_stride;
-      prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
+      // A block's vectors lie side by side, several of short ones in a cache line.
+      constexpr size_t kBytes = kLanes * C::kStep * sizeof(T);
+      if (v % kBlockVectors * kBytes % 64 == 0) prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
       w[v] = C::load_step(p);
     }
 #pragma GCC unroll 16
