@@ -144,8 +144,7 @@ class Piece {
   static constexpr bool kScaled = kHasScales<T>;
 
   Piece(const AttentionArgs& args, Scratch& scratch)
-      : args_(args), rows_(args), dim_(rows_.dim), head_bytes_(args.heads.head_bytes(Cached<T>::kType)),
-        block_stride_(args.block_stride),
+      : args_(args), rows_(args), dim_(rows_.dim), block_stride_(args.block_stride),
         adjusts_(kScaled || args.softcap != 0 || args.alibi_slopes),
         q_(scratch.take<Q>(size_t(rows_.count) * dim_)), scores_(scratch.take<float>(kTileRows * kAttentionTile)),
         weights_(scratch.take<Q>(kTileRows * kAttentionTile)), k_scales_(scratch.take<float>(kAttentionTile)),
@@ -175,7 +174,7 @@ class Piece {
 
  private:
   CachedHead<T> head(int block) const {
-    const char* start = args_.cache + args_.block_table[block] * block_stride_ + args_.kv_head * head_bytes_;
+    const char* start = args_.cache_head + args_.block_table[block] * block_stride_;
     return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_};
   }
 
@@ -363,7 +362,7 @@ class Piece {
   const AttentionArgs& args_;
   const Rows rows_;
   const int dim_;
-  const size_t head_bytes_, block_stride_;
+  const size_t block_stride_;
   const bool adjusts_;
   Q* const q_;             // [rows, dim]
   float* const scores_;    // [kTileRows, kAttentionTile]

@@ -26,7 +26,7 @@ std::vector<int> affinity() {
   return cpus;
 }
 
-void pin_to(int) {}
+void run_on(const std::vector<int>&) {}
 
 #else
 
@@ -44,10 +44,10 @@ std::vector<int> affinity() {
   return cpus;
 }
 
-void pin_to(int cpu) {
+void run_on(const std::vector<int>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
   sched_setaffinity(0, sizeof set, &set);
 }
 

@@ -51,7 +51,7 @@ Ceilings measure(ThreadPool& pool, const Kernels& kernels, double seconds, int m
 }  // namespace
 
 Ceilings measure_ceilings(const Kernels& kernels, const std::vector<int>& cpus, double seconds, int megabytes) {
-  ThreadPool pool(cpus);
+  ThreadPool pool({cpus});
   Ceilings ceilings{};
   // Worker 0 must sit still on its processor, and the caller's thread is not ours to pin.
   std::thread([&] { ceilings = measure(pool, kernels, seconds, megabytes); }).join();

@@ -98,7 +98,8 @@ class Attention {
     for (int kv_head = 0; kv_head < heads.num_kv_heads; ++kv_head) {
       body(AttentionArgs{heads, kv_head, sequence_.queries.data() + first * sequence_.query_stride() * sequence_.unit(),
                          sequence_.query_stride(), count, first, scoring_.window, kScale, scoring_.softcap,
-                         scoring_.slopes.empty() ? nullptr : scoring_.slopes.data(), sequence_.cache.data(), heads.block_bytes(sequence_.type),
+                         scoring_.slopes.empty() ? nullptr : scoring_.slopes.data(),
+                         sequence_.cache.data() + kv_head * heads.head_bytes(sequence_.type), heads.block_bytes(sequence_.type),
                          sequence_.table.data(), scratch_.data(), out.data(), stride()});
     }
     return out;
@@ -191,7 +192,7 @@ TEST_CASE("a plan gives every token one task, and every piece of a split one a p
   LayerConfig wide, narrow;
   wide.num_heads = 12, wide.num_kv_heads = 4, wide.head_dim = 64;
   narrow.num_heads = 4, narrow.num_kv_heads = 2, narrow.head_dim = 40;
-  AttentionPlan plan({wide, narrow}, 256, 8, 2);
+  AttentionPlan plan({wide, narrow}, 256, 8, Ownership({2}));
   const auto check = [&](const std::vector<int32_t>& query_start, const std::vector<int32_t>& context_len) {
     plan.build(query_start, context_len);
     std::vector<int> planned(query_start.back());

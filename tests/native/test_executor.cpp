@@ -53,7 +53,7 @@ class Model {
  public:
   Model(const Kernels& kernels, const WeightFormat& format, int threads)
       : executor_(small_model(), kernels, {format, format, format, format}, CacheType::kBFloat16, {24, 4, 192},
-                  std::vector<int>(threads, 0)) {
+                  {std::vector<int>(threads, 0)}) {
     Random random;
     std::map<std::string, std::vector<float>> values;
     std::vector<Source> sources;

@@ -53,8 +53,8 @@ std::vector<Word> random_bits(size_t count) {
 template <typename Word>
 std::vector<char> packed(const Kernels& kernels, const WeightFormat& format, DType type, const std::vector<Word>& words,
                          bool swapped, bool columns) {
-  ThreadPool pool({0, 0});
-  Weights weights(small_model(), kernels, {format, format, format, format});
+  ThreadPool pool({{0}, {0}});
+  Weights weights(small_model(), kernels, {format, format, format, format}, pool.ownership());
   std::vector<Source> sources;
   const Word* next = words.data();
   for (const auto& [name, shape] : kTensors) {
@@ -67,7 +67,9 @@ std::vector<char> packed(const Kernels& kernels, const WeightFormat& format, DTy
   }
   weights.set(sources, pool, std::atomic<bool>(false));
   weights.check_complete();
-  return {weights.packed().begin(), weights.packed().end()};
+  std::vector<char> bytes;
+  for (const auto run : weights.packed().spans()) bytes.insert(bytes.end(), run.begin(), run.end());
+  return bytes;
 }
 
 template <typename Word>

@@ -9,6 +9,8 @@ from dataclasses import fields
 import uvloop
 
 from tidewheel import __version__
+from tidewheel.engine.cgroup import cpu_quota
+from tidewheel.engine.devices.cpu_groups import choose_groups
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.text import Tokenizer
@@ -118,10 +120,12 @@ def serve_arguments(options: ModelOptions) -> list[str]:
 
 def _meter(options: ModelOptions, seconds: float, peak: OwnPeak) -> CeilingMeter | None:
     try:
-        from tidewheel.engine.devices.cpu import CpuDevice, choose_cpus
+        from tidewheel import _native
+        from tidewheel.engine.devices.cpu import CpuDevice
     except ImportError:
         return None
-    return CeilingMeter(CpuDevice().isa, choose_cpus(options.threads_bind), seconds, peak)
+    groups = choose_groups(options.threads_bind, _native.topology(), cpu_quota())
+    return CeilingMeter(CpuDevice().isa, [cpu for group in groups for cpu in group], seconds, peak)
 
 
 def _model(planned: Plan, loaded: LoadedModel, costs: Costs, name: str) -> ModelFacts:
