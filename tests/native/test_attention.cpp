@@ -172,7 +172,7 @@ TEST_CASE("a token's attention is the same to the bit alone, in any run of token
         CAPTURE(std::string(name_of(type)));
         CAPTURE(scoring.window);
         Attention attention(sequence, scoring);
-        for (const int first : {0, 1020, 1544}) {
+        for (const int first : kStride == 1 ? std::vector{0, 1020, 1544} : std::vector{0, 1020}) {
           const int count = 16;
           const auto together = attention.at_once(first, count);
           CHECK(attention.in_pieces(first, count) == together);
