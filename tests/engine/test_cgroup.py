@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.cgroup import MemoryLimit, cpu_quota, memory_limits
@@ -93,6 +93,7 @@ levels = st.builds(
 names = st.sampled_from(["docker", "kubepods.slice", "pod with a space", "back\\slash", "a", "0", "ünï", "..x"])
 
 
+@settings(deadline=None)
 @given(
     path=st.lists(st.tuples(names, levels), max_size=4),
     top=levels,
