@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 
 from openai import BadRequestError, OpenAI
 
@@ -124,7 +125,9 @@ def main() -> int:
     for url in arguments.urls:
         wait_for(url, arguments.wait)
         clients.append(OpenAI(base_url=url + "/v1", api_key="none", timeout=600, max_retries=0))
-    asked = [(ask, question) for question in QUESTIONS for ask in (chat, streamed_chat)]
+    asked: list[tuple[Callable[[OpenAI, str], Answer], str]] = [
+        (ask, question) for question in QUESTIONS for ask in (chat, streamed_chat)
+    ]
     asked += [(completion, prompt) for prompt in PROMPTS]
     failures = 0
     for ask, text in asked:
