@@ -1,6 +1,6 @@
 """Ask two servers the same questions with the `openai` package: greedy tokens must be the same, logprobs nearly.
 
-    python tools/same_answers.py http://127.0.0.1:8000 http://127.0.0.1:8001
+Usage: python tools/same_answers.py http://127.0.0.1:8000 http://127.0.0.1:8001
 """
 
 from __future__ import annotations
@@ -125,9 +125,8 @@ def main() -> int:
     for url in arguments.urls:
         wait_for(url, arguments.wait)
         clients.append(OpenAI(base_url=url + "/v1", api_key="none", timeout=600, max_retries=0))
-    asked: list[tuple[Callable[[OpenAI, str], Answer], str]] = [
-        (ask, question) for question in QUESTIONS for ask in (chat, streamed_chat)
-    ]
+    asked: list[tuple[Callable[[OpenAI, str], Answer], str]] = []
+    asked += [(ask, question) for question in QUESTIONS for ask in (chat, streamed_chat)]
     asked += [(completion, prompt) for prompt in PROMPTS]
     failures = 0
     for ask, text in asked:
