@@ -54,6 +54,7 @@ lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolin
 	$(BIN)/mypy
 	$(BIN)/mypy --strict load_tests/*.py
 	$(BIN)/mypy --strict load_tests/peer_runners/*.py
+	$(BIN)/mypy --strict tools/*.py
 	@if [ -x $(BIN)/hadolint ]; then \
 	    echo $(BIN)/hadolint Dockerfile.*; $(BIN)/hadolint Dockerfile.*; \
 	else \

@@ -85,12 +85,13 @@ make_base() {
 # The base with this machine's cross compiler: the same gcc, at home on this CPU, before the one that the Dockerfile installs.
 make_build_base() {
     mounted "$base"
-    mkdir -p "$root"/{lib64,opt/cross/bin,usr/{lib/{gcc-cross,x86_64-linux-gnu},"$triple"}}
-    cp -a "/usr/lib/gcc-cross/$triple" "$root/usr/lib/gcc-cross/"
-    cp -aL "/usr/$triple/." "$root/usr/$triple/"
+    mkdir -p "$root"/{lib64,opt/cross/{bin,lib/gcc-cross,"$triple"},usr/lib/x86_64-linux-gnu}
+    cp -a "/usr/lib/gcc-cross/$triple" "$root/opt/cross/lib/gcc-cross/"
+    cp -aL "/usr/$triple/." "$root/opt/cross/$triple/"
+    ln -s "/opt/cross/$triple" "$root/usr/$triple"  # as the C library's linker script calls it
     local tool name
     for tool in cpp gcc g++ gcc-ar gcc-ranlib; do cp -L "/usr/bin/$triple-$tool" "$root/opt/cross/bin/$triple-$tool"; done
-    for tool in ar as ld nm objcopy objdump ranlib readelf strip; do ln -s "/usr/$triple/bin/$tool" "$root/opt/cross/bin/$triple-$tool"; done
+    for tool in ar as ld nm objcopy objdump ranlib readelf strip; do ln -s "../$triple/bin/$tool" "$root/opt/cross/bin/$triple-$tool"; done
     for tool in "$root"/opt/cross/bin/*; do
         name=$(basename "$tool")
         ln -s "$name" "$root/opt/cross/bin/${name#"$triple"-}"
