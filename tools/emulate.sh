@@ -119,7 +119,8 @@ buildah build --isolation chroot --layers --format docker --arch "$arch" --build
 # As a container engine would run it with --read-only --tmpfs /tmp: its environment, its user, its entry point as process 1.
 mounted "$image"
 config() { buildah inspect --type image --format "$1" "$image"; }
-echo "$image takes $(du -s --block-size=1M "$root" | cut -f1) MiB unpacked"
+mib() { du -s --block-size=1M "$1" | cut -f1; }
+echo "$image takes $(mib "$root") MiB unpacked, $(mib "$root/opt/tidewheel") of them in /opt/tidewheel"
 mapfile -t environment < <(config '{{range .Docker.Config.Env}}{{println .}}{{end}}' | sed '/^$/d')
 mapfile -t entrypoint < <(config '{{range .Docker.Config.Entrypoint}}{{println .}}{{end}}' | sed '/^$/d')
 user=$(config '{{.Docker.Config.User}}')

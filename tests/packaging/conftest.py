@@ -1,7 +1,7 @@
-"""Ports for the servers that these tests start."""
+"""Servers, and ports for those that these tests start."""
 
 from __future__ import annotations
 
-from server.conftest import unused_port
+from server.conftest import demo_server, start_server, unused_port
 
-__all__ = ["unused_port"]  # a fixture
+__all__ = ["demo_server", "start_server", "unused_port"]  # fixtures
