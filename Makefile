@@ -35,7 +35,7 @@ INSTALL := $(PIP) install --quiet --no-build-isolation \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint format native-test python-test bench image lock clean
+.PHONY: help serve test lint format native-test cross-test python-test bench image lock clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,7 +47,7 @@ serve: $(VENV)/.installed  ## build, install and serve the embedded model (MODEL
 bench: $(VENV)/.installed  ## measure this machine: prefill, decode, start-up, memory (MODEL=, ARGS= override)
 	$(BIN)/tidewheel bench $(MODEL) $(ARGS)
 
-test: lint native-test python-test  ## lint, types, C++ tests and Python tests
+test: lint native-test cross-test python-test  ## lint, types, C++ tests, here and on emulated processors, and Python tests
 
 lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolint
 	$(BIN)/ruff check .
@@ -69,6 +69,20 @@ native-test: $(VENV)/.test-tools $(VENV)/.installed  ## the C++ tests
 	$(BIN)/cmake -S . -B $(NATIVE_BUILD) -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR)
 	$(BIN)/cmake --build $(NATIVE_BUILD)
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
+
+CROSS_ARCHITECTURES := aarch64 s390x
+
+cross-test: $(VENV)/.test-tools $(addprefix cross-test-,$(CROSS_ARCHITECTURES))  ## the C++ tests for other processors, in qemu
+
+# A level is tested on the oldest processor of qemu that has it, where an instruction above the level faults, and on others.
+cross-test-%: $(VENV)/.test-tools
+	@set -e; for tool in $*-linux-gnu-g++ qemu-$*-static; do command -v $$tool >/dev/null && continue; \
+	    echo "no $$tool: the C++ tests were not run for $* (apt-get install g++-$*-linux-gnu qemu-user-static)"; \
+	    [ -z "$$TIDEWHEEL_REQUIRE_CLIENTS" ]; exit; \
+	done; set -x; \
+	$(BIN)/cmake -G Ninja -S . -B $(VENV)/cross/$* --toolchain cmake/$*-linux-gnu.cmake -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR); \
+	$(BIN)/cmake --build $(VENV)/cross/$*; \
+	$(BIN)/ctest --test-dir $(VENV)/cross/$* --output-on-failure --no-tests=error --parallel $$(nproc)
 
 # The command and not `python -m pytest`, which would put the sources before the installed package.
 python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses)

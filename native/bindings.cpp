@@ -219,12 +219,13 @@ void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>,
   for (size_t row = 0; row < logits.shape(0); ++row) sampler.sample(sampling, row, logits.data() + row * logits.shape(1), 0);
 }
 
-// Tensors as tuples of name, array, dtype, and whether the array is a view of a mapped file.
-using Tensor = std::tuple<std::string, nb::ndarray<nb::ro, nb::device::cpu>, std::string, bool>;
+// Tensors as tuples of name, array, dtype, whether the bytes of its elements lie in the other order than this machine's, and
+// whether the array is a view of a mapped file.
+using Tensor = std::tuple<std::string, nb::ndarray<nb::ro, nb::device::cpu>, std::string, bool, bool>;
 
 void set_weights(Executor& executor, const std::vector<Tensor>& tensors) {
   std::vector<Source> sources;
-  for (const auto& [name, array, dtype, mapped] : tensors) {
+  for (const auto& [name, array, dtype, swapped, mapped] : tensors) {
     Source& source = sources.emplace_back(name, array.data(), parse_dtype(dtype));
     if (array.dtype().bits != dtype_bytes(source.type) * 8) {
       throw std::invalid_argument(name + " does not hold elements of " + dtype);
@@ -233,6 +234,7 @@ void set_weights(Executor& executor, const std::vector<Tensor>& tensors) {
       source.shape.push_back(static_cast<int64_t>(array.shape(i)));
       source.strides.push_back(array.stride(i));
     }
+    source.swapped = swapped;
     source.mapped = mapped;
   }
   nb::gil_scoped_release release;

@@ -67,7 +67,7 @@ struct GemmArgs {
 };
 
 struct PackArgs {
-  const void* source;  // [rows, cols], element strides
+  const void* source;  // rows row_begin to row_end - 1 of [rows, cols], element strides
   DType source_type;
   ptrdiff_t row_stride, col_stride;
   int rows, cols;
@@ -183,7 +183,10 @@ struct Kernels {
   const char* name;
   // By CacheType: bfloat16 where the cached elements are read as such and the level multiplies them, else float32.
   int query_bytes[kCacheTypes];
-  int tile_rows;
+  // Of GEMM inputs: rows of a packed tile; and rows that panels should pass by together, a multiple of those, so that they
+  // stay in the second-level cache.
+  int (*tile_rows)(const WeightFormat&);
+  int (*row_block)(const WeightFormat&, int k);
   size_t (*row_bytes)(const WeightFormat&, int k);    // of one packed input row
   size_t (*panel_bytes)(const WeightFormat&, int k);  // of one packed panel
   void (*pack)(const WeightFormat&, const PackArgs&);
@@ -206,12 +209,5 @@ struct Kernels {
   double (*peak_int8)(int rounds);
   double (*read_memory)(const void* data, size_t bytes);
 };
-
-namespace scalar { extern const Kernels kKernels; }
-#if defined(__x86_64__)
-namespace avx2 { extern const Kernels kKernels; }
-namespace avx512 { extern const Kernels kKernels; }
-namespace avx512_bf16 { extern const Kernels kKernels; }
-#endif
 
 }  // namespace tidewheel

@@ -70,7 +70,7 @@ void pack_floats(const PackArgs& args) {
     // Rows that land side by side in one panel are packed together, so that panel rows are written whole.
     const int column = packed_column(args, begin), count = run_length(args, begin, kPanel);
     T* weight = static_cast<T*>(args.weight) + (column / kPanel * steps * kPanel + column % kPanel) * kStep;
-    const S* rows = source + begin * args.row_stride;
+    const S* rows = source + (begin - args.row_begin) * args.row_stride;
     int k = 0;
     if constexpr (__is_same(S, T) && kUnits<T>) {
       for (; args.col_stride == 1 && count % 4 == 0 && k + kFour <= args.cols; k += kFour) {
@@ -103,7 +103,7 @@ void pack_floats(const PackArgs& args) {
 // Up to kLargestGroup consecutive inputs of a source row; zeros behind the row's end.
 template <typename S>
 void read_group(const PackArgs& args, int row, int begin, int size, float* out) {
-  const S* x = static_cast<const S*>(args.source) + row * args.row_stride + begin * args.col_stride;
+  const S* x = static_cast<const S*>(args.source) + (row - args.row_begin) * args.row_stride + begin * args.col_stride;
   const int count = args.cols - begin < size ? args.cols - begin : size;
   if (args.col_stride == 1) {
     for (int i = 0; i < count; i += kLineBytes / static_cast<int>(sizeof(S))) prefetch_row(x + i);
@@ -236,12 +236,15 @@ struct Lanes {
     return load(halves);
   }
 
-  // `bytes` [4][kLanes]: whole numbers from 0 to 255.
-  void put_quads(char* to, const float* bytes) const {
+  // `bytes` [4][kLanes]: whole numbers from 0 to 255. In each stored byte `flip` is turned over.
+  void put_quads(char* to, const float* bytes, uint8_t flip = 0) const {
     uint32_t quads[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-      const auto byte = [&](int j) { return static_cast<uint32_t>(static_cast<int>(bytes[j * kLanes + i])) << 8 * j; };
-      quads[i] = byte(0) | byte(1) | byte(2) | byte(3);
+      const auto byte = [&](int j) {
+        const int shift = 8 * (kLittleEndian ? j : kQuad - 1 - j);
+        return static_cast<uint32_t>(static_cast<int>(bytes[j * kLanes + i])) << shift;
+      };
+      quads[i] = (byte(0) | byte(1) | byte(2) | byte(3)) ^ flip * 0x01010101u;
     }
     put(to, quads);
   }
@@ -255,7 +258,7 @@ struct Lanes {
         const F rounded = round(clamp(mul(load(x + (i + b) * kLanes), inverse), -127.0f, 127.0f));
         store(q + b * kLanes, add(rounded, set1(128.0f)));
       }
-      put_quads(to + i * kLanes, q);
+      put_quads(to + i * kLanes, q, kInt8Flip);
     }
   }
 
@@ -278,7 +281,7 @@ template <typename S>
 void pack_int8_channel(const PackArgs& args, int row, const Lanes& lanes) {
   float x[kRowGroup * kLanes], scales[kLanes] = {};
   for (int r = 0; r < lanes.count; ++r) scales[r] = largest_in_row<S>(args, row + r) / 127.0f;
-  lanes.put(lanes.first.strip + size_t(row_groups(args.k)) * kRowGroup * kLanes, scales);
+  lanes.put(lanes.first.strip + size_t(channel_inputs(args.k)) * kLanes, scales);
   for (int i = 0; i < args.cols; i += kRowGroup) {
     read_lanes<S>(args, row, lanes.count, i, kRowGroup, x);
     lanes.put_int8(lanes.first.strip + size_t(i) * kLanes, x, load(scales));
@@ -344,11 +347,11 @@ void unpack_floats(const void* weight, int k, int row, float* out) {
 void unpack_integers(const WeightFormat& format, const void* weight, int k, int row, float* out) {
   const Column column = find_column(format, const_cast<void*>(weight), k, row);
   if (format.kind == WeightKind::kInt8Channel) {
-    const char* scales = column.strip + size_t(row_groups(k)) * kRowGroup * kLanes;
+    const char* scales = column.strip + size_t(channel_inputs(k)) * kLanes;
     float scale;
     std::memcpy(&scale, scales + column.lane * sizeof(float), sizeof(float));
     for (int i = 0; i < k; ++i) {
-      out[i] = scale * static_cast<float>(quad_at(column.strip, column.lane, i)[i % kQuad] - 128);
+      out[i] = scale * static_cast<float>((quad_at(column.strip, column.lane, i)[i % kQuad] ^ kInt8Flip) - 128);
     }
     return;
   }
@@ -359,7 +362,7 @@ void unpack_integers(const WeightFormat& format, const void* weight, int k, int 
     char* values = column.strip + layout.values_at(g);
     const float scale = get_half(scales, column.lane);
     if (format.kind == WeightKind::kInt8) {
-      out[i] = scale * static_cast<float>(quad_at(values, column.lane, j)[j % kQuad] - 128);
+      out[i] = scale * static_cast<float>((quad_at(values, column.lane, j)[j % kQuad] ^ kInt8Flip) - 128);
       continue;
     }
     const uint8_t byte = nibbles_at(values, column.lane, j)[j % kQuad];

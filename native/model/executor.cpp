@@ -8,8 +8,6 @@
 namespace tidewheel {
 namespace {
 
-// Packed rows that GEMM keeps in the second-level cache while panels pass by.
-constexpr size_t kRowBlockBytes = 192 << 10;
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
 constexpr int kMostPackedAlone = 8192;
 
@@ -186,7 +184,7 @@ const char* Executor::pack_rows(Worker& worker, const Linear& linear, const Rows
   if (alone) {
     kernels_.pack_rows(linear.format, args, 0, rows.count);
   } else {
-    worker.share(rows.count, kernels_.tile_rows, [&](int64_t begin, int64_t end) {
+    worker.share(rows.count, kernels_.tile_rows(linear.format), [&](int64_t begin, int64_t end) {
       kernels_.pack_rows(linear.format, args, static_cast<int>(begin), static_cast<int>(end));
     });
   }
@@ -196,8 +194,7 @@ const char* Executor::pack_rows(Worker& worker, const Linear& linear, const Rows
 void Executor::gemm(Worker& worker, const Linear& linear, const Rows& rows, const GemmOutput& output) {
   const char* x = pack_rows(worker, linear, rows);
   const int panels = (linear.n + kPanel - 1) / kPanel;
-  const size_t tile_bytes = kernels_.row_bytes(linear.format, linear.k) * kernels_.tile_rows;
-  const int block_rows = static_cast<int>(std::max<size_t>(1, kRowBlockBytes / tile_bytes)) * kernels_.tile_rows;
+  const int block_rows = kernels_.row_block(linear.format, linear.k);
   const int blocks = (rows.count + block_rows - 1) / block_rows;
   // Panel by panel of one block of rows after the other.
   worker.share_guided(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "model/byte_order.h"
 #include "model/require.h"
 
 namespace tidewheel {
@@ -17,12 +18,9 @@ constexpr int kGateColumns = kPanel / 2;
 size_t align(size_t bytes) { return round_up(bytes, 64); }
 
 float read_float(const Source& source, int64_t index) {
-  switch (source.type) {
-    case DType::kFloat32: return static_cast<const float*>(source.data)[index];
-    case DType::kBFloat16: return to_float(static_cast<const bf16*>(source.data)[index]);
-    case DType::kFloat16: return to_float(static_cast<const f16*>(source.data)[index]);
-  }
-  return 0;
+  if (source.type == DType::kFloat32) return bits_float(read_word<uint32_t>(source.data, index, source.swapped));
+  const auto bits = read_word<uint16_t>(source.data, index, source.swapped);
+  return source.type == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
 }
 
 // Lets the system take back the pages that a tensor touches; its neighbours' that go with them are read again.
@@ -190,7 +188,7 @@ Weights::Slot& Weights::find(const Source& source) {
   return slot;
 }
 
-void Weights::pack(const Slot& slot, const Source& source, int row_begin, int row_end) const {
+void Weights::pack(const Slot& slot, const Source& source, int row_begin, int row_end, char* room) const {
   if (slot.cols == 0) {
     for (int r = row_begin; r < row_end; ++r) {
       (*slot.vector)[r / slot.group * slot.group_stride + r % slot.group + slot.offset] = read_float(source, r * source.strides[0]);
@@ -198,7 +196,13 @@ void Weights::pack(const Slot& slot, const Source& source, int row_begin, int ro
     return;
   }
   const Linear& linear = *slot.linear;
-  kernels_.pack(linear.format, {source.data, source.type, source.strides[0], source.strides[1], slot.rows, slot.cols,
+  const ptrdiff_t start = row_begin * source.strides[0] * dtype_bytes(source.type);
+  Lines lines{static_cast<const char*>(source.data) + start, source.strides[0], source.strides[1]};
+  if (source.swapped) {
+    const auto swap = source.type == DType::kFloat32 ? swap_lines<uint32_t> : swap_lines<uint16_t>;
+    lines = swap(lines, row_end - row_begin, slot.cols, room);
+  }
+  kernels_.pack(linear.format, {lines.data, source.type, lines.row_stride, lines.col_stride, slot.rows, slot.cols,
                                 linear.weight, linear.k, slot.group, slot.group_stride, slot.offset, row_begin,
                                 row_end});
 }
@@ -207,11 +211,14 @@ void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::
   std::vector<Slot*> slots;
   std::vector<int64_t> piece_ends;  // [sources]: the pieces of all tensors up to this one
   int64_t pieces = 0;
+  size_t room = 0;  // for what a worker swaps
   for (const Source& source : sources) {
     slots.push_back(&find(source));
+    if (source.swapped) room = std::max(room, size_t{kPanel} * slots.back()->cols * dtype_bytes(source.type));
     piece_ends.push_back(pieces += (slots.back()->rows + kPanel - 1) / kPanel);
   }
   std::vector<std::atomic<int>> rows_done(sources.size());
+  std::vector<char> rooms(room * pool.size());
   // One region for all, so that nobody waits for the others at the end of each tensor.
   pool.run([&](Worker& worker) {
     worker.share(pieces, 1, [&](int64_t piece, int64_t) {
@@ -220,7 +227,7 @@ void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::
       const int rows = slots[i]->rows;
       const int begin = static_cast<int>(piece - (i ? piece_ends[i - 1] : 0)) * kPanel;
       const int end = std::min(begin + kPanel, rows);
-      pack(*slots[i], sources[i], begin, end);
+      pack(*slots[i], sources[i], begin, end, rooms.data() + worker.index() * room);
       if (rows_done[i].fetch_add(end - begin, std::memory_order_acq_rel) + end - begin == rows) give_back(sources[i]);
     });
   });

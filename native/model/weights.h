@@ -33,6 +33,7 @@ struct Source {
   DType type;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
+  bool swapped = false;  // its bytes lie in the other order than this machine's
   bool mapped = false;  // a view of a mapped file: its pages may be given back, and come back when they are read again
 };
 
@@ -92,7 +93,8 @@ class Weights {
   void plan(const ModelConfig& config, const WeightFormats& formats);
   void place();
   Slot& find(const Source& source);
-  void pack(const Slot& slot, const Source& source, int row_begin, int row_end) const;
+  // `room` takes the rows of a swapped source.
+  void pack(const Slot& slot, const Source& source, int row_begin, int row_end, char* room) const;
 
   const Kernels& kernels_;
   std::map<std::string, Slot> slots_;

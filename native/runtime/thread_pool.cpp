@@ -3,6 +3,8 @@
 #include <sched.h>
 #include <time.h>
 
+#include "runtime/affinity.h"
+
 namespace tidewheel {
 namespace {
 
@@ -37,14 +39,6 @@ void wait_while(const std::atomic<T>& value, T old) {
     sched_yield();
   } while (now_nanoseconds() < deadline);
   value.wait(old, std::memory_order_acquire);
-}
-
-void pin_to(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  // A refusal (a processor taken offline, say) costs speed, not correctness.
-  sched_setaffinity(0, sizeof set, &set);
 }
 
 }  // namespace

@@ -10,6 +10,13 @@
 
 namespace tidewheel {
 
+// Bytes that go from one processor's cache to another's together.
+#if defined(__s390x__)
+constexpr size_t kCacheLine = 256;
+#else
+constexpr size_t kCacheLine = 64;
+#endif
+
 class ThreadPool;
 
 // What a worker sees of the team while it runs.
@@ -75,7 +82,7 @@ class ThreadPool {
  private:
   friend class Worker;
 
-  struct alignas(64) Counter {
+  struct alignas(kCacheLine) Counter {
     std::atomic<int64_t> next{0};
   };
 
@@ -84,9 +91,9 @@ class ThreadPool {
   const std::vector<int> cpus_;
   std::vector<std::thread> threads_;
   const std::function<void(Worker&)>* job_ = nullptr;
-  alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> barrier_generation_{0};
+  alignas(kCacheLine) std::atomic<uint32_t> generation_{0};
+  alignas(kCacheLine) std::atomic<int> arrived_{0};
+  alignas(kCacheLine) std::atomic<uint32_t> barrier_generation_{0};
   // Three suffice: while one is in use, the next stands ready at 0, and the one before may still be read by a
   // straggler on its way to the barrier.
   Counter counters_[3];

@@ -9,8 +9,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include <sched.h>
-#include <unistd.h>
+#include "runtime/affinity.h"
 
 namespace tidewheel {
 namespace {
@@ -29,18 +28,6 @@ std::optional<int64_t> read_number(const std::string& path) {
   const auto [end, error] = std::from_chars(line->data(), line->data() + line->size(), value);
   if (error != std::errc() || end == line->data()) return std::nullopt;  // "max" is no limit
   return value;
-}
-
-std::vector<int> affinity() {
-  std::vector<int> cpus;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-    }
-  }
-  if (cpus.empty()) cpus.push_back(0);
-  return cpus;
 }
 
 int numa_node_of(const std::string& root, int cpu) {
@@ -132,7 +119,7 @@ std::vector<int> parse_cpu_list(const std::string& text) {
       at = second.ptr;
       error = second.ec;
     }
-    if (error != std::errc() || at != end || first < 0 || last < first || last >= CPU_SETSIZE) {
+    if (error != std::errc() || at != end || first < 0 || last < first || last >= kMostCpus) {
       throw std::invalid_argument("'" + part + "' is not a CPU number or a range like 0-3");
     }
     for (int cpu = first; cpu <= last; ++cpu) cpus.insert(cpu);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -10,6 +11,11 @@
 #include "runtime/isa.h"
 
 namespace tidewheel::test {
+
+// All levels that this processor has, or the one that TIDEWHEEL_ISA names.
+inline std::vector<const Kernels*> tested_kernels() {
+  return std::getenv("TIDEWHEEL_ISA") ? std::vector{&choose_kernels("auto")} : available_kernels();
+}
 
 constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 

@@ -96,6 +96,7 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
   return __builtin_popcount(mask);
 }
 
+TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
 using BF16Activation = float;
 struct Pairs {
   F even, odd;
@@ -132,6 +133,7 @@ TW_INLINE int hsum(I a) {
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 TW_INLINE F to_floats(I a) { return {_mm256_cvtepi32_ps(a.v)}; }
+TW_INLINE F small_to_floats(I a) { return to_floats(a); }
 TW_INLINE I round_to_int(F a) { return {_mm256_cvtps_epi32(a.v)}; }
 TW_INLINE void store(int8_t* p, I a) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));

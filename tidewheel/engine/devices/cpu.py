@@ -91,7 +91,10 @@ def _set_weights(native: _native.Executor, weights: WeightSource) -> None:
     mapped = []
     for name in weights:
         tensor = weights[name]
-        entry = (name, tensor.data, tensor.dtype, tensor.mapped)
+        data, swapped = tensor.data, not tensor.data.dtype.isnative
+        if swapped:
+            data = data.view(data.dtype.newbyteorder())  # the same bytes; they are swapped as they are packed
+        entry = (name, data, tensor.dtype, swapped, tensor.mapped)
         if tensor.mapped:
             mapped.append(entry)
         else:

@@ -1,7 +1,7 @@
 """Packed weights kept on disk, so that the next start neither packs nor quantizes, nor reads the checkpoint.
 
-A file holds the packed weights of one model in one format for one ISA level, under a key that says all of that. What
-cannot be used is ignored, what cannot be written is not: a cache never keeps a model from loading. Files are read into
+A file holds the packed weights of one model in one format for one ISA level in this machine's byte order, under a key
+that says all of that. What cannot be used is ignored, what cannot be written is not: a cache never keeps a model from loading. Files are read into
 memory rather than mapped: they then lie in huge pages, with which decoding is up to a sixth faster.
 """
 
@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -45,7 +46,7 @@ class PackedCache:
     """The place in `folder` for what `facts` describe. Facts are JSON, and equal only for equal packed weights."""
 
     def __init__(self, folder: str, facts: Sequence[object]) -> None:
-        self._key = hashlib.sha256(json.dumps(facts).encode()).digest()
+        self._key = hashlib.sha256(json.dumps([sys.byteorder, *facts]).encode()).digest()
         self.path = Path(folder).expanduser() / f"{self._key.hex()[:32]}.packed"
 
     def read(self, weights: PackedWeights) -> bool:
