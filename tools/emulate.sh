@@ -121,8 +121,10 @@ mounted "$image"
 config() { buildah inspect --type image --format "$1" "$image"; }
 mib() { du -s --block-size=1M "$1" | cut -f1; }
 echo "$image takes $(mib "$root") MiB unpacked, $(mib "$root/opt/tidewheel") of them in /opt/tidewheel"
-mapfile -t environment < <(config '{{range .Docker.Config.Env}}{{println .}}{{end}}' | sed '/^$/d')
-mapfile -t entrypoint < <(config '{{range .Docker.Config.Entrypoint}}{{println .}}{{end}}' | sed '/^$/d')
+words() { config "{{range $1}}{{println .}}{{end}}" | sed '/^$/d'; }
+mapfile -t environment < <(words .Docker.Config.Env)
+mapfile -t entrypoint < <(words .Docker.Config.Entrypoint)
+mapfile -t health_check < <(words .Docker.Config.Healthcheck.Test)
 user=$(config '{{.Docker.Config.User}}')
 arguments=(--dtype float32 --kv-cache-space 1 "$@")
 read -r port here_port < <("$python" -c 'import socket
@@ -145,6 +147,7 @@ server=$!
 here=$!
 "$python" tools/same_answers.py "http://127.0.0.1:$here_port" "http://127.0.0.1:$port"
 kill "$here"
+chroot --userspec="$user" "$root" /usr/bin/env -i "${environment[@]}" "${health_check[@]:1}" || fail "the image's health check finds no healthy server"
 
 # A server that is asked to stop as process 1 does so, with exit code 0.
 kill -TERM "$(cat "/proc/$server/task/$server/children")"
