@@ -10,6 +10,7 @@
 #
 #   PYTHON=.venv/bin/python  has tidewheel and openai installed (make serve, make test)
 #   QEMU_CPU=                the CPU that qemu plays: cortex-a76, z14, ...; by default it has all that qemu knows
+#   TIDEWHEEL_ISA=           the level of kernels for the image's server; by default the best that this CPU has
 #   EMULATE_COMPILER=1       emulates the compiler too, which takes hours; else it is this machine's cross compiler
 #   MIRROR=                  Debian's mirror
 set -euo pipefail
@@ -130,7 +131,7 @@ arguments=(--dtype float32 --kv-cache-space 1 "$@")
 read -r port here_port < <("$python" -c 'import socket
 sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
 print(*(s.getsockname()[1] for s in sockets))')
-environment+=("TIDEWHEEL_HOST=127.0.0.1" "TIDEWHEEL_PORT=$port" ${QEMU_CPU:+"QEMU_CPU=$QEMU_CPU"})
+environment+=("TIDEWHEEL_HOST=127.0.0.1" "TIDEWHEEL_PORT=$port" ${QEMU_CPU:+"QEMU_CPU=$QEMU_CPU"} ${TIDEWHEEL_ISA:+"TIDEWHEEL_ISA=$TIDEWHEEL_ISA"})
 # shellcheck disable=SC2016  # the inner shell's variables
 unshare --mount --pid --fork --kill-child bash -euc '
     root=$1 user=$2; shift 2
@@ -143,7 +144,7 @@ unshare --mount --pid --fork --kill-child bash -euc '
     exec chroot --userspec="$user" "$root" /usr/bin/env -i "$@"
 ' bash "$root" "$user" "${environment[@]}" "${entrypoint[@]}" "${arguments[@]}" >"$scratch/image.log" 2>&1 &
 server=$!
-(cd / && exec "$python" -m tidewheel serve --host 127.0.0.1 --port "$here_port" "${arguments[@]}") >"$scratch/here.log" 2>&1 &
+(cd / && exec env -u TIDEWHEEL_ISA "$python" -m tidewheel serve --host 127.0.0.1 --port "$here_port" "${arguments[@]}") >"$scratch/here.log" 2>&1 &
 here=$!
 "$python" tools/same_answers.py "http://127.0.0.1:$here_port" "http://127.0.0.1:$port"
 kill "$here"
