@@ -98,27 +98,45 @@ struct RowGroup {
   int8_t quads[kRowGroup / kQuad][ROWS][kQuad];
 };
 
-template <int ROWS>
-TW_INLINE void multiply_quads(I (&dot)[ROWS], Quads w, const int8_t (*x)[kQuad]) {
+template <int ROWS, typename Sum>
+TW_INLINE void multiply_quads(Sum (&sum)[ROWS], Quads w, const int8_t (*x)[kQuad]) {
 #pragma GCC unroll 16
-  for (int r = 0; r < ROWS; ++r) dot[r] = dot_quads(dot[r], w, x[r]);
+  for (int r = 0; r < ROWS; ++r) sum[r] = dot_quads(sum[r], w, x[r]);
 }
 
 // The dot products of one group; weights advance past it.
+template <int ROWS>
+TW_INLINE void multiply_bytes(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
+#pragma GCC unroll 8
+  for (int s = 0; s < kRowGroup / kQuad; ++s) {
+    if (s * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);  // once a cache line
+    multiply_quads<ROWS>(dot, load_quads(weight), x[s]);
+    weight += kLanes * kQuad;
+  }
+}
+template <int ROWS>
+TW_INLINE void multiply_nibbles(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
+  NibbleSum sum[ROWS];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) sum[r] = begin_nibbles(dot[r]);
+#pragma GCC unroll 8
+  for (int s = 0; s < kRowGroup / kQuad; s += 2) {
+    if (s / 2 * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);
+    Quads low, high;
+    load_nibbles(weight, low, high);
+    multiply_quads<ROWS>(sum, low, x[s]);
+    multiply_quads<ROWS>(sum, high, x[s + 1]);
+    weight += kLanes * kQuad;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) dot[r] = end_nibbles(dot[r], sum[r]);
+}
 template <int ROWS, bool NIBBLES>
 TW_INLINE void multiply_group(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
-#pragma GCC unroll 8
-  for (int s = 0; s < kRowGroup / kQuad; s += NIBBLES ? 2 : 1) {
-    prefetch(weight + kPrefetchBytes);
-    if constexpr (NIBBLES) {
-      Quads low, high;
-      load_nibbles(weight, low, high);
-      multiply_quads<ROWS>(dot, low, x[s]);
-      multiply_quads<ROWS>(dot, high, x[s + 1]);
-    } else {
-      multiply_quads<ROWS>(dot, load_quads(weight), x[s]);
-    }
-    weight += kLanes * kQuad;
+  if constexpr (NIBBLES) {
+    multiply_nibbles<ROWS>(dot, weight, x);
+  } else {
+    multiply_bytes<ROWS>(dot, weight, x);
   }
 }
 
@@ -128,20 +146,19 @@ struct Int8ChannelTile {
     const int8_t inputs[kQuad] = {1, 1, 1, 1};
     const uint8_t* w = weights;
     const int8_t* x = inputs;
-    constexpr int kSums = sizeof(I) > sizeof(F) ? kPeakSums / 2 : kPeakSums;  // of two vectors each, half as many
-    I acc[kSums];
+    I acc[kPeakSums];
 #pragma GCC unroll 32
-    for (int c = 0; c < kSums; ++c) acc[c] = set1_int(c);
+    for (int c = 0; c < kPeakSums; ++c) acc[c] = set1_int(c);
     for (int i = 0; i < rounds * kPeakSteps; ++i) {
       const Quads quads = load_quads(w);
 #pragma GCC unroll 32
-      for (int c = 0; c < kSums; ++c) acc[c] = dot_quads(acc[c], quads, x);
+      for (int c = 0; c < kPeakSums; ++c) acc[c] = dot_quads(acc[c], quads, x);
       asm volatile("" : "+r"(w), "+r"(x) : : "memory");
     }
     int sum = 0;
 #pragma GCC unroll 32
-    for (int c = 0; c < kSums; ++c) sum += hsum(acc[c]);
-    return 2.0 * rounds * kPeakSteps * kSums * kLanes * kQuad + kPeakTrace * sum;
+    for (int c = 0; c < kPeakSums; ++c) sum += hsum(acc[c]);
+    return 2.0 * rounds * kPeakSteps * kPeakSums * kLanes * kQuad + kPeakTrace * sum;
   }
 
   template <int ROWS>

@@ -1,12 +1,12 @@
 // Where things lie in packed weights and packed rows. A strip is one vector of columns.
 //
-// Float weights, a panel: [K / step][kPanel][step], step 2 for bfloat16, else 1; zeros fill the last run.
+// Float weights, a panel: [K / unit][kPanel][unit], K rounded up to whole runs with zeros.
 // Quantized weights, a panel: kPanel / kLanes strips, K rounded up to whole groups and runs. Bytes hold value + 128, or
 // as kInt8Flip changes that,
-//   quads: bytes [4 inputs / 4][kLanes][4]; nibbles: [8 inputs / 8][kLanes][4], low halves the first four inputs.
-//   kInt8Channel  quads of all inputs, then float32 scales [kLanes]
+//   units: bytes [inputs / unit][kLanes][unit]; nibbles: [inputs / 2 unit][kLanes][unit], low halves the first unit.
+//   kInt8Channel  units of all inputs, then float32 scales [kLanes]
 //   kInt8, kInt4  blocks of two groups, so that a strip is read in order and in whole vectors: float16 scales
-//                 [2][kLanes], with zero points float16 shifts [2][kLanes], then two groups of quads or nibbles.
+//                 [2][kLanes], with zero points float16 shifts [2][kLanes], then two groups of units or nibbles.
 //                 w = scale * q + shift, where without zero points the shift is -8 * scale.
 //
 // Rows, a tile of n: float weights [K / run][n][run], else a group of 32 inputs after the other:

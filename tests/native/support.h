@@ -17,6 +17,13 @@ inline std::vector<const Kernels*> tested_kernels() {
   return std::getenv("TIDEWHEEL_ISA") ? std::vector{&choose_kernels("auto")} : available_kernels();
 }
 
+// Where cases are many and of one kind, an emulated processor is given every fifth.
+#ifdef TIDEWHEEL_EMULATED
+constexpr int kStride = 5;
+#else
+constexpr int kStride = 1;
+#endif
+
 constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
 inline const char* name_of(DType type) {

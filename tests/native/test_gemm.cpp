@@ -152,7 +152,7 @@ TEST_CASE("a row's result is the same to the bit alone and among others") {
       CAPTURE(name);
       const PackedWeight packed(*kernels, format, weight, n, k);
       const auto together = packed.multiply(x, m);
-      for (int r = 0; r < m; ++r) {
+      for (int r = 0; r < m; r += kStride) {
         const auto alone = packed.multiply({x.begin() + r * k, x.begin() + (r + 1) * k}, 1);
         CHECK(std::memcmp(alone.data(), together.data() + r * n, n * sizeof(float)) == 0);
       }

@@ -159,5 +159,8 @@ TW_INLINE I dot_quads(I acc, Quads q, const int8_t* p) {
   const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(q.w), _mm256_sign_epi8(_mm256_set1_epi32(four), q.w));
   return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))};
 }
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
 
 }  // namespace tidewheel::TW_ISA

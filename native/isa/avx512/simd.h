@@ -178,5 +178,8 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
   return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(products, _mm512_set1_epi16(1)))};
 }
 #endif
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
 
 }  // namespace tidewheel::TW_ISA

@@ -1,4 +1,4 @@
-// How GEMM inputs are packed for levels that multiply vector by vector. A level of other habits has a packing.h in its own
+// How weights and GEMM inputs are packed for levels that multiply vector by vector. A level of other habits has a packing.h in its own
 // folder.
 #pragma once
 
@@ -6,6 +6,11 @@
 #include "kernels/kernels.h"
 
 namespace tidewheel::TW_ISA {
+
+// A unit: the consecutive inputs of a column that lie side by side in a packed weight.
+template <typename T>
+constexpr int kFloatUnit = Element<T>::kStep;
+constexpr int kIntegerUnit = 4;
 
 // A run: the consecutive inputs of a row that one instruction takes, and that lie side by side in a packed tile. The
 // inputs of rows and of weights are filled up with zeros to whole runs.

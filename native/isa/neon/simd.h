@@ -190,14 +190,12 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   return {vusdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
 }
 #else
-// Both sides of these dot products are signed.
+// Both sides of these dot products are signed, and so are the bytes that packing.h has weights stored in.
 constexpr int kQuadZero = 0;
 struct Quads {
   int8x16_t v;
 };
-TW_INLINE Quads load_quads(const uint8_t* p) {
-  return {vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(0x80)))};
-}
+TW_INLINE Quads load_quads(const uint8_t* p) { return {vreinterpretq_s8_u8(vld1q_u8(p))}; }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const uint8x16_t both = vld1q_u8(p);
   low = {vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)))};
@@ -218,5 +216,8 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
 }
 #endif
 #endif
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
 
 }  // namespace tidewheel::TW_ISA

@@ -165,6 +165,10 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   }
   return acc;
 }
+// What the dot products of a group's nibbles are summed in: a group's are small, and add up to what was there before.
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
 
 #undef TW_EACH
 

@@ -111,7 +111,8 @@ TW_INLINE F choose(uint32_t bits, F x, F y) {
   return {vec_sel(y.v, x.v, vec_cmpeq(words(bits) & lanes, lanes))};
 }
 TW_INLINE uint32_t unordered(F a, F b) {
-  const auto ordered = (__vector unsigned long long)vec_and(vec_cmpeq(a.v, a.v), vec_cmpeq(b.v, b.v));
+  const Words both = (Words)vec_cmpeq(a.v, a.v) & (Words)vec_cmpeq(b.v, b.v);
+  const auto ordered = (__vector unsigned long long)both;
   return (ordered[0] & ordered[1]) != ~0ull;
 }
 
@@ -178,27 +179,23 @@ TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a
 TW_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 TW_INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// The sum of two vectors: what dot products of even and of odd places add up to, so that one dot product waits for a single
-// multiplication of the one before.
 struct I {
-  Ints even, odd;
-  Ints sum() const { return even + odd; }
+  Ints v;
 };
-TW_INLINE I as_sum(Ints a) { return {a, vec_splats(0)}; }
-TW_INLINE I set1_int(int x) { return as_sum(vec_splats(x)); }
-TW_INLINE I add(I a, I b) { return {a.even + b.even, a.odd + b.odd}; }
+TW_INLINE I set1_int(int x) { return {vec_splats(x)}; }
+TW_INLINE I add(I a, I b) { return {a.v + b.v}; }
 TW_INLINE int hsum(I a) {
-  const Ints two = a.sum() + vec_sld(a.sum(), a.sum(), 8);
+  const Ints two = a.v + vec_sld(a.v, a.v, 8);
   return two[0] + two[1];
 }
-TW_INLINE F to_floats(I a) { return floats(a.sum()); }
-TW_INLINE F small_to_floats(I a) { return small_floats(a.sum()); }
+TW_INLINE F to_floats(I a) { return floats(a.v); }
+TW_INLINE F small_to_floats(I a) { return small_floats(a.v); }
 TW_INLINE I round_to_int(F a) {
   const F bounded = min(max(a, set1(-4194303.0f)), set1(4194303.0f));
-  return as_sum((Ints)((Words)(bounded.v + vec_splats(kMagic)) - words(kMagicBits)));
+  return {(Ints)((Words)(bounded.v + vec_splats(kMagic)) - words(kMagicBits))};
 }
 TW_INLINE void store(int8_t* p, I a) {
-  const Shorts halves = vec_pack(a.sum(), a.sum());
+  const Shorts halves = vec_pack(a.v, a.v);
   const Words bytes = (Words)vec_pack(halves, halves);
   const uint32_t four = bytes[0];
   std::memcpy(p, &four, sizeof four);
@@ -217,12 +214,29 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   low = {(SignedBytes)(both & vec_splats(uint8_t{15}))};
   high = {(SignedBytes)(both >> 4)};
 }
-TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
+TW_INLINE SignedBytes four_bytes(const int8_t* p) {
   uint32_t four;
   std::memcpy(&four, p, 4);
-  const SignedBytes x = (SignedBytes)words(four);
-  const Shorts pairs = vec_moadd(w.v, x, vec_mule(w.v, x)), ones = vec_splats(int16_t{1});
-  return {vec_meadd(pairs, ones, acc.even), vec_moadd(pairs, ones, acc.odd)};
+  return (SignedBytes)words(four);
 }
+TW_INLINE I add_pairs(I acc, Shorts pairs) {
+  const Shorts ones = vec_splats(int16_t{1});
+  return {vec_moadd(pairs, ones, vec_meadd(pairs, ones, acc.v))};
+}
+TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
+  const SignedBytes x = four_bytes(p);
+  return add_pairs(acc, vec_moadd(w.v, x, vec_mule(w.v, x)));
+}
+
+// 16 products of at most 15 and 127 fit in 16 bits.
+struct NibbleSum {
+  Shorts v;
+};
+TW_INLINE NibbleSum begin_nibbles(I) { return {vec_splats(int16_t{0})}; }
+TW_INLINE NibbleSum dot_quads(NibbleSum acc, Quads w, const int8_t* p) {
+  const SignedBytes x = four_bytes(p);
+  return {vec_moadd(w.v, x, vec_meadd(w.v, x, acc.v))};
+}
+TW_INLINE I end_nibbles(I dot, NibbleSum sum) { return add_pairs(dot, sum.v); }
 
 }  // namespace tidewheel::TW_ISA

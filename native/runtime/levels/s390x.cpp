@@ -21,7 +21,7 @@ struct Facilities {
 
   Facilities() {
     register uint64_t last_word asm("0") = 3;
-    asm volatile(".insn s,0xb2b00000,%0" : "=Q"(words), "+d"(last_word) : : "cc");
+    asm volatile(".insn s,0xb2b00000,%0" : "+Q"(words), "+d"(last_word) : : "cc");
   }
   bool has(int facility) const { return words[facility / 64] >> (63 - facility % 64) & 1; }
 };

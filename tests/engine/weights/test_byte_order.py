@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import struct
@@ -65,6 +64,7 @@ def write_checkpoint(path: Path, tensors: dict[str, NDArray[Any]], dtype: DType,
         data += raw
     text = json.dumps(header).encode()
     text += b" " * ((odd - len(text)) % 8)
+    path.unlink(missing_ok=True)  # not changed: it may still be mapped
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
@@ -112,7 +112,7 @@ def packed(what: Any, weights: WeightSource, dtype: DType, quantization: Quantiz
     return content
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(MODELS),
     st.sampled_from(list(FILE_DTYPES)),
@@ -138,6 +138,7 @@ def test_a_checkpoint_in_the_other_order_is_packed_to_the_same_bits(
     np.testing.assert_array_equal(packed(what, plain, dtype, quantization), packed(what, swapped, dtype, quantization))
 
 
+@settings(deadline=None)
 @given(st.sampled_from(list(FILE_DTYPES)), arrays.arrays(np.uint32, arrays.array_shapes(max_dims=2, max_side=5)))
 def test_weights_are_the_same_numbers_in_either_order(dtype: DType, bits: NDArray[np.uint32]) -> None:
     data = bits.astype(f"u{STORAGE[dtype].itemsize}").view(STORAGE[dtype])
@@ -148,6 +149,7 @@ def test_weights_are_the_same_numbers_in_either_order(dtype: DType, bits: NDArra
         np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(width=32), min_size=1))
 def test_a_files_floats_are_what_its_bytes_say(values: list[float]) -> None:
     raw = struct.pack(f"<{len(values)}f", *values)
@@ -161,11 +163,3 @@ def test_packed_weights_of_the_other_order_are_not_found(monkeypatch: pytest.Mon
         monkeypatch.setattr("sys.byteorder", order)
         paths.add(PackedCache("kept", (1, "scalar")).path)
     assert len(paths) == 2
-
-
-@given(arrays.arrays(np.float32, st.integers(1, 9)))
-def test_a_base64_embedding_is_little_endian(vector: NDArray[np.float32]) -> None:
-    from tidewheel.server.api.embeddings import _base64
-
-    for order in (vector, flipped(vector)):
-        assert base64.b64decode(_base64(order)) == struct.pack(f"<{len(vector)}f", *vector)

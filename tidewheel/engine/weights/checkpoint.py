@@ -1,8 +1,8 @@
 """safetensors checkpoints, single and sharded, as memory-mapped views.
 
 The format: https://github.com/huggingface/safetensors#format. The `safetensors` library checks every file; the views
-are our own, because numpy has no bfloat16 for it to return and because they copy nothing. Files are little-endian, and so
-are the views, whatever the machine: who packs them swaps them.
+are our own, because numpy has no bfloat16 for it to return and because they copy nothing. Files are little-endian, and
+so are the views, whatever the machine: who packs them swaps them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Packed weights kept on disk, so that the next start neither packs nor quantizes, nor reads the checkpoint.
 
 A file holds the packed weights of one model in one format for one ISA level in this machine's byte order, under a key
-that says all of that. What cannot be used is ignored, what cannot be written is not: a cache never keeps a model from loading. Files are read into
-memory rather than mapped: they then lie in huge pages, with which decoding is up to a sixth faster.
+that says all of that. What cannot be used is ignored, what cannot be written is not: a cache never keeps a model from
+loading. Files are read into memory rather than mapped: they then lie in huge pages, with which decoding is up to a
+sixth faster.
 """
 
 from __future__ import annotations
