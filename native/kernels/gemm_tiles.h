@@ -98,10 +98,15 @@ struct RowGroup {
   int8_t quads[kRowGroup / kQuad][ROWS][kQuad];
 };
 
-template <int ROWS, typename Sum>
-TW_INLINE void multiply_quads(Sum (&sum)[ROWS], Quads w, const int8_t (*x)[kQuad]) {
+// By the level's own way to take several rows at once, if it has one.
+template <int ROWS, typename Sum, typename W>
+TW_INLINE void multiply_quads(Sum (&sum)[ROWS], W w, const int8_t (*x)[kQuad]) {
+  if constexpr (requires { dot_rows<ROWS>(sum, w, x); }) {
+    dot_rows<ROWS>(sum, w, x);
+  } else {
 #pragma GCC unroll 16
-  for (int r = 0; r < ROWS; ++r) sum[r] = dot_quads(sum[r], w, x[r]);
+    for (int r = 0; r < ROWS; ++r) sum[r] = dot_quads(sum[r], w, x[r]);
+  }
 }
 
 // The dot products of one group; weights advance past it.

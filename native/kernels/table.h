@@ -7,10 +7,10 @@
 
 namespace tidewheel::TW_ISA {
 
-int tile_rows(const WeightFormat& format);
-int row_block(const WeightFormat& format, int k);
 extern const Kernels kKernels;
 
+int tile_rows(const WeightFormat& format);
+int row_block(const WeightFormat& format, int k);
 size_t row_bytes(const WeightFormat& format, int k);
 size_t panel_bytes(const WeightFormat& format, int k);
 void pack(const WeightFormat& format, const PackArgs& args);

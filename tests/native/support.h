@@ -8,13 +8,17 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "models.h"
 #include "runtime/isa.h"
 
 namespace tidewheel::test {
 
-// All levels that this processor has, or the one that TIDEWHEEL_ISA names.
+// All levels that this processor has, or the one that TIDEWHEEL_ISA names, and models of some that it may not have.
 inline std::vector<const Kernels*> tested_kernels() {
-  return std::getenv("TIDEWHEEL_ISA") ? std::vector{&choose_kernels("auto")} : available_kernels();
+  if (std::getenv("TIDEWHEEL_ISA")) return {&choose_kernels("auto")};
+  std::vector<const Kernels*> levels = modelled_kernels();
+  for (const Kernels* level : available_kernels()) levels.push_back(level);
+  return levels;
 }
 
 // Where cases are many and of one kind, an emulated processor is given every fifth.

@@ -1,5 +1,5 @@
-// How weights and GEMM inputs are packed for levels that multiply vector by vector. A level of other habits has a packing.h in its own
-// folder.
+// How weights and GEMM inputs are packed for levels that multiply vector by vector. A level of other habits has a packing.h
+// in its own folder.
 #pragma once
 
 #include "kernels/element.h"

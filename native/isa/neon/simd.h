@@ -205,19 +205,55 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   return {vdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
 }
+// The rows from R on: a load brings the quads of four, or two, and a dot product takes its own out of a lane.
+template <int ROWS, int R = 0>
+TW_INLINE void dot_rows(I (&acc)[ROWS], Quads w, const int8_t (*x)[4]) {
+  if constexpr (R + 4 <= ROWS) {
+    const int8x16_t four = vld1q_s8(x[R]);
+    acc[R].v = vdotq_laneq_s32(acc[R].v, w.v, four, 0);
+    acc[R + 1].v = vdotq_laneq_s32(acc[R + 1].v, w.v, four, 1);
+    acc[R + 2].v = vdotq_laneq_s32(acc[R + 2].v, w.v, four, 2);
+    acc[R + 3].v = vdotq_laneq_s32(acc[R + 3].v, w.v, four, 3);
+    dot_rows<ROWS, R + 4>(acc, w, x);
+  } else if constexpr (R + 2 <= ROWS) {
+    const int8x8_t two = vld1_s8(x[R]);
+    acc[R].v = vdotq_lane_s32(acc[R].v, w.v, two, 0);
+    acc[R + 1].v = vdotq_lane_s32(acc[R + 1].v, w.v, two, 1);
+    dot_rows<ROWS, R + 2>(acc, w, x);
+  } else if constexpr (R < ROWS) {
+    acc[R] = dot_quads(acc[R], w, x[R]);
+  }
+}
 #else
-// Sums of two products fit in 16 bits: |w| <= 128 and |x| <= 127.
-TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
+TW_INLINE int8x16_t four_bytes(const int8_t* p) {
   int32_t four;
   std::memcpy(&four, p, 4);
-  const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+  return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+// Sums of two products fit in 16 bits: neither side is above 127.
+TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
+  const int8x16_t x = four_bytes(p);
   const int16x8_t low = vmull_s8(vget_low_s8(w.v), vget_low_s8(x)), high = vmull_high_s8(w.v, x);
   return {vpadalq_s16(acc.v, vpaddq_s16(low, high))};
 }
 #endif
 #endif
+
+#ifdef __ARM_FEATURE_DOTPROD
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }
 TW_INLINE I end_nibbles(I, I sum) { return sum; }
+#else
+// Products of nibbles are so small that a group of them fits in 16 bits: the first two columns', and the others'.
+struct NibbleSum {
+  int16x8_t low, high;
+};
+TW_INLINE NibbleSum begin_nibbles(I) { return {vdupq_n_s16(0), vdupq_n_s16(0)}; }
+TW_INLINE NibbleSum dot_quads(NibbleSum sum, Quads w, const int8_t* p) {
+  const int8x16_t x = four_bytes(p);
+  return {vmlal_s8(sum.low, vget_low_s8(w.v), vget_low_s8(x)), vmlal_high_s8(sum.high, w.v, x)};
+}
+TW_INLINE I end_nibbles(I dot, NibbleSum sum) { return {vpadalq_s16(dot.v, vpaddq_s16(sum.low, sum.high))}; }
+#endif
 
 }  // namespace tidewheel::TW_ISA
