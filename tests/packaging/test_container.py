@@ -145,13 +145,17 @@ def test_a_start_can_be_ended(unused_port: int) -> None:
 
 
 def test_without_uvloop_it_serves_on_asyncios_loop(unused_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_port}"
     command = [sys.executable, "-c", WITHOUT_UVLOOP, "serve", "--port", str(unused_port)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        wait_until_healthy(process, f"http://127.0.0.1:{unused_port}")
+        wait_until_healthy(process, url)
+        body = {"prompt": "The tide turns", "stream": True}
+        stream = httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False)
         process.terminate()
         _, log = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 0
+    assert stream.text.endswith("data: [DONE]\n\n")
     assert "uvloop is not installed: serving on asyncio's own event loop" in log
