@@ -113,9 +113,9 @@ class Admission:
         return self._rate * math.exp((self._rate_at - time.monotonic()) / _RATE_WINDOW_S)
 
 
-def check_backlog(backlog: int, max_queue: int) -> None:
-    """Raises ApiError (429) if more inputs of embedding models wait than may."""
-    if backlog > max_queue:
+def check_backlog(backlog: int, max_queue: int | None) -> None:
+    """Raises ApiError (429) if more wait than may, of what the engine does not see. None is no limit."""
+    if max_queue is not None and backlog > max_queue:
         raise _queue_full(max_queue, 1)
 
 

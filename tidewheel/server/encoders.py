@@ -71,8 +71,7 @@ class ServedEncoders:
         Raises ApiError if they cannot be had, too much waits or it takes too long, and ClientGone if the client hangs
         up, which takes them from the queue.
         """
-        if self._limits.max_queue is not None:
-            check_backlog(self._engine.backlog, self._limits.max_queue)
+        check_backlog(self._engine.backlog, self._limits.max_queue)
         started, outcome = time.perf_counter(), "abort"
         answer_id, tokens = f"{kind}-{uuid.uuid4().hex}", sum(map(len, inputs))
         future = self._engine.submit(encoder, inputs)
