@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from tidewheel.server.admission import check_backlog, request_timeout
+from tidewheel.server.admission import EndRate, check_backlog, request_timeout
 from tidewheel.server.chat.template_worker import COMMAND, MAX_CPU_S, MAX_TEXT, READY, REPLY, REQUEST, Outcome
 from tidewheel.server.errors import ApiError, bad_request
 from tidewheel.server.limits import AdmissionLimits
@@ -43,13 +43,14 @@ class RequestTemplates:
         self._thread = ThreadPoolExecutor(1, "request-templates")
         self._process: _TemplateProcess | None = None
         self._waiting = 0
+        self._rate = EndRate()
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, which may call `render`.
 
         Raises ApiError if too many wait already (429), or if it takes longer than a request may (504).
         """
-        check_backlog(self._waiting, self._limits.max_queue)
+        check_backlog(self._waiting, self._limits.max_queue, self._rate)
         self._waiting += 1
         future = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
@@ -60,6 +61,7 @@ class RequestTemplates:
         finally:
             future.cancel()
             self._waiting -= 1
+            self._rate.add(1)
 
     def render(self, source: str, variables: dict[str, Any]) -> str:
         """The text that a template writes.
