@@ -158,7 +158,9 @@ class ServerOptions:
         parse=json_object,
         metavar="JSON",
     )
-    trust_request_chat_template: bool = option(False, "let requests bring chat templates of their own")
+    trust_request_chat_template: bool = option(
+        False, "let requests bring chat templates of their own, rendered in a bounded process"
+    )
     embedding_model: tuple[str, ...] = option(
         (), "embedding models and cross-encoders in ONNX to serve too: folders or hub ids", metavar="MODEL"
     )
