@@ -16,6 +16,8 @@ from tidewheel.server.protocol.sampling import GenerationBody
 from tidewheel.server.protocol.structured import ResponseFormat, StructuredOutputsField
 
 _BACKENDS = ("auto", "guidance")
+# One line, with the space after a comma or colon that models are used to, or without.
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -60,6 +62,12 @@ def json_schema_output(
     if options:
         schema = {**schema, "x-guidance": options}
     return StructuredOutput("json_schema", json.dumps(schema, ensure_ascii=False), param)
+
+
+def compact(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with JSON laid out compactly, unless it says itself how: room for whitespace tempts weak models."""
+    own = schema.get("x-guidance", {})
+    return {**schema, "x-guidance": {**_COMPACT, **own}} if isinstance(own, dict) else schema
 
 
 def _only_one(asked: Sequence[StructuredOutput | None]) -> StructuredOutput | None:

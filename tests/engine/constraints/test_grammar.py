@@ -77,7 +77,7 @@ def test_whitespace_in_json_has_a_bound_unless_the_schema_has_its_own() -> None:
         assert matcher.consume_token(brace)
         return next(i for i in range(200) if not matcher.try_consume_tokens([space]))
 
-    assert longest(SCHEMA) == 40
+    assert longest(SCHEMA) == 1
     assert longest({**SCHEMA, "x-guidance": {"whitespace_pattern": " {0,3}"}}) == 3
     assert longest({**SCHEMA, "x-guidance": {"whitespace_flexible": False}}) == 0
 

@@ -25,8 +25,9 @@ _MOST_KEPT = 64
 _MOST_KEPT_BYTES = 4 * MAX_GRAMMAR_BYTES  # of text; compiled it takes up to a hundred times as much
 _LONGEST_MESSAGE = 600
 
-# JSON as models write it has room for some whitespace anywhere. Without a bound, a weak model may write nothing else.
-_JSON_WHITESPACE = r"[ \t\n\r]{1,40}"
+# JSON as people and models lay it out: a space, or a line break and an indentation. Without a bound, a weak model may
+# write nothing else.
+_JSON_WHITESPACE = r" |\r?\n[ \t]{0,32}"
 
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 

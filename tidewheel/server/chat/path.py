@@ -44,7 +44,7 @@ from tidewheel.server.protocol.chat import ChatCompletionRequest, Message
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.protocol.usage import CompletionTokensDetails, Usage
 from tidewheel.server.streaming import client_watch, collect
-from tidewheel.server.structured_output import json_schema_output
+from tidewheel.server.structured_output import compact, json_schema_output
 
 
 class ChoiceDelta(msgspec.Struct):
@@ -201,7 +201,7 @@ class ChatPath:
         sampling = self._sampling(body)
         prompt, token_ids = await self._encoder.run(raw_size, lambda: self._checked_prompt(body))
         constraints = await self._generations.constraints(
-            body, None if calls is None else json_schema_output(calls, "tools"), preface=self._preface(prompt)
+            body, None if calls is None else json_schema_output(compact(calls), "tools"), preface=self._preface(prompt)
         )
         generation = self._generations.start(
             id_prefix,

@@ -17,6 +17,9 @@ from tidewheel.server.protocol.chat import (
 )
 from tidewheel.server.protocol.decode import unsupported
 
+MAX_DEMANDED_CALLS = 32
+"""The most calls that an answer may be where calls are demanded: a weak model would not stop by itself."""
+
 
 def offered_tools(body: ChatCompletionRequest) -> Sequence[Tool]:
     """The tools that the model may call. Raises ApiError (400) for a `tool_choice` that does not fit the tools."""
@@ -51,8 +54,8 @@ def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
     """The JSON schema that an answer must follow where the request demands calls; None where it does not.
 
     For a named function it is the schema of its arguments; for `required` a list of one or more objects of `name` and
-    `parameters`, of one only without parallel calls. Reasoning, where the model reasons, comes before what the schema
-    is about. `demanded_calls_parser` reads such an answer. Raises ApiError (400).
+    `parameters`, of one only without parallel calls, else of MAX_DEMANDED_CALLS at most. Reasoning, where the model
+    reasons, comes before what the schema is about. `demanded_calls_parser` reads such an answer. Raises ApiError (400).
     """
     tools = offered_tools(body)
     if not demands_calls(body):
@@ -74,10 +77,8 @@ def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
         }
         for i, tool in enumerate(tools)
     ]
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, "$defs": definitions}
-    if body.parallel_tool_calls is False:
-        schema["maxItems"] = 1
-    return schema
+    most = 1 if body.parallel_tool_calls is False else MAX_DEMANDED_CALLS
+    return {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}, "$defs": definitions}
 
 
 def demanded_calls_parser(body: ChatCompletionRequest) -> ToolParser:
