@@ -17,7 +17,7 @@ from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
-from tidewheel.engine.constraints.masks import MaskWriter, mask_words
+from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.request import FinishReason, SamplingParams
@@ -155,9 +155,8 @@ class Driver:
     def _constraint(self, job: Job) -> SequenceConstraint | None:
         if job.constraints is None:
             return None
-        words = mask_words(self.vocab_size)
         return SequenceConstraint(
-            job.constraints, job.sampling, tiny("byte-level"), eos_ids=self.eos_ids, mask_words=words
+            job.constraints, job.sampling, tiny("byte-level"), eos_ids=self.eos_ids, vocab_size=self.vocab_size
         )
 
     @staticmethod

@@ -17,7 +17,7 @@ from tidewheel.engine.beam_search import BeamSearch
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint
 from tidewheel.engine.constraints.grammar import GrammarCompiler
-from tidewheel.engine.constraints.masks import MaskWriter, mask_words
+from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
@@ -281,7 +281,7 @@ class Engine:
             request.sampling,
             self.tokenizer,
             eos_ids=self._eos_token_ids,
-            mask_words=mask_words(self._vocab_size),
+            vocab_size=self._vocab_size,
         )
 
     def _require_in_vocabulary(self, ids: Collection[int], param: str) -> None:

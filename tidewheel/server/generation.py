@@ -15,7 +15,7 @@ from tidewheel.engine.request import FinishReason, Request, RequestOutput, Sampl
 from tidewheel.engine.stream import RequestStream
 from tidewheel.server.admission import Admission, request_timeout
 from tidewheel.server.constraints import token_constraints
-from tidewheel.server.errors import ApiError, ClientGone
+from tidewheel.server.errors import ApiError, ClientGone, bad_request
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.protocol.sampling import GenerationBody
 from tidewheel.server.protocol.usage import PromptTokensDetails, Usage
@@ -113,6 +113,8 @@ class Generation:
             raise ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the server stopped before the answer was complete", code="aborted"
             )
+        if output.finish_reason is FinishReason.INVALID:
+            raise bad_request(output.error or "the request cannot be served", code="unsatisfiable_constraints")
         if output.finish_reason is FinishReason.ERROR:
             raise ApiError(
                 HTTPStatus.INTERNAL_SERVER_ERROR, output.error or "the request failed", code="generation_failed"

@@ -130,8 +130,11 @@ def test_constraints_hold_together_and_an_empty_rest_is_an_error() -> None:
     (b,) = TOKENIZER.encode("b", add_special_tokens=False)
     assert b not in tokens
     tokens, end = run(fake(), constraints("choice", allowed_token_ids=(1, 2, 3)))
-    assert end.reason is FinishReason.ERROR
-    assert "forbidden" in (end.error or "")
+    assert (tokens, end.reason) == ([-1], FinishReason.INVALID)
+    assert (end.error or "").startswith("allowed_token_ids and the structured output contradict each other")
+    _, end = run(fake(), constraints(allowed_token_ids=(1,)), min_tokens=3)
+    assert end.reason is FinishReason.INVALID
+    assert (end.error or "").startswith("allowed_token_ids and min_tokens contradict each other")
 
 
 class Reasoner(FakeExecutor):
