@@ -189,6 +189,14 @@ class Engine:
         if self._watchdog is not None:
             self._watchdog.stop()
 
+    def warm_up(self) -> None:
+        """Prepare for grammars in a thread, unless requests are there.
+
+        The first grammar would do it, but it holds the GIL for tens of milliseconds: streams would stand still.
+        """
+        if self._refusal is None and self._idle.is_set():
+            self.grammars.warm_up()
+
     @property
     def is_alive(self) -> bool:
         """Whether the engine thread runs."""

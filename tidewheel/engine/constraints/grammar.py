@@ -72,6 +72,7 @@ class GrammarCompiler:
         # Two, so that a huge schema does not hold up all others; no more, for the engine needs the cores.
         self._threads = ThreadPoolExecutor(2, "grammar-compiler")
         self._kept: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()  # least recently used first
+        self._is_warm = False
         self._vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
 
@@ -96,6 +97,15 @@ class GrammarCompiler:
         except _GrammarError as error:
             raise InvalidRequestError(f"{output.param} {error}", output.param) from None
 
+    def warm_up(self) -> None:
+        """Import llguidance and make the vocabulary in a thread, before the first grammar is asked for.
+
+        Calls after the first do nothing. What goes wrong is said to those who want grammars.
+        """
+        if not self._is_warm:
+            self._is_warm = True
+            self._threads.submit(self._made_vocabulary)
+
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -105,6 +115,12 @@ class GrammarCompiler:
             len(self._kept) > _MOST_KEPT or sum(len(output.text) for output in self._kept) > _MOST_KEPT_BYTES
         ) and len(self._kept) > 1:
             self._kept.popitem(last=False)
+
+    def _made_vocabulary(self) -> LLTokenizer:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = make_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
+            return self._vocabulary
 
     def _compile(self, output: StructuredOutput) -> Grammar:
         try:
@@ -116,15 +132,13 @@ class GrammarCompiler:
                 "needs the llguidance package, which is not installed: pip install llguidance "
                 "(there are wheels for x86-64 and ARM)"
             ) from error
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                self._vocabulary = make_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
+        vocabulary = self._made_vocabulary()
         try:
             source = _source(output)
         except (ValueError, RecursionError) as error:
             raise _cannot(str(error)) from error
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _cannot(_located(output, matcher_error(matcher) or ""))
         # The first mask is the one that takes long, for it makes most of the lexer; copies find it made.
