@@ -84,6 +84,11 @@ class Tokenizer:
         """Whether the token has no text when special tokens are skipped."""
         return self._backend.is_special(token_id)
 
+    def special_ids(self) -> dict[str, int]:
+        """The tokens that mark structure, by their names."""
+        ids = (i for i in range(self.vocab_size) if self._backend.is_special(i))
+        return {name: i for i in ids if (name := self._backend.id_to_token(i))}
+
     def token_texts(self, token_ids: Iterable[int] | None = None) -> list[bytes | None]:
         """The bytes that each token adds to a text; None for tokens that mark structure, b"" where there are none.
 

@@ -14,6 +14,7 @@ from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tidewheel.engine.stream import RequestStream
 from tidewheel.server.admission import Admission, request_timeout
+from tidewheel.server.chat.tools.call_format import Calls
 from tidewheel.server.constraints import token_constraints
 from tidewheel.server.errors import ApiError, ClientGone, bad_request
 from tidewheel.server.metrics import RequestTimer
@@ -153,10 +154,15 @@ class Generations:
         self._reports = reports
 
     async def constraints(
-        self, body: GenerationBody, output: StructuredOutput | None = None, *, preface: Preface | None = None
+        self,
+        body: GenerationBody,
+        output: StructuredOutput | None = None,
+        *,
+        calls: Calls | None = None,
+        preface: Preface | None = None,
     ) -> TokenConstraints | None:
         """See `token_constraints`; what it gives is for `start`."""
-        return await token_constraints(self._engine, body, output, preface=preface)
+        return await token_constraints(self._engine, body, output, calls=calls, preface=preface)
 
     def start(
         self,

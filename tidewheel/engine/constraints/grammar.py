@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidewheel.engine.constraints.json_schema import failing_part
+from tidewheel.engine.constraints.structural_tag import compose, decode_format, schemas_in
 from tidewheel.engine.constraints.vocabulary import make_vocabulary
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.text import Tokenizer
@@ -29,6 +30,7 @@ _LONGEST_MESSAGE = 600
 # write nothing else.
 _JSON_WHITESPACE = r" |\r?\n[ \t]{0,32}"
 
+_JSON_KINDS = ("json_schema", "choice")
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -38,10 +40,11 @@ class StructuredOutput:
 
     `json_schema`: a JSON schema. `regex`: a regular expression in Rust's syntax, for the whole answer. `choice`: a
     JSON list of strings, of which the answer is one. `grammar`: llguidance's dialect of Lark, or EBNF as llama.cpp and
-    xgrammar have it, told by its `::=`. `param` is the request's field that it comes from.
+    xgrammar have it, told by its `::=`. `structural_tag`: JSON of a structural_tag.Format. `param` is the request's
+    field that it comes from.
     """
 
-    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
     text: str
     param: str = field(default="structured_outputs", compare=False)
 
@@ -122,6 +125,12 @@ class GrammarCompiler:
                 self._vocabulary = make_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
             return self._vocabulary
 
+    def _source(self, output: StructuredOutput) -> str:
+        """llguidance's form of a grammar. Raises ValueError."""
+        if output.kind == "structural_tag":
+            return compose(decode_format(output.text), self._tokenizer.special_ids(), _source)
+        return _source(output.kind, json.loads(output.text) if output.kind in _JSON_KINDS else output.text)
+
     def _compile(self, output: StructuredOutput) -> Grammar:
         try:
             import llguidance
@@ -134,7 +143,7 @@ class GrammarCompiler:
             ) from error
         vocabulary = self._made_vocabulary()
         try:
-            source = _source(output)
+            source = self._source(output)
         except (ValueError, RecursionError) as error:
             raise _cannot(str(error)) from error
         limits = llguidance.LLParserLimits(verbose_errors=False)
@@ -162,18 +171,18 @@ def _cannot(message: str) -> _GrammarError:
     return _GrammarError(f"cannot be compiled: {message}")
 
 
-def _source(output: StructuredOutput) -> str:
-    """llguidance's form of a grammar. Raises ValueError."""
+def _source(kind: str, value: Any) -> str:
+    """The same, for all kinds but structural tags; `value` is the schema, the text, or the list of choices."""
     from llguidance import LLMatcher
 
-    if output.kind == "json_schema":
-        return _json_source(json.loads(output.text))
-    if output.kind == "regex":
-        return LLMatcher.grammar_from_regex(output.text)
-    if output.kind == "choice":
+    if kind == "json_schema":
+        return _json_source(value)
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(value)
+    if kind == "choice":
         # JSON's escapes are Lark's.
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(output.text))))
-    return LLMatcher.grammar_from_lark(_from_ebnf(output.text) if _EBNF_RULE.search(output.text) else output.text)
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
+    return LLMatcher.grammar_from_lark(_from_ebnf(value) if _EBNF_RULE.search(value) else value)
 
 
 def _json_source(schema: Any) -> str:
@@ -199,7 +208,7 @@ def _from_ebnf(text: str) -> str:
 
 def _located(output: StructuredOutput, message: str) -> str:
     """The message, with the place in the schema where it says none."""
-    if output.kind != "json_schema":
+    if output.kind not in ("json_schema", "structural_tag"):
         return message
     from llguidance import LLMatcher
 
@@ -209,5 +218,10 @@ def _located(output: StructuredOutput, message: str) -> str:
         except ValueError as error:
             return str(error)
 
-    pointer = failing_part(json.loads(output.text), error_of)
-    return f"{message} (at {pointer})" if pointer else message
+    whole = json.loads(output.text)
+    schemas = [("", whole)] if output.kind == "json_schema" else schemas_in(whole)
+    for pointer, schema in schemas:
+        if error_of(schema):
+            pointer += failing_part(schema, error_of)
+            return f"{message} (at {pointer})" if pointer else message
+    return message

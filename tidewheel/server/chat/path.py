@@ -34,6 +34,7 @@ from tidewheel.server.chat.tools.choice import (
     demanded_tool,
     demands_calls,
     offered_tools,
+    optional_calls,
 )
 from tidewheel.server.chat.tools.parser import ToolParser
 from tidewheel.server.chat.turns import drop_oldest_turns
@@ -201,7 +202,10 @@ class ChatPath:
         sampling = self._sampling(body)
         prompt, token_ids = await self._encoder.run(raw_size, lambda: self._checked_prompt(body))
         constraints = await self._generations.constraints(
-            body, None if calls is None else json_schema_output(compact(calls), "tools"), preface=self._preface(prompt)
+            body,
+            None if calls is None else json_schema_output(compact(calls), "tools"),
+            calls=optional_calls(body, self._tool_parser),
+            preface=self._preface(prompt),
         )
         generation = self._generations.start(
             id_prefix,

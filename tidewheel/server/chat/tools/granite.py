@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidewheel.server.chat.tools.call_format import CallFormat
 from tidewheel.server.chat.tools.parser import TaggedJsonParser
 
 
@@ -11,3 +12,7 @@ class GraniteParser(TaggedJsonParser):
     opening = ("<|tool_call|>", "<tool_call>")
     closing = "</tool_call>"
     markers = opening
+    call_formats = tuple(
+        CallFormat('{"name": "NAME", "arguments": ', "}", ", ", f"{tag}[", "]")
+        for tag in ("<|tool_call|>", "<tool_call>")
+    )

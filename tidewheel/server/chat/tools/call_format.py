@@ -1,0 +1,70 @@
+"""How formats write calls, for grammars of answers that may be calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tidewheel.engine.constraints.grammar import StructuredOutput
+from tidewheel.engine.constraints.structural_tag import (
+    Alternatives,
+    Concatenation,
+    ConstString,
+    Format,
+    JsonSchema,
+    QwenXmlParameter,
+    Tag,
+    TagsWithSeparator,
+)
+from tidewheel.server.protocol.chat import Tool
+from tidewheel.server.structured_output import compact, json_schema_output
+
+MAX_CALLS = 32
+"""The most calls that a grammar lets an answer have: a weak model would not stop by itself."""
+
+
+class CallFormat(NamedTuple):
+    """One way to write calls: `opening`, calls with `separator` between them, `closing`.
+
+    A call is `before`, in which NAME stands for the function's name, its arguments, and `after`.
+    """
+
+    before: str
+    after: str = ""
+    separator: str = ""
+    opening: str = ""
+    closing: str = ""
+    content: type[JsonSchema | QwenXmlParameter] = JsonSchema
+
+
+class Calls(NamedTuple):
+    """Calls of the tools on offer: a structural tag of what they look like, None where no grammar can tell.
+
+    `arguments` is for errors: what each tool's schema alone demands.
+    """
+
+    format: Format | None
+    arguments: Sequence[StructuredOutput]
+
+
+def calls_of(formats: Sequence[CallFormat], tools: Sequence[Tool], *, parallel: bool) -> Calls:
+    """One or more calls of `tools`, one only unless `parallel`, in one of `formats`."""
+    ways = [_in_format(form, tools, MAX_CALLS if parallel else 1) for form in formats]
+    arguments = [
+        json_schema_output(_parameters(tool), f"tools[{i}].function.parameters") for i, tool in enumerate(tools)
+    ]
+    return Calls(Alternatives(ways) if ways else None, arguments)
+
+
+def _in_format(form: CallFormat, tools: Sequence[Tool], most: int) -> Format:
+    def call(tool: Tool) -> Tag:
+        name = json.dumps(tool.function.name, ensure_ascii=False)[1:-1]
+        return Tag(form.before.replace("NAME", name), form.content(compact(_parameters(tool))), form.after)
+
+    calls = TagsWithSeparator([call(tool) for tool in tools], form.separator, at_least_one=True, at_most=most)
+    return Concatenation([ConstString(form.opening), calls, ConstString(form.closing)])
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    return {"type": "object", **(tool.function.parameters or {})}
