@@ -109,7 +109,7 @@ def _only_one(asked: Sequence[StructuredOutput | None]) -> StructuredOutput | No
 def _from_response_format(response_format: ResponseFormat | None) -> StructuredOutput | None:
     if response_format is None:
         return None
-    wanted = response_format.json_schema
+    tag, wanted = _from_tag(response_format), response_format.json_schema
     if (wanted is None) == (response_format.type == "json_schema"):
         rule = "is required with" if wanted is None else "goes only with"
         raise bad_request(
@@ -124,7 +124,7 @@ def _from_response_format(response_format: ResponseFormat | None) -> StructuredO
         return json_schema_output(wanted.schema, "response_format.json_schema.schema")
     if response_format.type == "json_object":
         return json_schema_output({"type": "object"}, "response_format")
-    return _from_tag(response_format)
+    return tag
 
 
 def _from_tag(wanted: ResponseFormat) -> StructuredOutput | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tidewheel.engine.constraints.grammar import StructuredOutput
+from tidewheel.engine.constraints.json_schema import relocated
 from tidewheel.engine.constraints.structural_tag import (
     Alternatives,
     Concatenation,
@@ -27,14 +27,16 @@ MAX_CALLS = 32
 class CallFormat(NamedTuple):
     """One way to write calls: `opening`, calls with `separator` between them, `closing`.
 
-    A call is `before`, in which NAME stands for the function's name, its arguments, and `after`.
+    A call is `before`, in which NAME stands for the function's name, its arguments, and `after`. With a `key` there is
+    a JSON object in place of the arguments, of the function's name and of the arguments under that key.
     """
 
-    before: str
+    before: str = ""
     after: str = ""
     separator: str = ""
     opening: str = ""
     closing: str = ""
+    key: str | None = None
     content: type[JsonSchema | QwenXmlParameter] = JsonSchema
 
 
@@ -57,10 +59,27 @@ def calls_of(formats: Sequence[CallFormat], tools: Sequence[Tool], *, parallel: 
     return Calls(Alternatives(ways) if ways else None, arguments)
 
 
+def call_schema(name: str, parameters: dict[str, Any], key: str) -> dict[str, Any]:
+    """The schema of a call as a JSON object of a function's name and, under `key`, its arguments."""
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, key: {"$ref": "#/$defs/arguments"}},
+        "required": ["name", key],
+        "additionalProperties": False,
+        "$defs": {"arguments": relocated(parameters, "#/$defs/arguments")},
+    }
+
+
 def _in_format(form: CallFormat, tools: Sequence[Tool], most: int) -> Format:
     def call(tool: Tool) -> Tag:
-        name = json.dumps(tool.function.name, ensure_ascii=False)[1:-1]
-        return Tag(form.before.replace("NAME", name), form.content(compact(_parameters(tool))), form.after)
+        name, schema = tool.function.name, _parameters(tool)
+        if form.key is not None:
+            schema = call_schema(name, schema, form.key)
+        # At a first brace that may begin an answer too, llguidance cannot tell which layout is meant.
+        is_marked = form.opening or form.before
+        return Tag(
+            form.before.replace("NAME", name), form.content(compact(schema) if is_marked else schema), form.after
+        )
 
     calls = TagsWithSeparator([call(tool) for tool in tools], form.separator, at_least_one=True, at_most=most)
     return Concatenation([ConstString(form.opening), calls, ConstString(form.closing)])

@@ -12,7 +12,4 @@ class GraniteParser(TaggedJsonParser):
     opening = ("<|tool_call|>", "<tool_call>")
     closing = "</tool_call>"
     markers = opening
-    call_formats = tuple(
-        CallFormat('{"name": "NAME", "arguments": ', "}", ", ", f"{tag}[", "]")
-        for tag in ("<|tool_call|>", "<tool_call>")
-    )
+    call_formats = tuple(CallFormat(separator=", ", opening=f"{tag}[", closing="]", key="arguments") for tag in opening)

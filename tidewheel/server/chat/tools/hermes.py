@@ -12,4 +12,4 @@ class HermesParser(TaggedJsonParser):
     opening = ("<tool_call>",)
     closing = "</tool_call>"
     markers = ("<tool_call>", "</tool_call>")
-    call_formats = (CallFormat('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n"),)
+    call_formats = (CallFormat("<tool_call>\n", "\n</tool_call>", "\n", key="arguments"),)

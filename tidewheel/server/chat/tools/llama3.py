@@ -13,7 +13,7 @@ class Llama3JsonParser(ToolParser):
     """A call is recognised at the beginning of an answer, and after `<|python_tag|>` anywhere."""
 
     markers = (_TAG,)
-    call_formats = tuple(CallFormat('{"name": "NAME", "parameters": ', "}", "; ", opening) for opening in ("", _TAG))
+    call_formats = tuple(CallFormat(separator="; ", opening=opening, key="parameters") for opening in ("", _TAG))
 
     def _parse(self) -> Steps[None]:
         yield from self._spaces()

@@ -20,8 +20,8 @@ class MistralParser(ToolParser):
 
     markers = (_TAG, _ID_TAG, _ARGUMENTS_TAG)
     call_formats = (
-        CallFormat('{"name": "NAME", "arguments": ', "}", ", ", f"{_TAG}[", "]"),
-        CallFormat('{"name": "NAME", "arguments": ', "}", ", ", f"{_TAG} [", "]"),
+        CallFormat(separator=", ", opening=f"{_TAG}[", closing="]", key="arguments"),
+        CallFormat(separator=", ", opening=f"{_TAG} [", closing="]", key="arguments"),
         CallFormat(f"{_TAG}NAME{_ARGUMENTS_TAG}"),
     )
 

@@ -13,6 +13,6 @@ class Phi4MiniJsonParser(TaggedJsonParser):
     closing = "<|/tool_call|>"
     markers = ("<|tool_call|>", "<|/tool_call|>")
     call_formats = (
-        CallFormat('{"name": "NAME", "arguments": ', "}", ", ", "functools[", "]"),
-        CallFormat('{"name": "NAME", "arguments": ', "}", ", ", "<|tool_call|>[", "]<|/tool_call|>"),
+        CallFormat(separator=", ", opening="functools[", closing="]", key="arguments"),
+        CallFormat(separator=", ", opening="<|tool_call|>[", closing="]<|/tool_call|>", key="arguments"),
     )
