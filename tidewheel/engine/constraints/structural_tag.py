@@ -220,7 +220,9 @@ class _Composer:
         return f"{first} {_any_of(from_text)}* TEXT"
 
     def _parameters(self, schema: dict[str, Any]) -> str:
-        properties, required = schema.get("properties") or {}, schema.get("required") or []
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise ValueError("a schema's properties must be an object, and what is required of them a list")
         parameters = []
         for key, part in properties.items():
             opening = _quoted(f"<parameter={key}>")
@@ -229,7 +231,7 @@ class _Composer:
                 value = self._part("json_schema", part_of(schema, "properties", key))
                 parameter = f'{opening} "\\n"? {value} "\\n"? "</parameter>"'
             elif types == {"string"} and isinstance(part.get("enum"), list):
-                values = _any_of([_quoted(value) for value in part["enum"]])
+                values = _any_of([_quoted(value) for value in part["enum"] if isinstance(value, str)])
                 parameter = f'{opening} "\\n"? {values} "\\n"? "</parameter>"'
             else:
                 parameter = f"{opening} {self._text_to('</parameter>')}"

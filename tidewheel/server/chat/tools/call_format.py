@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidewheel.engine.constraints.grammar import StructuredOutput
@@ -50,12 +50,10 @@ class Calls(NamedTuple):
     arguments: Sequence[StructuredOutput]
 
 
-def calls_of(formats: Sequence[CallFormat], tools: Sequence[Tool], *, parallel: bool) -> Calls:
-    """One or more calls of `tools`, one only unless `parallel`, in one of `formats`."""
-    ways = [_in_format(form, tools, MAX_CALLS if parallel else 1) for form in formats]
-    arguments = [
-        json_schema_output(_parameters(tool), f"tools[{i}].function.parameters") for i, tool in enumerate(tools)
-    ]
+def calls_of(formats: Sequence[CallFormat], tools: Mapping[int, Tool], *, parallel: bool) -> Calls:
+    """One or more calls, one only unless `parallel`, in one of `formats`. `tools` are by their place in the body."""
+    ways = [_in_format(form, [*tools.values()], MAX_CALLS if parallel else 1) for form in formats]
+    arguments = [json_schema_output(_parameters(tool), f"tools[{i}].function.parameters") for i, tool in tools.items()]
     return Calls(Alternatives(ways) if ways else None, arguments)
 
 

@@ -85,7 +85,8 @@ def optional_calls(body: ChatCompletionRequest, parser: type[ToolParser] | None)
     tools = offered_tools(body)
     if parser is None or not tools or demands_calls(body):
         return None
-    return calls_of(parser.call_formats, tools, parallel=body.parallel_tool_calls is not False)
+    placed = {i: tool for i, tool in enumerate(body.tools or ()) if tool in tools}
+    return calls_of(parser.call_formats, placed, parallel=body.parallel_tool_calls is not False)
 
 
 def demanded_calls_parser(body: ChatCompletionRequest) -> ToolParser:
