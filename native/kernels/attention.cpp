@@ -176,11 +176,19 @@ class Piece {
     return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_};
   }
 
-  // Bytes from a block to the one that is wanted a little later: blocks lie anywhere, and only the block table knows
-  // which comes next.
+  // Bytes from a block to the one that is wanted a little later, this task's or the next one's: blocks lie anywhere, and
+  // only the block tables know which comes next.
   ptrdiff_t ahead(int block) const {
-    const int next = std::min(block + kPrefetchBlocks, rows_.position(rows_.count - 1) / kBlockTokens);
-    return (ptrdiff_t{args_.block_table[next]} - args_.block_table[block]) * static_cast<ptrdiff_t>(block_stride_);
+    const NextBlocks& next = args_.next;
+    const int count = rows_.position(rows_.count - 1) / kBlockTokens + 1;
+    const int wanted = block + std::min(count, kPrefetchBlocks), beyond = wanted - count;
+    int there = args_.block_table[std::min(wanted, count - 1)];
+    ptrdiff_t offset = 0;
+    if (beyond >= 0 && next.count) {
+      there = next.block_table[std::min(beyond, next.count - 1)];
+      offset = next.offset;
+    }
+    return (ptrdiff_t{there} - args_.block_table[block]) * static_cast<ptrdiff_t>(block_stride_) + offset;
   }
 
   void gather_scales(int tile, int tokens) {

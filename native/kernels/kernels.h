@@ -126,6 +126,13 @@ struct PrepareArgs {
   int slot;
 };
 
+// Blocks that this worker probably reads next, so that they are fetched as the end of its own comes near.
+struct NextBlocks {
+  const int32_t* block_table = nullptr;
+  int count = 0;         // 0: unknown
+  ptrdiff_t offset = 0;  // bytes from this task's KV head to the one that is read there
+};
+
 // All query heads of one KV head for a few consecutive tokens of one sequence.
 struct AttentionArgs {
   Heads heads;
@@ -144,6 +151,7 @@ struct AttentionArgs {
   void* scratch;            // attention_scratch_bytes
   float* out;               // [tokens, out_stride], heads * head_dim used
   size_t out_stride;
+  NextBlocks next = {};
 
   // The pieces that these tokens see.
   int piece_begin() const { return window && first_position >= window ? (first_position + 1 - window) / kAttentionPiece : 0; }

@@ -262,11 +262,19 @@ void Executor::attend_to_cache(Worker& worker, const Step& step, int index) {
             scratch_.data() + worker.index() * scratch_stride_, out + task.token_begin * qkv_stride_, qkv_stride_};
   };
   const auto units = attention_plan_.units();
-  worker.share(static_cast<int64_t>(units.size()) * kv_heads, 1, [&](int64_t i, int64_t) {
+  const int64_t count = static_cast<int64_t>(units.size()) * kv_heads;
+  const ptrdiff_t head_bytes = static_cast<ptrdiff_t>(heads.head_bytes(cache_type_));
+  worker.share(count, 1, [&](int64_t i, int64_t) {
     const AttentionPlan::Unit& unit_of_work = units[i / kv_heads];
     const AttentionTask& task = attention_plan_.task(unit_of_work.task);
     const int kv_head = static_cast<int>(i % kv_heads);
-    const AttentionArgs args = arguments(task, kv_head);
+    AttentionArgs args = arguments(task, kv_head);
+    // Workers take turns, more or less.
+    if (const int64_t next = i + worker.count(); next < count) {
+      const AttentionTask& task_then = attention_plan_.task(units[next / kv_heads].task);
+      args.next = {step.block_tables + task_then.sequence * step.block_table_stride,
+                   (task_then.context + kBlockTokens - 1) / kBlockTokens, (next % kv_heads - kv_head) * head_bytes};
+    }
     const int piece = unit_of_work.piece - args.piece_begin();
     if (task.alone) prepare(step, index, task, task.token_begin, kv_head, kv_head + 1);
     if (!task.split()) {

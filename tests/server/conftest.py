@@ -68,8 +68,9 @@ def start_server() -> Iterator[StartServer]:
         **options: Any,
     ) -> RunningServer:
         scripted = engine if isinstance(engine, Engine) else ScriptedEngine(**engine or {})
-        app = build_app(scripted, AppOptions(**options), encoders)
-        protocol = connection_class(ConnectionLimits(**connections or {}))
+        app_options = AppOptions(**options)
+        app = build_app(scripted, app_options, encoders)
+        protocol = connection_class(ConnectionLimits(**connections or {}), direct_write=not app_options.middleware)
         config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, ws="none", log_config=None, lifespan="on")
         server = uvicorn.Server(config)
         listener = config.bind_socket()

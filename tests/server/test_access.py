@@ -126,7 +126,7 @@ def test_behind_a_proxy_that_leaves_its_prefix_or_takes_it(start_server: StartSe
 
 
 class Marking:
-    """An ASGI middleware that adds a header, and answers /mine itself."""
+    """An ASGI middleware that adds a header, and writes text larger."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -135,6 +135,8 @@ class Marking:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], (b"x-marked", b"class")]
+            elif message["type"] == "http.response.body":
+                message["body"] = message["body"].replace(b'"text":"o', b'"text":"O')
             await send(message)
 
         await self.app(scope, receive, marked)
@@ -161,9 +163,11 @@ def test_middleware_of_ones_own(start_server: StartServer) -> None:
     assert broken.status_code == 500
     assert broken.json()["error"]["code"] == "internal_error"
     assert broken.headers["x-request-id"] == "mine"
-    streamed = marked.post(COMPLETIONS, {"prompt": "SAY(hi)YAS", "stream": True})
+    streamed = marked.post(COMPLETIONS, {"prompt": f"SAY({'o' * 500})YAS", "max_tokens": 500, "stream": True})
     assert streamed.headers["x-marked"] == "class"
     assert streamed.text.endswith("data: [DONE]\n\n")
+    assert streamed.text.count('"text":"O') > 1  # every frame goes through it
+    assert '"text":"o' not in streamed.text
     connection = post_raw(marked, {"prompt": "LOOP(", "max_tokens": 8000, "stream": True})
     assert connection.recv(12) == b"HTTP/1.1 200"
     connection.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,20 @@ class OneTokenStream:
         if not self._ready:
             self._ready.extend(_split(await self._stream.__anext__()))
         return self._ready.popleft()
+
+    async def forward(self, sink: Callable[[RequestOutput], bool]) -> None:
+        def give() -> bool:
+            while self._ready:
+                if not sink(self._ready.popleft()):
+                    return False
+            return True
+
+        def split(output: RequestOutput) -> bool:
+            self._ready.extend(_split(output))
+            return give()
+
+        if give():
+            await self._stream.forward(split)
 
     def abort(self) -> None:
         self._stream.abort()

@@ -123,7 +123,8 @@ class Choice:
 class RequestStream:
     """An async iterator of RequestOutput, for one reader. What is not read at once is merged, never lost.
 
-    A reader that waits is handed the output itself, with no task or coroutine in between: most tokens go this way.
+    A reader that waits is handed the output itself, with no task or coroutine in between, and one that calls `forward`
+    gets it as a function's argument: most tokens go that way.
     """
 
     def __init__(self, choices: list[Choice], on_abort: Callable[[list[Choice]], None]) -> None:
@@ -131,6 +132,8 @@ class RequestStream:
         self._on_abort = on_abort
         self._ready: deque[Choice] = deque()
         self._reader: asyncio.Future[RequestOutput] | None = None
+        self._sink: Callable[[RequestOutput], bool] | None = None
+        self._forwarded: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -138,14 +141,25 @@ class RequestStream:
     def __anext__(self) -> asyncio.Future[RequestOutput]:
         future: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
         if self._ready:
-            choice = self._ready.popleft()
-            choice.is_queued = False
-            future.set_result(choice.take())
-        elif all(choice.finished for choice in self.choices):
+            future.set_result(self._take_first())
+        elif self._is_over():
             future.set_exception(StopAsyncIteration())
         else:
             self._reader = future
         return future
+
+    async def forward(self, sink: Callable[[RequestOutput], bool]) -> None:
+        """Hand outputs to `sink` as they come, until it returns False or they end. Raises what `sink` raises."""
+        while self._ready:
+            if not sink(self._take_first()):
+                return
+        if self._is_over():
+            return
+        self._sink, self._forwarded = sink, asyncio.get_running_loop().create_future()
+        try:
+            await self._forwarded
+        finally:
+            self._sink = None
 
     def abort(self) -> None:
         """End all unfinished choices; each gives one last output that says so."""
@@ -163,9 +177,35 @@ class RequestStream:
 
     def notify(self, choice: Choice) -> None:
         """Say that `choice` has something to take."""
+        if self._sink is not None:
+            self._feed(self._sink, choice)
+            return
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():  # it is done if its task was cancelled
             reader.set_result(choice.take())
         elif not choice.is_queued:
             choice.is_queued = True
             self._ready.append(choice)
+
+    def _feed(self, sink: Callable[[RequestOutput], bool], choice: Choice) -> None:
+        future = self._forwarded
+        assert future is not None
+        try:
+            goes_on = sink(choice.take())
+        except Exception as failure:  # the reader's, who is to hear of it
+            self._sink = None
+            if not future.done():
+                future.set_exception(failure)
+            return
+        if not goes_on or (choice.finished and self._is_over()):
+            self._sink = None
+            if not future.done():
+                future.set_result(None)
+
+    def _take_first(self) -> RequestOutput:
+        choice = self._ready.popleft()
+        choice.is_queued = False
+        return choice.take()
+
+    def _is_over(self) -> bool:
+        return all(choice.finished for choice in self.choices)

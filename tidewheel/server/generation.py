@@ -77,6 +77,15 @@ class Generation:
         if self.client_gone:
             raise ClientGone
 
+    async def forward(self, sink: Callable[[int, RequestOutput], bool]) -> None:
+        """Hands the outputs of a single prompt to `sink` as they come, with no task in between.
+
+        Returns when `sink` returns False, or at the end; at once for several prompts, whose outputs are merged. Raises
+        what `outputs` raises.
+        """
+        if len(self._streams) == 1:
+            await self._streams[0].forward(lambda output: sink(self._account(0, output), output))
+
     def abort(self) -> None:
         """Ends the generation because its client has gone."""
         self.client_gone = True

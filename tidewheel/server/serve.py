@@ -50,7 +50,7 @@ def build_server(
     config = uvicorn.Config(
         build_app(engine, app_options, encoder_engine),
         loop="uvloop",
-        http=connection_class(limits),
+        http=connection_class(limits, direct_write=not app_options.middleware),
         ws="none",
         lifespan="on",
         interface="asgi3",

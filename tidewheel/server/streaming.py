@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tidewheel.engine.request import RequestOutput
+from tidewheel.server.connections import DIRECT_WRITE
 from tidewheel.server.errors import ApiError, ClientGone, as_api_error
 from tidewheel.server.generation import Generation
 
@@ -36,6 +37,14 @@ encode_json = msgspec.json.Encoder().encode
 def event(payload: msgspec.Struct) -> bytes:
     """One frame."""
     return b"data: " + encode_json(payload) + b"\n\n"
+
+
+def around_text(payload: msgspec.Struct, field: str) -> tuple[bytes, bytes]:
+    """What comes before and after the JSON of a text in the frame of `payload`, whose `field` is the empty text."""
+    marker = b'"%b":""' % field.encode()
+    before, found, after = event(payload).partition(marker)
+    assert found, f"{field} is not empty"
+    return before + marker[:-2], after
 
 
 def named_event(payload: msgspec.Struct) -> bytes:
@@ -59,12 +68,68 @@ class StreamEnd:
 OPENAI_END = StreamEnd(DONE, lambda error: b"data: " + error.body() + b"\n\n" + DONE)
 
 
-class Abortable(Protocol):
+class FrameSource(Protocol):
     """What a stream reads from: it is aborted if the client hangs up, and closed in any case."""
+
+    def frames(self) -> AsyncIterator[bytes]:
+        """All frames, or those that nobody has got by `forward`."""
+        ...
+
+    async def forward(self, write: Callable[[bytes], bool]) -> None:
+        """Writes frames as they are made until `write` returns False or there are none to come; or returns at once."""
+        ...
 
     def abort(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class AnswerFrames:
+    """The frames of a generation: `begin`'s, if any, `frame`'s for each choice's output, and `end`'s.
+
+    Each may be empty. They are called in this order, as the frames are wanted.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        frame: Callable[[int, RequestOutput], bytes],
+        *,
+        begin: Callable[[], bytes] = bytes,
+        end: Callable[[], bytes] = bytes,
+    ) -> None:
+        self._generation = generation
+        self._frame = frame
+        self._begin = begin
+        self._end = end
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """See FrameSource."""
+        if first := self._begin():
+            yield first
+        async for choice, output in self._generation.outputs():
+            if frame := self._frame(choice, output):
+                yield frame
+        if last := self._end():
+            yield last
+
+    async def forward(self, write: Callable[[bytes], bool]) -> None:
+        """See FrameSource."""
+        make = self._frame
+
+        def sink(choice: int, output: RequestOutput) -> bool:
+            frame = make(choice, output)
+            return not frame or write(frame)
+
+        await self._generation.forward(sink)
+
+    def abort(self) -> None:
+        """The client has hung up."""
+        self._generation.abort()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        self._generation.close()
 
 
 @contextmanager
@@ -99,29 +164,34 @@ async def collect(receive: Receive, generation: Generation) -> list[list[Request
 
 
 class EventStream(Response):
-    """Streams frames that are made from `source`.
+    """Streams the frames of `source`.
 
     The response starts with the first frame, so a request that fails before it is answered with an error's status. A
     later failure ends the stream with an error event, which clients raise. Closes the source.
+
+    Where the connection lets it (see `connections.DIRECT_WRITE`), frames after the first go straight to the socket as
+    the engine gives them; the task sleeps until the reader falls behind or the stream ends.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncIterator[bytes], source: Abortable, end: StreamEnd = OPENAI_END) -> None:
+    def __init__(self, source: FrameSource, end: StreamEnd = OPENAI_END) -> None:
         super().__init__()
-        self._frames = frames
         self._source = source
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
+        write: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(DIRECT_WRITE, {}).get("write")
         with client_watch(receive, self._source.abort):
             try:
-                async for frame in self._frames:
+                async for frame in self._source.frames():
                     if not started:
                         started = True
                         await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _HEADERS})
                     await send({"type": "http.response.body", "body": frame, "more_body": True})
+                    if write is not None:
+                        await self._source.forward(write)
                 tail = self._end.done
             except ClientGone:
                 tail = b""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from functools import partial
 from itertools import chain
 
 from msgspec import UNSET
@@ -33,7 +33,7 @@ from tidewheel.server.protocol.chat import (
     ToolCallDelta,
 )
 from tidewheel.server.protocol.decode import BodyDecoder
-from tidewheel.server.streaming import EventStream, encode_json, event
+from tidewheel.server.streaming import AnswerFrames, EventStream, around_text, encode_json, event
 
 
 class ChatEndpoint:
@@ -63,7 +63,8 @@ class ChatEndpoint:
         body = self._decode(raw)
         run = await self._path.start(body, len(raw), timer, request.state.request_id)
         if body.stream:
-            return EventStream(self._frames(run, body), run.generation)
+            frames = _Frames(run, body, self._formatter, self._fingerprint)
+            return EventStream(AnswerFrames(run.generation, frames.frame, end=frames.end))
         answers = await run.whole(request.receive)
         completion = ChatCompletion(
             id=run.id,
@@ -92,53 +93,73 @@ class ChatEndpoint:
             message.tool_calls = [
                 ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in turn.calls
             ]
-        shapes = [shape.content for output in answer.outputs if (shape := self._logprobs(output, body)) is not None]
+        as_ids = bool(body.return_tokens_as_token_ids)
+        logprobs_of = partial(self._formatter.chat, as_token_ids=as_ids)
+        shapes = [shape.content for shape in map(logprobs_of, answer.outputs) if shape is not None]
         logprobs = ChatLogprobs(list(chain.from_iterable(shapes))) if shapes else None
         choice = ChatChoice(answer.index, message, logprobs, answer.finish_reason, answer.stop_reason)
         if body.return_token_ids:
             choice.token_ids = [token for output in answer.outputs for token in output.token_ids]
         return choice
 
-    async def _frames(self, run: ChatRun, body: ChatCompletionRequest) -> AsyncIterator[bytes]:
-        include_usage, continuous_usage, return_ids = body.include_usage, body.continuous_usage, body.return_token_ids
-        chunk = ChatChunk(
-            id=run.id, created=run.created, model=run.model, system_fingerprint=self._fingerprint, choices=[]
-        )
-        if include_usage:
-            chunk.usage = None
-        if return_ids:
-            chunk.prompt_token_ids = run.prompt_token_ids
-        # Most frames of a choice differ in their text alone. Until a choice has opened its turn it has no entry.
-        around_text: dict[int, tuple[bytes, bytes] | None] = {}
-        async for delta in run.deltas():
-            index, pieces = delta.index, delta.pieces
-            around = around_text.get(index)
-            if around and len(pieces) == 1 and delta.finish_reason is None and delta.output.logprobs is None:
-                piece = pieces[0]
-                if isinstance(piece, str):
-                    yield around[0] + encode_json(piece) + around[1]
-                    continue
-            choices = self._chunk_choices(delta, body)
-            if index not in around_text:
-                around_text[index] = None if continuous_usage or return_ids else _around_text(chunk, index)
-                choices.insert(0, ChunkChoice(index, Delta(role="assistant", content="")))
-            if continuous_usage:
-                chunk.usage = run.usage()
-            frame = b""
-            for choice in choices:
-                chunk.choices = [choice]
-                frame += event(chunk)
-                chunk.prompt_token_ids = UNSET
-            if frame:
-                yield frame
-        if include_usage:
-            chunk.choices = []
-            chunk.usage = run.usage()
-            yield event(chunk)
 
-    def _chunk_choices(self, delta: ChoiceDelta, body: ChatCompletionRequest) -> list[ChunkChoice]:
-        logprobs = self._logprobs(delta.output, body)
-        token_ids = list(delta.output.token_ids) if body.return_token_ids else UNSET
+class _Frames:
+    """The frames of a streamed answer."""
+
+    def __init__(
+        self, run: ChatRun, body: ChatCompletionRequest, formatter: LogprobsFormatter, fingerprint: str
+    ) -> None:
+        self._run = run
+        self._formatter = formatter
+        self._as_token_ids = bool(body.return_tokens_as_token_ids)
+        self._include_usage, self._continuous_usage = body.include_usage, body.continuous_usage
+        self._return_ids = bool(body.return_token_ids)
+        self._chunk = ChatChunk(
+            id=run.id, created=run.created, model=run.model, system_fingerprint=fingerprint, choices=[]
+        )
+        if self._include_usage:
+            self._chunk.usage = None
+        if self._return_ids:
+            self._chunk.prompt_token_ids = run.prompt_token_ids
+        # Most frames of a choice differ in their text alone. Until a choice has opened its turn it has no entry.
+        self._around_text: dict[int, tuple[bytes, bytes] | None] = {}
+
+    def frame(self, index: int, output: RequestOutput) -> bytes:
+        delta = self._run.delta(index, output)
+        pieces = delta.pieces
+        around = self._around_text.get(index)
+        if around and len(pieces) == 1 and delta.finish_reason is None and output.logprobs is None:
+            piece = pieces[0]
+            if isinstance(piece, str):
+                return around[0] + encode_json(piece) + around[1]
+        choices, chunk = self._choices(delta), self._chunk
+        if index not in self._around_text:
+            opening = ChunkChoice(index, Delta(role="assistant", content=""))
+            choices.insert(0, opening)
+            if self._continuous_usage or self._return_ids:
+                self._around_text[index] = None
+            else:
+                chunk.choices = [ChunkChoice(index, Delta(content=""))]
+                self._around_text[index] = around_text(chunk, "content")
+        if self._continuous_usage:
+            chunk.usage = self._run.usage()
+        frames = b""
+        for choice in choices:
+            chunk.choices = [choice]
+            frames += event(chunk)
+            chunk.prompt_token_ids = UNSET
+        return frames
+
+    def end(self) -> bytes:
+        if not self._include_usage:
+            return b""
+        self._chunk.choices = []
+        self._chunk.usage = self._run.usage()
+        return event(self._chunk)
+
+    def _choices(self, delta: ChoiceDelta) -> list[ChunkChoice]:
+        logprobs = self._formatter.chat(delta.output, as_token_ids=self._as_token_ids)
+        token_ids = list(delta.output.token_ids) if self._return_ids else UNSET
         choices = [ChunkChoice(delta.index, _delta(piece)) for piece in delta.pieces]
         if not choices and (logprobs is not None or delta.finish_reason is not None or token_ids):
             choices = [ChunkChoice(delta.index, Delta(content=""))]
@@ -148,16 +169,6 @@ class ChatEndpoint:
             choices[-1].stop_reason = delta.output.stop_reason
             choices[-1].token_ids = token_ids
         return choices
-
-    def _logprobs(self, output: RequestOutput, body: ChatCompletionRequest) -> ChatLogprobs | None:
-        return self._formatter.chat(output, as_token_ids=bool(body.return_tokens_as_token_ids))
-
-
-def _around_text(chunk: ChatChunk, index: int) -> tuple[bytes, bytes]:
-    """What comes before and after the text, as JSON, in the frame of a delta that is text and nothing else."""
-    chunk.choices = [ChunkChoice(index, Delta(content=""))]
-    before, _, after = event(chunk).partition(b'"content":""')
-    return before + b'"content":', after
 
 
 def _delta(piece: Piece) -> Delta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -23,7 +23,7 @@ from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder
 from tidewheel.server.protocol.sampling import sampling_params
-from tidewheel.server.streaming import EventStream, collect, event
+from tidewheel.server.streaming import AnswerFrames, EventStream, around_text, collect, encode_json, event
 
 
 class CompletionsEndpoint:
@@ -84,7 +84,8 @@ class CompletionsEndpoint:
         )
         writer = _ChoiceWriter(body, prompts, self._formatter, sampling.n)
         if body.stream:
-            return EventStream(_frames(generation, answer, writer, body), generation)
+            frames = _Frames(generation, answer, writer, body)
+            return EventStream(AnswerFrames(generation, frames.frame, end=frames.end))
         outputs = await collect(request.receive, generation)
         if sampling.prompt_logprobs is None:
             answer.choices = writer.whole(outputs)
@@ -193,21 +194,40 @@ def _mean_logprob(outputs: Sequence[RequestOutput]) -> float:
     return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
-async def _frames(
-    generation: Generation, answer: Completion, writer: _ChoiceWriter, body: CompletionRequest
-) -> AsyncIterator[bytes]:
-    include_usage, continuous_usage = body.include_usage, body.continuous_usage
-    if include_usage:
-        answer.usage = None
-    async for index, output in generation.outputs():
-        choice = writer.piece(index, output)
+class _Frames:
+    """The frames of a streamed answer, of which `answer` becomes one after the other."""
+
+    def __init__(
+        self, generation: Generation, answer: Completion, writer: _ChoiceWriter, body: CompletionRequest
+    ) -> None:
+        self._generation = generation
+        self._answer = answer
+        self._writer = writer
+        self._include_usage, self._continuous_usage = body.include_usage, body.continuous_usage
+        if self._include_usage:
+            answer.usage = None
+        self._is_plain = not (self._continuous_usage or body.return_token_ids or body.logprobs is not None)
+        # Most frames of a choice differ in their text alone. Until a choice has begun it has no entry.
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}
+
+    def frame(self, index: int, output: RequestOutput) -> bytes:
+        around, answer = self._around_text.get(index), self._answer
+        if around is not None and output.finish_reason is None:
+            return around[0] + encode_json(output.text) + around[1] if output.text else b""
+        choice = self._writer.piece(index, output)
         if choice is None:
-            continue
+            return b""
+        if self._is_plain and around is None:
+            answer.choices = [CompletionChoice(index, "", None, None, None)]
+            self._around_text[index] = around_text(answer, "text")
         answer.choices = [choice]
-        if continuous_usage:
-            answer.usage = generation.usage()
-        yield event(answer)
-    if include_usage:
-        answer.choices = []
-        answer.usage = generation.usage()
-        yield event(answer)
+        if self._continuous_usage:
+            answer.usage = self._generation.usage()
+        return event(answer)
+
+    def end(self) -> bytes:
+        if not self._include_usage:
+            return b""
+        self._answer.choices = []
+        self._answer.usage = self._generation.usage()
+        return event(self._answer)

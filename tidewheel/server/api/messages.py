@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,7 +18,7 @@ from tidewheel.server.protocol.decode import BodyDecoder
 from tidewheel.server.protocol.errors import AnthropicErrorResponse
 from tidewheel.server.protocol.message_answers import MessageEvent, OutputMessage, TokenCount
 from tidewheel.server.protocol.messages import CountTokensRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
-from tidewheel.server.streaming import EventStream, StreamEnd, named_events
+from tidewheel.server.streaming import AnswerFrames, EventStream, StreamEnd, named_events
 
 
 class MessagesEndpoints:
@@ -60,7 +58,7 @@ class MessagesEndpoints:
         if body.stream:
             request_id = request.state.request_id
             end = StreamEnd(b"", lambda error: _error_event(error, request_id))
-            return EventStream(_frames(run, builder), run.generation, end)
+            return EventStream(_frames(run, builder), end)
         await run.feed(request.receive, builder.push)
         for _ in builder.finish():
             pass
@@ -80,11 +78,12 @@ class MessagesEndpoints:
             return json_response(TokenCount(await self._path.count_tokens(chat, len(raw))))
 
 
-async def _frames(run: ChatRun, builder: MessageBuilder) -> AsyncIterator[bytes]:
-    async for delta in run.deltas():
-        if frames := named_events(builder.push(delta)):
-            yield frames
-    yield named_events(builder.finish())
+def _frames(run: ChatRun, builder: MessageBuilder) -> AnswerFrames:
+    return AnswerFrames(
+        run.generation,
+        lambda index, output: named_events(builder.push(run.delta(index, output))),
+        end=lambda: named_events(builder.finish()),
+    )
 
 
 def _error_event(error: ApiError, request_id: str) -> bytes:

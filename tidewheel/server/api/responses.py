@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from tidewheel.server.responses.assembly import ResponseBuilder, new_item_id
 from tidewheel.server.responses.background import BackgroundRun
 from tidewheel.server.responses.store import NOT_KEPT, ResponseStore, StoredResponse
 from tidewheel.server.responses.translation import chat_request, prepare_body
-from tidewheel.server.streaming import EventStream, StreamEnd, named_events
+from tidewheel.server.streaming import AnswerFrames, EventStream, StreamEnd, named_events
 
 
 class _Ask(NamedTuple):
@@ -95,7 +95,7 @@ class ResponsesEndpoints:
         if body.background and stored is not None:
             return self._in_background(run, builder, stored, is_streamed=bool(body.stream))
         if body.stream:
-            return EventStream(self._frames(run, builder, stored), run.generation, StreamEnd(b"", _failed(builder)))
+            return EventStream(self._frames(run, builder, stored), StreamEnd(b"", _failed(builder)))
         await run.feed(request.receive, builder.push)
         for _ in builder.finish(run.usage()):
             pass
@@ -114,16 +114,18 @@ class ResponsesEndpoints:
             raise
         return stored.run.stream() if is_streamed else json_response(builder.response)
 
-    async def _frames(
-        self, run: ChatRun, builder: ResponseBuilder, stored: StoredResponse | None
-    ) -> AsyncIterator[bytes]:
-        yield named_events(builder.begin())
-        async for delta in run.deltas():
-            if frames := named_events(builder.push(delta)):
-                yield frames
-        end = named_events(builder.finish(run.usage()))
-        self._keep(stored)
-        yield end
+    def _frames(self, run: ChatRun, builder: ResponseBuilder, stored: StoredResponse | None) -> AnswerFrames:
+        def end() -> bytes:
+            frames = named_events(builder.finish(run.usage()))
+            self._keep(stored)
+            return frames
+
+        return AnswerFrames(
+            run.generation,
+            lambda index, output: named_events(builder.push(run.delta(index, output))),
+            begin=lambda: named_events(builder.begin()),
+            end=end,
+        )
 
     @operation("Count a conversation's tokens", ResponsesRequest, InputTokens, example={"input": "Who are you?"})
     async def _count_tokens(self, request: Request) -> HttpResponse:

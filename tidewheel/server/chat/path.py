@@ -73,11 +73,11 @@ class ChoiceAnswer(msgspec.Struct):
 
 
 class ChatRun:
-    """One conversation being answered. Read one of `deltas`, `whole` and `feed`, once.
+    """One conversation being answered. Read one of `deltas`, `whole` and `feed`, or the generation, once.
 
     `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970,
     `prompt_token_ids` are the rendered prompt.
-    `generation` is for EventStream, which aborts and closes it; who streams by other means calls `close` in the end.
+    `generation` is for AnswerFrames, which close it; who streams by other means calls `close` in the end.
     """
 
     def __init__(
@@ -104,9 +104,12 @@ class ChatRun:
         Raises ApiError if a choice fails or the server stops, and ClientGone if the client hangs up.
         """
         async for index, output in self.generation.outputs():
-            answer = self._answers[index]
-            pieces = answer.push(output)
-            yield ChoiceDelta(index, pieces, output, answer.finish_reason)
+            yield self.delta(index, output)
+
+    def delta(self, index: int, output: RequestOutput) -> ChoiceDelta:
+        """What the next output of a choice adds to it, for who reads the generation itself."""
+        answer = self._answers[index]
+        return ChoiceDelta(index, answer.push(output), output, answer.finish_reason)
 
     async def whole(self, receive: Receive) -> list[ChoiceAnswer]:
         """All choices, complete. Watches `receive` for the client's leaving, and closes the run.

@@ -56,6 +56,9 @@ class EventLogReader:
     def close(self) -> None:
         """There is nothing to give back."""
 
+    async def forward(self, write: Callable[[bytes], bool]) -> None:
+        """There are only `frames`."""
+
     async def frames(self) -> AsyncIterator[bytes]:
         """All frames, as they come. Raises ClientGone after `abort`."""
         while True:
@@ -88,8 +91,7 @@ class BackgroundRun:
     def stream(self, start: int = 0) -> EventStream:
         """The events from number `start` on, for a run that is streamed."""
         assert self.log is not None, "only streamed runs keep their events"
-        reader = EventLogReader(self.log, start)
-        return EventStream(reader.frames(), reader, StreamEnd(b"", lambda error: b""))
+        return EventStream(EventLogReader(self.log, start), StreamEnd(b"", lambda error: b""))
 
     async def cancel(self) -> None:
         """Ends the run. A response that has ended already stays as it is."""
