@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from engine.tiny_tokenizers import tiny
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.batch_builder import BatchBuilder
 from tidewheel.engine.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
-from tidewheel.engine.constraints.masks import MaskWriter, mask_words
+from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
-from tidewheel.engine.request import SamplingParams
+from tidewheel.engine.request import FinishReason, SamplingParams
 from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence as EngineSequence
 from tidewheel.engine.step import Finished, Step
@@ -152,9 +155,8 @@ class Driver:
     def _constraint(self, job: Job) -> SequenceConstraint | None:
         if job.constraints is None:
             return None
-        words = mask_words(self.vocab_size)
         return SequenceConstraint(
-            job.constraints, job.sampling, tiny("byte-level"), eos_ids=self.eos_ids, mask_words=words
+            job.constraints, job.sampling, tiny("byte-level"), eos_ids=self.eos_ids, vocab_size=self.vocab_size
         )
 
     @staticmethod
@@ -205,3 +207,53 @@ def random_clock(seed: int) -> Callable[[Step], float]:
     """Step times that lead the cost model to all kinds of chunk sizes."""
     rng = random.Random(seed)
     return lambda step: rng.choice([0.1, 1.0, 5.0, 9.0, 11.0, 40.0, 1000.0])
+
+
+def check_any_company(
+    tested: Executor,
+    reference: Executor,
+    jobs: st.SearchStrategy[Job],
+    *,
+    max_length: int,
+    eos_ids: frozenset[int],
+    num_blocks: st.SearchStrategy[int],
+    num_batched_tokens: st.SearchStrategy[int],
+    max_examples: int,
+) -> None:
+    """The property that whatever runs beside a request, it gets the bits that it gets alone on `reference`.
+
+    Requests arrive and are aborted at random times, in pools that are far too small and steps of any size.
+    """
+    moment = st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0, 20), max_size=1))
+
+    @settings(max_examples=max_examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(
+        st.lists(moment, min_size=1, max_size=5),
+        num_blocks,
+        st.integers(1, 8),
+        num_batched_tokens,
+        st.integers(0, 99),
+    )
+    def property_holds(
+        moments: list[tuple[list[Job], list[int]]], num_blocks: int, num_seqs: int, num_tokens: int, seed: int
+    ) -> None:
+        limits = dataclasses.replace(
+            tested.limits, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
+        )
+        driver = Driver(tested, max_length, eos_ids, clock=random_clock(seed), limits=limits)
+        owners: dict[int, tuple[Job, int]] = {}
+        for arriving, aborted in moments:
+            for job in arriving:
+                owners |= {key: (job, index) for index, key in enumerate(driver.add(job))}
+            for number in aborted:
+                driver.abort(number)
+            driver.step()
+        driver.run()
+        for key, (job, index) in owners.items():
+            sampled, scored = alone(reference, max_length, job, index, eos_ids)
+            if driver.finished[key].reason is FinishReason.ABORT:
+                sampled, scored = sampled[: len(driver.sampled[key])], scored[: len(driver.scored[key])]
+            assert driver.sampled[key] == sampled
+            assert driver.scored[key] == scored
+
+    property_holds()

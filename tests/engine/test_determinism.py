@@ -6,7 +6,6 @@ must sample what it samples alone, on one thread, in a roomy pool, with its prom
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 from collections.abc import Iterator
@@ -14,15 +13,14 @@ from typing import Any, NamedTuple
 
 import models_zoo
 import pytest
-from engine.driving import Driver, Job, alone, random_clock
+from engine.driving import Job, check_any_company
 from harness import device_ids, make_device
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.devices.base import DType, Executor, ExecutorOptions, KvCacheDType
 from tidewheel.engine.models import describe
 from tidewheel.engine.quantization import Quantization
-from tidewheel.engine.request import FinishReason, SamplingParams
+from tidewheel.engine.request import SamplingParams
 from tidewheel.engine.weights import open_weights, read_config
 
 pytest.importorskip("transformers")
@@ -119,42 +117,15 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(prompt, sampling, draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from([0, 0, 1])))
 
 
-moments = st.lists(
-    st.tuples(st.lists(jobs(), max_size=2), st.lists(st.integers(0, 20), max_size=1)), min_size=1, max_size=5
-)
-
-
 @pytest.mark.parametrize("subject", list(subjects()), ids=str)
 def test_any_company_gives_the_same_bits(subject: Subject) -> None:
-    tested, reference = executor(subject), executor(subject._replace(threads=1, groups=1))
-
-    @settings(
+    check_any_company(
+        executor(subject),
+        executor(subject._replace(threads=1, groups=1)),
+        jobs(),
+        max_length=MAX_LENGTH,
+        eos_ids=EOS,
+        num_blocks=st.integers(4, 12),
+        num_batched_tokens=st.sampled_from([8, 13, 50, 128]),
         max_examples=4 if subject.device == "torch" else 20,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
     )
-    @given(moments, st.integers(4, 12), st.integers(1, 8), st.sampled_from([8, 13, 50, 128]), st.integers(0, 99))
-    def property_holds(
-        arrivals: list[tuple[list[Job], list[int]]], num_blocks: int, num_seqs: int, num_tokens: int, seed: int
-    ) -> None:
-        limits = dataclasses.replace(
-            tested.limits, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
-        )
-        driver = Driver(tested, MAX_LENGTH, EOS, clock=random_clock(seed), limits=limits)
-        owners: dict[int, tuple[Job, int]] = {}
-        for arriving, aborted in arrivals:
-            for job in arriving:
-                owners |= {key: (job, index) for index, key in enumerate(driver.add(job))}
-            for number in aborted:
-                driver.abort(number)
-            driver.step()
-        driver.run()
-        for key, (job, index) in owners.items():
-            sampled, scored = alone(reference, MAX_LENGTH, job, index, EOS)
-            if driver.finished[key].reason is FinishReason.ABORT:
-                sampled, scored = sampled[: len(driver.sampled[key])], scored[: len(driver.scored[key])]
-            assert driver.sampled[key] == sampled
-            assert driver.scored[key] == scored
-
-    property_holds()

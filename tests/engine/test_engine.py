@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.constraints.constraint import TokenConstraints
+from tidewheel.engine.constraints.grammar import GrammarCompiler
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
@@ -411,6 +412,25 @@ def test_stop_ends_every_stream_and_may_be_called_twice() -> None:
         return await reader
 
     assert run(make(Reciter([2], pause_s=0.01)), scenario)[-1].finish_reason is FinishReason.ABORT
+
+
+def test_warming_up_waits_until_nobody_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[str]()
+    monkeypatch.setattr(GrammarCompiler, "warm_up", lambda self: begun.append("warm"))
+
+    async def scenario(engine: Engine) -> None:
+        stream = engine.submit(request())
+        await anext(stream)
+        engine.warm_up()
+        assert begun == []
+        await stream.aclose()
+        engine.warm_up()
+        assert begun == ["warm"]
+        await engine.stop()
+        engine.warm_up()
+        assert begun == ["warm"]
+
+    run(make(Reciter([2], pause_s=0.01)), scenario)
 
 
 def test_an_engine_that_was_never_started_refuses_and_stops() -> None:

@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from server.conftest import TIDEWHEEL, ServerProcess, is_healthy
+from server.conftest import TIDEWHEEL, ServerProcess, StartProcess, is_healthy
 
 from tidewheel.server.start import DEMO_MODEL
 
@@ -74,6 +75,16 @@ def test_serving_on_the_cpu_imports_neither_torch_nor_transformers(
     loaded = {name.partition(".")[0] for name in modules.read_text().split()}
     assert "tidewheel" in loaded
     assert not loaded & {"torch", "transformers", "huggingface_hub", "jax", "onnxruntime", "pydantic"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not say what a process has loaded")
+def test_an_idle_server_prepares_for_structured_output(start_process: StartProcess) -> None:
+    pytest.importorskip("llguidance")
+    server = start_process()
+    loaded = Path(f"/proc/{server.process.pid}/maps")
+    _until(lambda: "llguidance" in loaded.read_text(), server.process)
+    body = {"prompt": "SAY(ebb)YAS", "guided_choice": ["ebb", "flood"]}
+    assert server.client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "ebb"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +217,7 @@ def _failure(*arguments: str) -> str:
     return done.stderr
 
 
-def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def _until(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert process.poll() is None

@@ -48,6 +48,9 @@ def validates(schema: Any) -> Callable[[str], bool]:
 
 NUMBERS = matches(r"[0-9]{1,3}(\+[0-9]{1,3})*")
 TIDES = {"guided_choice": ["ebb", "ebb tide", 'the "flood"']}
+TAG = {"type": "tag", "begin": "<tide>", "content": {"type": "regex", "pattern": "[a-f]{2,8}"}, "end": "</tide>"}
+OLD_TAG = {"begin": "<size>", "schema": {"type": "integer", "minimum": 0, "maximum": 9}, "end": "</size>"}
+TAGGED, TRIGGERED = matches("<tide>[a-f]{2,8}</tide>"), matches("(?s)((?!<size).)*(<size>[0-9]</size>((?!<size).)*)*")
 KINDS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
     ({"response_format": {"type": "json_object"}}, validates({"type": "object"})),
     ({"response_format": json_schema(SCHEMA, strict=True)}, validates(SCHEMA)),
@@ -65,6 +68,9 @@ KINDS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
     ({"structured_outputs": {"regex": "(tide )+"}}, matches("(tide )+")),
     ({"structured_outputs": {"choice": ["yes", "no"], "disable_fallback": True}}, matches("yes|no")),
     ({"structured_outputs": {"grammar": LARK, "disable_additional_properties": False}}, NUMBERS),
+    ({"response_format": {"type": "structural_tag", "format": TAG}}, TAGGED),
+    ({"response_format": {"type": "structural_tag", "structures": [OLD_TAG], "triggers": ["<size"]}}, TRIGGERED),
+    ({"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", "format": TAG})}}, TAGGED),
 ]
 
 
@@ -270,7 +276,15 @@ def test_reasoning_is_free_and_what_follows_it_matches(start_server: StartServer
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
     ({"response_format": {}}, "response_format.type", "required"),
-    ({"response_format": {"type": "structural_tag"}}, "response_format.type", "structural_tag"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.format", "structures and triggers"),
+    ({"response_format": {"type": "structural_tag", "triggers": ["<"]}}, "response_format.format", "must have"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "token"}}},
+     "response_format.format.type", "token"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "or", "elements": [{"type": "regex"}]}}},
+     "response_format.format.elements[0].pattern", "required"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "regex", "pattern": "("}}},
+     "response_format.format", "unclosed"),
+    ({"response_format": {"type": "json_object", "triggers": []}}, "response_format.triggers", "structural_tag"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
     ({"response_format": {"type": "json_object", "json_schema": {"name": "a", "schema": {}}}},
      "response_format.json_schema", "only with"),
@@ -307,7 +321,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
      "structured_outputs.whitespace_pattern", "both"),
     ({"structured_outputs": {"json": {}, "disable_additional_properties": True}},
      "structured_outputs.disable_additional_properties", "additionalProperties"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not supported"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not a structural tag"),
+    ({"structured_outputs": {"structural_tag": '{"type": "structural_tag"}'}},
+     "structured_outputs.structural_tag", "must have a format"),
+    ({"structured_outputs": {"structural_tag": '{"type": "text"}'}}, "structured_outputs.structural_tag", "must be"),
     ({"guided_regex": "a" * 300_000}, "guided_regex", "262144"),
 ]  # fmt: skip
 

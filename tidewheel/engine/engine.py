@@ -17,7 +17,7 @@ from tidewheel.engine.beam_search import BeamSearch
 from tidewheel.engine.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint
 from tidewheel.engine.constraints.grammar import GrammarCompiler
-from tidewheel.engine.constraints.masks import MaskWriter, mask_words
+from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
@@ -189,6 +189,14 @@ class Engine:
         if self._watchdog is not None:
             self._watchdog.stop()
 
+    def warm_up(self) -> None:
+        """Prepare for grammars in a thread, unless requests are there.
+
+        The first grammar would do it, but it holds the GIL for tens of milliseconds: streams would stand still.
+        """
+        if self._refusal is None and self._idle.is_set():
+            self.grammars.warm_up()
+
     @property
     def is_alive(self) -> bool:
         """Whether the engine thread runs."""
@@ -281,7 +289,7 @@ class Engine:
             request.sampling,
             self.tokenizer,
             eos_ids=self._eos_token_ids,
-            mask_words=mask_words(self._vocab_size),
+            vocab_size=self._vocab_size,
         )
 
     def _require_in_vocabulary(self, ids: Collection[int], param: str) -> None:

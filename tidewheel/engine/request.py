@@ -39,6 +39,7 @@ class FinishReason(str, enum.Enum):
     LENGTH = "length"  # max_tokens or the context is full
     ABORT = "abort"  # the client went away, or the server stopped
     ERROR = "error"  # this request failed; the message is in the output
+    INVALID = "invalid"  # it turned out that the request asks for what cannot be; the message is in the output
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tidewheel.engine.sequence_blocks import SequenceBlocks
 from tidewheel.engine.step import Chunk, Finished, Step
 from tidewheel.engine.waiting import WaitingQueue
 
-_NO_TOKEN_ERROR = "the model gave no token that may be sampled: its logits are not finite, or all are forbidden"
+_NO_TOKEN_ERROR = "the model gave no token that may be sampled: its logits are not finite"
 _ALIGNED_BLOCKS = 4  # chunks of this many and more end where a block does
 
 
@@ -352,16 +352,18 @@ class Scheduler:
             self._decode_version += 1
 
     def _append(self, sequence: Sequence, token: int, finished: list[Finished]) -> None:
+        constraint = sequence.constraint
+        if token != NO_TOKEN:
+            sequence.append(token)
+            if constraint is not None:
+                constraint.advance(token)
+        failure = None if constraint is None else constraint.failure
+        if failure is not None:
+            finished.append(self._finish(sequence, failure.reason, error=failure.message))
+            return
         if token == NO_TOKEN:
             finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
             return
-        sequence.append(token)
-        constraint = sequence.constraint
-        if constraint is not None:
-            constraint.advance(token)
-            if constraint.error is not None:
-                finished.append(self._finish(sequence, FinishReason.ERROR, error=constraint.error))
-                return
         if token in sequence.stop_ids:
             stop_reason = None if token in sequence.eos_ids else token
             finished.append(self._finish(sequence, FinishReason.STOP, stop_reason))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +84,20 @@ class Tokenizer:
         """Whether the token has no text when special tokens are skipped."""
         return self._backend.is_special(token_id)
 
-    def token_texts(self) -> list[bytes | None]:
+    def special_ids(self) -> dict[str, int]:
+        """The tokens that mark structure, by their names."""
+        ids = (i for i in range(self.vocab_size) if self._backend.is_special(i))
+        return {name: i for i in ids if (name := self._backend.id_to_token(i))}
+
+    def token_texts(self, token_ids: Iterable[int] | None = None) -> list[bytes | None]:
         """The bytes that each token adds to a text; None for tokens that mark structure, b"" where there are none.
 
-        Takes a while for a large vocabulary.
+        By default those of all tokens, which takes a while for a large vocabulary.
         """
         backend, texts = self._backend, list[bytes | None]()
         before = self.encode("a", add_special_tokens=False)  # as in the middle of a text: some spaces show only there
         num_before = len(self.decode(before))
-        for token_id in range(self.vocab_size):
+        for token_id in range(self.vocab_size) if token_ids is None else token_ids:
             if backend.is_special(token_id):
                 texts.append(None)
             elif backend.id_to_token(token_id) is None:

@@ -59,7 +59,6 @@ class TokenizersBackend:
         self._tokenizer = tokenizer
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        self._bytes: dict[int, bytes] = {}  # filled as tokens are met: a whole vocabulary would take a while
         is_byte_level = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
         self.token_bytes: Callable[[int], bytes] | None = self._token_bytes if is_byte_level else None
 
@@ -101,15 +100,11 @@ class TokenizersBackend:
         return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
 
     def _token_bytes(self, token_id: int) -> bytes:
-        known = self._bytes.get(token_id)
-        if known is None:
-            token = self.id_to_token(token_id) or ""
-            try:
-                known = bytes([_BYTE_OF_CHARACTER[character] for character in token])
-            except KeyError:  # an added token, which is stored as plain text
-                known = token.encode()
-            self._bytes[token_id] = known
-        return known
+        token = self.id_to_token(token_id) or ""
+        try:
+            return bytes([_BYTE_OF_CHARACTER[character] for character in token])
+        except KeyError:  # an added token, which is stored as plain text
+            return token.encode()
 
 
 class SentencePieceBackend:

@@ -7,11 +7,14 @@ from functools import partial
 
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.filters import bad_word_tokens
-from tidewheel.engine.constraints.grammar import StructuredOutput
+from tidewheel.engine.constraints.grammar import Grammar, StructuredOutput
+from tidewheel.engine.constraints.structural_tag import Alternatives
 from tidewheel.engine.engine import Engine
+from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.server.chat.tools.call_format import Calls
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.sampling import GenerationBody
-from tidewheel.server.structured_output import structured_output
+from tidewheel.server.structured_output import as_format, structured_output, tag_output
 
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_LENGTH = 256  # characters
@@ -22,13 +25,14 @@ async def token_constraints(
     body: GenerationBody,
     output: StructuredOutput | None = None,
     *,
+    calls: Calls | None = None,
     preface: Preface | None = None,
 ) -> TokenConstraints | None:
     """The body's constraints for the engine, None if it has none. What takes long is done in threads.
 
-    `output` is what the answers have to match instead of the body's structured output: demanded tool calls. They have
-    to match from their start, or from behind their `preface`, which is reasoning. Raises ApiError and
-    InvalidRequestError (400) naming the field at fault.
+    `output` is what the answers have to match instead of the body's structured output: demanded tool calls. `calls`
+    are what they may match instead of it. They have to match from their start, or from behind their `preface`, which
+    is reasoning. Raises ApiError and InvalidRequestError (400) naming the field at fault.
     """
     wanted = structured_output(body)
     if output is not None:
@@ -39,13 +43,34 @@ async def token_constraints(
         return None
     if body.use_beam_search:
         raise bad_request(f"{field} must be left out with beam search", field)
-    grammar = None if wanted is None else await engine.grammars.compile(wanted)
+    grammar: Grammar | None = None
+    if wanted is not None and calls is not None and output is None:
+        grammar = await _compile_either(engine, wanted, calls)
+    elif wanted is not None:
+        grammar = await engine.grammars.compile(wanted)
     runs: tuple[tuple[int, ...], ...] = ()
     if body.bad_words:
         tokenize = partial(bad_word_tokens, engine.tokenizer, body.bad_words)
         runs = await asyncio.get_running_loop().run_in_executor(None, tokenize)
     allowed = None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
     return TokenConstraints(allowed, runs, grammar, preface)
+
+
+async def _compile_either(engine: Engine, answer: StructuredOutput, calls: Calls) -> Grammar:
+    """The grammar of answers that match `answer` or are calls."""
+    if calls.format is None:
+        raise bad_request(
+            f"{answer.param} cannot be combined with tools that the model may call as this server's --tool-call-parser "
+            'reads them, which no grammar describes: set tool_choice to "none", "required" or a function',
+            answer.param,
+            "unsupported_parameter",
+        )
+    try:
+        return await engine.grammars.compile(tag_output(Alternatives([as_format(answer), calls.format]), answer.param))
+    except InvalidRequestError:
+        for part in (answer, *calls.arguments):  # the one at fault has a better message
+            await engine.grammars.compile(part)
+        raise
 
 
 def _field(body: GenerationBody, wanted: StructuredOutput | None, *, demands_calls: bool) -> str | None:

@@ -14,8 +14,9 @@ from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tidewheel.engine.stream import RequestStream
 from tidewheel.server.admission import Admission, request_timeout
+from tidewheel.server.chat.tools.call_format import Calls
 from tidewheel.server.constraints import token_constraints
-from tidewheel.server.errors import ApiError, ClientGone
+from tidewheel.server.errors import ApiError, ClientGone, bad_request
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.protocol.sampling import GenerationBody
 from tidewheel.server.protocol.usage import PromptTokensDetails, Usage
@@ -122,6 +123,8 @@ class Generation:
             raise ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the server stopped before the answer was complete", code="aborted"
             )
+        if output.finish_reason is FinishReason.INVALID:
+            raise bad_request(output.error or "the request cannot be served", code="unsatisfiable_constraints")
         if output.finish_reason is FinishReason.ERROR:
             raise ApiError(
                 HTTPStatus.INTERNAL_SERVER_ERROR, output.error or "the request failed", code="generation_failed"
@@ -160,10 +163,15 @@ class Generations:
         self._reports = reports
 
     async def constraints(
-        self, body: GenerationBody, output: StructuredOutput | None = None, *, preface: Preface | None = None
+        self,
+        body: GenerationBody,
+        output: StructuredOutput | None = None,
+        *,
+        calls: Calls | None = None,
+        preface: Preface | None = None,
     ) -> TokenConstraints | None:
         """See `token_constraints`; what it gives is for `start`."""
-        return await token_constraints(self._engine, body, output, preface=preface)
+        return await token_constraints(self._engine, body, output, calls=calls, preface=preface)
 
     def start(
         self,

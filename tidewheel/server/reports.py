@@ -94,6 +94,8 @@ def _error(ended: Ended) -> str | None:
         return "timeout" if ended.cut_short == "timed_out" else None
     if FinishReason.ERROR.value in ended.timer.finish_reasons:
         return "generation_failed"
+    if FinishReason.INVALID.value in ended.timer.finish_reasons:
+        return "invalid_request"
     return "server_stopped" if FinishReason.ABORT.value in ended.timer.finish_reasons else None
 
 

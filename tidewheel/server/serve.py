@@ -27,6 +27,7 @@ from tidewheel.server.options import ServerOptions
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ERROR_FRAMES_S = 5.0  # after the time-out, for aborted answers to say so to their clients
 _BACKLOG = 2048
+_WARM_UP_TICK = 5  # uvicorn's, of 0.1 s: who has waited for the start comes first
 _INTERRUPTED = 130  # the exit code that shells give to Ctrl-C
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, or they would send into closed ones
 
@@ -85,6 +86,8 @@ class Server(uvicorn.Server):
         return next((engine.failure for engine in self._engines if engine.failure is not None), None)
 
     async def on_tick(self, counter: int) -> bool:
+        if counter >= _WARM_UP_TICK:
+            self._engines[0].warm_up()
         return await super().on_tick(counter) or self.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from tidewheel.engine.constraints.grammar import StructuredOutput
+from tidewheel.engine.constraints.structural_tag import (
+    Alternatives,
+    ConstString,
+    EmbeddedGrammar,
+    Format,
+    JsonSchema,
+    Regex,
+    Tag,
+    TriggeredTags,
+    decode_format,
+)
 from tidewheel.server.errors import ApiError, bad_request
 from tidewheel.server.protocol.decode import unsupported
 from tidewheel.server.protocol.sampling import GenerationBody
 from tidewheel.server.protocol.structured import ResponseFormat, StructuredOutputsField
 
 _BACKENDS = ("auto", "guidance")
+# One line, with the space after a comma or colon that models are used to, or without.
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -62,6 +76,28 @@ def json_schema_output(
     return StructuredOutput("json_schema", json.dumps(schema, ensure_ascii=False), param)
 
 
+def tag_output(tag: Format, param: str) -> StructuredOutput:
+    """An answer that a structural tag describes; `param` is the request's field that errors are to name."""
+    return StructuredOutput("structural_tag", msgspec.json.encode(tag).decode(), param)
+
+
+def as_format(output: StructuredOutput) -> Format:
+    """A structured output as a part of a structural tag."""
+    if output.kind == "json_schema":
+        return JsonSchema(json.loads(output.text))
+    if output.kind == "regex":
+        return Regex(output.text)
+    if output.kind == "choice":
+        return Alternatives([ConstString(choice) for choice in json.loads(output.text)])
+    return EmbeddedGrammar(output.text) if output.kind == "grammar" else decode_format(output.text)
+
+
+def compact(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with JSON laid out compactly, unless it says itself how: room for whitespace tempts weak models."""
+    own = schema.get("x-guidance", {})
+    return {**schema, "x-guidance": {**_COMPACT, **own}} if isinstance(own, dict) else schema
+
+
 def _only_one(asked: Sequence[StructuredOutput | None]) -> StructuredOutput | None:
     given = [output for output in asked if output is not None]
     if len(given) > 1:
@@ -73,7 +109,7 @@ def _only_one(asked: Sequence[StructuredOutput | None]) -> StructuredOutput | No
 def _from_response_format(response_format: ResponseFormat | None) -> StructuredOutput | None:
     if response_format is None:
         return None
-    wanted = response_format.json_schema
+    tag, wanted = _from_tag(response_format), response_format.json_schema
     if (wanted is None) == (response_format.type == "json_schema"):
         rule = "is required with" if wanted is None else "goes only with"
         raise bad_request(
@@ -88,7 +124,26 @@ def _from_response_format(response_format: ResponseFormat | None) -> StructuredO
         return json_schema_output(wanted.schema, "response_format.json_schema.schema")
     if response_format.type == "json_object":
         return json_schema_output({"type": "object"}, "response_format")
-    return None
+    return tag
+
+
+def _from_tag(wanted: ResponseFormat) -> StructuredOutput | None:
+    given = [name for name in ("format", "structures", "triggers") if getattr(wanted, name) is not None]
+    if wanted.type != "structural_tag":
+        if given:
+            param = f"response_format.{given[0]}"
+            raise bad_request(f'{param} goes only with "type": "structural_tag"', param)
+        return None
+    if given not in (["format"], ["structures", "triggers"]):
+        raise bad_request(
+            'response_format of "type": "structural_tag" must have a format, or structures and triggers',
+            "response_format.format",
+            None if given else "missing_required_parameter",
+        )
+    if wanted.format is not None:
+        return tag_output(wanted.format, "response_format.format")
+    tags = [Tag(part.begin, JsonSchema(part.schema), part.end) for part in wanted.structures or []]
+    return tag_output(TriggeredTags(wanted.triggers or [], tags), "response_format.structures")
 
 
 def _from_structured_outputs(wanted: StructuredOutputsField | None) -> StructuredOutput | None:
@@ -114,11 +169,13 @@ def _from_structured_outputs(wanted: StructuredOutputsField | None) -> Structure
         _from_text("regex", wanted.regex, "structured_outputs.regex"),
         _from_choice(wanted.choice, "structured_outputs.choice"),
         _from_text("grammar", wanted.grammar, "structured_outputs.grammar"),
+        _from_tag_text(wanted.structural_tag, "structured_outputs.structural_tag"),
     ]
     output = _only_one(asked)
     if output is None:
         raise bad_request(
-            "structured_outputs needs one of json, json_object, regex, choice and grammar", "structured_outputs"
+            "structured_outputs needs one of json, json_object, regex, choice, grammar and structural_tag",
+            "structured_outputs",
         )
     return output
 
@@ -132,6 +189,21 @@ def _from_json(schema: dict[str, Any] | str | None, param: str, **whitespace: An
         except (msgspec.DecodeError, RecursionError) as error:
             raise bad_request(f"{param} is not a JSON schema: {error}", param) from None
     return json_schema_output(schema, param, **whitespace)
+
+
+def _from_tag_text(text: str | None, param: str) -> StructuredOutput | None:
+    if text is None:
+        return None
+    try:
+        wanted = msgspec.json.decode(text, type=ResponseFormat)
+        output = _from_tag(wanted)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise bad_request(f"{param} is not a structural tag: {error}", param) from None
+    except ApiError as error:
+        raise bad_request(f"{param} is not a structural tag: {error.message}", param) from None
+    if output is None:
+        raise bad_request(f'{param} must be a JSON object of "type": "structural_tag"', param)
+    return replace(output, param=param)
 
 
 def _from_text(kind: Any, text: str | None, param: str) -> StructuredOutput | None:

@@ -11,11 +11,10 @@ from typing import Any
 import models_zoo
 import pytest
 from engine.constraints.grammars import grammar
-from engine.driving import Driver, Job, alone, random_clock
+from engine.driving import Driver, Job, alone, check_any_company
 from engine.fake_executor import FakeExecutor
 from engine.tiny_tokenizers import tiny
 from harness import device_ids, make_device
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.batch import StepBatch, StepOutput
@@ -131,8 +130,11 @@ def test_constraints_hold_together_and_an_empty_rest_is_an_error() -> None:
     (b,) = TOKENIZER.encode("b", add_special_tokens=False)
     assert b not in tokens
     tokens, end = run(fake(), constraints("choice", allowed_token_ids=(1, 2, 3)))
-    assert end.reason is FinishReason.ERROR
-    assert "forbidden" in (end.error or "")
+    assert (tokens, end.reason) == ([-1], FinishReason.INVALID)
+    assert (end.error or "").startswith("allowed_token_ids and the structured output contradict each other")
+    _, end = run(fake(), constraints(allowed_token_ids=(1,)), min_tokens=3)
+    assert end.reason is FinishReason.INVALID
+    assert (end.error or "").startswith("allowed_token_ids and min_tokens contradict each other")
 
 
 class Reasoner(FakeExecutor):
@@ -206,11 +208,6 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(prompt, sampling, draw(st.integers(0, 2**64 - 1)), constraints=draw(st.sampled_from([wanted, None])))
 
 
-moments = st.lists(
-    st.tuples(st.lists(jobs(), max_size=2), st.lists(st.integers(0, 20), max_size=1)), min_size=1, max_size=5
-)
-
-
 @functools.cache
 def executors() -> dict[str, Executor]:
     """The fake device, and a model of random weights on every real one."""
@@ -233,38 +230,16 @@ def executors() -> dict[str, Executor]:
 @pytest.mark.parametrize("name", ["fake", *device_ids()])
 def test_any_company_gives_the_same_bits(name: str) -> None:
     pytest.importorskip("transformers")
-    tested = executors()[name]
-
-    @settings(
-        max_examples={"fake": 30, "torch": 3}.get(name, 30),
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+    check_any_company(
+        executors()[name],
+        executors()[name],
+        jobs(),
+        max_length=MAX_LENGTH,
+        eos_ids=EOS,
+        num_blocks=st.integers(6, 12),
+        num_batched_tokens=st.sampled_from([8, 50, 128]),
+        max_examples=3 if name == "torch" else 30,
     )
-    @given(moments, st.integers(6, 12), st.integers(1, 8), st.sampled_from([8, 50, 128]), st.integers(0, 99))
-    def property_holds(
-        arrivals: list[tuple[list[Job], list[int]]], num_blocks: int, num_seqs: int, num_tokens: int, seed: int
-    ) -> None:
-        limits = dataclasses.replace(
-            tested.limits, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
-        )
-        driver = Driver(tested, MAX_LENGTH, EOS, clock=random_clock(seed), limits=limits)
-        owners: dict[int, tuple[Job, int]] = {}
-        for arriving, aborted in arrivals:
-            for job in arriving:
-                owners |= {key: (job, index) for index, key in enumerate(driver.add(job))}
-            for number in aborted:
-                driver.abort(number)
-            driver.step()
-        driver.run()
-        for key, (job, index) in owners.items():
-            sampled, scored = alone(tested, MAX_LENGTH, job, index, EOS)
-            if driver.finished[key].reason is FinishReason.ABORT:
-                sampled, scored = sampled[: len(driver.sampled[key])], scored[: len(driver.scored[key])]
-            assert driver.sampled[key] == sampled
-            assert driver.scored[key] == scored
-
-    property_holds()
 
 
 @pytest.mark.parametrize("name", ["fake", *device_ids()[1:]])

@@ -9,8 +9,7 @@ from engine.tiny_tokenizers import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.constraints.filters import ALL, AllowedTokens, BadWords, TokenFilter, bad_word_tokens
-from tidewheel.engine.constraints.masks import mask_words
+from tidewheel.engine.constraints.filters import ALL, AllowedTokens, BadWords, TokenFilter, bad_word_tokens, mask_words
 
 WORDS = mask_words(VOCAB_SIZE)
 EVERY = set(range(VOCAB_SIZE))

@@ -19,7 +19,9 @@ from engine.tiny_tokenizers import TEXT, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidewheel.engine.constraints import grammar as grammar_module
 from tidewheel.engine.constraints.grammar import Grammar, GrammarCompiler, StructuredOutput
+from tidewheel.engine.constraints.vocabulary import make_vocabulary
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.text import Tokenizer
 
@@ -77,7 +79,7 @@ def test_whitespace_in_json_has_a_bound_unless_the_schema_has_its_own() -> None:
         assert matcher.consume_token(brace)
         return next(i for i in range(200) if not matcher.try_consume_tokens([space]))
 
-    assert longest(SCHEMA) == 40
+    assert longest(SCHEMA) == 1
     assert longest({**SCHEMA, "x-guidance": {"whitespace_pattern": " {0,3}"}}) == 3
     assert longest({**SCHEMA, "x-guidance": {"whitespace_flexible": False}}) == 0
 
@@ -148,6 +150,31 @@ def test_grammars_are_compiled_once_and_failures_name_the_field_of_each() -> Non
         assert await one.compile(first) is not grammars[0]
 
     asyncio.run(compile_all())
+
+
+def test_warming_up_leaves_nothing_for_the_first_grammar_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[int]()
+
+    def counted(*arguments: Any) -> Any:
+        made.append(1)
+        return make_vocabulary(*arguments)
+
+    monkeypatch.setattr(grammar_module, "make_vocabulary", counted)
+    one = GrammarCompiler(tiny("byte-level"), VOCAB_SIZE, EOS)
+    for _ in range(3):
+        one.warm_up()
+    asyncio.run(one.compile(StructuredOutput("regex", "ebb")))
+    assert len(made) == 1
+    one.close()
+
+
+def test_without_llguidance_warming_up_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    one = GrammarCompiler(tiny("byte-level"), VOCAB_SIZE, EOS)
+    one.warm_up()
+    with pytest.raises(InvalidRequestError, match="needs the llguidance package"):
+        asyncio.run(one.compile(StructuredOutput("regex", "ebb")))
+    one.close()
 
 
 def test_a_client_that_leaves_does_not_take_the_grammar_with_it() -> None:

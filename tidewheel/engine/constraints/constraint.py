@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tidewheel.engine.constraints.filters import AllowedTokens, BadWords, Mask, TokenFilter, mask_of
+from tidewheel.engine.constraints.filters import AllowedTokens, BadWords, Mask, TokenFilter, mask_of, mask_words
 from tidewheel.engine.constraints.grammar import Grammar, matcher_error
-from tidewheel.engine.request import SamplingParams
+from tidewheel.engine.request import FinishReason, SamplingParams
 from tidewheel.engine.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -45,6 +45,13 @@ class TokenConstraints:
     preface: Preface | None = None
 
 
+class Failure(NamedTuple):
+    """Why a constrained sequence cannot go on: INVALID if the request demands what cannot be, else ERROR."""
+
+    reason: FinishReason
+    message: str
+
+
 class SequenceConstraint:
     """The constraints of one sequence. Its state follows from the tokens sampled for the sequence and nothing else, so
     preemption and recomputation leave it alone.
@@ -61,16 +68,17 @@ class SequenceConstraint:
         tokenizer: Tokenizer,
         *,
         eos_ids: Collection[int],
-        mask_words: int,
+        vocab_size: int,
     ) -> None:
-        """`eos_ids` are the model's, `mask_words` is how many 32-bit words a mask has."""
-        self.error: str | None = None
+        """`eos_ids` and `vocab_size` are the model's."""
+        self.failure: Failure | None = None
         self.is_terminated = False
+        words = mask_words(vocab_size)
         self._filters: list[TokenFilter] = []
         if wanted.allowed_token_ids is not None:
-            self._filters.append(AllowedTokens(wanted.allowed_token_ids, mask_words))
+            self._filters.append(AllowedTokens(wanted.allowed_token_ids, words))
         if wanted.bad_words:
-            self._filters.append(BadWords(wanted.bad_words, mask_words))
+            self._filters.append(BadWords(wanted.bad_words, words))
         self._grammar = wanted.grammar
         self._matcher: LLMatcher | None = None
         preface = (wanted.grammar and wanted.preface) or Preface("")
@@ -80,10 +88,12 @@ class SequenceConstraint:
         self._preface_end = ""  # what has been said of the preface, as far as the tag may begin in it
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
-        self._min_tokens_left = sampling.min_tokens
+        self._num_tokens = 0
+        self._min_tokens = sampling.min_tokens
         ignored = set(eos_ids) if sampling.ignore_eos else set()
-        self._never_ends = ~mask_of(ignored, mask_words) if ignored else None
-        self._not_yet = ~mask_of(set(eos_ids) | set(sampling.stop_token_ids), mask_words)
+        self._never_ends = ~mask_of(ignored, words) if ignored else None
+        self._not_yet = ~mask_of(set(eos_ids) | set(sampling.stop_token_ids), words)
+        self._last_word = np.uint32((1 << vocab_size % 32) - 1)  # its bits that stand for tokens
 
     def fresh(self) -> SequenceConstraint:
         """The same constraint for another sequence, neither of which has sampled anything."""
@@ -104,28 +114,36 @@ class SequenceConstraint:
     def has_mask(self) -> bool:
         """Whether any token is forbidden next."""
         rules = self._grammar is not None and not self._is_in_preface
-        return rules or bool(self._filters) or self._min_tokens_left > 0
+        return rules or bool(self._filters) or self._num_tokens < self._min_tokens
 
     def restrict(self, mask: Mask) -> None:
-        """Clear the bits of the tokens that may not come next, given a mask of those that the grammar allows."""
+        """Clear the bits of the tokens that may not come next, given a mask of those that the grammar allows.
+
+        Notes a failure if none is left.
+        """
+        if self._matcher is not None and (message := matcher_error(self._matcher)) is not None:
+            self.failure = self.failure or Failure(FinishReason.INVALID, _unfollowed(message))
         if self._opening_id is not None:
             mask[self._opening_id >> 5] |= np.uint32(1 << (self._opening_id & 31))
         for token_filter in self._filters:
             token_filter.restrict(mask)
-        no_end = self._not_yet if self._min_tokens_left > 0 else self._never_ends
+        is_early = self._num_tokens < self._min_tokens
+        no_end = self._not_yet if is_early else self._never_ends
         if no_end is not None and (self._grammar is None or self._is_in_preface or (mask & no_end).any()):
             mask &= no_end
-
-    def check(self) -> None:
-        """Note what has gone wrong with the grammar while its mask was made."""
-        if self._matcher is not None and (message := matcher_error(self._matcher)) is not None:
-            self.error = f"the grammar cannot be followed: {message}"
+        if not (mask[:-1].any() or mask[-1] & self._last_word):
+            fields = [token_filter.field for token_filter in self._filters]
+            if self._grammar is not None and not self._is_in_preface:
+                fields.append("the structured output")
+            elif no_end is not None:
+                fields.append("min_tokens" if is_early else "ignore_eos")
+            self.failure = self.failure or Failure(FinishReason.INVALID, _contradiction(fields, self._num_tokens))
 
     def advance(self, token: int) -> None:
         """Take in a sampled token."""
-        if self.error is not None:
+        if self.failure is not None:
             return
-        self._min_tokens_left -= 1
+        self._num_tokens += 1
         for token_filter in self._filters:
             token_filter.advance(token)
         if token == self._opening_id:
@@ -136,6 +154,18 @@ class SequenceConstraint:
             self._preface_end = said[-len(self._closing) :]
         elif self._matcher is not None:
             self._matcher.consume_token(token)
-            self.check()
+            if (message := matcher_error(self._matcher)) is not None:
+                self.failure = Failure(FinishReason.ERROR, _unfollowed(message))
             self.is_terminated = self._matcher.is_stopped()
         self._opening_id = None
+
+
+def _unfollowed(message: str) -> str:
+    return f"the grammar cannot be followed: {message}"
+
+
+def _contradiction(fields: list[str], num_tokens: int) -> str:
+    rest = f"no token to go on with, after {num_tokens} tokens of the answer"
+    if len(fields) == 1:
+        return f"{fields[0]} leaves {rest}"
+    return f"{', '.join(fields[:-1])} and {fields[-1]} contradict each other: they leave {rest}"

@@ -17,6 +17,11 @@ Mask = NDArray[np.uint32]  # [W]: bit t % 32 of word t // 32 is set if token t i
 ALL = np.uint32(0xFFFFFFFF)
 
 
+def mask_words(vocab_size: int) -> int:
+    """How many 32-bit words a mask has: a bit for each token, and for the one more that grammars know of."""
+    return vocab_size // 32 + 1
+
+
 def mask_of(token_ids: Iterable[int], words: int) -> Mask:
     """A mask with the bits of these tokens set, shape [words]."""
     ids = np.fromiter(token_ids, np.int64)
@@ -26,7 +31,12 @@ def mask_of(token_ids: Iterable[int], words: int) -> Mask:
 
 
 class TokenFilter(Protocol):
-    """A rule about the next token. It knows nothing but the tokens that were sampled."""
+    """A rule about the next token. It knows nothing but the tokens that were sampled.
+
+    `field` is the request's that it comes from.
+    """
+
+    field: str
 
     def restrict(self, mask: Mask) -> None:
         """Clear the bits of the tokens that may not come next."""
@@ -43,6 +53,8 @@ class TokenFilter(Protocol):
 
 class AllowedTokens:
     """Only these tokens, always."""
+
+    field = "allowed_token_ids"
 
     def __init__(self, token_ids: Iterable[int], words: int) -> None:
         """`words` is how many a mask has."""
@@ -65,6 +77,8 @@ class BadWords:
 
     Only what was sampled counts, not the prompt.
     """
+
+    field = "bad_words"
 
     def __init__(self, words: Iterable[Sequence[int]], mask_words: int) -> None:
         """`words` are runs of at least one token (see `bad_word_tokens`)."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidewheel.engine.constraints.json_schema import failing_part
+from tidewheel.engine.constraints.structural_tag import compose, decode_format, schemas_in
 from tidewheel.engine.constraints.vocabulary import make_vocabulary
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.text import Tokenizer
@@ -25,9 +26,11 @@ _MOST_KEPT = 64
 _MOST_KEPT_BYTES = 4 * MAX_GRAMMAR_BYTES  # of text; compiled it takes up to a hundred times as much
 _LONGEST_MESSAGE = 600
 
-# JSON as models write it has room for some whitespace anywhere. Without a bound, a weak model may write nothing else.
-_JSON_WHITESPACE = r"[ \t\n\r]{1,40}"
+# JSON as people and models lay it out: a space, or a line break and an indentation. Without a bound, a weak model may
+# write nothing else.
+_JSON_WHITESPACE = r" |\r?\n[ \t]{0,32}"
 
+_JSON_KINDS = ("json_schema", "choice")
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -37,10 +40,11 @@ class StructuredOutput:
 
     `json_schema`: a JSON schema. `regex`: a regular expression in Rust's syntax, for the whole answer. `choice`: a
     JSON list of strings, of which the answer is one. `grammar`: llguidance's dialect of Lark, or EBNF as llama.cpp and
-    xgrammar have it, told by its `::=`. `param` is the request's field that it comes from.
+    xgrammar have it, told by its `::=`. `structural_tag`: JSON of a structural_tag.Format. `param` is the request's
+    field that it comes from.
     """
 
-    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
     text: str
     param: str = field(default="structured_outputs", compare=False)
 
@@ -71,6 +75,7 @@ class GrammarCompiler:
         # Two, so that a huge schema does not hold up all others; no more, for the engine needs the cores.
         self._threads = ThreadPoolExecutor(2, "grammar-compiler")
         self._kept: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()  # least recently used first
+        self._is_warm = False
         self._vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
 
@@ -95,6 +100,15 @@ class GrammarCompiler:
         except _GrammarError as error:
             raise InvalidRequestError(f"{output.param} {error}", output.param) from None
 
+    def warm_up(self) -> None:
+        """Import llguidance and make the vocabulary in a thread, before the first grammar is asked for.
+
+        Calls after the first do nothing. What goes wrong is said to those who want grammars.
+        """
+        if not self._is_warm:
+            self._is_warm = True
+            self._threads.submit(self._made_vocabulary)
+
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -104,6 +118,18 @@ class GrammarCompiler:
             len(self._kept) > _MOST_KEPT or sum(len(output.text) for output in self._kept) > _MOST_KEPT_BYTES
         ) and len(self._kept) > 1:
             self._kept.popitem(last=False)
+
+    def _made_vocabulary(self) -> LLTokenizer:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = make_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
+            return self._vocabulary
+
+    def _source(self, output: StructuredOutput) -> str:
+        """llguidance's form of a grammar. Raises ValueError."""
+        if output.kind == "structural_tag":
+            return compose(decode_format(output.text), self._tokenizer.special_ids(), _source)
+        return _source(output.kind, json.loads(output.text) if output.kind in _JSON_KINDS else output.text)
 
     def _compile(self, output: StructuredOutput) -> Grammar:
         try:
@@ -115,15 +141,13 @@ class GrammarCompiler:
                 "needs the llguidance package, which is not installed: pip install llguidance "
                 "(there are wheels for x86-64 and ARM)"
             ) from error
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                self._vocabulary = make_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
+        vocabulary = self._made_vocabulary()
         try:
-            source = _source(output)
+            source = self._source(output)
         except (ValueError, RecursionError) as error:
             raise _cannot(str(error)) from error
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _cannot(_located(output, matcher_error(matcher) or ""))
         # The first mask is the one that takes long, for it makes most of the lexer; copies find it made.
@@ -147,18 +171,18 @@ def _cannot(message: str) -> _GrammarError:
     return _GrammarError(f"cannot be compiled: {message}")
 
 
-def _source(output: StructuredOutput) -> str:
-    """llguidance's form of a grammar. Raises ValueError."""
+def _source(kind: str, value: Any) -> str:
+    """The same, for all kinds but structural tags; `value` is the schema, the text, or the list of choices."""
     from llguidance import LLMatcher
 
-    if output.kind == "json_schema":
-        return _json_source(json.loads(output.text))
-    if output.kind == "regex":
-        return LLMatcher.grammar_from_regex(output.text)
-    if output.kind == "choice":
+    if kind == "json_schema":
+        return _json_source(value)
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(value)
+    if kind == "choice":
         # JSON's escapes are Lark's.
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(output.text))))
-    return LLMatcher.grammar_from_lark(_from_ebnf(output.text) if _EBNF_RULE.search(output.text) else output.text)
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
+    return LLMatcher.grammar_from_lark(_from_ebnf(value) if _EBNF_RULE.search(value) else value)
 
 
 def _json_source(schema: Any) -> str:
@@ -184,7 +208,7 @@ def _from_ebnf(text: str) -> str:
 
 def _located(output: StructuredOutput, message: str) -> str:
     """The message, with the place in the schema where it says none."""
-    if output.kind != "json_schema":
+    if output.kind not in ("json_schema", "structural_tag"):
         return message
     from llguidance import LLMatcher
 
@@ -194,5 +218,10 @@ def _located(output: StructuredOutput, message: str) -> str:
         except ValueError as error:
             return str(error)
 
-    pointer = failing_part(json.loads(output.text), error_of)
-    return f"{message} (at {pointer})" if pointer else message
+    whole = json.loads(output.text)
+    schemas = [("", whole)] if output.kind == "json_schema" else schemas_in(whole)
+    for pointer, schema in schemas:
+        if error_of(schema):
+            pointer += failing_part(schema, error_of)
+            return f"{message} (at {pointer})" if pointer else message
+    return message

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tidewheel.engine.batch import TokenMasks
-from tidewheel.engine.constraints.constraint import SequenceConstraint
-from tidewheel.engine.constraints.filters import ALL, Mask
+from tidewheel.engine.constraints.constraint import Failure, SequenceConstraint
+from tidewheel.engine.constraints.filters import ALL, Mask, mask_words
+from tidewheel.engine.request import FinishReason
 from tidewheel.engine.sequence import Sequence as EngineSequence
 
 if TYPE_CHECKING:
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_THREADS = 8
-
-
-def mask_words(vocab_size: int) -> int:
-    """How many 32-bit words a mask has: a bit for each token, and for the one more that grammars know of."""
-    return vocab_size // 32 + 1
 
 
 class MaskWriter:
@@ -80,9 +76,8 @@ class MaskWriter:
         except BaseException as failure:  # a panic in llguidance is no Exception, and none of other requests' business
             logger.error("llguidance has failed to make masks", exc_info=failure)
             for _, row in matchers:
-                constraints[row].error = "the grammar cannot be followed: llguidance has failed"
-        for constraint in constraints:
-            constraint.check()
+                message = "the grammar cannot be followed: llguidance has failed"
+                constraints[row].failure = Failure(FinishReason.ERROR, message)
         _restrict(constraints, bits)
 
 

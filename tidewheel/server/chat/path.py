@@ -34,6 +34,7 @@ from tidewheel.server.chat.tools.choice import (
     demanded_tool,
     demands_calls,
     offered_tools,
+    optional_calls,
 )
 from tidewheel.server.chat.tools.parser import ToolParser
 from tidewheel.server.chat.turns import drop_oldest_turns
@@ -44,7 +45,7 @@ from tidewheel.server.protocol.chat import ChatCompletionRequest, Message
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.protocol.usage import CompletionTokensDetails, Usage
 from tidewheel.server.streaming import client_watch, collect
-from tidewheel.server.structured_output import json_schema_output
+from tidewheel.server.structured_output import compact, json_schema_output
 
 
 class ChoiceDelta(msgspec.Struct):
@@ -204,7 +205,10 @@ class ChatPath:
         sampling = self._sampling(body)
         prompt, token_ids = await self._renderer.run(raw_size, body.chat_template, lambda: self._checked_prompt(body))
         constraints = await self._generations.constraints(
-            body, None if calls is None else json_schema_output(calls, "tools"), preface=self._preface(prompt)
+            body,
+            None if calls is None else json_schema_output(compact(calls), "tools"),
+            calls=optional_calls(body, self._tool_parser),
+            preface=self._preface(prompt),
         )
         generation = self._generations.start(
             id_prefix,

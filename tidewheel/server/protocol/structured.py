@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidewheel.server.protocol.decode import Unsupported
+from tidewheel.engine.constraints.structural_tag import Format
 
 
 class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -18,11 +18,25 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """What the answer has to be: any text, a JSON object, or JSON that matches a schema."""
+class TaggedSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """JSON of a schema between two texts."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    begin: str
+    schema: dict[str, Any]
+    end: str
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """What the answer has to be: any text, a JSON object, JSON that matches a schema, or what a structural tag says.
+
+    That is its `format`, or in vLLM's older form free text with `structures` after `triggers`.
+    """
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    format: Format | None = None
+    structures: list[TaggedSchema] | None = None
+    triggers: list[str] | None = None
 
 
 class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,4 +51,4 @@ class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     disable_fallback: bool | None = None  # there is nothing to fall back to
-    structural_tag: Unsupported = None
+    structural_tag: str | None = None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tidewheel.engine.constraints.json_schema import relocated
 from tidewheel.server.chat.text_scanner import Steps
+from tidewheel.server.chat.tools.call_format import MAX_CALLS, Calls, calls_of
 from tidewheel.server.chat.tools.parser import Outcome, ToolParser
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.chat import (
@@ -51,8 +53,8 @@ def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
     """The JSON schema that an answer must follow where the request demands calls; None where it does not.
 
     For a named function it is the schema of its arguments; for `required` a list of one or more objects of `name` and
-    `parameters`, of one only without parallel calls. Reasoning, where the model reasons, comes before what the schema
-    is about. `demanded_calls_parser` reads such an answer. Raises ApiError (400).
+    `parameters`, of one only without parallel calls, else of MAX_CALLS at most. Reasoning, where the model
+    reasons, comes before what the schema is about. `demanded_calls_parser` reads such an answer. Raises ApiError (400).
     """
     tools = offered_tools(body)
     if not demands_calls(body):
@@ -62,7 +64,7 @@ def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
         return _tool(tools, name).function.parameters or {"type": "object"}
     # Each tool's schema becomes a definition, and its references to itself are made to point there.
     definitions = {
-        str(i): _relocated(tool.function.parameters or {"type": "object"}, f"#/$defs/{i}")
+        str(i): relocated(tool.function.parameters or {"type": "object"}, f"#/$defs/{i}")
         for i, tool in enumerate(tools)
     }
     calls = [
@@ -74,10 +76,17 @@ def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
         }
         for i, tool in enumerate(tools)
     ]
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, "$defs": definitions}
-    if body.parallel_tool_calls is False:
-        schema["maxItems"] = 1
-    return schema
+    most = 1 if body.parallel_tool_calls is False else MAX_CALLS
+    return {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}, "$defs": definitions}
+
+
+def optional_calls(body: ChatCompletionRequest, parser: type[ToolParser] | None) -> Calls | None:
+    """The calls that the model may choose to make, in the format that `parser` reads; None if it has no choice."""
+    tools = offered_tools(body)
+    if parser is None or not tools or demands_calls(body):
+        return None
+    placed = {i: tool for i, tool in enumerate(body.tools or ()) if tool in tools}
+    return calls_of(parser.call_formats, placed, parallel=body.parallel_tool_calls is not False)
 
 
 def demanded_calls_parser(body: ChatCompletionRequest) -> ToolParser:
@@ -115,19 +124,3 @@ def _tool(tools: Sequence[Tool], name: str) -> Tool:
         if tool.function.name == name:
             return tool
     raise bad_request(f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
-
-
-def _relocated(schema: Any, root: str) -> Any:
-    """`schema` with its references to itself pointing to where `root` says it lies."""
-    if isinstance(schema, list):
-        return [_relocated(item, root) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: root + value.removeprefix("#")
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else value
-        if key in ("const", "enum", "default", "examples")
-        else _relocated(value, root)
-        for key, value in schema.items()
-    }

@@ -9,6 +9,7 @@ All calls lie between `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end
 from __future__ import annotations
 
 from tidewheel.server.chat.text_scanner import Steps
+from tidewheel.server.chat.tools.call_format import CallFormat
 from tidewheel.server.chat.tools.parser import Outcome, ToolParser
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -19,6 +20,7 @@ class DeepSeekV31Parser(ToolParser):
     """The format of V3.1."""
 
     markers = (_CALLS, _CALLS_END, _CALL, _SEPARATOR, _CALL_END)
+    call_formats = (CallFormat(f"{_CALL}NAME{_SEPARATOR}", _CALL_END, "", _CALLS, _CALLS_END),)
 
     def _parse(self) -> Steps[None]:
         while (yield from self._text_until(_CALLS)) is not None:
@@ -58,6 +60,10 @@ class DeepSeekV31Parser(ToolParser):
 
 class DeepSeekV3Parser(DeepSeekV31Parser):
     """The format of V3 and R1."""
+
+    call_formats = (
+        CallFormat(f"{_CALL}function{_SEPARATOR}NAME\n```json\n", f"\n```{_CALL_END}", "\n", _CALLS, _CALLS_END),
+    )
 
     def _name(self) -> Steps[str]:
         kind = yield from self._read_until(_SEPARATOR)

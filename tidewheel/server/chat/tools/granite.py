@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidewheel.server.chat.tools.call_format import CallFormat
 from tidewheel.server.chat.tools.parser import TaggedJsonParser
 
 
@@ -11,3 +12,4 @@ class GraniteParser(TaggedJsonParser):
     opening = ("<|tool_call|>", "<tool_call>")
     closing = "</tool_call>"
     markers = opening
+    call_formats = tuple(CallFormat(separator=", ", opening=f"{tag}[", closing="]", key="arguments") for tag in opening)

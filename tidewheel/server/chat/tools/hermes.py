@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidewheel.server.chat.tools.call_format import CallFormat
 from tidewheel.server.chat.tools.parser import TaggedJsonParser
 
 
@@ -11,3 +12,4 @@ class HermesParser(TaggedJsonParser):
     opening = ("<tool_call>",)
     closing = "</tool_call>"
     markers = ("<tool_call>", "</tool_call>")
+    call_formats = (CallFormat("<tool_call>\n", "\n</tool_call>", "\n", key="arguments"),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidewheel.server.chat.text_scanner import Steps
+from tidewheel.server.chat.tools.call_format import CallFormat
 from tidewheel.server.chat.tools.parser import Outcome, ToolParser
 
 _TAG = "<|python_tag|>"
@@ -12,6 +13,7 @@ class Llama3JsonParser(ToolParser):
     """A call is recognised at the beginning of an answer, and after `<|python_tag|>` anywhere."""
 
     markers = (_TAG,)
+    call_formats = tuple(CallFormat(separator="; ", opening=opening, key="parameters") for opening in ("", _TAG))
 
     def _parse(self) -> Steps[None]:
         yield from self._spaces()

@@ -7,6 +7,7 @@ import re
 import string
 
 from tidewheel.server.chat.text_scanner import Steps
+from tidewheel.server.chat.tools.call_format import CallFormat
 from tidewheel.server.chat.tools.parser import Outcome, ToolParser
 
 _TAG, _ID_TAG, _ARGUMENTS_TAG = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -18,6 +19,11 @@ class MistralParser(ToolParser):
     """Both formats. Ids are what Mistral's templates insist on: nine letters and digits."""
 
     markers = (_TAG, _ID_TAG, _ARGUMENTS_TAG)
+    call_formats = (
+        CallFormat(separator=", ", opening=f"{_TAG}[", closing="]", key="arguments"),
+        CallFormat(separator=", ", opening=f"{_TAG} [", closing="]", key="arguments"),
+        CallFormat(f"{_TAG}NAME{_ARGUMENTS_TAG}"),
+    )
 
     def _new_id(self) -> str:
         return "".join(random.choices(_CHARACTERS, k=9))

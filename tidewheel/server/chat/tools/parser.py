@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 
 from tidewheel.server.chat.pieces import Piece
 from tidewheel.server.chat.text_scanner import Steps, TextScanner
+from tidewheel.server.chat.tools.call_format import CallFormat
 from tidewheel.server.chat.tools.json_scanner import JsonScanner, is_json
 from tidewheel.server.chat.tools.values import is_encodable
 from tidewheel.server.protocol.chat import Tool
@@ -51,6 +52,8 @@ class ToolParser(TextScanner):
 
     markers: ClassVar[tuple[str, ...]] = ()
     """The format's tags. They are shown to the parser even where the tokenizer has them as special tokens."""
+    call_formats: ClassVar[tuple[CallFormat, ...]] = ()
+    """How models write calls, of several kinds if they differ; none where no grammar can tell."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidewheel.server.chat.tools.call_format import CallFormat
 from tidewheel.server.chat.tools.parser import TaggedJsonParser
 
 
@@ -11,3 +12,7 @@ class Phi4MiniJsonParser(TaggedJsonParser):
     opening = ("functools", "<|tool_call|>")
     closing = "<|/tool_call|>"
     markers = ("<|tool_call|>", "<|/tool_call|>")
+    call_formats = (
+        CallFormat(separator=", ", opening="functools[", closing="]", key="arguments"),
+        CallFormat(separator=", ", opening="<|tool_call|>[", closing="]<|/tool_call|>", key="arguments"),
+    )

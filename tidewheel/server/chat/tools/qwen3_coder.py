@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 
+from tidewheel.engine.constraints.structural_tag import QwenXmlParameter
 from tidewheel.server.chat.text_scanner import Steps
+from tidewheel.server.chat.tools.call_format import CallFormat
 from tidewheel.server.chat.tools.json_scanner import is_json
 from tidewheel.server.chat.tools.parser import ToolParser
 from tidewheel.server.chat.tools.schema import parameter_types
@@ -23,6 +25,9 @@ class Qwen3CoderParser(ToolParser):
     """Models leave the outer tag out at times, so a call may begin with its function."""
 
     markers = (_OPEN, _CLOSE)
+    call_formats = (
+        CallFormat(f"{_OPEN}\n{_FUNCTION}NAME>\n", f"{_FUNCTION_END}\n{_CLOSE}", "\n", content=QwenXmlParameter),
+    )
 
     def _parse(self) -> Steps[None]:
         while tag := (yield from self._text_until(_OPEN, _FUNCTION)):
