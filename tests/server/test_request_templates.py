@@ -171,13 +171,10 @@ def test_a_process_that_cannot_be_started(start_server: StartServer, monkeypatch
 
 
 def test_waiting_is_bounded(start_server: StartServer) -> None:
-    server = start_server(
-        trust_request_chat_template=True, admission=AdmissionLimits(max_queue=1, request_timeout_s=0.5)
-    )
-    assert said(server, OWN) == "hello"
+    server = start_server(trust_request_chat_template=True, admission=AdmissionLimits(max_queue=1, request_timeout_s=2))
+    eventually(lambda: ask(server, OWN).status_code == 200, "it does not start")
     with ThreadPoolExecutor(8) as pool:
         responses = list(pool.map(lambda _: ask(server, ENDLESS), range(8)))
     assert {response.status_code for response in responses} == {429, 504}
     assert all("retry-after" in response.headers for response in responses if response.status_code == 429)
     eventually(lambda: ask(server, OWN).status_code == 200, "the queue is never empty again")
-    assert said(server, None) == "hello"
