@@ -37,9 +37,11 @@ class Subject(NamedTuple):
     kv_cache_dtype: KvCacheDType
     threads: int
     quantization: Quantization | None = None
+    groups: int = 1
 
     def __str__(self) -> str:
-        return f"{self.device}-{self.quantization or self.dtype}-{self.kv_cache_dtype}-{self.threads}"
+        threads = f"{self.threads}" if self.groups == 1 else f"{self.threads} in {self.groups} groups"
+        return f"{self.device}-{self.quantization or self.dtype}-{self.kv_cache_dtype}-{threads}"
 
 
 _LEVELS = [device for device in device_ids() if device != "torch"]
@@ -52,7 +54,8 @@ _QUANTIZATIONS = [
 
 
 def subjects() -> Iterator[Subject]:
-    """Every level on one thread and on two, with every type of weight and of cache; the best one with all dtypes."""
+    """Every level on one thread and on two, with every type of weight and of cache; the best one with all dtypes, and
+    with two groups."""
     yield Subject("torch", "float32", "float32", 1)
     for level in _LEVELS:
         best = level == _LEVELS[0]
@@ -62,6 +65,9 @@ def subjects() -> Iterator[Subject]:
                 yield Subject(level, "float32", "float32", threads)
                 yield Subject(level, "float16", "float16", threads)
         yield Subject(level, "bfloat16", "fp8_e5m2", 2)
+        if best:
+            yield Subject(level, "bfloat16", "bfloat16", 2, groups=2)
+            yield Subject(level, "bfloat16", "int8", 2, _QUANTIZATIONS[1], groups=2)
         for quantization in _QUANTIZATIONS:
             yield Subject(level, "bfloat16", "int8", 2, quantization)
 
@@ -77,19 +83,19 @@ def executor(subject: Subject) -> Executor:
         max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=128,
-        threads_bind="auto" if subject.device == "torch" else bind(subject.threads),
+        threads_bind="auto" if subject.device == "torch" else bind(subject.threads, subject.groups),
         kv_cache_dtype=subject.kv_cache_dtype,
         quantization=subject.quantization,
     )
     return device.load(description.spec, open_weights(folder, description), options)
 
 
-def bind(threads: int) -> str:
+def bind(threads: int, groups: int) -> str:
     native: Any = importlib.import_module("tidewheel._native")
     cpus = [processor["cpu"] for processor in native.topology()["processors"]]
     if len(cpus) < threads:
         pytest.skip(f"this machine has no {threads} processors")
-    return ",".join(map(str, cpus[:threads]))
+    return "|".join(",".join(map(str, cpus[group:threads:groups])) for group in range(groups))
 
 
 @st.composite
@@ -120,7 +126,7 @@ moments = st.lists(
 
 @pytest.mark.parametrize("subject", list(subjects()), ids=str)
 def test_any_company_gives_the_same_bits(subject: Subject) -> None:
-    tested, reference = executor(subject), executor(subject._replace(threads=1))
+    tested, reference = executor(subject), executor(subject._replace(threads=1, groups=1))
 
     @settings(
         max_examples=4 if subject.device == "torch" else 20,

@@ -148,6 +148,13 @@ def test_other_files_are_left_to_transformers(tmp_path: Path) -> None:
     assert tokenizer.eos_token_id == 1
 
 
+def test_without_transformers_such_a_folder_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    write(tmp_path / "vocab.json", {})
+    with pytest.raises(ModelError, match=r"needs transformers, .*tidewheel\[transformers\].*EXTRAS=transformers"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_tokenizer_json_needs_no_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)

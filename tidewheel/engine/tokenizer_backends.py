@@ -240,8 +240,15 @@ class TransformersBackend:
 
 
 def load_with_transformers(folder: Path) -> TokenizerBackend:
-    """Ask transformers, which is imported only here. Raises ModelError if it does not know either."""
-    import transformers
+    """Ask transformers, which is imported only here. Raises ModelError if it does not know either, or is not there."""
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"{folder} has neither tokenizer.json nor tokenizer.model, and to read its other files needs {error.name}, "
+            "which is not installed: pip install 'tidewheel[transformers]', or build the image with "
+            "--build-arg EXTRAS=transformers, or add a tokenizer.json"
+        ) from error
 
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)

@@ -85,7 +85,8 @@ class ModelOptions:
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
     threads_bind: str = option(
         "auto",
-        "cores to compute on, e.g. 0-29, or 0-31|32-63 for a group a NUMA node; auto is all that the process may use",
+        "cores to compute on, e.g. 0-29, or 0-31|32-63 for groups of threads, one a NUMA node; auto makes these of all "
+        "cores that the process may use",
         metavar="CORES",
         env_aliases=("VLLM_CPU_OMP_THREADS_BIND",),
     )
