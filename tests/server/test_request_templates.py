@@ -114,6 +114,9 @@ def test_many_at_once_get_their_own(trusting: RunningServer) -> None:
     with ThreadPoolExecutor(16) as pool:
         texts = list(pool.map(lambda i: said(trusting, f"SAY(number {i})YAS"), range(64)))
     assert texts == [f"number {i}" for i in range(64)]
+    running = set(workers(os.getpid()))
+    assert said(trusting, OWN) == "hello"
+    assert set(workers(os.getpid())) == running  # none is started for each of them
 
 
 def test_the_process_has_nothing_of_the_servers(start_process: StartProcess) -> None:
