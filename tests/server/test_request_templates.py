@@ -114,6 +114,9 @@ def test_many_at_once_get_their_own(trusting: RunningServer) -> None:
     with ThreadPoolExecutor(16) as pool:
         texts = list(pool.map(lambda i: said(trusting, f"SAY(number {i})YAS"), range(64)))
     assert texts == [f"number {i}" for i in range(64)]
+    running = set(workers(os.getpid()))
+    assert said(trusting, OWN) == "hello"
+    assert set(workers(os.getpid())) == running  # none is started for each of them
 
 
 def test_the_process_has_nothing_of_the_servers(start_process: StartProcess) -> None:
@@ -171,13 +174,10 @@ def test_a_process_that_cannot_be_started(start_server: StartServer, monkeypatch
 
 
 def test_waiting_is_bounded(start_server: StartServer) -> None:
-    server = start_server(
-        trust_request_chat_template=True, admission=AdmissionLimits(max_queue=1, request_timeout_s=0.5)
-    )
-    assert said(server, OWN) == "hello"
+    server = start_server(trust_request_chat_template=True, admission=AdmissionLimits(max_queue=1, request_timeout_s=2))
+    eventually(lambda: ask(server, OWN).status_code == 200, "it does not start")
     with ThreadPoolExecutor(8) as pool:
         responses = list(pool.map(lambda _: ask(server, ENDLESS), range(8)))
     assert {response.status_code for response in responses} == {429, 504}
     assert all("retry-after" in response.headers for response in responses if response.status_code == 429)
     eventually(lambda: ask(server, OWN).status_code == 200, "the queue is never empty again")
-    assert said(server, None) == "hello"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import pickle
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, TypeVar
 
+from tidewheel.engine.errors import EngineDeadError
 from tidewheel.server.admission import EndRate, check_backlog, request_timeout
 from tidewheel.server.chat.template_worker import COMMAND, MAX_CPU_S, MAX_TEXT, READY, REPLY, REQUEST, Outcome
 from tidewheel.server.errors import ApiError, bad_request
@@ -42,6 +44,7 @@ class RequestTemplates:
         # One, as there is one process. Its own, so that a template without an end holds up nothing but templates.
         self._thread = ThreadPoolExecutor(1, "request-templates")
         self._process: _TemplateProcess | None = None
+        self._is_closed = False
         self._waiting = 0
         self._rate = EndRate()
 
@@ -66,25 +69,39 @@ class RequestTemplates:
     def render(self, source: str, variables: dict[str, Any]) -> str:
         """The text that a template writes.
 
-        Raises ApiError: 400 for one that fails or takes too much of anything, 503 if nothing can be rendered.
+        Raises ApiError: 400 for one that fails or takes too much of anything, 503 if nothing can be rendered; and
+        EngineDeadError after `close`.
         """
-        if self._process is None or not self._process.is_alive:
-            try:
-                self._process = _TemplateProcess()
-            except (OSError, EOFError) as error:
-                logger.exception("The process for requests' templates does not start")
-                raise ApiError(
-                    HTTPStatus.SERVICE_UNAVAILABLE,
-                    "chat_template: this server cannot start the process that renders it",
-                    param="chat_template",
-                ) from error
-        return self._process.render(source, variables)
+        if self._process is not None and self._process.is_alive:
+            # One that ends may have been ended from outside, or by what an earlier template left there.
+            with contextlib.suppress(EOFError):
+                return self._process.render(source, variables)
+        if self._is_closed:
+            raise EngineDeadError("the server is shutting down")
+        self._process = _start()
+        try:
+            return self._process.render(source, variables)
+        except EOFError:
+            raise _bad_template("it has ended the process that renders it") from None
 
     def close(self) -> None:
         """End the process, whatever it does."""
+        self._is_closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
             self._process.kill()
+
+
+def _start() -> _TemplateProcess:
+    try:
+        return _TemplateProcess()
+    except (OSError, EOFError) as error:
+        logger.exception("The process for requests' templates does not start")
+        raise ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "chat_template: this server cannot start the process that renders it",
+            param="chat_template",
+        ) from error
 
 
 class _TemplateProcess:
@@ -114,6 +131,7 @@ class _TemplateProcess:
         return self._process.poll() is None
 
     def render(self, source: str, variables: dict[str, Any]) -> str:
+        """See RequestTemplates. Raises EOFError if the process has ended, and not for the time that it took."""
         request = pickle.dumps((source, variables))
         deadline = time.monotonic() + _MAX_S
         try:
@@ -130,7 +148,7 @@ class _TemplateProcess:
             self.kill()
             if self._process.returncode == -signal.SIGXCPU:
                 raise _bad_template(f"rendering it takes more than {MAX_CPU_S} s of processor time") from None
-            raise _bad_template("it has ended the process that renders it") from None
+            raise EOFError from None
         if retires:
             self.kill()
         if outcome == Outcome.TEXT:

@@ -27,8 +27,8 @@ MAX_CPU_S = 2
 MAX_TEXT = 16 * 2**20  # characters
 _MAX_COMPLAINT = 2000  # characters
 _NICE = 10  # about a tenth of a core that the chat model wants, all of one that it does not
-# Memory that a template needed may stay with the process; past this it ends and the next request gets a new one.
-_RETIRE_KIB = 128 * 2**10
+# Of a template's memory some may stay with the process; past this it ends, and the next request gets a new one.
+_MAX_KEPT_BYTES = 64 * 2**20
 
 REQUEST = struct.Struct("!Q")  # the size of what follows: pickled (source, variables)
 REPLY = struct.Struct("!B?I")  # an Outcome, whether the process ends now, the size of the UTF-8 text that follows
@@ -51,14 +51,21 @@ def main() -> None:
     _bound_process()
     connection.sendall(READY)
     stream = connection.makefile("rb")
+    size_at_start = _address_space_bytes()
     compiled = functools.lru_cache(maxsize=16)(template_environment().from_string)
     while head := stream.read(REQUEST.size):
         source, variables = pickle.loads(stream.read(*REQUEST.unpack(head)))
         outcome, text = _answer(compiled, source, variables)
-        retires = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _RETIRE_KIB
+        retires = _address_space_bytes() > size_at_start + _MAX_KEPT_BYTES
         connection.sendall(REPLY.pack(outcome, retires, len(text)) + text)
         if retires:
             return
+
+
+def _address_space_bytes() -> int:
+    # Not getrusage, whose peak begins with that of the process that this one was started by.
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()
 
 
 def _bound_process() -> None:
