@@ -9,14 +9,20 @@ ARGS ?=
 PYTEST_ARGS ?=
 # ON takes C++ warnings for errors, as .ci/run does.
 WERROR ?= OFF
-IMAGE ?= tidewheel:cpu
+# cpu, arm or s390x: the Dockerfile's name
+IMAGE_FOR ?= cpu
+IMAGE ?= tidewheel:$(IMAGE_FOR)
 BASE ?= debian:bookworm-slim
+REVISION = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tidewheel/__init__.py)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 # The object files stay here between builds, so that a change of one source compiles one source.
 NATIVE_BUILD := $(VENV)/native
+# Debian 12's Python is the images'; one version of each package for all of them.
+LOCK := $(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --fork-strategy fewest \
+    --generate-hashes --no-header --no-annotate --constraint requirements/constraints.in
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 # Directories are listed too: a file that goes away changes nothing but its directory.
 SOURCES := pyproject.toml CMakeLists.txt \
@@ -29,7 +35,7 @@ INSTALL := $(PIP) install --quiet --no-build-isolation \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint format native-test python-test bench image clean
+.PHONY: help serve test lint format native-test cross-test python-test bench image lock clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,13 +47,14 @@ serve: $(VENV)/.installed  ## build, install and serve the embedded model (MODEL
 bench: $(VENV)/.installed  ## measure this machine: prefill, decode, start-up, memory (MODEL=, ARGS= override)
 	$(BIN)/tidewheel bench $(MODEL) $(ARGS)
 
-test: lint native-test python-test  ## lint, types, C++ tests and Python tests
+test: lint native-test cross-test python-test  ## lint, types, C++ tests, here and on emulated processors, and Python tests
 
 lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --strict load_tests/*.py
 	$(BIN)/mypy --strict load_tests/peer_runners/*.py
+	$(BIN)/mypy --strict tools/*.py
 	@if [ -x $(BIN)/hadolint ]; then \
 	    echo $(BIN)/hadolint Dockerfile.*; $(BIN)/hadolint Dockerfile.*; \
 	else \
@@ -63,12 +70,40 @@ native-test: $(VENV)/.test-tools $(VENV)/.installed  ## the C++ tests
 	$(BIN)/cmake --build $(NATIVE_BUILD)
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
 
+CROSS_ARCHITECTURES := aarch64 s390x
+# Plain C++ alone serves others. riscv64 and ppc64le are known to pass: make cross-test-riscv64 cross-test-ppc64le
+cross-test-%: COMPILER = $*-linux-gnu
+cross-test-ppc64le: COMPILER = powerpc64le-linux-gnu
+
+cross-test: $(VENV)/.test-tools $(addprefix cross-test-,$(CROSS_ARCHITECTURES))  ## the C++ tests for other processors, in qemu
+
+# A level is tested on the oldest processor of qemu that has it, where an instruction above the level faults, and on others.
+cross-test-%: $(VENV)/.test-tools
+	@set -e; for tool in $(COMPILER)-g++ qemu-$*-static; do command -v $$tool >/dev/null && continue; \
+	    echo "no $$tool: the C++ tests were not run for $* (apt-get install g++-$(COMPILER) qemu-user-static)"; \
+	    [ -z "$$TIDEWHEEL_REQUIRE_CLIENTS" ]; exit; \
+	done; set -x; \
+	$(BIN)/cmake -G Ninja -S . -B $(VENV)/cross/$* --toolchain cmake/$*-linux-gnu.cmake -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR); \
+	$(BIN)/cmake --build $(VENV)/cross/$*; \
+	$(BIN)/ctest --test-dir $(VENV)/cross/$* --output-on-failure --no-tests=error --parallel $$(nproc)
+
 # The command and not `python -m pytest`, which would put the sources before the installed package.
 python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-image:  ## docker build of Dockerfile.cpu (IMAGE=, BASE= override)
-	docker build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) -f Dockerfile.cpu -t $(IMAGE) .
+image:  ## docker build of Dockerfile.cpu (IMAGE_FOR=arm or s390x, IMAGE=, BASE= override)
+	docker build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
+	    -f Dockerfile.$(IMAGE_FOR) -t $(IMAGE) .
+
+# An extra's file has what it adds to the server's.
+lock: | $(VENV)/.tools  ## resolve anew, with hashes, what the images install: requirements/*.txt
+	$(PIP) install --quiet --upgrade uv
+	$(LOCK) requirements/build.in --output-file requirements/build.txt
+	$(LOCK) pyproject.toml --output-file requirements/server.txt
+	for extra in onnx otel transformers; do \
+	    $(LOCK) --constraint requirements/server.txt --extra $$extra pyproject.toml --output-file requirements/$$extra.txt \
+	        $$(sed -n 's/^\([^= ]*\)==.*/--no-emit-package \1/p' requirements/server.txt) || exit; \
+	done
 
 clean:  ## remove everything that was made
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -84,7 +84,14 @@ def http_rate(port: int, prompts: list[list[int]], num_tokens: int) -> float:
     with ExitStack() as opened, selectors.DefaultSelector() as selector:
         streams = []
         for prompt in prompts:
-            body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+            body = {
+                "prompt": prompt,
+                "max_tokens": num_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "skip_special_tokens": False,  # all that some answers have, and every token is to have a frame
+                "stream": True,
+            }
             stream = Stream(port, body)
             streams.append(stream)
             opened.enter_context(stream.socket)

@@ -219,12 +219,13 @@ void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>,
   for (size_t row = 0; row < logits.shape(0); ++row) sampler.sample(sampling, row, logits.data() + row * logits.shape(1), 0);
 }
 
-// Tensors as tuples of name, array, dtype, and whether the array is a view of a mapped file.
-using Tensor = std::tuple<std::string, nb::ndarray<nb::ro, nb::device::cpu>, std::string, bool>;
+// Tensors as tuples of name, array, dtype, whether the bytes of its elements lie in the other order than this machine's, and
+// whether the array is a view of a mapped file.
+using Tensor = std::tuple<std::string, nb::ndarray<nb::ro, nb::device::cpu>, std::string, bool, bool>;
 
 void set_weights(Executor& executor, const std::vector<Tensor>& tensors) {
   std::vector<Source> sources;
-  for (const auto& [name, array, dtype, mapped] : tensors) {
+  for (const auto& [name, array, dtype, swapped, mapped] : tensors) {
     Source& source = sources.emplace_back(name, array.data(), parse_dtype(dtype));
     if (array.dtype().bits != dtype_bytes(source.type) * 8) {
       throw std::invalid_argument(name + " does not hold elements of " + dtype);
@@ -233,6 +234,7 @@ void set_weights(Executor& executor, const std::vector<Tensor>& tensors) {
       source.shape.push_back(static_cast<int64_t>(array.shape(i)));
       source.strides.push_back(array.stride(i));
     }
+    source.swapped = swapped;
     source.mapped = mapped;
   }
   nb::gil_scoped_release release;
@@ -251,8 +253,6 @@ nb::dict topology_dict(const Topology& topology) {
   nb::dict result;
   result["processors"] = processors;
   result["cores"] = nb::cast(topology.cores);
-  result["cpu_quota"] = topology.cpu_quota;
-  result["default_threads"] = default_threads(topology);
   return result;
 }
 
@@ -306,22 +306,24 @@ NB_MODULE(_native, m) {
       .def("__init__", [](Executor* self, const ModelConfig& config, const std::string& isa, const std::string& dtype,
                           const std::string& quantization, int quantization_group, bool zero_points,
                           const std::string& cache_dtype, int num_blocks, int max_num_seqs,
-                          int max_num_batched_tokens, const std::vector<int>& cpus) {
-        if (cpus.empty()) throw std::invalid_argument("at least one CPU is needed");
+                          int max_num_batched_tokens, const std::vector<std::vector<int>>& groups) {
         new (self) Executor(config, choose_kernels(isa), parse_formats(dtype, quantization, quantization_group, zero_points),
-                            parse_cache_type(cache_dtype), {num_blocks, max_num_seqs, max_num_batched_tokens}, cpus);
+                            parse_cache_type(cache_dtype), {num_blocks, max_num_seqs, max_num_batched_tokens}, groups);
       }, "config"_a, "isa"_a, "dtype"_a, "quantization"_a, "quantization_group"_a, "zero_points"_a,
-           "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "cpus"_a)
+           "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a)
       .def("set_weights", &set_weights, "tensors"_a)
       .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)
       .def("read_weights", &Executor::read_weights, "file"_a, "offset"_a, "checksum"_a,
            nb::call_guard<nb::gil_scoped_release>())
-      .def("weights_checksum", [](const Executor& self) { return self.weights().checksum(); },
+      .def("weights_checksum", [](const Executor& self) { return self.weights().packed().checksum(); },
            nb::call_guard<nb::gil_scoped_release>())
       .def("packed_weights", [](const Executor& self) {
-        const std::span<const char> bytes = self.weights().packed();
-        return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(bytes.data(), {bytes.size()}, nb::find(self));
+        nb::list runs;
+        for (const std::span<const char> run : self.weights().packed().spans()) {
+          runs.append(nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(run.data(), {run.size()}, nb::find(self)));
+        }
+        return runs;
       })
       .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "ranks"_a.none(), "top_ids"_a.none(),
            "top_logprobs"_a.none(), "logits"_a.none())
@@ -355,8 +357,9 @@ NB_MODULE(_native, m) {
   }, "Names of the ISA levels that this processor has, best first.");
   m.def("chosen_isa_level", [](const std::string& isa) { return std::string(choose_kernels(isa).name); }, "isa"_a = "auto",
         "The level that is used for `isa`; TIDEWHEEL_ISA decides what auto means.");
-  m.def("topology", [](const std::string& root) { return topology_dict(read_topology(root)); }, "root"_a = "/",
-        "Processors and quota that this process may use.");
+  m.def("topology", [](const std::string& root, const std::optional<std::vector<int>>& allowed) {
+    return topology_dict(read_topology(root, allowed));
+  }, "root"_a = "/", "allowed"_a = nb::none(), "Processors and quota that this process may use.");
   m.def("parse_cpu_list", &parse_cpu_list, "text"_a, "'0-3,8' to [0, 1, 2, 3, 8].");
   m.def("packed_version", [] { return kPackedVersion; }, "Of the layout and the content of packed weights.");
   m.def("block_tokens", [] { return kBlockTokens; }, "Tokens a KV block holds.");

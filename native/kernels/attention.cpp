@@ -2,6 +2,7 @@
 // pieces and tiles that start at fixed absolute positions. K and V are always read back from the cache. A row's
 // arithmetic does not depend on the other rows of its task: what lies beyond its own limits enters with weight 0.
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "kernels/cache.h"
@@ -122,7 +123,9 @@ TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, con
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
       const T* p = columns.start[v] + s * step_stride;
-      prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
+      // A block's vectors lie side by side, several of short ones in a cache line.
+      constexpr size_t kBytes = kLanes * C::kStep * sizeof(T);
+      if (v % kBlockVectors * kBytes % 64 == 0) prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
       w[v] = C::load_step(p);
     }
 #pragma GCC unroll 16
@@ -141,8 +144,7 @@ class Piece {
   static constexpr bool kScaled = kHasScales<T>;
 
   Piece(const AttentionArgs& args, Scratch& scratch)
-      : args_(args), rows_(args), dim_(rows_.dim), head_bytes_(args.heads.head_bytes(Cached<T>::kType)),
-        block_stride_(args.block_stride),
+      : args_(args), rows_(args), dim_(rows_.dim), block_stride_(args.block_stride),
         adjusts_(kScaled || args.softcap != 0 || args.alibi_slopes),
         q_(scratch.take<Q>(size_t(rows_.count) * dim_)), scores_(scratch.take<float>(kTileRows * kAttentionTile)),
         weights_(scratch.take<Q>(kTileRows * kAttentionTile)), k_scales_(scratch.take<float>(kAttentionTile)),
@@ -172,7 +174,7 @@ class Piece {
 
  private:
   CachedHead<T> head(int block) const {
-    const char* start = args_.cache + args_.block_table[block] * block_stride_ + args_.kv_head * head_bytes_;
+    const char* start = args_.cache_head + args_.block_table[block] * block_stride_;
     return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_};
   }
 
@@ -203,32 +205,34 @@ class Piece {
 
   template <int ROWS>
   void score_rows(int row, int tile, int blocks) {
-    constexpr int kBlocks = std::max(vectors_for(ROWS) / kBlockVectors, 1);
-    int b = 0;
-    for (; b + kBlocks <= blocks; b += kBlocks) score_blocks<ROWS, kBlocks>(row, tile, b);
-    for (; b < blocks; ++b) score_blocks<ROWS, 1>(row, tile, b);
+    // Whole blocks, or such parts of one as there are accumulators for.
+    constexpr int kVectors = vectors_for(ROWS), kBlocks = kVectors / kBlockVectors;
+    constexpr int kMany = kBlocks ? kBlocks * kBlockVectors : static_cast<int>(std::bit_floor(unsigned{kVectors}));
+    constexpr int kFew = std::min(kMany, kBlockVectors);
+    const int end = blocks * kBlockVectors;
+    int v = 0;
+    for (; v + kMany <= end; v += kMany) score_vectors<ROWS, kMany>(row, tile, v);
+    for (; v < end; v += kFew) score_vectors<ROWS, kFew>(row, tile, v);
   }
 
-  template <int ROWS, int BLOCKS>
-  void score_blocks(int row, int tile, int first) {
-    constexpr int kVectors = BLOCKS * kBlockVectors;
-    Columns<T, kVectors> columns;
-    F acc[ROWS][kVectors];
+  // The scores of the tile's tokens from vector `first` on.
+  template <int ROWS, int VECTORS>
+  void score_vectors(int row, int tile, int first) {
+    Columns<T, VECTORS> columns;
+    F acc[ROWS][VECTORS];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const int block = tile * kTileBlocks + first + v / kBlockVectors;
-      columns.start[v] = head(block).k + v % kBlockVectors * kLanes * kStep;
+    for (int v = 0; v < VECTORS; ++v) {
+      const int block = tile * kTileBlocks + (first + v) / kBlockVectors;
+      columns.start[v] = head(block).k + (first + v) % kBlockVectors * kLanes * kStep;
       columns.ahead[v] = ahead(block);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) acc[r][v] = zero();
     }
-    contract<T, ROWS, kVectors>(q_ + size_t(row) * dim_, dim_, columns, kBlockTokens * kStep, dim_ / kStep, acc);
+    contract<T, ROWS, VECTORS>(q_ + size_t(row) * dim_, dim_, columns, kBlockTokens * kStep, dim_ / kStep, acc);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        store(scores_ + r * kAttentionTile + first * kBlockTokens + v * kLanes, acc[r][v]);
-      }
+      for (int v = 0; v < VECTORS; ++v) store(scores_ + r * kAttentionTile + (first + v) * kLanes, acc[r][v]);
     }
   }
 
@@ -358,7 +362,7 @@ class Piece {
   const AttentionArgs& args_;
   const Rows rows_;
   const int dim_;
-  const size_t head_bytes_, block_stride_;
+  const size_t block_stride_;
   const bool adjusts_;
   Q* const q_;             // [rows, dim]
   float* const scores_;    // [kTileRows, kAttentionTile]

@@ -13,7 +13,7 @@ struct SingleElements {
   using Activation = float;
   using Vector = F;
   TW_INLINE Vector load_step(const T* p) { return load(p); }
-  TW_INLINE F dot(F acc, Vector w, const Activation* a) { return fma(w, set1(*a), acc); }
+  TW_INLINE F dot(F acc, Vector w, const Activation* a) { return dot_single(acc, w, a); }
 };
 
 template <typename T>

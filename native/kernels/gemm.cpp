@@ -2,8 +2,8 @@
 // or on which thread computed it.
 #include <cmath>
 
-#include "kernels/gemm_tiles.h"
 #include "kernels/table.h"
+#include "micro_kernels.h"
 
 namespace tidewheel::TW_ISA {
 namespace {
@@ -83,37 +83,52 @@ void prefetch_outputs(const GemmArgs& args, int panel, int row, int rows) {
   }
 }
 
-template <typename Tile, int... I>
-void gemm_with(const WeightFormat& format, const GemmArgs& args, std::integer_sequence<int, I...>) {
-  static constexpr void (*kTiles[])(const WeightFormat&, const char*, const char*, int, float*) = {
-      Tile::template rows<I + 1>...};
+template <typename Micro>
+void gemm_with(Micro& kernel, const WeightFormat& format, const GemmArgs& args) {
   const size_t x_bytes = row_bytes(format, args.k), weight_bytes = panel_bytes(format, args.k);
-  alignas(64) float tile[kTileRows * kPanel];
+  alignas(64) float tile[Micro::kRows * kPanel];
   for (int panel = args.panel_begin; panel < args.panel_end; ++panel) {
     const char* weight = static_cast<const char*>(args.weight) + panel * weight_bytes;
-    for (int row = args.row_begin; row < args.row_end; row += kTileRows) {
-      const int rows = args.row_end - row < kTileRows ? args.row_end - row : kTileRows;
+    for (int row = args.row_begin; row < args.row_end; row += Micro::kRows) {
+      const int rows = args.row_end - row < Micro::kRows ? args.row_end - row : Micro::kRows;
       prefetch_outputs(args, panel, row, rows);
-      kTiles[rows - 1](format, static_cast<const char*>(args.x) + row * x_bytes, weight, args.k, tile);
+      kernel.multiply(format, static_cast<const char*>(args.x) + row * x_bytes, weight, args.k, rows, tile);
       finish_tile(args, panel, row, rows, tile);
     }
   }
 }
 
+// Calls `body` with the micro-kernel for a format.
+template <typename Body>
+void with_micro_kernel(const WeightFormat& format, Body&& body) {
+  const auto call = [&]<typename Micro>(Micro&& kernel) { body(kernel); };
+  switch (format.kind) {
+    case WeightKind::kFloat32: return call(FloatRows<float>());
+    case WeightKind::kBFloat16: return call(FloatRows<bf16>());
+    case WeightKind::kFloat16: return call(FloatRows<f16>());
+    case WeightKind::kInt8: return call(GroupRows<false, false>());
+    case WeightKind::kInt8Channel: return call(Int8ChannelRows());
+    case WeightKind::kInt4:
+      if (format.zero_points) return call(GroupRows<true, true>());
+      return call(GroupRows<true, false>());
+  }
+}
+
 }  // namespace
 
+int tile_rows(const WeightFormat& format) { return packed_rows(format.kind); }
+
+int row_block(const WeightFormat& format, int k) {
+  int rows = 0;
+  with_micro_kernel(format, [&]<typename Micro>(Micro&) {
+    const size_t blocks = kRowBlockBytes / (row_bytes(format, k) * Micro::kRows);
+    rows = Micro::kRows * static_cast<int>(blocks > 1 ? blocks : 1);
+  });
+  return rows;
+}
+
 void gemm(const WeightFormat& format, const GemmArgs& args) {
-  constexpr std::make_integer_sequence<int, kTileRows> kRows;
-  switch (format.kind) {
-    case WeightKind::kFloat32: return gemm_with<FloatTile<float>>(format, args, kRows);
-    case WeightKind::kBFloat16: return gemm_with<FloatTile<bf16>>(format, args, kRows);
-    case WeightKind::kFloat16: return gemm_with<FloatTile<f16>>(format, args, kRows);
-    case WeightKind::kInt8: return gemm_with<GroupTile<false, false>>(format, args, kRows);
-    case WeightKind::kInt8Channel: return gemm_with<Int8ChannelTile>(format, args, kRows);
-    case WeightKind::kInt4:
-      if (format.zero_points) return gemm_with<GroupTile<true, true>>(format, args, kRows);
-      return gemm_with<GroupTile<true, false>>(format, args, kRows);
-  }
+  with_micro_kernel(format, [&](auto& kernel) { gemm_with(kernel, format, args); });
 }
 
 }  // namespace tidewheel::TW_ISA

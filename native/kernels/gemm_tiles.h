@@ -1,6 +1,8 @@
-// Micro-tiles: ROWS packed rows times one panel of columns, into tile [ROWS][kPanel]. One accumulator an output, inputs in
-// order.
+// Micro-tiles in vector registers: ROWS packed rows times one panel of columns, into tile [ROWS][kPanel]. One accumulator
+// an output, inputs in order.
 #pragma once
+
+#include <utility>
 
 #include "kernels/layout.h"
 
@@ -9,16 +11,50 @@ namespace tidewheel::TW_ISA {
 // Far enough ahead of the loads that a panel streamed from memory arrives in time at one row.
 constexpr int kPrefetchBytes = 4096;
 
+// A peak is measured over many independent sums, so that latency does not count, in so many steps a round. Their total is
+// folded into the result, far below its precision, so that nothing is removed.
+constexpr int kPeakSums = kTileRows * kTileVectors, kPeakSteps = 1024;
+constexpr double kPeakTrace = 1e-30;
+
 // How a kind of weight is multiplied: `rows<ROWS>(format, packed rows, panel, k, tile)`.
 template <typename T>
 struct FloatTile {
   using E = Element<T>;
 
+  // Few rows take more columns at once: as many as need no more registers than the whole tile.
+  static constexpr int vectors_for(int rows) {
+    int vectors = kTileVectors;
+    while (vectors < kStrips && (rows + E::kStep) * 2 * vectors <= (kTileRows + 1) * kTileVectors) vectors *= 2;
+    return vectors;
+  }
+
+  static double peak(int rounds) {
+    alignas(64) const T weights[E::kStep * kLanes] = {};
+    const typename E::Activation inputs[E::kStep] = {};
+    const T* w = weights;
+    const typename E::Activation* x = inputs;
+    F acc[kPeakSums];
+#pragma GCC unroll 32
+    for (int c = 0; c < kPeakSums; ++c) acc[c] = set1(static_cast<float>(c));  // else all sums are one
+    for (int i = 0; i < rounds * kPeakSteps; ++i) {
+      const typename E::Vector step = E::load_step(w);
+#pragma GCC unroll 32
+      for (int c = 0; c < kPeakSums; ++c) acc[c] = E::dot(acc[c], step, x);
+      // The operands may have changed, for all the compiler knows: nothing is folded or hoisted.
+      asm volatile("" : "+r"(w), "+r"(x) : : "memory");
+    }
+    F sum = zero();
+#pragma GCC unroll 32
+    for (int c = 0; c < kPeakSums; ++c) sum = add(sum, acc[c]);
+    return 2.0 * rounds * kPeakSteps * kPeakSums * kLanes * E::kStep + kPeakTrace * hsum(sum);
+  }
+
   template <int ROWS>
   static void rows(const WeightFormat&, const char* x, const char* panel, int k, float* tile) {
-    for (int column = 0; column < kPanel; column += kTileVectors * kLanes) {
-      columns<ROWS, kTileVectors>(reinterpret_cast<const typename E::Activation*>(x),
-                                  reinterpret_cast<const T*>(panel) + column * E::kStep, float_steps<T>(k), tile + column);
+    constexpr int kVectors = vectors_for(ROWS);
+    for (int column = 0; column < kPanel; column += kVectors * kLanes) {
+      columns<ROWS, kVectors>(reinterpret_cast<const typename E::Activation*>(x),
+                              reinterpret_cast<const T*>(panel) + column * E::kStep, float_steps<T>(k), tile + column);
     }
   }
 
@@ -27,12 +63,12 @@ struct FloatTile {
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) acc[r][v] = zero();
     }
     for (int s = 0; s < steps; ++s) {
       typename E::Vector w[VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) w[v] = E::load_step(weight + v * kLanes * E::kStep);
       prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes);
       if constexpr (VECTORS * kLanes * E::kStep * sizeof(T) > 64) {
@@ -41,14 +77,14 @@ struct FloatTile {
       weight += kPanel * E::kStep;
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) acc[r][v] = E::dot(acc[r][v], w[v], x + r * E::kStep);
       }
       x += ROWS * E::kStep;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) store(tile + r * kPanel + v * kLanes, acc[r][v]);
     }
   }
@@ -62,31 +98,74 @@ struct RowGroup {
   int8_t quads[kRowGroup / kQuad][ROWS][kQuad];
 };
 
-template <int ROWS>
-TW_INLINE void multiply_quads(I (&dot)[ROWS], Quads w, const int8_t (*x)[kQuad]) {
+// By the level's own way to take several rows at once, if it has one.
+template <int ROWS, typename Sum, typename W>
+TW_INLINE void multiply_quads(Sum (&sum)[ROWS], W w, const int8_t (*x)[kQuad]) {
+  if constexpr (requires { dot_rows<ROWS>(sum, w, x); }) {
+    dot_rows<ROWS>(sum, w, x);
+  } else {
 #pragma GCC unroll 16
-  for (int r = 0; r < ROWS; ++r) dot[r] = dot_quads(dot[r], w, x[r]);
+    for (int r = 0; r < ROWS; ++r) sum[r] = dot_quads(sum[r], w, x[r]);
+  }
 }
 
 // The dot products of one group; weights advance past it.
+template <int ROWS>
+TW_INLINE void multiply_bytes(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
+#pragma GCC unroll 8
+  for (int s = 0; s < kRowGroup / kQuad; ++s) {
+    if (s * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);  // once a cache line
+    multiply_quads<ROWS>(dot, load_quads(weight), x[s]);
+    weight += kLanes * kQuad;
+  }
+}
+template <int ROWS>
+TW_INLINE void multiply_nibbles(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
+  NibbleSum sum[ROWS];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) sum[r] = begin_nibbles(dot[r]);
+#pragma GCC unroll 8
+  for (int s = 0; s < kRowGroup / kQuad; s += 2) {
+    if (s / 2 * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);
+    Quads low, high;
+    load_nibbles(weight, low, high);
+    multiply_quads<ROWS>(sum, low, x[s]);
+    multiply_quads<ROWS>(sum, high, x[s + 1]);
+    weight += kLanes * kQuad;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) dot[r] = end_nibbles(dot[r], sum[r]);
+}
 template <int ROWS, bool NIBBLES>
 TW_INLINE void multiply_group(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
-#pragma GCC unroll 8
-  for (int s = 0; s < kRowGroup / kQuad; s += NIBBLES ? 2 : 1) {
-    prefetch(weight + kPrefetchBytes);
-    if constexpr (NIBBLES) {
-      Quads low, high;
-      load_nibbles(weight, low, high);
-      multiply_quads<ROWS>(dot, low, x[s]);
-      multiply_quads<ROWS>(dot, high, x[s + 1]);
-    } else {
-      multiply_quads<ROWS>(dot, load_quads(weight), x[s]);
-    }
-    weight += kLanes * kQuad;
+  if constexpr (NIBBLES) {
+    multiply_nibbles<ROWS>(dot, weight, x);
+  } else {
+    multiply_bytes<ROWS>(dot, weight, x);
   }
 }
 
 struct Int8ChannelTile {
+  static double peak(int rounds) {
+    alignas(64) const uint8_t weights[kQuad * kLanes] = {};
+    const int8_t inputs[kQuad] = {1, 1, 1, 1};
+    const uint8_t* w = weights;
+    const int8_t* x = inputs;
+    I acc[kPeakSums];
+#pragma GCC unroll 32
+    for (int c = 0; c < kPeakSums; ++c) acc[c] = set1_int(c);
+    for (int i = 0; i < rounds * kPeakSteps; ++i) {
+      const Quads quads = load_quads(w);
+#pragma GCC unroll 32
+      for (int c = 0; c < kPeakSums; ++c) acc[c] = dot_quads(acc[c], quads, x);
+      asm volatile("" : "+r"(w), "+r"(x) : : "memory");
+    }
+    int sum = 0;
+#pragma GCC unroll 32
+    for (int c = 0; c < kPeakSums; ++c) sum += hsum(acc[c]);
+    return 2.0 * rounds * kPeakSteps * kPeakSums * kLanes * kQuad + kPeakTrace * sum;
+  }
+
   template <int ROWS>
   static void rows(const WeightFormat& format, const char* x, const char* panel, int k, float* tile) {
     const auto* scale = reinterpret_cast<const float*>(x);
@@ -146,7 +225,7 @@ struct GroupTile {
           multiply_group<ROWS, NIBBLES>(dot, weight, group->quads);
 #pragma GCC unroll 16
           for (int r = 0; r < ROWS; ++r) {
-            acc[r] = fma(to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+            acc[r] = fma(small_to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
             if constexpr (SHIFTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[r]), acc[r]);
           }
         }
@@ -154,6 +233,27 @@ struct GroupTile {
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
+  }
+};
+
+// A micro-kernel: up to kRows packed rows, which begin a packed tile, times a panel. `gemm` makes one for each call.
+template <typename Tile>
+struct InRegisters {
+  static constexpr int kRows = kTileRows;
+
+  void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) const {
+    by_rows(std::make_integer_sequence<int, kRows>{})[rows - 1](format, x, panel, k, tile);
+  }
+
+  // Operations done, a multiply and an add being two, by nothing but the multiply-accumulates that this is made of.
+  static double peak(int rounds) { return Tile::peak(rounds); }
+
+ private:
+  using Multiply = void (*)(const WeightFormat&, const char*, const char*, int, float*);
+  template <int... I>
+  static const Multiply* by_rows(std::integer_sequence<int, I...>) {
+    static constexpr Multiply kMultiply[] = {Tile::template rows<I + 1>...};
+    return kMultiply;
   }
 };
 

@@ -29,9 +29,9 @@ struct WeightFormat {
   bool zero_points = false;
 };
 
-// Of what packed weights look like and hold. Raise it with every change of layout, of order in the arena, or of the
-// numbers that quantization chooses: weights that were packed and kept under another version are not used.
-constexpr int kPackedVersion = 1;
+// Of what packed weights look like and hold. Raise it with every change of layout, of their order, of the checksum, or
+// of the numbers that quantization chooses: weights that were packed and kept under another version are not used.
+constexpr int kPackedVersion = 2;
 
 // KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V.
 // float32 and float16: K [dim][16], V [16][dim]; the others: K [dim/2][16][2], V [16/2][dim][2].
@@ -67,7 +67,7 @@ struct GemmArgs {
 };
 
 struct PackArgs {
-  const void* source;  // [rows, cols], element strides
+  const void* source;  // rows row_begin to row_end - 1 of [rows, cols], element strides
   DType source_type;
   ptrdiff_t row_stride, col_stride;
   int rows, cols;
@@ -122,7 +122,7 @@ struct PrepareArgs {
   const float* sin;
   int rotary_pairs;
   void* q;                  // [heads, padded_dim] queries: `query_bytes` each
-  void* block;              // of the cache: this layer's, this token's
+  void* cache_heads;        // of the cache: this layer's, this token's block, the heads from kv_begin on
   int slot;
 };
 
@@ -145,7 +145,7 @@ struct AttentionArgs {
   float scale;              // above 0
   float softcap;            // score = softcap * tanh(score / softcap); 0: none
   const float* alibi_slopes;  // [heads], or null: score += slope * (key position - query position)
-  const char* cache;        // this layer's part of block 0
+  const char* cache_head;   // this layer's and KV head's part of block 0
   size_t block_stride;      // bytes from there to its part of block 1
   const int32_t* block_table;
   void* scratch;            // attention_scratch_bytes
@@ -191,7 +191,10 @@ struct Kernels {
   const char* name;
   // By CacheType: bfloat16 where the cached elements are read as such and the level multiplies them, else float32.
   int query_bytes[kCacheTypes];
-  int tile_rows;
+  // Of GEMM inputs: rows of a packed tile; and rows that panels should pass by together, a multiple of those, so that they
+  // stay in the second-level cache.
+  int (*tile_rows)(const WeightFormat&);
+  int (*row_block)(const WeightFormat&, int k);
   size_t (*row_bytes)(const WeightFormat&, int k);    // of one packed input row
   size_t (*panel_bytes)(const WeightFormat&, int k);  // of one packed panel
   void (*pack)(const WeightFormat&, const PackArgs&);
@@ -214,12 +217,5 @@ struct Kernels {
   double (*peak_int8)(int rounds);
   double (*read_memory)(const void* data, size_t bytes);
 };
-
-namespace scalar { extern const Kernels kKernels; }
-#if defined(__x86_64__)
-namespace avx2 { extern const Kernels kKernels; }
-namespace avx512 { extern const Kernels kKernels; }
-namespace avx512_bf16 { extern const Kernels kKernels; }
-#endif
 
 }  // namespace tidewheel

@@ -1,21 +1,21 @@
 // Where things lie in packed weights and packed rows. A strip is one vector of columns.
 //
-// Float weights, a panel: [K / step][kPanel][step], step 2 for bfloat16, else 1; zeros fill the last pair.
-// Quantized weights, a panel: kPanel / kLanes strips, K rounded up to whole groups. Bytes hold value + 128,
-//   quads: bytes [4 inputs / 4][kLanes][4]; nibbles: [8 inputs / 8][kLanes][4], low halves the first four inputs.
-//   kInt8Channel  quads of all inputs, then float32 scales [kLanes]
+// Float weights, a panel: [K / unit][kPanel][unit], K rounded up to whole runs with zeros.
+// Quantized weights, a panel: kPanel / kLanes strips, K rounded up to whole groups and runs. Bytes hold value + 128, or
+// as kInt8Flip changes that,
+//   units: bytes [inputs / unit][kLanes][unit]; nibbles: [inputs / 2 unit][kLanes][unit], low halves the first unit.
+//   kInt8Channel  units of all inputs, then float32 scales [kLanes]
 //   kInt8, kInt4  blocks of two groups, so that a strip is read in order and in whole vectors: float16 scales
-//                 [2][kLanes], with zero points float16 shifts [2][kLanes], then two groups of quads or nibbles.
+//                 [2][kLanes], with zero points float16 shifts [2][kLanes], then two groups of units or nibbles.
 //                 w = scale * q + shift, where without zero points the shift is -8 * scale.
 //
-// Rows, a tile of n: float weights [K / step][n][step], else a group of 32 inputs after the other:
-//   float scales [n], corrections [n], int8 [8][n][4]; kInt8Channel: one such head, then int8 [K/4][n][4].
+// Rows, a tile of n: float weights [K / run][n][run], else a group of 32 inputs after the other:
+//   float scales [n], corrections [n], int8 [32 / run][n][run]; kInt8Channel: one such head, then int8 [K / run][n][run].
 // The correction takes back what the offset of stored weights adds to a dot product: -offset times the sum of the
 // row's integers. With zero points it is that sum times the scale, in float, for the shift to be multiplied with.
 #pragma once
 
-#include "kernels/element.h"
-#include "kernels/kernels.h"
+#include "packing.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -26,6 +26,13 @@ constexpr int kNibbleZero = 8;
 
 TW_INLINE int round_up_to(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 TW_INLINE int row_groups(int k) { return (k + kRowGroup - 1) / kRowGroup; }
+TW_INLINE int channel_inputs(int k) { return round_up_to(k, kChannelRun > kRowGroup ? kChannelRun : kRowGroup); }
+
+// Where input i of row r of n lies, in inputs.
+TW_INLINE size_t place_in_tile(unsigned i, int r, int n, unsigned run) {
+  return size_t(i / run * run) * n + r * run + i % run;
+}
+
 // Groups of a strip, and where they lie.
 struct GroupLayout {
   int group, groups;
@@ -45,7 +52,7 @@ struct GroupLayout {
 
 TW_INLINE size_t strip_bytes(const WeightFormat& format, int k) {
   if (format.kind == WeightKind::kInt8Channel) {
-    return (size_t(row_groups(k)) * kRowGroup + sizeof(float)) * kLanes;
+    return (size_t(channel_inputs(k)) + sizeof(float)) * kLanes;
   }
   const GroupLayout layout = GroupLayout::of(format, k);
   return (layout.groups + 1) / 2 * layout.block_bytes();
@@ -53,7 +60,7 @@ TW_INLINE size_t strip_bytes(const WeightFormat& format, int k) {
 
 template <typename T>
 TW_INLINE int float_steps(int k) {
-  return (k + Element<T>::kStep - 1) / Element<T>::kStep;
+  return round_up_to(k, kFloatRun<T>) / Element<T>::kStep;
 }
 
 }  // namespace tidewheel::TW_ISA

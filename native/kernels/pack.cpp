@@ -25,9 +25,9 @@ int run_length(const PackArgs& args, int row, int width) {
   return args.row_end - row < count ? args.row_end - row : count;
 }
 
-// Four bytes a unit, as many elements as a multiply-accumulate consumes: as they lie in a row they go side by side.
+// Units of four bytes, whatever they mean, are transposed in vectors.
 template <typename T>
-constexpr bool kUnits = sizeof(T) * Element<T>::kStep == 4;
+constexpr bool kFourBytes = sizeof(T) * kFloatUnit<T> == 4;
 
 #if defined(__clang__) || __GNUC__ >= 12
 using Four = float __attribute__((vector_size(16)));
@@ -58,40 +58,52 @@ TW_INLINE void transpose_four(const void* in, ptrdiff_t in_stride, void* out, pt
 }
 #endif
 
+// Where a packed column of floats begins, in elements; its units lie a panel's width of units apart.
+template <typename T>
+TW_INLINE size_t float_column(int k, int column) {
+  const size_t panel = size_t(round_up_to(k, kFloatRun<T>)) * kPanel;
+  return column / kPanel * panel + column % kPanel * kFloatUnit<T>;
+}
+
 // A row's memory comes in lines; those of the rows that are read side by side are asked for in time.
 TW_INLINE void prefetch_row(const void* row) { prefetch(static_cast<const char*>(row) + kAheadBytes); }
 
 template <typename T, typename S>
 void pack_floats(const PackArgs& args) {
-  constexpr int kStep = Element<T>::kStep, kFour = 4 * kStep;
-  const size_t steps = float_steps<T>(args.k);
+  constexpr int kUnit = kFloatUnit<T>, kFour = 4 * kUnit;
   const S* source = static_cast<const S*>(args.source);
   for (int begin = args.row_begin; begin < args.row_end;) {
     // Rows that land side by side in one panel are packed together, so that panel rows are written whole.
     const int column = packed_column(args, begin), count = run_length(args, begin, kPanel);
-    T* weight = static_cast<T*>(args.weight) + (column / kPanel * steps * kPanel + column % kPanel) * kStep;
-    const S* rows = source + begin * args.row_stride;
+    T* weight = static_cast<T*>(args.weight) + float_column<T>(args.k, column);
+    const S* rows = source + (begin - args.row_begin) * args.row_stride;
     int k = 0;
-    if constexpr (__is_same(S, T) && kUnits<T>) {
+    if constexpr (__is_same(S, T) && kFourBytes<T>) {
       for (; args.col_stride == 1 && count % 4 == 0 && k + kFour <= args.cols; k += kFour) {
         for (int r = 0; r < count; r += 4) {
           const S* in = rows + r * args.row_stride + k;
           if (k * sizeof(S) % kLineBytes == 0) {
             for (int i = 0; i < 4; ++i) prefetch_row(in + i * args.row_stride);
           }
-          transpose_four(in, args.row_stride * sizeof(S), weight + (size_t(k) * kPanel + r * kStep), kPanel * 4);
+          transpose_four(in, args.row_stride * sizeof(S), weight + (size_t(k) * kPanel + r * kUnit), kPanel * 4);
+        }
+      }
+    } else if constexpr (__is_same(S, T) && kUnit > 1) {
+      for (; args.col_stride == 1 && k + kUnit <= args.cols; k += kUnit) {
+        for (int r = 0; r < count; ++r) {
+          std::memcpy(weight + (size_t(k) * kPanel + r * kUnit), rows + r * args.row_stride + k, sizeof(T) * kUnit);
         }
       }
     }
-    for (; k < args.cols; k += kStep) {
-      T* line = weight + size_t(k / kStep) * kPanel * kStep;
-      for (int j = 0; j < kStep && k + j < args.cols; ++j) {
+    for (; k < args.cols; k += kUnit) {
+      T* line = weight + size_t(k) * kPanel;
+      for (int j = 0; j < kUnit && k + j < args.cols; ++j) {
         const S* element = rows + (k + j) * args.col_stride;
         for (int r = 0; r < count; ++r) {
           if constexpr (__is_same(S, T)) {
-            line[r * kStep + j] = element[r * args.row_stride];
+            line[r * kUnit + j] = element[r * args.row_stride];
           } else {
-            line[r * kStep + j] = from_float<T>(to_float(element[r * args.row_stride]));
+            line[r * kUnit + j] = from_float<T>(to_float(element[r * args.row_stride]));
           }
         }
       }
@@ -103,7 +115,7 @@ void pack_floats(const PackArgs& args) {
 // Up to kLargestGroup consecutive inputs of a source row; zeros behind the row's end.
 template <typename S>
 void read_group(const PackArgs& args, int row, int begin, int size, float* out) {
-  const S* x = static_cast<const S*>(args.source) + row * args.row_stride + begin * args.col_stride;
+  const S* x = static_cast<const S*>(args.source) + (row - args.row_begin) * args.row_stride + begin * args.col_stride;
   const int count = args.cols - begin < size ? args.cols - begin : size;
   if (args.col_stride == 1) {
     for (int i = 0; i < count; i += kLineBytes / static_cast<int>(sizeof(S))) prefetch_row(x + i);
@@ -200,11 +212,16 @@ Column find_column(const WeightFormat& format, void* weight, int k, int column) 
   return {static_cast<char*>(weight) + size_t(column / kLanes) * strip_bytes(format, k), column % kLanes};
 }
 
-// Input i of a column within quads or nibbles, eight inputs of which share four bytes.
-TW_INLINE uint8_t* quad_at(char* values, int lane, int i) {
-  return reinterpret_cast<uint8_t*>(values) + (size_t(i / kQuad) * kLanes + lane) * kQuad;
+// Input i of a column within units, and within nibbles, a unit of which holds the inputs of two.
+TW_INLINE uint8_t& byte_at(char* values, int lane, int i) {
+  constexpr int kUnit = kIntegerUnit;
+  return reinterpret_cast<uint8_t*>(values)[(size_t(i / kUnit) * kLanes + lane) * kUnit + i % kUnit];
 }
-TW_INLINE uint8_t* nibbles_at(char* values, int lane, int i) { return quad_at(values, lane, i / 2); }
+TW_INLINE int nibble_at(char* values, int lane, int i) {
+  constexpr int kUnit = kIntegerUnit;
+  const uint8_t both = byte_at(values, lane, i / (2 * kUnit) * kUnit + i % kUnit);
+  return i / kUnit % 2 ? both >> 4 : both & 15;
+}
 
 float get_half(const char* halves, int lane) {
   f16 half;
@@ -236,40 +253,48 @@ struct Lanes {
     return load(halves);
   }
 
-  // `bytes` [4][kLanes]: whole numbers from 0 to 255.
-  void put_quads(char* to, const float* bytes) const {
-    uint32_t quads[kLanes];
+  // `bytes` [kIntegerUnit][kLanes]: whole numbers from 0 to 255. In each stored byte `flip` is turned over.
+  void put_units(char* to, const float* bytes, uint8_t flip = 0) const {
+    struct Unit {
+      uint32_t quads[kIntegerUnit / kQuad];
+    };
+    Unit units[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-      const auto byte = [&](int j) { return static_cast<uint32_t>(static_cast<int>(bytes[j * kLanes + i])) << 8 * j; };
-      quads[i] = byte(0) | byte(1) | byte(2) | byte(3);
+      for (int q = 0; q < kIntegerUnit / kQuad; ++q) {
+        const auto byte = [&](int j) {
+          const int shift = 8 * (kLittleEndian ? j : kQuad - 1 - j);
+          return static_cast<uint32_t>(static_cast<int>(bytes[(q * kQuad + j) * kLanes + i])) << shift;
+        };
+        units[i].quads[q] = (byte(0) | byte(1) | byte(2) | byte(3)) ^ flip * 0x01010101u;
+      }
     }
-    put(to, quads);
+    put(to, units);
   }
 
-  // `x` [kRowGroup][kLanes] as quads.
+  // `x` [kRowGroup][kLanes] as units.
   void put_int8(char* to, const float* x, F scale) const {
     const F inverse = inverse_of(scale);
-    float q[kQuad * kLanes];
-    for (int i = 0; i < kRowGroup; i += kQuad) {
-      for (int b = 0; b < kQuad; ++b) {
+    float q[kIntegerUnit * kLanes];
+    for (int i = 0; i < kRowGroup; i += kIntegerUnit) {
+      for (int b = 0; b < kIntegerUnit; ++b) {
         const F rounded = round(clamp(mul(load(x + (i + b) * kLanes), inverse), -127.0f, 127.0f));
         store(q + b * kLanes, add(rounded, set1(128.0f)));
       }
-      put_quads(to + i * kLanes, q);
+      put_units(to + i * kLanes, q, kInt8Flip);
     }
   }
 
   // `x` [size][kLanes] as nibbles.
   void put_int4(char* to, const float* x, int size, F scale, F shift) const {
     const F inverse = inverse_of(scale);
-    float q[kQuad * kLanes];
-    for (int i = 0; i < size; i += 2 * kQuad) {
-      for (int b = 0; b < kQuad; ++b) {
+    float q[kIntegerUnit * kLanes];
+    for (int i = 0; i < size; i += 2 * kIntegerUnit) {
+      for (int b = 0; b < kIntegerUnit; ++b) {
         const float* low = x + (i + b) * kLanes;
-        const F high = int4_level(load(low + kQuad * kLanes), inverse, shift);
+        const F high = int4_level(load(low + kIntegerUnit * kLanes), inverse, shift);
         store(q + b * kLanes, add(int4_level(load(low), inverse, shift), mul(high, set1(16.0f))));
       }
-      put_quads(to + i / 2 * kLanes, q);
+      put_units(to + i / 2 * kLanes, q);
     }
   }
 };
@@ -278,7 +303,7 @@ template <typename S>
 void pack_int8_channel(const PackArgs& args, int row, const Lanes& lanes) {
   float x[kRowGroup * kLanes], scales[kLanes] = {};
   for (int r = 0; r < lanes.count; ++r) scales[r] = largest_in_row<S>(args, row + r) / 127.0f;
-  lanes.put(lanes.first.strip + size_t(row_groups(args.k)) * kRowGroup * kLanes, scales);
+  lanes.put(lanes.first.strip + size_t(channel_inputs(args.k)) * kLanes, scales);
   for (int i = 0; i < args.cols; i += kRowGroup) {
     read_lanes<S>(args, row, lanes.count, i, kRowGroup, x);
     lanes.put_int8(lanes.first.strip + size_t(i) * kLanes, x, load(scales));
@@ -335,20 +360,19 @@ void pack_from(const WeightFormat& format, const PackArgs& args) {
 
 template <typename T>
 void unpack_floats(const void* weight, int k, int row, float* out) {
-  constexpr int kStep = Element<T>::kStep;
-  const size_t steps = float_steps<T>(k);
-  const T* line = static_cast<const T*>(weight) + (row / kPanel * steps * kPanel + row % kPanel) * kStep;
-  for (int i = 0; i < k; ++i) out[i] = to_float(line[size_t(i / kStep) * kPanel * kStep + i % kStep]);
+  constexpr int kUnit = kFloatUnit<T>;
+  const T* column = static_cast<const T*>(weight) + float_column<T>(k, row);
+  for (int i = 0; i < k; ++i) out[i] = to_float(column[size_t(i / kUnit) * kPanel * kUnit + i % kUnit]);
 }
 
 void unpack_integers(const WeightFormat& format, const void* weight, int k, int row, float* out) {
   const Column column = find_column(format, const_cast<void*>(weight), k, row);
   if (format.kind == WeightKind::kInt8Channel) {
-    const char* scales = column.strip + size_t(row_groups(k)) * kRowGroup * kLanes;
+    const char* scales = column.strip + size_t(channel_inputs(k)) * kLanes;
     float scale;
     std::memcpy(&scale, scales + column.lane * sizeof(float), sizeof(float));
     for (int i = 0; i < k; ++i) {
-      out[i] = scale * static_cast<float>(quad_at(column.strip, column.lane, i)[i % kQuad] - 128);
+      out[i] = scale * static_cast<float>((byte_at(column.strip, column.lane, i) ^ kInt8Flip) - 128);
     }
     return;
   }
@@ -359,11 +383,10 @@ void unpack_integers(const WeightFormat& format, const void* weight, int k, int 
     char* values = column.strip + layout.values_at(g);
     const float scale = get_half(scales, column.lane);
     if (format.kind == WeightKind::kInt8) {
-      out[i] = scale * static_cast<float>(quad_at(values, column.lane, j)[j % kQuad] - 128);
+      out[i] = scale * static_cast<float>((byte_at(values, column.lane, j) ^ kInt8Flip) - 128);
       continue;
     }
-    const uint8_t byte = nibbles_at(values, column.lane, j)[j % kQuad];
-    const float q = static_cast<float>(j / kQuad % 2 ? byte >> 4 : byte & 15);
+    const float q = static_cast<float>(nibble_at(values, column.lane, j));
     out[i] = format.zero_points ? scale * q + get_half(scales + layout.shift_bytes, column.lane)
                                 : scale * (q - static_cast<float>(kNibbleZero));
   }

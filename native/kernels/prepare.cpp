@@ -75,7 +75,8 @@ void prepare_typed(const PrepareArgs& args) {
     float* k = args.qkv + (heads.num_heads + h) * dim;
     const float* v = k + heads.num_kv_heads * dim;
     turn(k, args.k_norm);
-    const CachedHead<T> head{reinterpret_cast<T*>(static_cast<char*>(args.block) + h * head_bytes), padded};
+    const CachedHead<T> head{
+        reinterpret_cast<T*>(static_cast<char*>(args.cache_heads) + (h - args.kv_begin) * head_bytes), padded};
     F k_factor = set1(1.0f), v_factor = set1(1.0f);
     if constexpr (kHasScales<T>) {
       const float k_scale = int8_scale(k, dim, padded), v_scale = int8_scale(v, dim, padded);

@@ -49,19 +49,19 @@ void normalize_to(const Norm& norm, const float* x, int size, float* out) {
 template <typename T>
 void round_row(const float* x, int k, int r, int n, char* tile) {
   using A = typename Element<T>::Activation;
-  constexpr int kStep = Element<T>::kStep;
+  constexpr int kRun = kFloatRun<T>;
   A* out = reinterpret_cast<A*>(tile);
-  const int padded = float_steps<T>(k) * kStep;
-  if (n == 1 && padded % kLanes == 0) {
-    for (int i = 0; i < padded; i += kLanes) store_activations<T>(out + i, load(x + i));
+  const int padded = round_up_to(k, kRun);
+  if (kRun % kLanes == 0 || (n == 1 && padded % kLanes == 0)) {
+    for (int i = 0; i < padded; i += kLanes) store_activations<T>(out + place_in_tile(i, r, n, kRun), load(x + i));
     return;
   }
   for (int i = 0; i < padded; i += kLanes) {
     A values[kLanes];
     store_activations<T>(values, load(x + i));
     const int count = padded - i < kLanes ? padded - i : kLanes;
-    for (int j = 0; j < count; j += kStep) {
-      std::memcpy(out + (size_t(i + j) * n + r * kStep), values + j, sizeof(A) * kStep);
+    for (int j = 0; j < count; j += kRun) {
+      std::memcpy(out + place_in_tile(i + j, r, n, kRun), values + j, sizeof(A) * kRun);
     }
   }
 }
@@ -82,8 +82,10 @@ Scale find_scale(const float* x, int count) {
   return {magnitude / 127.0f + hsum(poison), magnitude > 0.0f ? 127.0f / magnitude : 0.0f};
 }
 
-// Quantizes 32 values into the quads of row `r` of `n`; returns their sum.
-TW_INLINE int quantize_group(const float* x, float inverse, int r, int n, char* quads) {
+// Quantizes 32 values, the inputs from `begin` on, into row `r` of `n`; returns their sum.
+template <int RUN>
+TW_INLINE int quantize_group(const float* x, float inverse, int begin, int r, int n, char* quads) {
+  constexpr int kPiece = RUN < kRowGroup ? RUN : kRowGroup;
   int8_t values[kRowGroup];
   I sum = set1_int(0);
 #pragma GCC unroll 4
@@ -93,7 +95,9 @@ TW_INLINE int quantize_group(const float* x, float inverse, int r, int n, char* 
     store(values + i, rounded);
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < kRowGroup; i += kQuad) std::memcpy(quads + (size_t(i) * n + r * kQuad), values + i, kQuad);
+  for (int i = 0; i < kRowGroup; i += kPiece) {
+    std::memcpy(quads + place_in_tile(begin + i, r, n, RUN), values + i, kPiece);
+  }
   return hsum(sum);
 }
 
@@ -107,9 +111,13 @@ void quantize_row(const WeightFormat& format, const float* x, int k, int r, int 
   const int groups = row_groups(k);
   if (format.kind == WeightKind::kInt8Channel) {
     const Scale s = find_scale(x, groups * kRowGroup);
+    char* quads = tile + size_t(n) * kHeadBytes;
     int sum = 0;
-    for (int g = 0; g < groups; ++g) {
-      sum += quantize_group(x + g * kRowGroup, s.inverse, r, n, tile + size_t(n) * (kHeadBytes + g * kRowGroup));
+    for (int i = 0; i < groups * kRowGroup; i += kRowGroup) {
+      sum += quantize_group<kChannelRun>(x + i, s.inverse, i, r, n, quads);
+    }
+    for (int i = groups * kRowGroup; i < channel_inputs(k); i += kRowGroup) {
+      std::memset(quads + place_in_tile(i, r, n, kChannelRun), 0, kRowGroup);
     }
     const int correction = -offset * sum;
     put_head(tile, r, n, s.scale, &correction);
@@ -118,7 +126,7 @@ void quantize_row(const WeightFormat& format, const float* x, int k, int r, int 
   for (int g = 0; g < groups; ++g) {
     char* group = tile + size_t(g) * n * (kHeadBytes + kRowGroup);
     const Scale s = find_scale(x + g * kRowGroup, kRowGroup);
-    const int sum = quantize_group(x + g * kRowGroup, s.inverse, r, n, group + size_t(n) * kHeadBytes);
+    const int sum = quantize_group<kGroupRun>(x + g * kRowGroup, s.inverse, 0, r, n, group + size_t(n) * kHeadBytes);
     const int correction = -offset * sum;
     const float scaled_sum = s.scale * static_cast<float>(sum);
     put_head(group, r, n, s.scale, format.zero_points ? static_cast<const void*>(&scaled_sum) : &correction);
@@ -134,7 +142,7 @@ size_t row_bytes(const WeightFormat& format, int k) {
     case WeightKind::kFloat32: return sizeof(Element<float>::Activation) * k;
     case WeightKind::kBFloat16: return sizeof(Element<bf16>::Activation) * float_steps<bf16>(k) * Element<bf16>::kStep;
     case WeightKind::kFloat16: return sizeof(Element<f16>::Activation) * k;
-    case WeightKind::kInt8Channel: return kHeadBytes + size_t(row_groups(k)) * kRowGroup;
+    case WeightKind::kInt8Channel: return kHeadBytes + channel_inputs(k);
     case WeightKind::kInt8:
     case WeightKind::kInt4: return size_t(row_groups(k)) * (kHeadBytes + kRowGroup);
   }
@@ -144,6 +152,7 @@ size_t row_bytes(const WeightFormat& format, int k) {
 void pack_rows(const WeightFormat& format, const RowsArgs& args, int row_begin, int row_end) {
   const int padded = row_groups(args.k) * kRowGroup;
   const size_t bytes = row_bytes(format, args.k);
+  const int tile_rows = packed_rows(format.kind);
   for (int i = args.k; i < padded; ++i) args.scratch[i] = 0.0f;
   for (int row = row_begin; row < row_end; ++row) {
     const float* x = args.x + (args.gather ? args.gather[row] : row) * args.x_stride;
@@ -154,7 +163,7 @@ void pack_rows(const WeightFormat& format, const RowsArgs& args, int row_begin, 
       std::memcpy(args.scratch, x, sizeof(float) * args.k);
       x = args.scratch;
     }
-    const int r = row % kTileRows, n = args.num_rows - (row - r) < kTileRows ? args.num_rows - (row - r) : kTileRows;
+    const int r = row % tile_rows, n = args.num_rows - (row - r) < tile_rows ? args.num_rows - (row - r) : tile_rows;
     char* tile = static_cast<char*>(args.out) + (row - r) * bytes;
     switch (format.kind) {
       case WeightKind::kFloat32: round_row<float>(x, args.k, r, n, tile); break;

@@ -1,4 +1,4 @@
-// What each kernel file defines for its level; table.cpp gathers them.
+// What each kernel file defines for its level; table.cpp gathers them into the table that runtime/levels offers.
 #pragma once
 
 #include <utility>
@@ -7,6 +7,10 @@
 
 namespace tidewheel::TW_ISA {
 
+extern const Kernels kKernels;
+
+int tile_rows(const WeightFormat& format);
+int row_block(const WeightFormat& format, int k);
 size_t row_bytes(const WeightFormat& format, int k);
 size_t panel_bytes(const WeightFormat& format, int k);
 void pack(const WeightFormat& format, const PackArgs& args);

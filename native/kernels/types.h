@@ -1,6 +1,7 @@
 // Element types and the scalar conversions between them. No state, no templates that a linker could merge across ISA levels.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -15,6 +16,8 @@ struct bf16 {
 struct f16 {
   uint16_t bits;
 };
+
+constexpr bool kLittleEndian = std::endian::native == std::endian::little;
 
 constexpr int dtype_bytes(DType type) { return type == DType::kFloat32 ? 4 : 2; }
 

@@ -12,14 +12,22 @@ constexpr size_t kPartialBytesPerWorker = size_t{8} << 20;
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const std::vector<LayerConfig>& layers, int max_tokens, int max_sequences, int workers)
-    : workers_(workers), partials_(kPartialBytesPerWorker * workers) {
-  int group = 1;
+AttentionPlan::AttentionPlan(const std::vector<LayerConfig>& layers, int max_tokens, int max_sequences,
+                             const Ownership& ownership)
+    : partials_(kPartialBytesPerWorker * ownership.workers()) {
+  int group = 1, kv_heads = 1;
   for (const LayerConfig& layer : layers) {
     const Heads heads = layer.heads();
     group = std::max(group, heads.group());
-    kv_heads_ = std::max(kv_heads_, heads.num_kv_heads);
+    kv_heads = std::max(kv_heads, heads.num_kv_heads);
     floats_per_token_ = std::max(floats_per_token_, heads.num_kv_heads * heads.partial_floats(1));
+  }
+  for (int g = 0; g < ownership.groups(); ++g) {
+    const int workers = ownership.workers(g), own = ownership.of(g, kv_heads).size();
+    if (own > 0 && workers * kv_heads_ > workers_ * own) {
+      workers_ = workers;
+      kv_heads_ = own;
+    }
   }
   tokens_per_task_ = std::max(1, kAttentionRows / group);
   tasks_.reserve(size_t(max_tokens) / tokens_per_task_ + max_sequences);

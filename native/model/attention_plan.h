@@ -8,6 +8,7 @@
 
 #include "model/config.h"
 #include "runtime/arena.h"
+#include "runtime/groups.h"
 
 namespace tidewheel {
 
@@ -32,7 +33,8 @@ class AttentionPlan {
   };
 
   // Throws std::bad_alloc.
-  AttentionPlan(const std::vector<LayerConfig>& layers, int max_tokens, int max_sequences, int workers);
+  AttentionPlan(const std::vector<LayerConfig>& layers, int max_tokens, int max_sequences,
+                const Ownership& ownership);
 
   // [S + 1] and [S], as in Step.
   void build(std::span<const int32_t> query_start, std::span<const int32_t> context_len);
@@ -46,7 +48,8 @@ class AttentionPlan {
   size_t partial_floats() const { return partials_.bytes() / sizeof(float); }
 
  private:
-  int tokens_per_task_ = 1, kv_heads_ = 1, workers_;
+  int tokens_per_task_ = 1;
+  int workers_ = 0, kv_heads_ = 1;  // of the group that has the most workers for a KV head
   size_t floats_per_token_ = 0;  // of one piece, over all heads
   Arena partials_;
   std::vector<AttentionTask> tasks_;

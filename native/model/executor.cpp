@@ -8,8 +8,6 @@
 namespace tidewheel {
 namespace {
 
-// Packed rows that GEMM keeps in the second-level cache while panels pass by.
-constexpr size_t kRowBlockBytes = 192 << 10;
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
 constexpr int kMostPackedAlone = 8192;
 
@@ -19,10 +17,10 @@ int most_rows_alone(const Linear& linear) { return linear.k ? kMostPackedAlone /
 }  // namespace
 
 Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightFormats& formats, CacheType cache_type,
-                   ExecutorShape shape, std::vector<int> cpus)
-    : config_(std::move(config)), kernels_(kernels), cache_type_(cache_type), shape_(shape), pool_(std::move(cpus)),
-      weights_(config_, kernels, formats), sampler_(kernels, config_.vocab_size, pool_.size()),
-      attention_plan_(config_.layers, shape.max_num_batched_tokens, shape.max_num_seqs, pool_.size()) {
+                   ExecutorShape shape, const std::vector<std::vector<int>>& groups)
+    : config_(std::move(config)), kernels_(kernels), cache_type_(cache_type), shape_(shape), pool_(groups),
+      weights_(config_, kernels, formats, pool_.ownership()), sampler_(kernels, config_.vocab_size, pool_.size()),
+      attention_plan_(config_.layers, shape.max_num_batched_tokens, shape.max_num_seqs, pool_.ownership()) {
   require(shape_.num_blocks > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
           "blocks, sequences and batched tokens must all be at least 1");
   const size_t tokens = shape_.max_num_batched_tokens, rows = shape_.max_num_seqs;
@@ -45,8 +43,6 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
             "ALiBi needs a slope for each query head");
     const Layer& w = weights_.layers[i];
     for (const Linear* linear : {&w.qkv, &w.out, &w.up, &w.down}) takes_rows(*linear);
-    layer_offset_.push_back(block_bytes_);
-    block_bytes_ += layer.heads().block_bytes(cache_type_);
     qkv_stride_ = std::max<size_t>(qkv_stride_, round_up(layer.qkv_size(), 16));
     query_stride_ = std::max<size_t>(query_stride_, size_t(layer.num_heads) * layer.heads().padded_dim());
     mlp_stride_ = std::max<size_t>(mlp_stride_, round_up(layer.intermediate_size, kPanel));
@@ -60,7 +56,7 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
   row_scratch_bytes_ = round_up((inputs + kRowGroup) * sizeof(float), 64);
   // Either attention is under way, or rows are: one at a time is normalized in front of those packed alone.
   scratch_stride_ = std::max(scratch_stride_, row_scratch_bytes_ + round_up(bytes_alone, 64));
-  cache_ = Arena(block_bytes_ * shape_.num_blocks);
+  cache_ = KvCache(config_.layers, cache_type, shape_.num_blocks, pool_.ownership());
   hidden_ = Arena(tokens * config_.hidden_size * sizeof(float));
   packed_ = Arena(std::max(tokens, rows) * row_bytes);
   if (config_.embedding_size != config_.hidden_size) {
@@ -71,7 +67,9 @@ Executor::Executor(ModelConfig config, const Kernels& kernels, const WeightForma
   mlp_ = Arena(tokens * mlp_stride_ * sizeof(float));
   angles_ = Arena(ropes_.size() * tokens * angle_stride_ * sizeof(float));
   logits_ = Arena(rows * config_.vocab_size * sizeof(float));
-  scratch_ = Arena(scratch_stride_ * pool_.size());
+  for (int group = 0; group < pool_.ownership().groups(); ++group) {
+    scratch_.emplace_back(scratch_stride_ * pool_.ownership().workers(group));
+  }
 }
 
 void Executor::check(const Step& step) const {
@@ -135,14 +133,18 @@ void Executor::forward(Worker& worker, const Step& step) {
   if (!step.logits_rows.empty()) logits(worker, step, 0);
 }
 
+void Executor::look_up(const Linear& linear, int row, float* out) const {
+  const Linear::Slice& slice = linear.slice_of(row);
+  kernels_.unpack_row(linear.format, slice.weight, linear.k, row - slice.panels.begin * kPanel, out);
+}
+
 void Executor::embed(Worker& worker, const Step& step) {
   const int tokens = static_cast<int>(step.token_ids.size());
   const bool project = projected_.bytes() > 0;
   float* rows = project ? reinterpret_cast<float*>(projected_.data()) : hidden();
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      kernels_.unpack_row(weights_.embed.format, weights_.embed.weight, weights_.embed.k, step.token_ids[t],
-                          rows + t * config_.embedding_size);
+      look_up(weights_.embed, step.token_ids[t], rows + t * config_.embedding_size);
       for (size_t rope = 0; rope < ropes_.size(); ++rope) {
         float* cos = angles(static_cast<int>(rope), static_cast<int>(t));
         float* sin = cos + ropes_[rope].inv_freq.size();
@@ -163,8 +165,7 @@ void Executor::embed(Worker& worker, const Step& step) {
       float* learned = reinterpret_cast<float*>(qkv_.data());  // free until the first layer
       for (int64_t t = begin; t < end; ++t) {
         float* row = learned + t * qkv_stride_;
-        kernels_.unpack_row(weights_.positions.format, weights_.positions.weight, weights_.positions.k,
-                            step.positions[t] + config_.position_offset, row);
+        look_up(weights_.positions, step.positions[t] + config_.position_offset, row);
         for (size_t i = 0; i < size; ++i) hidden()[t * size + i] += row[i];
       }
     });
@@ -179,14 +180,14 @@ void Executor::normalize(Worker& worker, const Norm& norm, int rows) {
 }
 
 const char* Executor::pack_rows(Worker& worker, const Linear& linear, const Rows& rows) {
-  char* scratch = scratch_.data() + worker.index() * scratch_stride_;
   const bool alone = rows.count <= most_rows_alone(linear);
-  char* out = alone ? scratch + row_scratch_bytes_ : packed_.data();
-  const RowsArgs args{rows.x, rows.stride, rows.gather, rows.count, linear.k, rows.norm, reinterpret_cast<float*>(scratch), out};
+  char* out = alone ? scratch(worker) + row_scratch_bytes_ : packed_.data();
+  const RowsArgs args{rows.x, rows.stride, rows.gather, rows.count, linear.k, rows.norm,
+                      reinterpret_cast<float*>(scratch(worker)), out};
   if (alone) {
     kernels_.pack_rows(linear.format, args, 0, rows.count);
   } else {
-    worker.share(rows.count, kernels_.tile_rows, [&](int64_t begin, int64_t end) {
+    worker.share(rows.count, kernels_.tile_rows(linear.format), [&](int64_t begin, int64_t end) {
       kernels_.pack_rows(linear.format, args, static_cast<int>(begin), static_cast<int>(end));
     });
   }
@@ -195,19 +196,22 @@ const char* Executor::pack_rows(Worker& worker, const Linear& linear, const Rows
 
 void Executor::gemm(Worker& worker, const Linear& linear, const Rows& rows, const GemmOutput& output) {
   const char* x = pack_rows(worker, linear, rows);
-  const int panels = (linear.n + kPanel - 1) / kPanel;
-  const size_t tile_bytes = kernels_.row_bytes(linear.format, linear.k) * kernels_.tile_rows;
-  const int block_rows = static_cast<int>(std::max<size_t>(1, kRowBlockBytes / tile_bytes)) * kernels_.tile_rows;
+  // The group's own panels are a GEMM of their own, with fewer columns.
+  const Linear::Slice& slice = linear.slices[worker.group()];
+  const int panels = slice.panels.size(), first_column = slice.panels.begin * kPanel;
+  const int columns = std::min(linear.n, slice.panels.end * kPanel) - first_column;
+  const float* bias = linear.bias ? linear.bias + first_column : nullptr;
+  float* y = output.y + (output.epilogue == Epilogue::kGated ? first_column / 2 : first_column);
+  const int block_rows = kernels_.row_block(linear.format, linear.k);
   const int blocks = (rows.count + block_rows - 1) / block_rows;
   // Panel by panel of one block of rows after the other.
-  worker.share_guided(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {
+  worker.share_in_group_guided(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int row = static_cast<int>(begin / panels) * block_rows;
       const int panel = static_cast<int>(begin % panels);
       const int panel_end = static_cast<int>(std::min<int64_t>(panels, panel + (end - begin)));
-      kernels_.gemm(linear.format, {x, row, std::min(rows.count, row + block_rows), linear.weight, linear.k,
-                                    linear.n, panel, panel_end, linear.bias, output.epilogue, output.activation, output.y,
-                                    output.stride});
+      kernels_.gemm(linear.format, {x, row, std::min(rows.count, row + block_rows), slice.weight, linear.k, columns, panel,
+                                    panel_end, bias, output.epilogue, output.activation, y, output.stride});
       begin += panel_end - panel;
     }
   });
@@ -224,9 +228,10 @@ void Executor::attend(Worker& worker, const Step& step, int index) {
   profile_.end(worker, Phase::kQkv);
   const auto shared = attention_plan_.shared_tasks();
   if (!shared.empty()) {
-    worker.share(static_cast<int64_t>(shared.size()), 1, [&](int64_t i, int64_t) {
+    const Range own = cache_.heads(worker.group(), index);
+    worker.share_in_group(own.size() ? static_cast<int64_t>(shared.size()) : 0, 1, [&](int64_t i, int64_t) {
       const AttentionTask& task = attention_plan_.task(shared[i]);
-      for (int t = 0; t < task.num_tokens; ++t) prepare(step, index, task, task.token_begin + t, 0, config.num_kv_heads);
+      for (int t = 0; t < task.num_tokens; ++t) prepare(worker, step, index, task, task.token_begin + t, own);
     });
     profile_.end(worker, Phase::kRope);
   }
@@ -237,46 +242,49 @@ void Executor::attend(Worker& worker, const Step& step, int index) {
   if (config.post_norm) normalize(worker, layer.attention_norm, tokens);
 }
 
-void Executor::prepare(const Step& step, int index, const AttentionTask& task, int token, int kv_begin, int kv_end) {
+void Executor::prepare(const Worker& worker, const Step& step, int index, const AttentionTask& task, int token,
+                       Range kv_heads) {
   const LayerConfig& config = config_.layers[index];
   const Layer& layer = weights_.layers[index];
   const int pairs = static_cast<int>(config.inv_freq.size()), position = step.positions[token];
   const float* cos = pairs ? angles(layer_rope_[index], token) : nullptr;
   const int block = step.block_tables[task.sequence * step.block_table_stride + position / kBlockTokens];
-  kernels_.prepare(cache_type_, {config.heads(), kv_begin, kv_end, reinterpret_cast<float*>(qkv_.data()) + token * qkv_stride_,
-                                 layer.q_norm, layer.k_norm, cos, cos + pairs, pairs,
-                                 queries_.data() + token * query_stride_ * query_bytes(), cache_block(index, block),
-                                 position % kBlockTokens});
+  kernels_.prepare(cache_type_, {config.heads(), kv_heads.begin, kv_heads.end,
+                                 reinterpret_cast<float*>(qkv_.data()) + token * qkv_stride_, layer.q_norm, layer.k_norm, cos,
+                                 cos + pairs, pairs, queries_.data() + token * query_stride_ * query_bytes(),
+                                 cache_.head(worker.group(), index, block, kv_heads.begin), position % kBlockTokens});
 }
 
 void Executor::attend_to_cache(Worker& worker, const Step& step, int index) {
   const LayerConfig& config = config_.layers[index];
   const Heads heads = config.heads();
-  const int kv_heads = heads.num_kv_heads;
+  const Range own = cache_.heads(worker.group(), index);
+  const int kv_heads = own.size();
   float* out = reinterpret_cast<float*>(qkv_.data());  // free since prepare
   const auto arguments = [&](const AttentionTask& task, int kv_head) -> AttentionArgs {
     return {heads, kv_head, queries_.data() + task.token_begin * query_stride_ * query_bytes(), query_stride_,
             task.num_tokens, step.positions[task.token_begin], config.sliding_window, config.scale, config.softcap,
-            config.alibi_slopes.empty() ? nullptr : config.alibi_slopes.data(), cache_block(index, 0), block_bytes_,
-            step.block_tables + task.sequence * step.block_table_stride,
-            scratch_.data() + worker.index() * scratch_stride_, out + task.token_begin * qkv_stride_, qkv_stride_};
+            config.alibi_slopes.empty() ? nullptr : config.alibi_slopes.data(),
+            cache_.head(worker.group(), index, 0, kv_head), cache_.block_bytes(worker.group()),
+            step.block_tables + task.sequence * step.block_table_stride, scratch(worker), out + task.token_begin * qkv_stride_,
+            qkv_stride_};
   };
   const auto units = attention_plan_.units();
   const int64_t count = static_cast<int64_t>(units.size()) * kv_heads;
   const ptrdiff_t head_bytes = static_cast<ptrdiff_t>(heads.head_bytes(cache_type_));
-  worker.share(count, 1, [&](int64_t i, int64_t) {
+  worker.share_in_group(count, 1, [&](int64_t i, int64_t) {
     const AttentionPlan::Unit& unit_of_work = units[i / kv_heads];
     const AttentionTask& task = attention_plan_.task(unit_of_work.task);
-    const int kv_head = static_cast<int>(i % kv_heads);
+    const int kv_head = own.begin + static_cast<int>(i % kv_heads);
     AttentionArgs args = arguments(task, kv_head);
-    // Workers take turns, more or less.
-    if (const int64_t next = i + worker.count(); next < count) {
+    // The group's workers take turns, more or less.
+    if (const int64_t next = i + pool_.ownership().workers(worker.group()); next < count) {
       const AttentionTask& task_then = attention_plan_.task(units[next / kv_heads].task);
       args.next = {step.block_tables + task_then.sequence * step.block_table_stride,
-                   (task_then.context + kBlockTokens - 1) / kBlockTokens, (next % kv_heads - kv_head) * head_bytes};
+                   (task_then.context + kBlockTokens - 1) / kBlockTokens, (next % kv_heads - i % kv_heads) * head_bytes};
     }
     const int piece = unit_of_work.piece - args.piece_begin();
-    if (task.alone) prepare(step, index, task, task.token_begin, kv_head, kv_head + 1);
+    if (task.alone) prepare(worker, step, index, task, task.token_begin, {kv_head, kv_head + 1});
     if (!task.split()) {
       kernels_.attention(cache_type_, args);
     } else if (piece >= 0) {  // else out of this layer's window
@@ -285,9 +293,9 @@ void Executor::attend_to_cache(Worker& worker, const Step& step, int index) {
   });
   const auto split = attention_plan_.split_tasks();
   if (split.empty()) return;
-  worker.share(static_cast<int64_t>(split.size()) * kv_heads, 1, [&](int64_t i, int64_t) {
+  worker.share_in_group(static_cast<int64_t>(split.size()) * kv_heads, 1, [&](int64_t i, int64_t) {
     const AttentionTask& task = attention_plan_.task(split[i / kv_heads]);
-    const int kv_head = static_cast<int>(i % kv_heads);
+    const int kv_head = own.begin + static_cast<int>(i % kv_heads);
     kernels_.attention_merge(arguments(task, kv_head), attention_plan_.partial(task, heads, kv_head, 0));
   });
 }
@@ -337,9 +345,8 @@ void Executor::copy_blocks(std::span<const int32_t> pairs) {
     if (block < 0 || block >= shape_.num_blocks) fail("block " + std::to_string(block) + " is outside the cache");
   }
   pool_.run([&](Worker& worker) {
-    worker.share(static_cast<int64_t>(pairs.size() / 2), 1, [&](int64_t i, int64_t) {
-      const char* from = cache_block(0, pairs[2 * i]);
-      std::copy(from, from + block_bytes_, cache_block(0, pairs[2 * i + 1]));
+    worker.share_in_group(static_cast<int64_t>(pairs.size() / 2), 1, [&](int64_t i, int64_t) {
+      cache_.copy_block(worker.group(), pairs[2 * i], pairs[2 * i + 1]);
     });
   });
 }

@@ -9,6 +9,7 @@
 
 #include "model/attention_plan.h"
 #include "model/config.h"
+#include "model/kv_cache.h"
 #include "model/profile.h"
 #include "model/sampler.h"
 #include "model/weights.h"
@@ -35,18 +36,27 @@ struct ExecutorShape {
 
 class Executor {
  public:
+  // A thread on each processor of each group. A group owns panels of every weight and some KV heads: it alone computes
+  // with them, in memory of its own node. The results are the same to the bit whatever the groups are.
   // Throws std::invalid_argument for a config that the kernels cannot run, std::bad_alloc for want of memory.
   Executor(ModelConfig config, const Kernels& kernels, const WeightFormats& formats, CacheType cache_type,
-           ExecutorShape shape, std::vector<int> cpus);
+           ExecutorShape shape, const std::vector<std::vector<int>>& groups);
 
-  void set_weights(std::span<const Source> sources) { weights_.set(sources, pool_, loading_stopped_); }
+  // Memory comes from the node of the thread that touches it first: worker 0 is where it belongs while it loads, and
+  // then again where the caller was.
+  void set_weights(std::span<const Source> sources) {
+    const Pinned pinned = pool_.pinned_caller();
+    weights_.set(sources, pool_, loading_stopped_);
+  }
   void check_complete() const { weights_.check_complete(); }
   bool read_weights(int file, int64_t offset, uint64_t checksum) {
+    const Pinned pinned = pool_.pinned_caller();
     return weights_.read_packed(file, offset, checksum, pool_, loading_stopped_);
   }
   // From any thread: lets `set_weights` and `read_weights` end soon, by throwing Stopped.
   void stop_loading() { loading_stopped_ = true; }
   const Weights& weights() const { return weights_; }
+  const KvCache& cache() const { return cache_; }
 
   // Throws std::invalid_argument before anything is touched if an array does not fit the model, the cache or the others.
   // `before_sampling`, if given, is called on this thread when the logits are there: it waits for the masks, which may
@@ -56,7 +66,7 @@ class Executor {
 
   int vocab_size() const { return config_.vocab_size; }
   Profile& profile() { return profile_; }
-  size_t weight_bytes() const { return weights_.packed().size(); }
+  size_t weight_bytes() const { return weights_.packed().bytes(); }
   size_t cache_bytes() const { return cache_.bytes(); }
   int num_threads() const { return pool_.size(); }
   void pin_caller() const { pool_.pin_caller(); }
@@ -80,9 +90,10 @@ class Executor {
 
   void check(const Step& step) const;
   void forward(Worker& worker, const Step& step);
+  void look_up(const Linear& linear, int row, float* out) const;
   void embed(Worker& worker, const Step& step);
   void attend(Worker& worker, const Step& step, int layer);
-  void prepare(const Step& step, int layer, const AttentionTask& task, int token, int kv_begin, int kv_end);
+  void prepare(const Worker& worker, const Step& step, int layer, const AttentionTask& task, int token, Range kv_heads);
   void attend_to_cache(Worker& worker, const Step& step, int layer);
   void mlp(Worker& worker, int tokens, int layer);
   // Of the rows from `first` on, as many as there is room for.
@@ -97,8 +108,8 @@ class Executor {
   float* angles(int rope, int token) const {
     return reinterpret_cast<float*>(angles_.data()) + (size_t(rope) * shape_.max_num_batched_tokens + token) * angle_stride_;
   }
-  char* cache_block(int layer, int block) const {
-    return cache_.data() + size_t(block) * block_bytes_ + layer_offset_[layer];
+  char* scratch(const Worker& worker) const {
+    return scratch_[worker.group()].data() + worker.index_in_group() * scratch_stride_;
   }
 
   const ModelConfig config_;
@@ -109,10 +120,7 @@ class Executor {
   Weights weights_;
   std::atomic<bool> loading_stopped_ = false;
   const Sampler sampler_;
-  Arena cache_;
-  // A block holds all layers, so that a sequence that grows takes new memory a little at a time.
-  size_t block_bytes_ = 0;
-  std::vector<size_t> layer_offset_;
+  KvCache cache_;
   struct Rope {
     std::vector<float> inv_freq;
     float factor;
@@ -135,7 +143,7 @@ class Executor {
   Arena mlp_;        // [T, mlp_stride_] float
   Arena angles_;     // [ropes, T, angle_stride_] float: cosines, then sines
   Arena logits_;     // [R, vocab] float
-  Arena scratch_;    // one piece a worker: attention, or the inputs of a small GEMM
+  std::vector<Arena> scratch_;  // [groups], one piece a worker: attention, or the inputs of a small GEMM
   size_t scratch_stride_ = 0, row_scratch_bytes_ = 0;
   AttentionPlan attention_plan_;
   Profile profile_;

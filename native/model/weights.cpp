@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <set>
+#include <utility>
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "model/byte_order.h"
 #include "model/require.h"
 
 namespace tidewheel {
@@ -17,12 +19,9 @@ constexpr int kGateColumns = kPanel / 2;
 size_t align(size_t bytes) { return round_up(bytes, 64); }
 
 float read_float(const Source& source, int64_t index) {
-  switch (source.type) {
-    case DType::kFloat32: return static_cast<const float*>(source.data)[index];
-    case DType::kBFloat16: return to_float(static_cast<const bf16*>(source.data)[index]);
-    case DType::kFloat16: return to_float(static_cast<const f16*>(source.data)[index]);
-  }
-  return 0;
+  if (source.type == DType::kFloat32) return bits_float(read_word<uint32_t>(source.data, index, source.swapped));
+  const auto bits = read_word<uint16_t>(source.data, index, source.swapped);
+  return source.type == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
 }
 
 // Lets the system take back the pages that a tensor touches; its neighbours' that go with them are read again.
@@ -39,37 +38,6 @@ void give_back(const Source& source) {
   madvise(reinterpret_cast<void*>(first), data + end - first, MADV_DONTNEED);  // a hint: refused, the pages only stay
 }
 
-constexpr size_t kPiece = size_t{1} << 19;  // bytes that are read and summed at once: they stay in a core's cache
-
-// Against torn and flipped bytes, not against malice: FNV-1a by words in eight independent chains, so that it is
-// bound by memory. `size` is a multiple of 64. Sums of pieces do not hang on the order in which they are done.
-uint64_t piece_checksum(const char* data, size_t size, size_t index) {
-  constexpr uint64_t kPrime = 0x100000001b3;
-  uint64_t chains[8];
-  for (uint64_t& chain : chains) chain = 0xcbf29ce484222325;
-  for (size_t i = 0; i < size; i += sizeof chains) {
-    for (size_t j = 0; j < 8; ++j) {
-      uint64_t word;
-      std::memcpy(&word, data + i + j * sizeof word, sizeof word);
-      chains[j] = (chains[j] ^ word) * kPrime;
-    }
-  }
-  uint64_t sum = index;
-  for (const uint64_t chain : chains) sum = (sum ^ chain ^ chain >> 32) * kPrime;
-  return sum;
-}
-
-bool read_all(int file, char* to, size_t size, int64_t offset) {
-  while (size > 0) {
-    const ssize_t count = pread(file, to, size, offset);
-    if (count <= 0) return false;
-    to += count;
-    size -= static_cast<size_t>(count);
-    offset += count;
-  }
-  return true;
-}
-
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
@@ -78,10 +46,12 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 }  // namespace
 
-Weights::Weights(const ModelConfig& config, const Kernels& kernels, const WeightFormats& formats) : kernels_(kernels) {
+Weights::Weights(const ModelConfig& config, const Kernels& kernels, const WeightFormats& formats,
+                 const Ownership& ownership)
+    : kernels_(kernels) {
   layers.resize(config.layers.size());
   plan(config, formats);
-  place();
+  place(ownership);
 }
 
 void Weights::plan_linear(const std::string& name, Linear& linear, const WeightFormat& format, int rows, int cols,
@@ -152,31 +122,39 @@ void Weights::plan(const ModelConfig& config, const WeightFormats& formats) {
   if (!config.tied_head) plan_linear("head", head, formats.embedding, config.vocab_size, embedding, false);
 }
 
-void Weights::place() {
-  // Several slots may share one target (q, k and v one matrix): each target is placed once.
-  const auto for_each_target = [this](auto&& visit) {
+void Weights::place(const Ownership& ownership) {
+  // Several slots may share one target (q, k and v one matrix): each target is placed once. Calls
+  // visit(slot, group, panels, bytes of one), for a vector with the first group alone and the whole as one panel.
+  const auto for_each_run = [&](auto&& visit) {
     std::set<const void*> seen;
     for (auto& [name, slot] : slots_) {
       const void* target = slot.cols ? static_cast<void*>(slot.linear) : static_cast<void*>(slot.vector);
       if (!seen.insert(target).second) continue;
-      const size_t columns = round_up(slot.linear ? slot.linear->n : slot.rows, kPanel);
-      visit(slot, align(slot.cols ? columns / kPanel * kernels_.panel_bytes(slot.linear->format, slot.linear->k)
-                                  : columns * sizeof(float)));
+      const int panels = ((slot.linear ? slot.linear->n : slot.rows) + kPanel - 1) / kPanel;
+      if (slot.cols == 0) {
+        visit(slot, 0, Range{0, 1}, panels * kPanel * sizeof(float));
+        continue;
+      }
+      for (int group = 0; group < ownership.groups(); ++group) {
+        visit(slot, group, ownership.of(group, panels), kernels_.panel_bytes(slot.linear->format, slot.linear->k));
+      }
     }
   };
-  size_t total = 0;
-  for_each_target([&](Slot&, size_t bytes) { total += bytes; });
-  arena_ = Arena(total);
-  char* next = arena_.data();
-  for_each_target([&](Slot& slot, size_t bytes) {
+  std::vector<size_t> next(ownership.groups());  // [groups]: bytes of its arena
+  for_each_run([&](Slot&, int group, Range panels, size_t bytes) { next[group] += align(panels.size() * bytes); });
+  for (size_t& total : next) arenas_.emplace_back(std::exchange(total, 0));
+  for_each_run([&](Slot& slot, int group, Range panels, size_t bytes) {
+    const size_t size = align(panels.size() * bytes);
+    char* data = arenas_[group].data() + next[group];
+    next[group] += size;
     if (slot.cols) {
-      slot.linear->weight = next;
+      slot.linear->slices.push_back({panels, data});
     } else {
-      *slot.vector = reinterpret_cast<float*>(next);
+      *slot.vector = reinterpret_cast<float*>(data);
     }
-    next += bytes;
+    packed_.add(group, data, panels.size() * bytes, bytes);
   });
-  if (!head.weight) head = embed;
+  if (head.slices.empty()) head = embed;
 }
 
 Weights::Slot& Weights::find(const Source& source) {
@@ -190,38 +168,74 @@ Weights::Slot& Weights::find(const Source& source) {
   return slot;
 }
 
-void Weights::pack(const Slot& slot, const Source& source, int row_begin, int row_end) const {
-  if (slot.cols == 0) {
-    for (int r = row_begin; r < row_end; ++r) {
-      (*slot.vector)[r / slot.group * slot.group_stride + r % slot.group + slot.offset] = read_float(source, r * source.strides[0]);
+int Weights::Slot::first_row(int panel) const {
+  int low = 0, high = rows;  // columns ascend with rows
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (column(middle) / kPanel < panel) {
+      low = middle + 1;
+    } else {
+      high = middle;
     }
+  }
+  return low;
+}
+
+Range Weights::rows_of(const Slot& slot, int group) const {
+  if (slot.cols == 0) return {0, group == 0 ? slot.rows : 0};
+  const Range panels = slot.linear->slices[group].panels;
+  return {slot.first_row(panels.begin), slot.first_row(panels.end)};
+}
+
+void Weights::pack(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const {
+  if (slot.cols == 0) {
+    for (int r = row_begin; r < row_end; ++r) (*slot.vector)[slot.column(r)] = read_float(source, r * source.strides[0]);
     return;
   }
   const Linear& linear = *slot.linear;
-  kernels_.pack(linear.format, {source.data, source.type, source.strides[0], source.strides[1], slot.rows, slot.cols,
-                                linear.weight, linear.k, slot.group, slot.group_stride, slot.offset, row_begin,
-                                row_end});
+  const Linear::Slice& slice = linear.slices[group];
+  const ptrdiff_t start = row_begin * source.strides[0] * dtype_bytes(source.type);
+  Lines lines{static_cast<const char*>(source.data) + start, source.strides[0], source.strides[1]};
+  if (source.swapped) {
+    const auto swap = source.type == DType::kFloat32 ? swap_lines<uint32_t> : swap_lines<uint16_t>;
+    lines = swap(lines, row_end - row_begin, slot.cols, room);
+  }
+  kernels_.pack(linear.format, {lines.data, source.type, lines.row_stride, lines.col_stride, slot.rows, slot.cols,
+                                slice.weight, linear.k, slot.group, slot.group_stride,
+                                slot.offset - slice.panels.begin * kPanel, row_begin, row_end});
 }
 
 void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop) {
+  // What a worker of a group packs at a time.
+  struct Piece {
+    size_t source;
+    int row_begin, row_end;
+  };
+  std::vector<std::vector<Piece>> pieces(arenas_.size());  // [groups]
   std::vector<Slot*> slots;
-  std::vector<int64_t> piece_ends;  // [sources]: the pieces of all tensors up to this one
-  int64_t pieces = 0;
-  for (const Source& source : sources) {
-    slots.push_back(&find(source));
-    piece_ends.push_back(pieces += (slots.back()->rows + kPanel - 1) / kPanel);
+  size_t room = 0;  // for what a worker swaps
+  for (size_t i = 0; i < sources.size(); ++i) {
+    slots.push_back(&find(sources[i]));
+    const Slot& slot = *slots[i];
+    if (sources[i].swapped) room = std::max(room, size_t{kPanel} * slot.cols * dtype_bytes(sources[i].type));
+    for (size_t group = 0; group < pieces.size(); ++group) {
+      const Range rows = rows_of(slot, static_cast<int>(group));
+      for (int row = rows.begin; row < rows.end; row += kPanel) {
+        pieces[group].push_back({i, row, std::min(row + kPanel, rows.end)});
+      }
+    }
   }
   std::vector<std::atomic<int>> rows_done(sources.size());
+  std::vector<char> rooms(room * pool.size());
   // One region for all, so that nobody waits for the others at the end of each tensor.
   pool.run([&](Worker& worker) {
-    worker.share(pieces, 1, [&](int64_t piece, int64_t) {
+    const std::vector<Piece>& own = pieces[worker.group()];
+    worker.share_in_group(static_cast<int64_t>(own.size()), 1, [&](int64_t piece, int64_t) {
       if (stop.load(std::memory_order_relaxed)) return;
-      const size_t i = std::upper_bound(piece_ends.begin(), piece_ends.end(), piece) - piece_ends.begin();
-      const int rows = slots[i]->rows;
-      const int begin = static_cast<int>(piece - (i ? piece_ends[i - 1] : 0)) * kPanel;
-      const int end = std::min(begin + kPanel, rows);
-      pack(*slots[i], sources[i], begin, end);
-      if (rows_done[i].fetch_add(end - begin, std::memory_order_acq_rel) + end - begin == rows) give_back(sources[i]);
+      const auto [i, begin, end] = own[piece];
+      pack(*slots[i], sources[i], worker.group(), begin, end, rooms.data() + worker.index() * room);
+      const int rows = end - begin;
+      if (rows_done[i].fetch_add(rows, std::memory_order_acq_rel) + rows == slots[i]->rows) give_back(sources[i]);
     });
   });
   if (stop.load()) throw Stopped();
@@ -230,34 +244,12 @@ void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::
 
 bool Weights::read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool,
                           const std::atomic<bool>& stop) {
-  std::atomic<uint64_t> sum = 0;
-  std::atomic<bool> complete = true;
-  pool.run([&](Worker& worker) {
-    worker.share(static_cast<int64_t>(arena_.bytes()), kPiece, [&](int64_t begin, int64_t end) {
-      if (stop.load(std::memory_order_relaxed)) return;
-      const size_t size = static_cast<size_t>(end - begin);
-      if (!read_all(file, arena_.data() + begin, size, offset + begin)) {
-        complete = false;
-      } else {
-        sum += piece_checksum(arena_.data() + begin, size, static_cast<size_t>(begin) / kPiece);
-      }
-    });
-  });
+  const bool good = packed_.read(file, offset, checksum, pool, stop);
   if (stop.load()) throw Stopped();
-  if (!complete || sum != checksum) {
-    std::memset(arena_.data(), 0, arena_.bytes());
-    return false;
+  if (good) {
+    for (auto& [name, slot] : slots_) slot.done = true;
   }
-  for (auto& [name, slot] : slots_) slot.done = true;
-  return true;
-}
-
-uint64_t Weights::checksum() const {
-  uint64_t sum = 0;
-  for (size_t begin = 0; begin < arena_.bytes(); begin += kPiece) {
-    sum += piece_checksum(arena_.data() + begin, std::min(kPiece, arena_.bytes() - begin), begin / kPiece);
-  }
-  return sum;
+  return good;
 }
 
 void Weights::check_complete() const {

@@ -1,4 +1,5 @@
-// All weights of a model, packed for the kernels, in one arena.
+// All weights of a model, packed for the kernels. Each group of workers owns some panels of every matrix: they lie in an
+// arena of its own and are written by it alone, so that they are on its node.
 #pragma once
 
 #include <atomic>
@@ -9,7 +10,9 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/packed_runs.h"
 #include "runtime/arena.h"
+#include "runtime/groups.h"
 #include "runtime/thread_pool.h"
 
 namespace tidewheel {
@@ -17,8 +20,19 @@ namespace tidewheel {
 struct Linear {
   WeightFormat format;
   int n = 0, k = 0;       // packed columns (rows of the weight) and inputs
-  char* weight = nullptr;
-  float* bias = nullptr;  // [n] in packed order, or null
+  struct Slice {
+    Range panels;
+    char* weight;
+  };
+  std::vector<Slice> slices;  // [groups], or none if the model has no such matrix
+  float* bias = nullptr;      // [n] in packed order, or null
+
+  // The slice that has a packed column.
+  const Slice& slice_of(int column) const {
+    size_t i = 0;
+    while (slices[i].panels.end <= column / kPanel) ++i;
+    return slices[i];
+  }
 };
 
 struct Layer {
@@ -33,6 +47,7 @@ struct Source {
   DType type;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
+  bool swapped = false;  // its bytes lie in the other order than this machine's
   bool mapped = false;  // a view of a mapped file: its pages may be given back, and come back when they are read again
 };
 
@@ -48,7 +63,7 @@ struct WeightFormats {
 
 class Weights {
  public:
-  Weights(const ModelConfig& config, const Kernels& kernels, const WeightFormats& formats);
+  Weights(const ModelConfig& config, const Kernels& kernels, const WeightFormats& formats, const Ownership& ownership);
 
   // Pack tensors, with all of the pool and in this order; the memory behind those that are mapped is given back as they
   // are done. Throws std::invalid_argument for a name or a shape that is not expected, before anything is packed, and
@@ -58,16 +73,15 @@ class Weights {
   // Throws std::invalid_argument, naming a tensor that was never set.
   void check_complete() const;
 
-  // All packed weights, one run of bytes. What they hold is a function of what was set, the formats, the ISA level and
+  // All packed weights, vectors included. What they hold is a function of what was set, the formats, the ISA level and
   // kPackedVersion.
-  std::span<const char> packed() const { return {arena_.data(), arena_.bytes()}; }
+  const PackedRuns& packed() const { return packed_; }
 
   // In place of `set`: takes packed weights from a file, `offset` bytes behind its start, with all of the pool. False
   // if they cannot be read or their checksum is another; then everything is as before and must be set. Throws Stopped.
   bool read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool, const std::atomic<bool>& stop);
 
-  // Of `packed`, on the calling thread alone.
-  uint64_t checksum() const;
+  const Arena& memory(int group) const { return arenas_[group]; }
 
   Linear embed, positions, project_in, project_out, head;
   Norm final_norm;
@@ -82,6 +96,10 @@ class Weights {
     int rows = 0, cols = 0;  // cols 0: a vector
     int group = 0, group_stride = 0, offset = 0;
     bool done = false;
+
+    int column(int row) const { return row / group * group_stride + row % group + offset; }
+    // The first row that lands in `panel` or behind it.
+    int first_row(int panel) const;
   };
 
   void plan_linear(const std::string& name, Linear& linear, const WeightFormat& format, int rows, int cols, bool bias,
@@ -90,13 +108,17 @@ class Weights {
   void plan_norm(const std::string& name, Norm& norm, const NormConfig& config, int size);
   void plan_vector(const std::string& name, float*& vector, int size);
   void plan(const ModelConfig& config, const WeightFormats& formats);
-  void place();
+  void place(const Ownership& ownership);
   Slot& find(const Source& source);
-  void pack(const Slot& slot, const Source& source, int row_begin, int row_end) const;
+  // Rows that a group owns.
+  Range rows_of(const Slot& slot, int group) const;
+  // `room` takes the rows of a swapped source.
+  void pack(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const;
 
   const Kernels& kernels_;
   std::map<std::string, Slot> slots_;
-  Arena arena_;
+  std::vector<Arena> arenas_;  // [groups]; vectors, which all read, are in the first
+  PackedRuns packed_;
 };
 
 }  // namespace tidewheel

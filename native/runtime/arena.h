@@ -1,12 +1,14 @@
-// Page-aligned zeroed memory that belongs to one owner. Physical pages appear on first touch, huge where the system
-// allows.
+// Page-aligned zeroed memory that belongs to one owner. Physical pages appear on first touch, on the NUMA node of the
+// thread that touches them, huge where the system allows.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <utility>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace tidewheel {
 
@@ -15,11 +17,15 @@ class Arena {
   Arena() = default;
   explicit Arena(size_t bytes) : bytes_(bytes) {
     if (bytes_ == 0) return;
-    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data_ == MAP_FAILED) {
-      data_ = nullptr;
-      throw std::bad_alloc();
-    }
+    // One that has huge pages begins with one: else the first could be its neighbour's last, on another node.
+    const size_t spare = bytes_ < kHugePage ? 0 : kHugePage;
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), whole = (bytes_ + page - 1) / page * page;
+    void* const mapped = mmap(nullptr, whole + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    const size_t skipped = spare ? (kHugePage - reinterpret_cast<uintptr_t>(mapped) % kHugePage) % kHugePage : 0;
+    data_ = static_cast<char*>(mapped) + skipped;
+    if (skipped) munmap(mapped, skipped);
+    if (spare > skipped) munmap(data_ + whole, spare - skipped);
 #ifdef MADV_HUGEPAGE
     madvise(data_, bytes_, MADV_HUGEPAGE);  // a hint: without it everything works, a little slower
 #endif
@@ -36,11 +42,13 @@ class Arena {
     if (data_) munmap(data_, bytes_);
   }
 
-  char* data() const { return static_cast<char*>(data_); }
+  char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
  private:
-  void* data_ = nullptr;
+  static constexpr size_t kHugePage = size_t{2} << 20;
+
+  char* data_ = nullptr;
   size_t bytes_ = 0;
 };
 

@@ -1,10 +1,10 @@
 #include "runtime/ceilings.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <thread>
 
 #include "runtime/arena.h"
@@ -22,10 +22,10 @@ double best_rate(ThreadPool& pool, double seconds, const std::function<double(Wo
   double best = 0;
   const auto begin = Clock::now();
   do {
-    std::atomic<double> done{0};
+    std::vector<double> done(pool.size());
     const auto start = Clock::now();
-    pool.run([&](Worker& worker) { done.fetch_add(work(worker)); });
-    best = std::max(best, done.load() / seconds_since(start));
+    pool.run([&](Worker& worker) { done[worker.index()] = work(worker); });
+    best = std::max(best, std::accumulate(done.begin(), done.end(), 0.0) / seconds_since(start));
   } while (seconds_since(begin) < seconds);
   return best;
 }
@@ -51,7 +51,7 @@ Ceilings measure(ThreadPool& pool, const Kernels& kernels, double seconds, int m
 }  // namespace
 
 Ceilings measure_ceilings(const Kernels& kernels, const std::vector<int>& cpus, double seconds, int megabytes) {
-  ThreadPool pool(cpus);
+  ThreadPool pool({cpus});
   Ceilings ceilings{};
   // Worker 0 must sit still on its processor, and the caller's thread is not ours to pin.
   std::thread([&] { ceilings = measure(pool, kernels, seconds, megabytes); }).join();

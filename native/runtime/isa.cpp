@@ -3,21 +3,14 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "runtime/levels/levels.h"
+
 namespace tidewheel {
 
+namespace scalar { extern const Kernels kKernels; }
+
 std::vector<const Kernels*> available_kernels() {
-  std::vector<const Kernels*> levels;
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
-    levels.push_back(&avx512_bf16::kKernels);
-  }
-  if (avx512) levels.push_back(&avx512::kKernels);
-  if (avx2) levels.push_back(&avx2::kKernels);
-#endif
+  std::vector<const Kernels*> levels = architecture_levels();
   levels.push_back(&scalar::kKernels);
   return levels;
 }

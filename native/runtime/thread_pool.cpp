@@ -1,7 +1,11 @@
 #include "runtime/thread_pool.h"
 
+#include <stdexcept>
+
 #include <sched.h>
 #include <time.h>
+
+#include "runtime/affinity.h"
 
 namespace tidewheel {
 namespace {
@@ -39,39 +43,54 @@ void wait_while(const std::atomic<T>& value, T old) {
   value.wait(old, std::memory_order_acquire);
 }
 
-void pin_to(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  // A refusal (a processor taken offline, say) costs speed, not correctness.
-  sched_setaffinity(0, sizeof set, &set);
+std::vector<int> sizes(const std::vector<std::vector<int>>& groups) {
+  std::vector<int> counts;
+  for (const auto& cpus : groups) {
+    if (cpus.empty()) throw std::invalid_argument("every group of workers needs at least one CPU");
+    counts.push_back(static_cast<int>(cpus.size()));
+  }
+  if (counts.empty()) throw std::invalid_argument("at least one CPU is needed");
+  return counts;
 }
 
 }  // namespace
 
-int Worker::count() const { return pool_.size(); }
+Worker::Worker(ThreadPool& pool, int index)
+    : pool_(pool), index_(index), group_index_(pool.places_[index].group), group_(pool.groups_[group_index_]),
+      index_in_group_(pool.places_[index].index_in_group) {}
 
+// The last of a group to arrive arrives for the group; the last group's lets all go, each by a word of its own.
 void Worker::barrier() {
   if (pool_.size() == 1) return;
-  const uint32_t generation = pool_.barrier_generation_.load(std::memory_order_relaxed);
-  if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == pool_.size()) {
-    pool_.arrived_.store(0, std::memory_order_relaxed);
-    pool_.barrier_generation_.store(generation + 1, std::memory_order_release);
-    pool_.barrier_generation_.notify_all();
-  } else {
-    wait_while(pool_.barrier_generation_, generation);
+  const uint32_t generation = group_.barrier_generation.load(std::memory_order_relaxed);
+  if (group_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == group_.workers) {
+    group_.arrived.store(0, std::memory_order_relaxed);
+    const int groups = static_cast<int>(pool_.groups_.size());
+    if (groups == 1 || pool_.arrived_groups_.fetch_add(1, std::memory_order_acq_rel) + 1 == groups) {
+      pool_.arrived_groups_.store(0, std::memory_order_relaxed);
+      for (WorkerGroup& group : pool_.groups_) {
+        group.barrier_generation.store(generation + 1, std::memory_order_release);
+        group.barrier_generation.notify_all();
+      }
+      return;
+    }
   }
+  wait_while(group_.barrier_generation, generation);
 }
 
-std::atomic<int64_t>& Worker::take_counter() {
+std::atomic<int64_t>& Worker::take_counter(bool own) {
   const unsigned current = phase_;
   phase_ = (phase_ + 1) % 3;
-  // Nobody touches the next counter before all have passed this phase's barrier.
-  if (index_ == 0) pool_.counters_[phase_].next.store(0, std::memory_order_relaxed);
-  return pool_.counters_[current].next;
+  // Nobody touches the next counters before all have passed this phase's barrier.
+  if (index_in_group_ == 0) group_.counters[phase_].next.store(0, std::memory_order_relaxed);
+  return (own ? group_ : pool_.groups_.front()).counters[current].next;
 }
 
-ThreadPool::ThreadPool(std::vector<int> cpus) : cpus_(std::move(cpus)) {
+ThreadPool::ThreadPool(const std::vector<std::vector<int>>& groups) : ownership_(sizes(groups)), groups_(groups.size()) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    groups_[g].workers = static_cast<int>(groups[g].size());
+    for (int i = 0; i < groups_[g].workers; ++i) places_.push_back({groups[g][i], static_cast<int>(g), i});
+  }
   for (int i = 1; i < size(); ++i) threads_.emplace_back([this, i] { serve(i); });
 }
 
@@ -83,7 +102,9 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(const std::function<void(Worker&)>& job) {
-  for (Counter& counter : counters_) counter.next.store(0, std::memory_order_relaxed);
+  for (WorkerGroup& group : groups_) {
+    for (auto& counter : group.counters) counter.next.store(0, std::memory_order_relaxed);
+  }
   job_ = &job;
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
@@ -92,10 +113,10 @@ void ThreadPool::run(const std::function<void(Worker&)>& job) {
   worker.barrier();
 }
 
-void ThreadPool::pin_caller() const { pin_to(cpus_.front()); }
+void ThreadPool::pin_caller() const { pin_to(places_.front().cpu); }
 
 void ThreadPool::serve(int index) {
-  pin_to(cpus_[index]);
+  pin_to(places_[index].cpu);
   for (uint32_t seen = 0;; ++seen) {
     wait_while(generation_, seen);
     if (stopping_.load()) return;

@@ -1,4 +1,5 @@
-// A team of pinned threads that run one function together. The caller is worker 0.
+// A team of pinned threads that run one function together, in groups that share a NUMA node. The caller is worker 0, of
+// group 0.
 #pragma once
 
 #include <atomic>
@@ -8,38 +9,65 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/affinity.h"
+#include "runtime/groups.h"
+
 namespace tidewheel {
 
+// Bytes that go from one processor's cache to another's together.
+#if defined(__s390x__)
+constexpr size_t kCacheLine = 256;
+#else
+constexpr size_t kCacheLine = 64;
+#endif
+
 class ThreadPool;
+
+// What the workers of a group meet over: in cache lines of its own, so that waiting goes on within a node.
+struct WorkerGroup {
+  struct alignas(kCacheLine) Counter {
+    std::atomic<int64_t> next{0};
+  };
+
+  int workers = 0;
+  alignas(kCacheLine) std::atomic<int> arrived{0};
+  alignas(kCacheLine) std::atomic<uint32_t> barrier_generation{0};
+  // Three suffice: while one is in use, the next stands ready at 0, and the one before may still be read by a
+  // straggler on its way to the barrier.
+  Counter counters[3];
+};
 
 // What a worker sees of the team while it runs.
 class Worker {
  public:
-  Worker(ThreadPool& pool, int index) : pool_(pool), index_(index) {}
+  Worker(ThreadPool& pool, int index);
   int index() const { return index_; }
-  int count() const;
+  int group() const { return group_index_; }
+  int index_in_group() const { return index_in_group_; }
 
   // Wait until the whole team is here. What was written before is seen by all after.
   void barrier();
 
   // Share [0, count) among the team in pieces of `grain`, whoever is free taking the next, then meet at a barrier.
-  // Every worker must make the same calls in the same order. `body(begin, end)`.
+  // Every worker must make the same calls of `share...` in the same order. `body(begin, end)`.
   template <typename Body>
   void share(int64_t count, int64_t grain, Body&& body) {
-    std::atomic<int64_t>& next = take_counter();
-    for (int64_t begin; (begin = next.fetch_add(grain, std::memory_order_relaxed)) < count;) {
-      body(begin, begin + grain < count ? begin + grain : count);
-    }
-    barrier();
+    share_from(take_counter(false), count, grain, body);
   }
 
-  // The same in pieces that shrink as less is left, down to 1: long runs first, and a level finish.
+  // The same among the worker's group alone: each group has a `count` of its own. The barrier is the whole team's.
   template <typename Body>
-  void share_guided(int64_t total, Body&& body) {
-    std::atomic<int64_t>& next = take_counter();
+  void share_in_group(int64_t count, int64_t grain, Body&& body) {
+    share_from(take_counter(true), count, grain, body);
+  }
+
+  // That in pieces that shrink as less is left, down to 1: long runs first, and a level finish.
+  template <typename Body>
+  void share_in_group_guided(int64_t total, Body&& body) {
+    std::atomic<int64_t>& next = take_counter(true);
     int64_t begin = next.load(std::memory_order_relaxed);
     while (begin < total) {
-      const int64_t piece = (total - begin) / (2 * count()), end = begin + (piece > 1 ? piece : 1);
+      const int64_t piece = (total - begin) / (2 * group_.workers), end = begin + (piece > 1 ? piece : 1);
       if (next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) {
         body(begin, end);
         begin = next.load(std::memory_order_relaxed);
@@ -49,47 +77,59 @@ class Worker {
   }
 
  private:
-  std::atomic<int64_t>& take_counter();
+  template <typename Body>
+  void share_from(std::atomic<int64_t>& next, int64_t count, int64_t grain, Body&& body) {
+    for (int64_t begin; (begin = next.fetch_add(grain, std::memory_order_relaxed)) < count;) {
+      body(begin, begin + grain < count ? begin + grain : count);
+    }
+    barrier();
+  }
+
+  // The group's own, or the team's, which is the first group's.
+  std::atomic<int64_t>& take_counter(bool own);
 
   ThreadPool& pool_;
-  const int index_;
+  const int index_, group_index_;
+  WorkerGroup& group_;
+  const int index_in_group_;
   unsigned phase_ = 0;
 };
 
 class ThreadPool {
  public:
-  // A thread for each of `cpus`, pinned there; the caller's own place is the first.
-  explicit ThreadPool(std::vector<int> cpus);
+  // A thread for each of the `groups`' processors, pinned there; the caller's own place is the first. Throws
+  // std::invalid_argument for a group without a processor.
+  explicit ThreadPool(const std::vector<std::vector<int>>& groups);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int size() const { return static_cast<int>(cpus_.size()); }
+  int size() const { return static_cast<int>(places_.size()); }
+  const Ownership& ownership() const { return ownership_; }
 
   // Run `job` on every worker and wait for all. Not reentrant; `job` must not throw.
   void run(const std::function<void(Worker&)>& job);
 
-  // Pin the calling thread to worker 0's processor.
+  // Pin the calling thread to worker 0's processor, for good or while the result lives.
   void pin_caller() const;
+  Pinned pinned_caller() const { return Pinned(places_.front().cpu); }
 
  private:
   friend class Worker;
 
-  struct alignas(64) Counter {
-    std::atomic<int64_t> next{0};
+  struct Place {
+    int cpu, group, index_in_group;
   };
 
   void serve(int index);
 
-  const std::vector<int> cpus_;
+  std::vector<Place> places_;  // [workers]
+  const Ownership ownership_;
+  std::vector<WorkerGroup> groups_;
   std::vector<std::thread> threads_;
   const std::function<void(Worker&)>* job_ = nullptr;
-  alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> barrier_generation_{0};
-  // Three suffice: while one is in use, the next stands ready at 0, and the one before may still be read by a
-  // straggler on its way to the barrier.
-  Counter counters_[3];
+  alignas(kCacheLine) std::atomic<uint32_t> generation_{0};
+  alignas(kCacheLine) std::atomic<int> arrived_groups_{0};
   std::atomic<bool> stopping_{false};
 };
 

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 
-#include <sched.h>
-#include <unistd.h>
+#include "runtime/affinity.h"
 
 namespace tidewheel {
 namespace {
@@ -22,38 +21,15 @@ std::optional<std::string> read_line(const std::string& path) {
   return line;
 }
 
-std::optional<int64_t> read_number(const std::string& path) {
-  const auto line = read_line(path);
-  if (!line) return std::nullopt;
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(line->data(), line->data() + line->size(), value);
-  if (error != std::errc() || end == line->data()) return std::nullopt;  // "max" is no limit
-  return value;
-}
-
-std::vector<int> affinity() {
-  std::vector<int> cpus;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-    }
+// The NUMA node of each processor that is in one.
+std::map<int, int> numa_nodes(const std::string& root) {
+  const std::string folder = root + "sys/devices/system/node/";
+  std::map<int, int> nodes;
+  for (const int node : parse_cpu_list(read_line(folder + "online").value_or(""))) {
+    const auto cpus = read_line(folder + "node" + std::to_string(node) + "/cpulist");  // empty where there is only memory
+    for (const int cpu : parse_cpu_list(cpus.value_or(""))) nodes[cpu] = node;
   }
-  if (cpus.empty()) cpus.push_back(0);
-  return cpus;
-}
-
-int numa_node_of(const std::string& root, int cpu) {
-  for (int node = 0; node < 256; ++node) {
-    const auto list = read_line(root + "sys/devices/system/node/node" + std::to_string(node) + "/cpulist");
-    if (!list) {
-      if (node > 0) break;
-      continue;
-    }
-    const auto cpus = parse_cpu_list(*list);
-    if (std::find(cpus.begin(), cpus.end(), cpu) != cpus.end()) return node;
-  }
-  return 0;
+  return nodes;
 }
 
 int first_sibling(const std::string& root, int cpu) {
@@ -62,59 +38,6 @@ int first_sibling(const std::string& root, int cpu) {
   if (!list) return cpu;
   const auto cpus = parse_cpu_list(*list);
   return cpus.empty() ? cpu : *std::min_element(cpus.begin(), cpus.end());
-}
-
-struct CgroupPaths {
-  std::vector<std::string> v2, cpu;  // this process's group and its parents, innermost first
-};
-
-std::vector<std::string> with_parents(const std::string& mount, std::string group) {
-  std::vector<std::string> paths;
-  while (true) {
-    paths.push_back(mount + (group == "/" ? "" : group));
-    if (group.empty() || group == "/") break;
-    group = group.substr(0, group.find_last_of('/'));
-  }
-  return paths;
-}
-
-CgroupPaths cgroup_paths(const std::string& root) {
-  CgroupPaths paths;
-  std::ifstream file(root + "proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1), group = line.substr(second + 1);
-    const std::string mount = root + "sys/fs/cgroup";
-    if (controllers.empty()) {
-      paths.v2 = with_parents(mount, group);
-      continue;
-    }
-    std::stringstream names(controllers);
-    for (std::string name; std::getline(names, name, ',');) {
-      if (name == "cpu") paths.cpu = with_parents(mount + "/cpu", group);
-    }
-  }
-  return paths;
-}
-
-double cpu_quota(const CgroupPaths& paths) {
-  double quota = 0;
-  const auto take = [&quota](double limit, double period) {
-    if (limit > 0 && period > 0 && (quota == 0 || limit / period < quota)) quota = limit / period;
-  };
-  for (const auto& path : paths.v2) {
-    if (const auto line = read_line(path + "/cpu.max")) {
-      std::stringstream fields(*line);
-      double limit = 0, period = 0;
-      if (fields >> limit >> period) take(limit, period);  // "max 100000" does not parse: no limit
-    }
-  }
-  for (const auto& path : paths.cpu) {
-    const auto limit = read_number(path + "/cpu.cfs_quota_us"), period = read_number(path + "/cpu.cfs_period_us");
-    if (limit && period) take(static_cast<double>(*limit), static_cast<double>(*period));
-  }
-  return quota;
 }
 
 }  // namespace
@@ -132,7 +55,7 @@ std::vector<int> parse_cpu_list(const std::string& text) {
       at = second.ptr;
       error = second.ec;
     }
-    if (error != std::errc() || at != end || first < 0 || last < first || last >= CPU_SETSIZE) {
+    if (error != std::errc() || at != end || first < 0 || last < first || last >= kMostCpus) {
       throw std::invalid_argument("'" + part + "' is not a CPU number or a range like 0-3");
     }
     for (int cpu = first; cpu <= last; ++cpu) cpus.insert(cpu);
@@ -140,22 +63,17 @@ std::vector<int> parse_cpu_list(const std::string& text) {
   return {cpus.begin(), cpus.end()};
 }
 
-Topology read_topology(const std::string& root) {
+Topology read_topology(const std::string& root, const std::optional<std::vector<int>>& allowed) {
   Topology topology;
   std::set<int> seen;
-  for (const int cpu : affinity()) {
-    const Processor processor{cpu, first_sibling(root, cpu), numa_node_of(root, cpu)};
+  const std::map<int, int> nodes = numa_nodes(root);
+  for (const int cpu : allowed ? *allowed : affinity()) {
+    const auto node = nodes.find(cpu);
+    const Processor processor{cpu, first_sibling(root, cpu), node == nodes.end() ? 0 : node->second};
     topology.allowed.push_back(processor);
     if (seen.insert(processor.core).second) topology.cores.push_back(cpu);
   }
-  topology.cpu_quota = cpu_quota(cgroup_paths(root));
   return topology;
-}
-
-int default_threads(const Topology& topology) {
-  int threads = static_cast<int>(topology.cores.size());
-  if (topology.cpu_quota > 0) threads = std::min(threads, std::max(1, static_cast<int>(std::floor(topology.cpu_quota))));
-  return threads >= 8 ? threads - 1 : threads;
 }
 
 }  // namespace tidewheel

@@ -35,9 +35,11 @@ class Subject(NamedTuple):
     kv_cache_dtype: KvCacheDType
     threads: int
     quantization: Quantization | None = None
+    groups: int = 1
 
     def __str__(self) -> str:
-        return f"{self.device}-{self.quantization or self.dtype}-{self.kv_cache_dtype}-{self.threads}"
+        threads = f"{self.threads}" if self.groups == 1 else f"{self.threads} in {self.groups} groups"
+        return f"{self.device}-{self.quantization or self.dtype}-{self.kv_cache_dtype}-{threads}"
 
 
 _LEVELS = [device for device in device_ids() if device != "torch"]
@@ -50,7 +52,8 @@ _QUANTIZATIONS = [
 
 
 def subjects() -> Iterator[Subject]:
-    """Every level on one thread and on two, with every type of weight and of cache; the best one with all dtypes."""
+    """Every level on one thread and on two, with every type of weight and of cache; the best one with all dtypes, and
+    with two groups."""
     yield Subject("torch", "float32", "float32", 1)
     for level in _LEVELS:
         best = level == _LEVELS[0]
@@ -60,6 +63,9 @@ def subjects() -> Iterator[Subject]:
                 yield Subject(level, "float32", "float32", threads)
                 yield Subject(level, "float16", "float16", threads)
         yield Subject(level, "bfloat16", "fp8_e5m2", 2)
+        if best:
+            yield Subject(level, "bfloat16", "bfloat16", 2, groups=2)
+            yield Subject(level, "bfloat16", "int8", 2, _QUANTIZATIONS[1], groups=2)
         for quantization in _QUANTIZATIONS:
             yield Subject(level, "bfloat16", "int8", 2, quantization)
 
@@ -75,19 +81,19 @@ def executor(subject: Subject) -> Executor:
         max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=128,
-        threads_bind="auto" if subject.device == "torch" else bind(subject.threads),
+        threads_bind="auto" if subject.device == "torch" else bind(subject.threads, subject.groups),
         kv_cache_dtype=subject.kv_cache_dtype,
         quantization=subject.quantization,
     )
     return device.load(description.spec, open_weights(folder, description), options)
 
 
-def bind(threads: int) -> str:
+def bind(threads: int, groups: int) -> str:
     native: Any = importlib.import_module("tidewheel._native")
     cpus = [processor["cpu"] for processor in native.topology()["processors"]]
     if len(cpus) < threads:
         pytest.skip(f"this machine has no {threads} processors")
-    return ",".join(map(str, cpus[:threads]))
+    return "|".join(",".join(map(str, cpus[group:threads:groups])) for group in range(groups))
 
 
 @st.composite
@@ -115,7 +121,7 @@ def jobs(draw: st.DrawFn) -> Job:
 def test_any_company_gives_the_same_bits(subject: Subject) -> None:
     check_any_company(
         executor(subject),
-        executor(subject._replace(threads=1)),
+        executor(subject._replace(threads=1, groups=1)),
         jobs(),
         max_length=MAX_LENGTH,
         eos_ids=EOS,

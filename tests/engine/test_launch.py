@@ -12,18 +12,27 @@ import pytest
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.launch import EngineOptions, load_engine, plan_kv_cache
+from tidewheel.engine.memory import Memory
 from tidewheel.engine.request import FinishReason, Request, SamplingParams
 
 GIB = 2**30
 PER_TOKEN = 2**14  # bytes: 65,536 tokens a GiB
 
 
-def plan(available: int | None = 64 * GIB, model_limit: int = 8192, **options: float | None) -> tuple[int, int]:
+def plan(
+    available: int | None = 64 * GIB,
+    model_limit: int = 8192,
+    weights: int = 0,
+    group: int | None = None,
+    **options: float | None,
+) -> tuple[int, int]:
+    """On a machine of 64 GiB, in a control group that may have `group` bytes."""
     return plan_kv_cache(
         EngineOptions("m", **options),  # type: ignore[arg-type]
         model_limit=model_limit,
         bytes_per_token=PER_TOKEN,
-        available_bytes=available,
+        weight_bytes=weights,
+        memory=Memory(64 * GIB, available, group, None if group is None else 0),
     )
 
 
@@ -32,6 +41,8 @@ def test_the_default_cache_has_room_for_all_sequences_within_4_gib_and_half_of_t
     assert plan(max_num_seqs=128) == (8192, 4 * GIB)
     assert plan(2 * GIB) == (8192, GIB)
     assert plan(None) == (8192, 4 * GIB)
+    assert plan(2 * GIB, weights=GIB) == (8192, GIB // 2)
+    assert plan(2 * GIB, weights=GIB, group=2 * GIB) == (8192, GIB // 2)
 
 
 def test_a_context_that_nobody_asked_for_is_cut_to_the_cache(caplog: pytest.LogCaptureFixture) -> None:
@@ -49,6 +60,35 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_an_error() -> None:
         plan(kv_cache_space=0.0001)
     with pytest.raises(ModelError, match="holds 0 tokens"):
         plan(0)
+    with pytest.raises(
+        ModelError, match=r"0\.12 GiB \(1\.00 GiB of the control group's 2\.00 GiB of memory is available"
+    ):
+        plan(GIB, weights=GIB, group=2 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (
+            {"weights": 3 * GIB, "group": 2 * GIB},
+            r"weights of 3\.00 GiB and a KV cache of 0\.00 GiB do not fit into the 2\.00 GiB of memory that its "
+            r"control group allows this process: take fewer bits for the weights with --quantization, or raise that",
+        ),
+        (
+            {"weights": GIB, "group": 2 * GIB, "kv_cache_space": 1.5},
+            r"cache of 1\.50 GiB do not fit into the 2\.00 GiB of memory that its control.*: lower --kv-cache-space",
+        ),
+        ({"weights": 60 * GIB, "kv_cache_space": 5}, r"64\.00 GiB of memory that this machine has: lower"),
+    ],
+)
+def test_what_could_never_fit_is_refused_before_the_weights_are_read(sizes: dict[str, float], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        plan(GIB, **sizes)  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_now_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert plan(GIB, weights=GIB, kv_cache_space=1) == (8192, GIB)
+    assert "There is less memory than weights of 1.00 GiB and a KV cache of 1.00 GiB may come to take" in caplog.text
 
 
 @pytest.fixture(scope="module")

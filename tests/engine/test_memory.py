@@ -7,10 +7,12 @@ from pathlib import Path
 from tidewheel.engine.memory import Memory, available_memory_bytes, read_memory
 
 MIB = 2**20
+MOUNT = "31 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
-    for name, content in {"proc/meminfo": "MemTotal: 8192 kB\nMemAvailable: 4096 kB\n", **files}.items():
+    plain = {"proc/meminfo": "MemTotal: 8192 kB\nMemAvailable: 4096 kB\n", "proc/self/mountinfo": MOUNT}
+    for name, content in {**plain, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
@@ -21,7 +23,7 @@ def test_without_groups_it_is_what_the_machine_has(tmp_path: Path) -> None:
     assert read_memory(machine(tmp_path, {})) == Memory(8 * MIB, 4 * MIB, None, None)
 
 
-def test_version_2_every_parent_counts_and_droppable_cache_is_available(tmp_path: Path) -> None:
+def test_every_parent_counts_and_droppable_cache_is_available(tmp_path: Path) -> None:
     root = machine(
         tmp_path,
         {
@@ -34,32 +36,14 @@ def test_version_2_every_parent_counts_and_droppable_cache_is_available(tmp_path
         },
     )
     assert read_memory(root) == Memory(8 * MIB, 2 * MIB, 3 * MIB, MIB)
+    assert read_memory(root).ceiling == 3 * MIB
 
 
-def test_version_2_in_a_container_the_mount_is_the_group(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/not/visible/here\n",
-            "sys/fs/cgroup/memory.max": f"{3 * MIB}\n",
-            "sys/fs/cgroup/memory.current": f"{MIB}\n",
-        },
-    )
-    assert read_memory(root).available == 2 * MIB
-
-
-def test_version_1(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path,
-        {
-            "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/x\n1:name=systemd:/y\n",
-            "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{2 * MIB}\n",
-            "sys/fs/cgroup/memory/x/memory.usage_in_bytes": f"{MIB}\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{MIB}\n",
-        },
-    )
-    assert read_memory(root).available == MIB
+def test_a_limit_above_what_the_machine_has_is_none(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{9 * MIB}\n"}
+    memory = read_memory(machine(tmp_path, files))
+    assert memory == Memory(8 * MIB, 4 * MIB, None, None)
+    assert memory.ceiling == 8 * MIB
 
 
 def test_an_overdrawn_group_has_nothing_left(tmp_path: Path) -> None:

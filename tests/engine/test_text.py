@@ -148,6 +148,13 @@ def test_other_files_are_left_to_transformers(tmp_path: Path) -> None:
     assert tokenizer.eos_token_id == 1
 
 
+def test_without_transformers_such_a_folder_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    write(tmp_path / "vocab.json", {})
+    with pytest.raises(ModelError, match=r"needs transformers, .*tidewheel\[transformers\].*EXTRAS=transformers"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_tokenizer_json_needs_no_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
@@ -164,4 +171,34 @@ def test_a_folder_without_tokenizer_says_what_to_add(tmp_path: Path) -> None:
 def test_broken_files_are_named(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=name):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        [1], "a", {"x": {"content": "a"}}, {"420": "a"}, {"420": {}}, {"420": {"content": ""}}, {"420": {"content": 5}},
+        {"-1": {"content": "a"}}, {str(2**40): {"content": "a"}}, {"420": {"content": "\ud800"}},
+    ],
+)  # fmt: skip
+def test_tokens_that_cannot_be_added(tmp_path: Path, spm: bytes, added: Any) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(spm)
+    write(tmp_path / "tokenizer_config.json", {"added_tokens_decoder": added})
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_sentencepiece_model_of_what_is_no_text(tmp_path: Path, spm: bytes) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(spm.replace(b"<unk>", b"<\xffnk>", 1))
+    with pytest.raises(ModelError, match=r"tokenizer\.model"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_that_its_library_panics_at(tmp_path: Path) -> None:
+    save("byte-fallback", tmp_path)
+    path = tmp_path / "tokenizer.json"
+    made = json.loads(path.read_text())
+    made["post_processor"]["special_tokens"] = {}
+    write(path, made)
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path)

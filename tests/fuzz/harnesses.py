@@ -6,27 +6,15 @@ what fuzzers begin from and change.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
-import json
-import shutil
-import struct
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import tokenizers
+from fuzz.folders import FOLDERS, TEMPLATE
+from fuzz.harness import Harness, written
 
 from tidewheel.engine.errors import InvalidRequestError, ModelError
-from tidewheel.engine.models import describe
-from tidewheel.engine.models.folder import read_config
-from tidewheel.engine.models.generation import read_generation_config
-from tidewheel.engine.models.spec import tensor_shapes
-from tidewheel.engine.text import Tokenizer
-from tidewheel.engine.weights.checkpoint import CheckpointWeights, open_checkpoint
 from tidewheel.server.anthropic.translation import chat_request as from_messages
 from tidewheel.server.anthropic.translation import check_tool_types
 from tidewheel.server.chat.messages import template_messages, template_tools
@@ -52,30 +40,6 @@ from tidewheel.server.structured_output import structured_output
 LONGEST_TEXT = 300  # characters that a parser is given one by one
 
 
-class Harness(NamedTuple):
-    """`run` reads one input, which looks like `seeds`."""
-
-    run: Callable[[bytes], None]
-    seeds: list[bytes]
-
-
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 12,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 20,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-    "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "eos_token_id": [1, 2], "tie_word_embeddings": True,
-}  # fmt: skip
-CONFIGS = [
-    CONFIG,
-    CONFIG | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                               "original_max_position_embeddings": 32}},
-    CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
-    CONFIG | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 16},
-    CONFIG | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 4},
-    {"architectures": ["GPT2LMHeadModel"], "vocab_size": 20, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64},
-    {"architectures": ["OPTForCausalLM"], "vocab_size": 20, "hidden_size": 8, "ffn_dim": 12, "num_hidden_layers": 1,
-     "num_attention_heads": 2, "max_position_embeddings": 64, "word_embed_proj_dim": 8, "activation_function": "relu"},
-]  # fmt: skip
 CHAT: dict[str, Any] = {
     "messages": [
         {"role": "system", "content": "Be brief."},
@@ -119,11 +83,6 @@ MESSAGES: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2000, "metadata": {"user_id": "u"},
      "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}},
 ]  # fmt: skip
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
-    "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
-)
 TOOLS = [Tool("function", ToolFunction("f", parameters={"properties": {"a": {"type": "integer"}, "b": {}}}))]
 CALLS = [
     '<tool_call>\n{"name": "f", "arguments": {"a": [1, "</tool_call>", "ü 🌊"]}}\n</tool_call> and on',
@@ -144,10 +103,6 @@ CALLS = [
         )
     ],
 ]  # fmt: skip
-
-
-def written(*values: Any) -> list[bytes]:
-    return [json.dumps(value).encode() for value in values]
 
 
 def body(
@@ -231,83 +186,6 @@ def chat_template(data: bytes) -> None:
         assert isinstance(template.render([{"role": "user", "content": "hi"}]), str)
 
 
-def in_folder(
-    file: str, read: Callable[[Path], object], others: dict[str, bytes] | None = None
-) -> Callable[[bytes], None]:
-    """A harness that is given a file of a model folder."""
-
-    @functools.cache
-    def folder() -> Path:
-        root = Path("/dev/shm")  # memory: a disk would be what is tested
-        made = Path(tempfile.mkdtemp(dir=root if root.is_dir() else None))
-        for name, content in (others or {}).items():
-            (made / name).write_bytes(content)
-        atexit.register(shutil.rmtree, made, ignore_errors=True)
-        return made
-
-    def run(data: bytes) -> None:
-        (folder() / file).write_bytes(data)
-        with contextlib.suppress(ModelError):
-            read(folder())
-
-    return run
-
-
-def checkpoint() -> bytes:
-    """A file with all weights of CONFIG."""
-    description = describe(CONFIG)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    size = 0
-    for name, shape in tensor_shapes(description.spec).items():
-        count = 4
-        for length in shape:
-            count *= length
-        header[description.tensors[name].name] = {
-            "dtype": "F32", "shape": shape, "data_offsets": [size, size + count],
-        }  # fmt: skip
-        size += count
-    head = json.dumps(header).encode()
-    return struct.pack("<Q", len(head)) + head + bytes(size)
-
-
-def read_checkpoint(folder: Path) -> None:
-    weights = CheckpointWeights(open_checkpoint(folder), describe(CONFIG))
-    for name in weights:
-        weights[name].data.sum()
-
-
-def read_description(folder: Path) -> None:
-    config = read_config(folder)
-    spec = describe(config).spec
-    tensor_shapes(spec)
-    read_generation_config(folder, config)
-
-
-def use_tokenizer(folder: Path) -> None:
-    tokenizer = Tokenizer.load(folder)
-    tokenizer.decode(tokenizer.encode("hi there <|end|>")[:20])
-    tokenizer.eos_token_id  # noqa: B018
-    if tokenizer.chat_template is not None:
-        ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
-
-
-def tokenizer_json() -> bytes:
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    made = tokenizers.Tokenizer(
-        tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)} | {"hi": 256}, [("h", "i")])
-    )
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens(["<|start|>", "<|end|>"])
-    return made.to_str().encode()
-
-
-TOKENIZER_CONFIG: dict[str, Any] = {
-    "bos_token": {"content": "<|start|>"}, "eos_token": "<|end|>", "additional_special_tokens": ["<|end|>"],
-    "chat_template": [{"name": "default", "template": TEMPLATE}], "add_bos_token": True,
-    "added_tokens_decoder": {"257": {"content": "<|end|>", "special": True}}, "tokenizer_class": "PreTrainedTokenizer",
-}  # fmt: skip
-
 HARNESSES: dict[str, Harness] = {
     "chat": body(ChatCompletionRequest, understand_chat, CHAT, *({**CHAT, **more} for more in COMPLETIONS[1:])),
     "completion": body(CompletionRequest, understand_generation, *COMPLETIONS),
@@ -335,11 +213,5 @@ HARNESSES: dict[str, Harness] = {
     "template": Harness(
         chat_template, [TEMPLATE.encode(), b"{{ messages[0]['content'] | upper }}{% set x = 1 %}{{ x }}"]
     ),
-    "safetensors": Harness(in_folder("model.safetensors", read_checkpoint), [checkpoint()]),
-    "config": Harness(in_folder("config.json", read_description), written(*CONFIGS)),
-    "tokenizer": Harness(in_folder("tokenizer.json", use_tokenizer), [tokenizer_json()]),
-    "tokenizer-config": Harness(
-        in_folder("tokenizer_config.json", use_tokenizer, {"tokenizer.json": tokenizer_json()}),
-        written(TOKENIZER_CONFIG),
-    ),
+    **FOLDERS,
 }  # fmt: skip

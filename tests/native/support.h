@@ -2,14 +2,31 @@
 #pragma once
 
 #include <cmath>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "models.h"
 #include "runtime/isa.h"
 
 namespace tidewheel::test {
+
+// All levels that this processor has, or the one that TIDEWHEEL_ISA names, and models of some that it may not have.
+inline std::vector<const Kernels*> tested_kernels() {
+  if (std::getenv("TIDEWHEEL_ISA")) return {&choose_kernels("auto")};
+  std::vector<const Kernels*> levels = modelled_kernels();
+  for (const Kernels* level : available_kernels()) levels.push_back(level);
+  return levels;
+}
+
+// Where cases are many and of one kind, an emulated processor is given every fifth.
+#ifdef TIDEWHEEL_EMULATED
+constexpr int kStride = 5;
+#else
+constexpr int kStride = 1;
+#endif
 
 constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 

@@ -59,7 +59,7 @@ double largest_magnitude(const std::vector<double>& values) {
 
 TEST_CASE("queries, keys and values are normalized, rotated and cached, for every level and type") {
   Random random;
-  for (const Kernels* kernels : available_kernels()) {
+  for (const Kernels* kernels : tested_kernels()) {
     for (const CacheType type : kAllCacheTypes) {
       for (const Heads heads : {Heads{3, 1, 64}, Heads{2, 2, 40}, Heads{8, 1, 80}}) {
         for (const int pairs : {0, heads.head_dim / 2, 11}) {
@@ -118,7 +118,7 @@ TEST_CASE("fp8_e5m2 is rounded to the nearest, ties to even, and saturates") {
   }
   values.resize((values.size() + 15) / 16 * 16);
   const Heads heads{1, 1, 16};
-  for (const Kernels* kernels : available_kernels()) {
+  for (const Kernels* kernels : tested_kernels()) {
     CAPTURE(std::string(kernels->name));
     for (size_t start = 0; start < values.size(); start += 16) {
       std::vector<float> qkv(3 * 16);
@@ -139,7 +139,7 @@ TEST_CASE("fp8_e5m2 is rounded to the nearest, ties to even, and saturates") {
 
 TEST_CASE("int8 takes its whole range for every token and head, and zeros stay zeros") {
   const Heads heads{1, 1, 32};
-  for (const Kernels* kernels : available_kernels()) {
+  for (const Kernels* kernels : tested_kernels()) {
     for (const float size : {1e-30f, 1.0f, 1e30f}) {
       std::vector<float> qkv(2 * 96, 0.0f);  // the first token's are all 0
       for (int i = 0; i < 96; ++i) qkv[96 + i] = size * static_cast<float>(i % 32 - 31);

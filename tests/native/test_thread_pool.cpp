@@ -10,7 +10,7 @@ using namespace tidewheel;
 
 TEST_CASE("every piece is done once, and a barrier shows what came before it") {
   for (const int size : {1, 2, 5}) {
-    ThreadPool pool(std::vector<int>(size, 0));
+    ThreadPool pool({std::vector<int>(size, 0)});
     for (int round = 0; round < 200; ++round) {
       std::vector<int> first(1000), second(1000);
       pool.run([&](Worker& worker) {
@@ -28,7 +28,7 @@ TEST_CASE("every piece is done once, and a barrier shows what came before it") {
 }
 
 TEST_CASE("all workers take part, each under its own index") {
-  ThreadPool pool({0, 0, 0});
+  ThreadPool pool({{0, 0, 0}});
   std::atomic<int> seen{0};
   pool.run([&](Worker& worker) {
     seen.fetch_or(1 << worker.index());

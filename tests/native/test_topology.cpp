@@ -41,32 +41,9 @@ TEST_CASE("CPU lists") {
   }
 }
 
-TEST_CASE("cgroup v2: the lowest limit of the group and its parents counts") {
+TEST_CASE("a system that does not say: at least one core") {
   const FakeRoot root;
-  root.write("proc/self/cgroup", "0::/a/b\n");
-  root.write("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
-  root.write("sys/fs/cgroup/a/cpu.max", "150000 100000\n");
-  const Topology topology = read_topology(root.path());
-  CHECK(topology.cpu_quota == doctest::Approx(1.5));
-  CHECK(default_threads(topology) == 1);
-}
-
-TEST_CASE("cgroup v1") {
-  const FakeRoot root;
-  root.write("proc/self/cgroup", "4:cpu,cpuacct:/job\n");
-  root.write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "-1\n");
-  root.write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
-  CHECK(read_topology(root.path()).cpu_quota == 0);
-  root.write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "250000\n");
-  root.write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
-  CHECK(read_topology(root.path()).cpu_quota == doctest::Approx(2.5));
-}
-
-TEST_CASE("no cgroup at all: no limits, and at least one core") {
-  const FakeRoot root;
-  const Topology topology = read_topology(root.path());
-  CHECK(topology.cpu_quota == 0);
-  CHECK(topology.cores.size() >= 1);
+  CHECK(read_topology(root.path()).cores.size() >= 1);
 }
 
 TEST_CASE("hardware threads of one core count once") {
@@ -78,14 +55,15 @@ TEST_CASE("hardware threads of one core count once") {
   CHECK(read_topology(root.path()).cores.size() == 1);
 }
 
-TEST_CASE("a core is left for the event loop from eight on") {
-  Topology topology;
-  topology.cores = {0, 1, 2, 3};
-  CHECK(default_threads(topology) == 4);
-  topology.cores.resize(8);
-  CHECK(default_threads(topology) == 7);
-  topology.cpu_quota = 2.9;
-  CHECK(default_threads(topology) == 2);
-  topology.cpu_quota = 0.5;
-  CHECK(default_threads(topology) == 1);
+TEST_CASE("NUMA nodes of any numbering, some without processors, and none at all") {
+  const FakeRoot root;
+  const std::vector<int> allowed{0, 1, 8, 9};
+  for (const Processor& p : read_topology(root.path(), allowed).allowed) CHECK(p.numa_node == 0);
+  root.write("sys/devices/system/node/online", "0,8-9\n");
+  root.write("sys/devices/system/node/node0/cpulist", "0,8\n");
+  root.write("sys/devices/system/node/node8/cpulist", "1,9-63\n");
+  root.write("sys/devices/system/node/node9/cpulist", "\n");  // memory only
+  std::vector<int> nodes;
+  for (const Processor& p : read_topology(root.path(), allowed).allowed) nodes.push_back(p.numa_node);
+  CHECK(nodes == std::vector<int>{0, 8, 0, 8});
 }

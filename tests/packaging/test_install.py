@@ -55,8 +55,8 @@ def test_the_metadata_names_version_licence_and_command(distribution: importlib.
     assert (command.name, command.value) == ("tidewheel", "tidewheel.server.cli:main")
 
 
-def test_torch_comes_only_with_an_extra(distribution: importlib.metadata.Distribution) -> None:
+def test_large_packages_come_only_with_an_extra(distribution: importlib.metadata.Distribution) -> None:
     always = [line for line in distribution.requires or () if "extra ==" not in line]
     needed = {re.split(r"[^\w-]", line, maxsplit=1)[0] for line in always}
-    assert "transformers" in needed
-    assert not needed & {"torch", "onnxruntime", "pytest"}
+    assert "tokenizers" in needed
+    assert not needed & {"torch", "transformers", "onnxruntime", "pytest"}

@@ -146,15 +146,16 @@ def unused_port() -> int:
 
 
 class ServerProcess:
-    """`python -m tidewheel serve` on a free port, ready to answer."""
+    """`python -m tidewheel serve` on a free port, ready to answer. `options` are Popen's."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **options: Any) -> None:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
             [*TIDEWHEEL, "serve", *arguments, "--port", str(self.port)],
             stderr=subprocess.PIPE,
             text=True,
+            **options,
         )
         self._log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)

@@ -11,6 +11,7 @@ import pytest
 from server.conftest import RunningServer, StartServer, events
 from server.test_streaming import eventually, is_idle, post_raw
 
+from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.encoders.launch import load_encoders
 from tidewheel.server.limits import AdmissionLimits
 
@@ -117,30 +118,49 @@ def test_answers_that_take_too_long(start_server: StartServer) -> None:
     assert hasty.post(COMPLETIONS, {"prompt": "SAY(quick)YAS"}).json()["choices"][0]["text"] == "quick"
 
 
-def test_embeddings_are_bounded_too(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoders = load_encoders([str(encoder_zoo.folder("bert"))], ["embed"])
-    encoder, opened = encoders.encoders["embed"], threading.Event()
-    compute = encoder.run
+TEXTS = ["the tide"] * 20
+ENCODER_BODIES = [
+    ("/v1/embeddings", {"model": "embed", "input": "corn"}, {"model": "embed", "input": TEXTS}),
+    ("/v1/score", {"text_1": "corn", "text_2": "rain"}, {"text_1": "corn", "text_2": TEXTS}),
+    ("/v1/rerank", {"query": "corn", "documents": ["rain"]}, {"query": "corn", "documents": TEXTS}),
+]
 
-    def gated(inputs: Any) -> Any:
-        opened.wait()
-        return compute(inputs)
 
-    monkeypatch.setattr(encoder, "run", gated)
-    server = start_server(encoders=encoders, admission=AdmissionLimits(max_queue=4, request_timeout_s=2))
-    statuses: list[int] = []
+def gated_encoders(monkeypatch: pytest.MonkeyPatch) -> tuple[EncoderEngine, threading.Event]:
+    """Encoders that compute nothing before the event is set."""
+    folders = [str(encoder_zoo.folder(name)) for name in ("bert", "bert-cross")]
+    encoders, opened = load_encoders(folders, ["embed", "rank"]), threading.Event()
+    for encoder in encoders.encoders.values():
+        monkeypatch.setattr(encoder, "run", lambda inputs, run=encoder.run: opened.wait() and run(inputs))
+    return encoders, opened
 
-    def ask() -> None:
-        statuses.append(server.post("/v1/embeddings", {"input": ["the tide"] * 20}).status_code)
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    eventually(lambda: encoders.backlog == 20, "it never came in")
-    response = server.post("/v1/embeddings", {"input": "the wheel"})
-    assert response.status_code == 429
-    assert response.headers["retry-after"] == "1"
-    thread.join(30)
-    assert statuses == [504]
+@pytest.mark.parametrize(("path", "one", "many"), ENCODER_BODIES)
+def test_encoders_queues_are_bounded(
+    start_server: StartServer, path: str, one: Any, many: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoders, opened = gated_encoders(monkeypatch)
+    server = start_server(encoders=encoders, admission=AdmissionLimits(max_queue=4))
+    with post_raw(server, many, path):
+        eventually(lambda: encoders.backlog >= 20, "it never came in")
+        response = server.post(path, one)
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
+        assert 1 <= int(response.headers["retry-after"]) <= 60
+    eventually(lambda: encoders.backlog == 0, "what nobody waits for any more is left in the queue")
     opened.set()
-    assert encoders.backlog == 0
-    assert server.post("/v1/embeddings", {"input": "the wheel"}).status_code == 200
+    assert server.post(path, one).status_code == 200
+    name = one.get("model", "rank")
+    assert f'tidewheel:encoder_requests_rejected_total{{model_name="{name}"}} 1.0' in server.http.get("/metrics").text
+
+
+@pytest.mark.parametrize(("path", "one", "many"), ENCODER_BODIES)
+def test_encoders_that_take_too_long(
+    start_server: StartServer, path: str, one: Any, many: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoders, opened = gated_encoders(monkeypatch)
+    server = start_server(encoders=encoders, admission=AdmissionLimits(request_timeout_s=0.5))
+    response = server.post(path, many)
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "request_timeout")
+    eventually(lambda: encoders.backlog == 0, "what comes too late is left in the queue")
+    opened.set()
+    eventually(lambda: server.post(path, one).status_code == 200, "the queue never moves again")

@@ -11,20 +11,12 @@ from typing import Any
 
 import pytest
 
+from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.huge_pages import HugePages, huge_pages
+from tidewheel.engine.memory import Memory
 from tidewheel.server.cli import main
-from tidewheel.server.devices_report import (
-    Cores,
-    DevicesReport,
-    DeviceState,
-    HugePages,
-    Memory,
-    cpu_list,
-    cpu_model,
-    detect,
-    huge_pages,
-    render,
-)
+from tidewheel.server.devices_report import Cores, DevicesReport, DeviceState, cpu_model, detect, render
 
 native: Any = pytest.importorskip("tidewheel._native")
 
@@ -35,7 +27,7 @@ MACHINE = DevicesReport(
     architecture="x86_64",
     isa_levels=["avx512", "avx2", "scalar"],
     isa="avx2",
-    cores=Cores(16, [0, 1, 2, 3, 8], [0, 1, 2, 3], [0, 1], {0: [0, 1, 8], 1: [2, 3]}, 2.5),
+    cores=Cores(16, [0, 1, 2, 3, 8], [0, 1, 2, 3], [[0, 1], [2]], {0: [0, 1, 8], 1: [2, 3]}, 2.5),
     memory=Memory(64 * GIB, 10 * GIB, 16 * GIB, 6 * GIB),
     huge_pages=HugePages("madvise", 2 * 2**20, 8, 3),
 )
@@ -48,7 +40,7 @@ def test_the_text_has_every_fact() -> None:
         "processor": "Imaginary 9000 (x86_64)",
         "ISA levels": "avx512, avx2 (in use), scalar",
         "cores": "16 logical, 5 allowed (CPUs 0-3,8), 4 of them physical",
-        "threads": "2, on CPUs 0-1 (--threads-bind changes it)",
+        "threads": "3 in 2 groups, on CPUs 0-1|2 (--threads-bind changes it)",
         "NUMA": "node 0: CPUs 0-1,8; node 1: CPUs 2-3",
         "cgroup CPU quota": "2.5 cores' worth of time",
         "memory": "64.00 GiB, 10.00 GiB available",
@@ -66,7 +58,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["isa_levels"] == native.available_isa_levels()
     assert report["isa"] in report["isa_levels"]
     assert cores["allowed"] == sorted(os.sched_getaffinity(0))
-    assert set(cores["threads"]) <= set(cores["physical"]) <= set(cores["allowed"])
+    assert {cpu for group in cores["threads"] for cpu in group} <= set(cores["physical"]) <= set(cores["allowed"])
     assert sorted(cpu for node in cores["numa_nodes"].values() for cpu in node) == cores["allowed"]
     assert 0 < memory["available"] <= memory["total"]
     available = {device["name"]: device["available"] for device in report["devices"]}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import encoder_zoo as zoo
+import jsonschema
 import pytest
 from openapi_spec_validator import validate
 from server.conftest import RunningServer, StartServer
@@ -111,6 +112,55 @@ def test_ranges_are_those_that_are_enforced(
     base = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
     response = server.post(path, {**base, "max_tokens": 4, **NEEDS.get(field, {}), field: value})
     assert response.status_code == (200 if allowed else 400), response.text
+
+
+ITEM = {"role": "user", "content": "SAY({})YAS"}
+PART = {"text": "a"}
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "allowed"),
+    [
+        (RESPONSES, {"input": [ITEM]}, True),
+        (RESPONSES, {"input": [ITEM | {"type": "message"}]}, True),
+        (RESPONSES, {"input": [ITEM | {"type": None}]}, True),
+        (RESPONSES, {"input": [ITEM | {"type": "massage"}]}, False),
+        (RESPONSES, {"input": [ITEM | {"content": [PART]}]}, False),
+        (RESPONSES, {"input": [ITEM | {"content": [PART | {"type": "input_text"}]}]}, True),
+        (RESPONSES, {"input": [{"call_id": "c", "name": "f", "arguments": "{}"}]}, False),
+        (RESPONSES, {"input": [ITEM, {"type": "function_call_output", "call_id": "c", "output": [PART]}]}, True),
+        (RESPONSES, {"input": [{"type": "reasoning", "summary": [PART], "content": [PART]}, ITEM]}, True),
+        (RESPONSES, {"input": [{"type": "reasoning", "summary": [PART | {"type": "input_text"}]}, ITEM]}, False),
+        (RESPONSES, {"input": "a", "tools": [{"name": "f"}]}, False),
+        (RESPONSES, {"input": "a", "text": {"format": {}}}, False),
+        (MESSAGES, {"system": [PART]}, True),
+        (MESSAGES, {"system": [PART | {"type": None}]}, False),
+        (MESSAGES, {"messages": [{"role": "user", "content": [PART]}]}, False),
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, True),
+        (MESSAGES, {"tools": [{"type": "custom", "name": "f", "input_schema": {"type": "object"}}]}, True),
+        (MESSAGES, {"tool_choice": {}}, False),
+        (MESSAGES, {"thinking": {}}, False),
+        (MESSAGES, {"output_config": {"format": {"schema": {"type": "object"}}}}, True),
+    ],
+)  # fmt: skip
+def test_tags_are_required_where_they_are(
+    server: RunningServer, api: Any, path: str, fields: dict[str, Any], allowed: bool
+) -> None:
+    body = fields if path == RESPONSES else {"messages": [ITEM], "max_tokens": 4, **fields}
+    schema = api["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    validator = jsonschema.Draft202012Validator({**schema, "components": api["components"]})
+    assert validator.is_valid(body) == allowed
+    response = server.post(path, body)
+    assert response.status_code == (200 if allowed else 400), response.text
+
+
+def test_an_item_that_stands_for_another_needs_no_type(server: RunningServer, api: Any) -> None:
+    item = server.post(RESPONSES, {"input": "a"}).json()["output"][0]["id"]
+    for reference in ({"id": item}, {"id": item, "type": None}, {"id": item, "type": "item_reference"}):
+        assert server.post(RESPONSES, {"input": [reference, ITEM]}).status_code == 200
+        members = body_of(api, RESPONSES)["properties"]["input"]
+        assert jsonschema.Draft202012Validator({**members, "components": api["components"]}).is_valid([reference])
 
 
 def test_keys_are_asked_for_where_they_are(start_server: StartServer, api: Any) -> None:

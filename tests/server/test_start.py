@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,7 +18,9 @@ from typing import Any
 
 import httpx
 import pytest
-from server.conftest import TIDEWHEEL, StartProcess, is_healthy
+from server.conftest import TIDEWHEEL, ServerProcess, StartProcess, is_healthy
+
+from tidewheel.server.start import DEMO_MODEL
 
 # Dumps the names of all modules when it is signalled, so that a running server can be looked into.
 OBSERVED = """
@@ -160,6 +164,26 @@ def test_a_folder_that_is_broken(
         (folder / name).write_bytes(content)
     load_format = "auto" if name == "model.safetensors" else "dummy"
     assert said in _failure(str(folder), "--load-format", load_format)
+
+
+def test_huge_pages_are_asked_for_and_the_log_says_so(demo_server: ServerProcess) -> None:
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.exists():
+        assert "lie in small pages (transparent huge pages: not supported)" in demo_server.log
+        return
+    mode = enabled.read_text().partition("[")[2].partition("]")[0]
+    pages = "small pages" if mode == "never" else "huge pages where the kernel has any"
+    assert f"Weights and KV cache lie in {pages} (transparent huge pages: {mode})" in demo_server.log
+    kv_cache = re.search(r"KV cache ([\d.]+) GiB", demo_server.log)
+    assert kv_cache is not None
+    mappings = Path(f"/proc/{demo_server.process.pid}/smaps").read_text().split("VmFlags:")
+    asked = [
+        int(size[1]) * 1024
+        for mapping, following in itertools.pairwise(mappings)
+        if "hg" in following.partition("\n")[0].split() and (size := re.search(r"^Size: +(\d+) kB$", mapping, re.M))
+    ]
+    weights = (DEMO_MODEL / "model.safetensors").stat().st_size
+    assert sum(asked) >= float(kv_cache[1]) * 0.98 * 2**30 + weights
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import Device, DType, Executor, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.devices.cancellation import Cancellation
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.memory import available_memory_bytes
+from tidewheel.engine.memory import Memory, read_memory
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.generation import GenerationConfig, read_generation_config
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
@@ -158,12 +158,15 @@ class EngineLoad:
         self._options = options
         self._model = model = open_model(options)
         self._generation = read_generation_config(model.folder, model.config)
+        memory = read_memory()
         self._max_model_len, self._kv_cache_bytes = plan_kv_cache(
             options,
             model_limit=model.spec.max_positions,
             bytes_per_token=model.kv_bytes_per_token,
-            available_bytes=_left_beside(model.weight_bytes),
+            weight_bytes=model.weight_bytes,
+            memory=memory,
         )
+        logger.info("%s", _memory_text(memory, model.weight_bytes))
         self._cancellation = Cancellation()
         self._executor: Executor | None = None
         self._failure: BaseException | None = None
@@ -257,37 +260,69 @@ def load_engine(options: EngineOptions) -> Engine:
 
 
 def plan_kv_cache(
-    options: EngineOptions, *, model_limit: int, bytes_per_token: int, available_bytes: int | None
+    options: EngineOptions, *, model_limit: int, bytes_per_token: int, weight_bytes: int, memory: Memory
 ) -> tuple[int, int]:
     """The context length, in tokens, and the KV cache, in bytes.
 
     Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB and
-    at most half of `available_bytes`. A context that was not asked for is cut to what one sequence can have of the
-    cache. Raises ModelError if the one that was asked for does not fit.
+    at most half of the memory that is available beside the weights. A context that was not asked for is cut to what
+    one sequence can have of the cache. Raises ModelError if the one that was asked for does not fit, or if weights and
+    cache need more than the control group or the machine could ever give.
     """
     wanted = options.max_model_len or model_limit
     full_length = _rounded(wanted) * bytes_per_token
     if options.kv_cache_space is None:
-        half = _LARGEST_DEFAULT_CACHE if available_bytes is None else available_bytes // 2
+        left = None if memory.available is None else max(memory.available - weight_bytes, 0)
+        half = _LARGEST_DEFAULT_CACHE if left is None else left // 2
         cache_bytes = min(options.max_num_seqs * full_length, _LARGEST_DEFAULT_CACHE, half)
     else:
         cache_bytes = int(options.kv_cache_space * _GIB)
+    _check_room(weight_bytes, cache_bytes, memory)
     if cache_bytes >= full_length:
         return wanted, cache_bytes
     fitting = cache_bytes // bytes_per_token // _ROUND_TOKENS * _ROUND_TOKENS
     what = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
+    given = options.kv_cache_space is not None
+    why = "" if given else f" ({_memory_text(memory, weight_bytes)})"
+    raised = "--kv-cache-space" if given or memory.cgroup_limit is None else "--kv-cache-space or that limit"
     if options.max_model_len is not None or fitting < 1:
         raise ModelError(
-            f"{what}, less than one sequence of {wanted}, which takes {full_length / _GIB:.2f} GiB: "
-            "lower --max-model-len or raise --kv-cache-space"
+            f"{what}, less than one sequence of {wanted}, which takes {full_length / _GIB:.2f} GiB{why}: "
+            f"lower --max-model-len or raise {raised}"
         )
     logger.warning(
-        "The context is cut from the model's %d tokens to %d, because %s; raise --kv-cache-space for more",
+        "The context is cut from the model's %d tokens to %d, because %s%s; raise %s for more",
         wanted,
         fitting,
         what,
+        why,
+        raised,
     )
     return fitting, cache_bytes
+
+
+def _check_room(weight_bytes: int, cache_bytes: int, memory: Memory) -> None:
+    # The cache's pages appear as it fills: without this a server could run well for hours before it is killed.
+    if memory.ceiling is None or memory.available is None:
+        return
+    needed = f"weights of {weight_bytes / _GIB:.2f} GiB and a KV cache of {cache_bytes / _GIB:.2f} GiB"
+    if weight_bytes + cache_bytes > memory.ceiling:
+        advice = ["take fewer bits for the weights with --quantization"]
+        if weight_bytes < memory.ceiling:
+            advice.insert(0, "lower --kv-cache-space")
+        if memory.cgroup_limit is not None:
+            advice.append("raise that limit")
+        owner = "this machine has" if memory.cgroup_limit is None else "its control group allows this process"
+        ceiling = f"{memory.ceiling / _GIB:.2f} GiB of memory that {owner}"
+        raise ModelError(f"{needed} do not fit into the {ceiling}: {', or '.join(advice)}")
+    if weight_bytes + cache_bytes > memory.available:
+        logger.warning("There is less memory than %s may come to take: %s", needed, _memory_text(memory, weight_bytes))
+
+
+def _memory_text(memory: Memory, weight_bytes: int) -> str:
+    available = "an unknown amount" if memory.available is None else f"{memory.available / _GIB:.2f} GiB"
+    limit = "" if memory.cgroup_limit is None else f" the control group's {memory.cgroup_limit / _GIB:.2f} GiB of"
+    return f"{available} of{limit} memory is available, and the weights take {weight_bytes / _GIB:.2f} GiB"
 
 
 def _rounded(num_tokens: int) -> int:
@@ -298,11 +333,6 @@ def _tokenizer_folder(options: EngineOptions, folder: Path) -> Path:
     if options.tokenizer is None:
         return folder
     return resolve(options.tokenizer, None, options.download_dir, with_weights=False)
-
-
-def _left_beside(weight_bytes: int) -> int | None:
-    available = available_memory_bytes()
-    return None if available is None else max(available - weight_bytes, 0)
 
 
 def _generation_defaults(generation: GenerationConfig) -> dict[str, float | int]:

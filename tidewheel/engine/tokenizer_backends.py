@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +36,20 @@ class TokenizerBackend(Protocol):
         ...
 
 
+@contextmanager
+def reading_tokenizer(path: Path) -> Iterator[None]:
+    """Within it, whatever the tokenizers library makes of a `tokenizer.json` that it cannot use is a ModelError.
+
+    Some of that shows only when a text is encoded.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and its panics are not even Exceptions
+        raise ModelError(f"{path} is not a tokenizer that can be used: {error}") from error
+
+
 class TokenizersBackend:
     """A `tokenizer.json`, by the tokenizers library."""
 
@@ -50,10 +65,10 @@ class TokenizersBackend:
     @classmethod
     def load(cls, path: Path) -> TokenizersBackend:
         """Read a `tokenizer.json`. Raises ModelError if it is not one."""
-        try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelError(f"{path} is not a tokenizer that can be used: {error}") from error
+        with reading_tokenizer(path):
+            made = cls(tokenizers.Tokenizer.from_file(str(path)))
+            made.decode(made.encode("a", add_special_tokens=True), skip_special_tokens=False)
+            return made
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """See TokenizerBackend."""
@@ -96,17 +111,21 @@ class SentencePieceBackend:
     """A `tokenizer.model`, by the sentencepiece library, with the tokens that `tokenizer_config.json` adds to it."""
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        """Raises ModelError if the file is not a sentencepiece model."""
+        """Raises ModelError if the file is not a sentencepiece model, or `config` adds tokens that cannot be."""
         import sentencepiece
 
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.Load(str(path))
-        except (OSError, RuntimeError) as error:
+            size: int = self._processor.GetPieceSize()
+            # All at once, because a piece that is not UTF-8 raises whenever it is met.
+            self._pieces: list[str] = self._processor.IdToPiece(list(range(size)))
+            self._processor.DecodeIds(list(range(size)))
+        except (OSError, RuntimeError, ValueError) as error:
             raise ModelError(f"{path} is not a sentencepiece model: {error}") from error
         self.token_bytes: Callable[[int], bytes] | None = None
-        self._size: int = self._processor.GetPieceSize()
-        added = {int(i): token for i, token in (config.get("added_tokens_decoder") or {}).items()}
+        self._size = size
+        added = _added_tokens(path.with_name("tokenizer_config.json"), config)
         self._added = {i: str(token["content"]) for i, token in added.items()}
         self._added_special = {i for i, token in added.items() if token.get("special", False)}
         self._added_ids = {content: i for i, content in self._added.items()}
@@ -144,14 +163,14 @@ class SentencePieceBackend:
         """See TokenizerBackend."""
         if token_id in self._added:
             return self._added[token_id]
-        return str(self._processor.IdToPiece(token_id)) if 0 <= token_id < self._size else None
+        return self._pieces[token_id] if 0 <= token_id < self._size else None
 
     def token_to_id(self, token: str) -> int | None:
         """See TokenizerBackend."""
         if token in self._added_ids:
             return self._added_ids[token]
         token_id: int = self._processor.PieceToId(token)
-        return token_id if self._processor.IdToPiece(token_id) == token else None
+        return token_id if self.id_to_token(token_id) == token else None
 
     def is_special(self, token_id: int) -> bool:
         """See TokenizerBackend."""
@@ -160,6 +179,18 @@ class SentencePieceBackend:
     def is_byte(self, token_id: int) -> bool:
         """See TokenizerBackend."""
         return token_id < self._size and bool(self._processor.IsByte(token_id))
+
+
+def _added_tokens(path: Path, config: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """`added_tokens_decoder` of a `tokenizer_config.json`: tokens by their ids, each with its `content`."""
+    listed = config.get("added_tokens_decoder") or {}
+    try:
+        added = {int(i): token for i, token in listed.items()}
+        if all(0 <= i < _MAX_VOCAB_SIZE and isinstance(t["content"], str) and t["content"] for i, t in added.items()):
+            return added
+    except (AttributeError, KeyError, TypeError, ValueError):
+        pass
+    raise ModelError(f'{path}: added_tokens_decoder must have entries like "32000": {{"content": "<|im_end|>"}}')
 
 
 class TransformersBackend:
@@ -204,8 +235,15 @@ class TransformersBackend:
 
 
 def load_with_transformers(folder: Path) -> TokenizerBackend:
-    """Ask transformers, which is imported only here. Raises ModelError if it does not know either."""
-    import transformers
+    """Ask transformers, which is imported only here. Raises ModelError if it does not know either, or is not there."""
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"{folder} has neither tokenizer.json nor tokenizer.model, and to read its other files needs {error.name}, "
+            "which is not installed: pip install 'tidewheel[transformers]', or build the image with "
+            "--build-arg EXTRAS=transformers, or add a tokenizer.json"
+        ) from error
 
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
@@ -215,6 +253,7 @@ def load_with_transformers(folder: Path) -> TokenizerBackend:
     return TransformersBackend(tokenizer) if inner is None else TokenizersBackend(inner)
 
 
+_MAX_VOCAB_SIZE = 2**22  # several times the largest that there are
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 

@@ -28,6 +28,27 @@ class Demand:
     blocks: int
 
 
+class EndRate:
+    """How many end a second, over the last half minute or so."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._at = time.monotonic()
+
+    def add(self, count: int) -> None:
+        """So many have ended."""
+        self._rate = self._decayed() + count / _RATE_WINDOW_S
+        self._at = time.monotonic()
+
+    def retry_after_s(self, excess: int) -> int:
+        """Whole seconds until so many have ended, going by the last ones."""
+        rate = self._decayed()
+        return min(max(math.ceil(excess / rate), 1), _LONGEST_RETRY_S) if rate > 0 else 1
+
+    def _decayed(self) -> float:
+        return self._rate * math.exp((self._at - time.monotonic()) / _RATE_WINDOW_S)
+
+
 class Admission:
     """Keeps count of what has been let in. Lives on the event loop.
 
@@ -42,8 +63,7 @@ class Admission:
         self._engine = engine
         self._demand = Demand(0, 0)
         self._mean_length = float(_FIRST_GUESS)
-        self._rate = 0.0  # sequences that end a second, over the last half minute or so
-        self._rate_at = time.monotonic()
+        self._rate = EndRate()  # of sequences
 
     def check_shape(self, num_prompts: int, *, n: int | None, best_of: int | None = None) -> None:
         """Raises ApiError (400) for more prompts or choices than a request may have."""
@@ -72,15 +92,14 @@ class Admission:
                 )
             if excess > 0:
                 self._metrics.rejected += 1
-                raise _queue_full(self.limits.max_queue, self._retry_after_s(excess))
+                raise _queue_full(self.limits.max_queue, self._rate.retry_after_s(excess))
         self._demand = total
         return demand
 
     def release(self, demand: Demand, lengths: Sequence[int]) -> None:
         """Count a request out that has ended; `lengths` are its answers', in tokens."""
         self._demand = Demand(self._demand.sequences - demand.sequences, self._demand.blocks - demand.blocks)
-        self._rate = self._decayed_rate() + len(lengths) / _RATE_WINDOW_S
-        self._rate_at = time.monotonic()
+        self._rate.add(len(lengths))
         for length in lengths:
             self._mean_length += _LENGTH_WEIGHT * (length - self._mean_length)
 
@@ -104,19 +123,11 @@ class Admission:
             blocks_each = min(blocks_each, held + self._mean_length / limits.block_size)
         return demand.sequences - min(demand.sequences, limits.max_num_seqs, int(limits.num_blocks / blocks_each))
 
-    def _retry_after_s(self, excess: int) -> int:
-        """Whole seconds until so many sequences have ended, going by the last ones."""
-        rate = self._decayed_rate()
-        return min(max(math.ceil(excess / rate), 1), _LONGEST_RETRY_S) if rate > 0 else 1
 
-    def _decayed_rate(self) -> float:
-        return self._rate * math.exp((self._rate_at - time.monotonic()) / _RATE_WINDOW_S)
-
-
-def check_backlog(backlog: int, max_queue: int) -> None:
-    """Raises ApiError (429) if more inputs of embedding models wait than may."""
-    if backlog > max_queue:
-        raise _queue_full(max_queue, 1)
+def check_backlog(backlog: int, max_queue: int | None, rate: EndRate) -> None:
+    """Raises ApiError (429) if more wait than may, in a queue that is not the chat model's. None is no limit."""
+    if max_queue is not None and backlog > max_queue:
+        raise _queue_full(max_queue, rate.retry_after_s(backlog - max_queue))
 
 
 def request_timeout() -> ApiError:

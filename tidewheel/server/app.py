@@ -34,6 +34,7 @@ from tidewheel.server.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
 from tidewheel.server.chat.reasoning import REASONING_PARSERS
+from tidewheel.server.chat.request_templates import RequestTemplates
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.encoder_metrics import EncoderMetrics
@@ -62,10 +63,9 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
     )
     template = ChatTemplate(options.chat_template or tokenizer.chat_template, tokenizer.special_tokens_map)
     defaults = engine.generation_defaults if options.sampling_defaults is None else options.sampling_defaults
-    renderer = PromptRenderer(
-        template, options.default_chat_template_kwargs, trust_request_template=options.trust_request_chat_template
-    )
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
+    request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
+    renderer = PromptRenderer(template, encoder, options.default_chat_template_kwargs, request_templates)
     metrics = ServerMetrics(engine, models.default, options.metrics_prefix)
     admission = Admission(engine, metrics, options.admission)
     tracer = options.tracer
@@ -96,6 +96,8 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             await encoder_engine.stop()
             await engine.stop()
             encoder.close()
+            if request_templates is not None:
+                request_templates.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
 

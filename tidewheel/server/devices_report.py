@@ -12,7 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidewheel.engine.cgroup import cpu_quota
+from tidewheel.engine.cpu_list import cpu_list
+from tidewheel.engine.devices.cpu_groups import choose_groups, group_list
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.huge_pages import HugePages, huge_pages
 from tidewheel.engine.memory import Memory, read_memory
 
 if TYPE_CHECKING:
@@ -36,25 +40,15 @@ class Cores:
     """Processors by the operating system's numbers. `cpu_quota` is in cores' worth of time, None is no limit.
 
     `allowed` are those in this process's affinity, `physical` one of them for each physical core, and `threads`
-    those that would be computed on. `numa_nodes` has the allowed processors of each node.
+    those that would be computed on, by group. `numa_nodes` has the allowed processors of each node.
     """
 
     logical: int
     allowed: list[int]
     physical: list[int]
-    threads: list[int]
+    threads: list[list[int]]
     numa_nodes: dict[int, list[int]]
     cpu_quota: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class HugePages:
-    """`transparent` is the kernel's mode (always, madvise, never), None if it has none. `size` is in bytes."""
-
-    transparent: str | None
-    size: int | None
-    reserved: int
-    reserved_free: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +81,13 @@ def detect() -> DevicesReport:
         isa = native.chosen_isa_level()
     except ValueError as error:
         raise DeviceError(str(error)) from error
-    topology = native.topology()
     return DevicesReport(
         devices=[DeviceState("cpu", True, "native kernels; what --device auto means"), _torch()],
         cpu_model=cpu_model(),
         architecture=platform.machine(),
         isa_levels=native.available_isa_levels(),
         isa=isa,
-        cores=_cores(topology),
+        cores=_cores(native.topology()),
         memory=read_memory(),
         huge_pages=huge_pages(),
     )
@@ -105,30 +98,6 @@ def cpu_model(root: Path = _ROOT) -> str:
     fields = _fields(root / "proc/cpuinfo")
     # x86 names the model; IBM Z describes each processor in a line of its own, and ARM's kernel gives numbers only.
     return fields.get("model name") or fields.get("processor 0") or platform.processor() or platform.machine()
-
-
-def huge_pages(root: Path = _ROOT) -> HugePages:
-    """How the kernel hands out huge pages. `root` is where `/proc` and `/sys` are found."""
-    meminfo = _fields(root / "proc/meminfo")
-    words = "".join(_lines(root / "sys/kernel/mm/transparent_hugepage/enabled")).split()
-    size = meminfo.get("Hugepagesize")
-    return HugePages(
-        transparent=next((word.strip("[]") for word in words if word.startswith("[")), None),
-        size=None if size is None else int(size.split()[0]) * 1024,
-        reserved=int(meminfo.get("HugePages_Total", "0")),
-        reserved_free=int(meminfo.get("HugePages_Free", "0")),
-    )
-
-
-def cpu_list(cpus: Sequence[int]) -> str:
-    """`[0, 1, 2, 5]` as `0-2,5`, the way that `--threads-bind` takes it."""
-    spans: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if spans and cpu == spans[-1][1] + 1:
-            spans[-1][1] = cpu
-        else:
-            spans.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def render(report: DevicesReport) -> str:
@@ -166,6 +135,7 @@ def _torch() -> DeviceState:
 
 
 def _cores(topology: _native.Topology) -> Cores:
+    quota = cpu_quota()
     nodes: dict[int, list[int]] = {}
     for processor in topology["processors"]:
         nodes.setdefault(processor["numa_node"], []).append(processor["cpu"])
@@ -174,9 +144,9 @@ def _cores(topology: _native.Topology) -> Cores:
         logical=os.cpu_count() or len(allowed),
         allowed=allowed,
         physical=topology["cores"],
-        threads=topology["cores"][: topology["default_threads"]],
+        threads=choose_groups("auto", topology, quota),
         numa_nodes=nodes,
-        cpu_quota=topology["cpu_quota"] or None,
+        cpu_quota=quota,
     )
 
 
@@ -186,11 +156,13 @@ def _device_line(device: DeviceState) -> str:
 
 def _core_lines(cores: Cores) -> list[tuple[str, str]]:
     nodes = "; ".join(f"node {node}: CPUs {cpu_list(cpus)}" for node, cpus in sorted(cores.numa_nodes.items()))
+    groups = "" if len(cores.threads) == 1 else f" in {len(cores.threads)} groups"
+    threads = f"{sum(map(len, cores.threads))}{groups}, on CPUs {group_list(cores.threads)}"
     quota = "none" if cores.cpu_quota is None else f"{cores.cpu_quota:g} cores' worth of time"
     return [
         ("cores", f"{cores.logical} logical, {len(cores.allowed)} allowed (CPUs {cpu_list(cores.allowed)}), "
          f"{len(cores.physical)} of them physical"),
-        ("threads", f"{len(cores.threads)}, on CPUs {cpu_list(cores.threads)} (--threads-bind changes it)"),
+        ("threads", f"{threads} (--threads-bind changes it)"),
         ("NUMA", nodes),
         ("cgroup CPU quota", quota),
     ]  # fmt: skip

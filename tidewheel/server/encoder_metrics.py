@@ -23,12 +23,17 @@ class EncoderMetrics:
         self._engine = engine
         self._prefix = prefix + "encoder_"
         self._finished: Counter[tuple[str, str]] = Counter()
+        self._rejected: Counter[str] = Counter()
         self._latency: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(_LATENCY_BUCKETS))
 
     def observe(self, model_name: str, finished_reason: str, seconds: float) -> None:
         """Counts a request that has ended."""
         self._finished[model_name, finished_reason] += 1
         self._latency[model_name].observe(seconds)
+
+    def reject(self, model_name: str) -> None:
+        """Counts a request that was sent away because too many wait."""
+        self._rejected[model_name] += 1
 
     def collect(self) -> Iterator[Metric]:
         """prometheus_client's collector protocol."""
@@ -54,6 +59,9 @@ class EncoderMetrics:
         requests = CounterMetricFamily(
             self._prefix + "requests", "Requests that ended.", labels=[*labels, "finished_reason"]
         )
+        rejected = CounterMetricFamily(
+            self._prefix + "requests_rejected", "Requests sent away because too many wait.", labels=labels
+        )
         latency = HistogramMetricFamily(
             self._prefix + "request_latency_seconds",
             "From tokens to vectors or scores, waiting included.",
@@ -62,6 +70,8 @@ class EncoderMetrics:
         for name in stats:
             for reason in (FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR):
                 requests.add_metric([name, reason.value], self._finished[name, reason.value])
+            rejected.add_metric([name], self._rejected[name])
             latency.add_metric([name], self._latency[name].buckets(), self._latency[name].sum)
         yield requests
+        yield rejected
         yield latency

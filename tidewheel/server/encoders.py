@@ -17,7 +17,7 @@ from starlette.requests import Request
 from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.encoders.tokenization import EncoderInput
-from tidewheel.server.admission import check_backlog, request_timeout
+from tidewheel.server.admission import EndRate, check_backlog, request_timeout
 from tidewheel.server.encoder_metrics import EncoderMetrics
 from tidewheel.server.errors import ApiError, ClientGone, bad_request
 from tidewheel.server.limits import AdmissionLimits
@@ -47,6 +47,7 @@ class ServedEncoders:
         self._metrics = metrics
         self._limits = limits
         self._log_requests = log_requests
+        self._rate = EndRate()  # of inputs
 
     def embedder(self, name: str | None) -> Embedder:
         """The embedding model of a name, the first one for None. Raises ApiError (404, or 400 for another kind)."""
@@ -71,8 +72,11 @@ class ServedEncoders:
         Raises ApiError if they cannot be had, too much waits or it takes too long, and ClientGone if the client hangs
         up, which takes them from the queue.
         """
-        if self._limits.max_queue is not None:
-            check_backlog(self._engine.backlog, self._limits.max_queue)
+        try:
+            check_backlog(self._engine.backlog, self._limits.max_queue, self._rate)
+        except ApiError:
+            self._metrics.reject(encoder.name)
+            raise
         started, outcome = time.perf_counter(), "abort"
         answer_id, tokens = f"{kind}-{uuid.uuid4().hex}", sum(map(len, inputs))
         future = self._engine.submit(encoder, inputs)
@@ -90,6 +94,7 @@ class ServedEncoders:
             outcome = "error"
             rows = future.result()
             outcome = "stop"
+            self._rate.add(len(inputs))
         finally:
             future.cancel()
             elapsed = time.perf_counter() - started

@@ -7,11 +7,12 @@ import os
 import resource
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 
 from tidewheel.engine.errors import TidewheelError
 
-_MAX_OPEN_FILES = 65536
+_MAX_OPEN_FILES = 65536 if sys.platform != "darwin" else 10240  # macOS refuses more, whatever its hard limit says
 
 
 @contextlib.contextmanager

@@ -11,13 +11,12 @@ import orjson
 from starlette.routing import BaseRoute, Route
 
 from tidewheel import __version__
+from tidewheel.server.openapi_tags import REF, Schema, reachable, relax_tags
 from tidewheel.server.protocol.errors import ErrorResponse
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
-Schema = dict[str, Any]
 
 _ATTRIBUTE = "openapi_operation"
-_REF = "#/components/schemas/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,10 @@ def document(routes: Iterable[BaseRoute], *, root_path: str, open_paths: Set[str
         for kind in ("request", "query", "response", "events", "error")
     }
     refs, components = _schemas(kinds)
-    answers = _reachable([refs(kind) for name in ("response", "events", "error") for kind in kinds[name]], components)
+    schemas = {name: [refs(kind) for kind in values] for name, values in kinds.items()}
+    others = [schema for name, listed in schemas.items() if name != "request" for schema in listed]
+    relax_tags(kinds["request"], schemas["request"], others, components)
+    answers = reachable([schemas[name] for name in ("response", "events", "error")], components)
     for name in components.keys() - answers:
         _leave_out_unsupported(components[name])
     paths: Schema = {}
@@ -74,7 +76,7 @@ def document(routes: Iterable[BaseRoute], *, root_path: str, open_paths: Set[str
             path = paths.setdefault(route.path_format, {})
             path[method.lower()] = {"operationId": _operation_id(method, route.path_format), **shared}
     for query in kinds["query"]:
-        components.pop(refs(query)["$ref"].removeprefix(_REF), None)
+        components.pop(refs(query)["$ref"].removeprefix(REF), None)
     parts: Schema = {"schemas": components}
     if open_paths is not None:
         parts["securitySchemes"] = {"bearerAuth": {"type": "http", "scheme": "bearer"}}
@@ -94,7 +96,7 @@ def document(routes: Iterable[BaseRoute], *, root_path: str, open_paths: Set[str
 
 def _schemas(kinds: Mapping[str, Sequence[Any]]) -> tuple[Callable[[Any], Schema], dict[str, Schema]]:
     types = [kind for values in kinds.values() for kind in values]
-    described = msgspec.json.schema_components(types, ref_template=_REF + "{name}")
+    described = msgspec.json.schema_components(types, ref_template=REF + "{name}")
     # Structs of one name are told apart by their modules, which all lie here.
     schemas, components = orjson.loads(orjson.dumps(described).replace(b"tidewheel.server.protocol.", b""))
     by_type = list(zip(types, schemas, strict=True))
@@ -108,23 +110,6 @@ def _schemas(kinds: Mapping[str, Sequence[Any]]) -> tuple[Callable[[Any], Schema
             if "default" in field and field["default"] is None:
                 del field["default"]
     return schema_of, components
-
-
-def _reachable(value: Any, components: Mapping[str, Schema]) -> set[str]:
-    """The names of all components that a schema refers to, and those refer to."""
-    found: set[str] = set()
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, list):
-            pending += item
-        elif isinstance(item, dict):
-            pending += [part for part in item.values() if isinstance(part, list | dict)]
-            name = item.get("$ref", "").removeprefix(_REF) if isinstance(item.get("$ref", ""), str) else ""
-            if name and name not in found:
-                found.add(name)
-                pending.append(components[name])
-    return found
 
 
 def _leave_out_unsupported(component: Schema) -> None:
@@ -143,7 +128,7 @@ def _operation(
         for name in route.param_convertors
     ]
     if found.query is not None:
-        struct = components[refs(found.query)["$ref"].removeprefix(_REF)]
+        struct = components[refs(found.query)["$ref"].removeprefix(REF)]
         required = struct.get("required", ())
         parameters += [
             {"name": name, "in": "query", "required": name in required, "schema": field}

@@ -85,7 +85,8 @@ class ModelOptions:
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
     threads_bind: str = option(
         "auto",
-        "cores to compute on, e.g. 0-29, or 0-31|32-63 for a group a NUMA node; auto is all that the process may use",
+        "cores to compute on, e.g. 0-29, or 0-31|32-63 for groups of threads, one a NUMA node; auto makes these of all "
+        "cores that the process may use",
         metavar="CORES",
         env_aliases=("VLLM_CPU_OMP_THREADS_BIND",),
     )
@@ -157,7 +158,9 @@ class ServerOptions:
         parse=json_object,
         metavar="JSON",
     )
-    trust_request_chat_template: bool = option(False, "let requests bring chat templates of their own")
+    trust_request_chat_template: bool = option(
+        False, "let requests bring chat templates of their own, rendered in a bounded process"
+    )
     embedding_model: tuple[str, ...] = option(
         (), "embedding models and cross-encoders in ONNX to serve too: folders or hub ids", metavar="MODEL"
     )

@@ -20,6 +20,7 @@ from tidewheel.engine.launch import EngineLoad
 from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.connections import connection_class
+from tidewheel.server.event_loop import choose_loop
 from tidewheel.server.limits import ConnectionLimits
 from tidewheel.server.options import ServerOptions
 
@@ -49,7 +50,7 @@ def build_server(
     engine = load.engine()
     config = uvicorn.Config(
         build_app(engine, app_options, encoder_engine),
-        loop="uvloop",
+        loop=choose_loop(),
         http=connection_class(limits, direct_write=not app_options.middleware),
         ws="none",
         lifespan="on",

@@ -74,6 +74,8 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
 TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
+TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
+
 #ifdef __AVX512BF16__
 using BF16Activation = bf16;
 struct Pairs {
@@ -132,6 +134,7 @@ TW_INLINE I set1_int(int x) { return {_mm512_set1_epi32(x)}; }
 TW_INLINE I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 TW_INLINE int hsum(I a) { return _mm512_reduce_add_epi32(a.v); }
 TW_INLINE F to_floats(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+TW_INLINE F small_to_floats(I a) { return to_floats(a); }
 TW_INLINE I round_to_int(F a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 TW_INLINE void store(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v)); }
 
@@ -175,5 +178,8 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
   return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(products, _mm512_set1_epi16(1)))};
 }
 #endif
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
 
 }  // namespace tidewheel::TW_ISA

@@ -96,6 +96,9 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
   return n;
 }
 
+// acc += b * a[0].
+TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
+
 // kLanes pairs of bfloat16, or of what bfloat16 holds exactly, even elements and odd elements apart; activations stay
 // float, rounded to bfloat16.
 using BF16Activation = float;
@@ -126,6 +129,8 @@ TW_INLINE I set1_int(int x) { I r; TW_EACH r.v[i] = x; return r; }
 TW_INLINE I add(I a, I b) { I r; TW_EACH r.v[i] = a.v[i] + b.v[i]; return r; }
 TW_INLINE int hsum(I a) { int sum = 0; TW_EACH sum += a.v[i]; return sum; }
 TW_INLINE F to_floats(I a) { F r; TW_EACH r.v[i] = static_cast<float>(a.v[i]); return r; }
+// Of numbers that fit in 22 bits.
+TW_INLINE F small_to_floats(I a) { return to_floats(a); }
 // To the nearest, ties to even, of what fits in 22 bits. NaN gives some number.
 TW_INLINE I round_to_int(F a) {
   const F rounded = round(min(max(a, set1(-4194303.0f)), set1(4194303.0f)));
@@ -160,6 +165,10 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   }
   return acc;
 }
+// What the dot products of a group's nibbles are summed in: a group's are small, and add up to what was there before.
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
 
 #undef TW_EACH
 

@@ -129,11 +129,17 @@ def test_a_long_context_gives_the_same_bits_on_any_number_of_threads(
     attention = dataclasses.replace(PLAIN, rope=ROPE)
     spec = decoder(attention, dataclasses.replace(attention, sliding_window=700))
     prompts = [np.random.default_rng(seed).integers(0, VOCAB_SIZE, n).tolist() for seed, n in enumerate((1540, 3, 530))]
-    # A prompt alone, at once, on one thread; and all together in chunks, the long ones' pieces shared by two.
+    # A prompt alone, at once, on one thread; and all together in chunks, the long ones' pieces shared by two. Then each
+    # of the two has heads of its own.
     harness = Harness(load(device_id, spec, "bfloat16", kv_cache_dtype, str(cpus[0])))
     alone = [harness.generate([prompt], 5)[0] for prompt in prompts]
     pair = Harness(load(device_id, spec, "bfloat16", kv_cache_dtype, f"{cpus[0]},{cpus[1]}"), seed=1)
-    for together in ([pair.generate([prompt], 5)[0] for prompt in prompts], pair.generate(prompts, 5, chunk=400)):
+    groups = Harness(load(device_id, spec, "bfloat16", kv_cache_dtype, f"{cpus[0]}|{cpus[1]}"), seed=2)
+    for together in (
+        [pair.generate([prompt], 5)[0] for prompt in prompts],
+        pair.generate(prompts, 5, chunk=400),
+        groups.generate(prompts, 5, chunk=400),
+    ):
         for one, other in zip(alone, together, strict=True):
             assert one.tokens == other.tokens
             np.testing.assert_array_equal(np.stack(one.logits), np.stack(other.logits), strict=True)

@@ -74,6 +74,7 @@ def load(
     quantization: Quantization | None = None,
     dtype: DType = "bfloat16",
     isa: str = "auto",
+    threads_bind: str = "auto",
 ) -> CpuExecutor:
     what = describe(read_config(folder))
     options = ExecutorOptions(
@@ -83,6 +84,7 @@ def load(
         max_num_seqs=len(PROMPT),  # bounds the rows whose logits one step gives
         max_num_batched_tokens=64,
         quantization=quantization,
+        threads_bind=threads_bind,
         cache_dir=None if cache is None else str(cache),
     )
     return CpuDevice(isa).load(what.spec, open_weights(folder, what), options)
@@ -146,6 +148,23 @@ def test_the_second_load_gives_the_same_logits_without_the_checkpoint(
     request.getfixturevalue("no_checkpoint")
     np.testing.assert_array_equal(logits(load(folder, cache, **options)), expected)
     assert f"Took packed weights from {entries(cache)[0]}" in caplog.text
+
+
+def test_what_one_group_of_threads_packed_several_take_and_the_other_way_round(
+    folder: Path, cache: Path, request: pytest.FixtureRequest
+) -> None:
+    cpus = [processor["cpu"] for processor in _native.topology()["processors"]]
+    if len(cpus) < 2:
+        pytest.skip("this machine has one processor")
+    one, two = f"{cpus[0]},{cpus[1]}", f"{cpus[0]}|{cpus[1]}"
+    other = cache.with_name("other")
+    expected = fill(folder, cache, threads_bind=one)
+    np.testing.assert_array_equal(fill(folder, other, threads_bind=two), expected)
+    [file], [same] = entries(cache), entries(other)
+    assert file.read_bytes() == same.read_bytes()
+    request.getfixturevalue("no_checkpoint")
+    np.testing.assert_array_equal(logits(load(folder, cache, threads_bind=two)), expected)
+    np.testing.assert_array_equal(logits(load(folder, other, threads_bind=one)), expected)
 
 
 def test_every_format_level_and_version_has_an_entry_of_its_own(
@@ -273,13 +292,13 @@ def test_those_who_start_together_do_not_clash(folder: Path, cache: Path, caplog
 
 
 class FakeWeights:
-    """Bytes in place of a model: what a cache asks of one."""
+    """Bytes in place of a model, in two runs: what a cache asks of one."""
 
     def __init__(self, size: int) -> None:
         self._bytes = np.arange(size).astype(np.uint8)
 
-    def packed_weights(self) -> NDArray[np.uint8]:
-        return self._bytes
+    def packed_weights(self) -> list[NDArray[np.uint8]]:
+        return [self._bytes[:1000], self._bytes[1000:]]
 
     def weights_checksum(self) -> int:
         return 7

@@ -24,8 +24,8 @@ class WeightTensor:
     """A weight as it lies in the checkpoint, often a read-only view of a memory map.
 
     `data` has the logical shape; its numpy dtype is float32, float16, or uint16 holding bfloat16 bits, as `dtype`
-    says. It may be strided (transposed checkpoints). `mapped`: it is a view of a mapped file, whose pages may be given
-    back to the system once they are copied, because they come back when they are read again.
+    says, in either byte order. It may be strided (transposed checkpoints). `mapped`: it is a view of a mapped file,
+    whose pages may be given back to the system once they are copied, because they come back when they are read again.
     """
 
     data: NDArray[np.generic]

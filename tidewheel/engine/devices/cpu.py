@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import numpy as np
@@ -9,33 +10,42 @@ from numpy.typing import NDArray
 
 from tidewheel import _native
 from tidewheel.engine.batch import StepBatch, StepOutput
+from tidewheel.engine.cgroup import cpu_quota
+from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
 from tidewheel.engine.devices.cancellation import Cancellation, LoadCancelledError
+from tidewheel.engine.devices.cpu_groups import choose_groups, group_list, spanning_groups
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.huge_pages import huge_pages
 from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization
 from tidewheel.engine.weights.packed_cache import BackgroundWrite, PackedCache
 
+logger = logging.getLogger(__name__)
 
-def choose_cpus(threads_bind: str) -> list[int]:
-    """The processors to compute on, one thread each.
 
-    `auto` takes one hardware thread a physical core, within affinity and cgroup quota. `0-15` names processors;
-    `0-15|16-31` names several groups of them. Raises DeviceError for what this process may not use.
-    """
-    topology = _native.topology()
-    if threads_bind == "auto":
-        return topology["cores"][: topology["default_threads"]]
-    try:
-        cpus = [cpu for group in threads_bind.split("|") for cpu in _native.parse_cpu_list(group)]
-    except ValueError as error:
-        raise DeviceError(f"--threads-bind: {error}") from error
-    allowed = {processor["cpu"] for processor in topology["processors"]}
-    if missing := [cpu for cpu in cpus if cpu not in allowed]:
-        raise DeviceError(f"--threads-bind: CPU {missing[0]} is not one this process may use: {sorted(allowed)}")
-    if not cpus or len(set(cpus)) != len(cpus):
-        raise DeviceError("--threads-bind must name each CPU once, like 0-15 or 0-15|16-31")
-    return cpus
+def thread_groups(isa: str, threads_bind: str) -> list[list[int]]:
+    """The processors to compute on, by group. Says what was chosen. Raises DeviceError for what cannot be used."""
+    topology, quota = _native.topology(), cpu_quota()
+    groups = choose_groups(threads_bind, topology, quota)
+    for group in spanning_groups(groups, topology):
+        logger.warning(
+            "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "
+            "--threads-bind auto makes a group of each node",
+            cpu_list(group),
+        )
+    count = sum(map(len, groups))
+    threads = "1 thread" if count == 1 else f"{count} threads"
+    limit = "" if quota is None else f"; the control group allows {quota:g} CPUs' worth of time"
+    logger.info("Computing with %s kernels in %s on CPUs %s%s", isa, threads, group_list(groups), limit)
+    return groups
+
+
+def _report_memory() -> None:
+    pages = huge_pages()
+    said = "huge pages where the kernel has any" if pages.on_request else "small pages"
+    mode = pages.transparent or "not supported"
+    logger.info("Weights and KV cache lie in %s (transparent huge pages: %s)", said, mode)
 
 
 def _norm(norm: NormSpec) -> _native.NormConfig:
@@ -91,7 +101,10 @@ def _set_weights(native: _native.Executor, weights: WeightSource) -> None:
     mapped = []
     for name in weights:
         tensor = weights[name]
-        entry = (name, tensor.data, tensor.dtype, tensor.mapped)
+        data, swapped = tensor.data, not tensor.data.dtype.isnative
+        if swapped:
+            data = data.view(data.dtype.newbyteorder())  # the same bytes; they are swapped as they are packed
+        entry = (name, data, tensor.dtype, swapped, tensor.mapped)
         if tensor.mapped:
             mapped.append(entry)
         else:
@@ -137,6 +150,8 @@ class CpuDevice:
                 f"a KV cache of {options.kv_cache_bytes} bytes holds no block of {block_bytes} bytes; "
                 "raise --kv-cache-space"
             )
+        groups = thread_groups(self.isa, options.threads_bind)
+        _report_memory()
         limits = ExecutorLimits(
             _native.block_tokens(), num_blocks, options.max_num_seqs, options.max_num_batched_tokens
         )
@@ -150,7 +165,7 @@ class CpuDevice:
                 num_blocks,
                 options.max_num_seqs,
                 options.max_num_batched_tokens,
-                choose_cpus(options.threads_bind),
+                groups,
             )
             cache = self._packed_cache(spec, weights, options)
             with (cancellation or Cancellation()).calling(native.stop_loading):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,18 +76,25 @@ def describe_encoder(folder: Path) -> EncoderDescription:
         "pad_token_id": _integer(config, "pad_token_id"),
         "lower_case": bool(modules.transformer_config.get("do_lower_case")),
     }
-    settings = _read_optional(folder / "config_sentence_transformers.json")
+    settings_path = folder / "config_sentence_transformers.json"
+    settings = _read_optional(settings_path)
     if is_cross_encoder:
-        return EncoderDescription(**shared, sigmoid=_cross_encoder_sigmoid(folder, config, settings))
+        if settings.get("default_prompt_name") is not None:
+            raise ModelError(f"{settings_path} has a default prompt, which is not supported in a cross-encoder")
+        path = modules.transformer_folder / "config.json"
+        return EncoderDescription(**shared, sigmoid=_cross_encoder_sigmoid(path, config, settings_path, settings))
     model_type = settings.get("model_type", "SentenceTransformer")
     if model_type != "SentenceTransformer":
-        raise ModelError(f"{folder} is a {model_type}; of these only sequence classifiers with one label are served")
+        raise ModelError(
+            f"{settings_path}: the model is a {model_type}; of these only sequence classifiers with one label are "
+            "served"
+        )
     if not (folder / "modules.json").exists():
         logger.info("%s has no modules.json: its vectors are means of its tokens', as in sentence-transformers", folder)
-    prompts = _prompts(folder, settings)
+    prompts = _prompts(settings_path, settings)
     default = settings.get("default_prompt_name")
-    if default is not None and default not in prompts:
-        raise ModelError(f"{folder}: the default prompt {default!r} is not one of its prompts {sorted(prompts)}")
+    if default is not None and not (isinstance(default, str) and default in prompts):
+        raise ModelError(f"{settings_path}: the default prompt {default!r} is not one of its prompts {sorted(prompts)}")
     return EncoderDescription(
         **shared,
         pooling=modules.pooling,
@@ -112,6 +120,8 @@ class _Modules:
             if not isinstance(module, dict) or not isinstance(module.get("type"), str):
                 raise ModelError(f"{path}: entry {i} does not name the module's type")
             kind, place = module["type"].rpartition(".")[2], folder / str(module.get("path", ""))
+            if not os.path.isdir(place) and (i == 0 or kind == "Pooling"):
+                raise ModelError(f"{path}: entry {i} is in {place}, which is not a folder")
             if i == 0 and kind != "Transformer":
                 raise ModelError(f"{path}: the first module is a {kind}; only models of a Transformer are served")
             self.normalize = kind == "Normalize"
@@ -159,9 +169,9 @@ def _max_length(modules: _Modules, config: Mapping[str, Any]) -> int:
     tokenizer_config = _read_optional(folder / "tokenizer_config.json")
     said = modules.transformer_config.get("max_seq_length") or tokenizer_config.get("model_max_length")
     positions = _integer(config, "max_position_embeddings")
-    if positions and config.get("model_type") in _POSITIONS_AFTER_PADDING:
+    if positions and str(config.get("model_type")) in _POSITIONS_AFTER_PADDING:
         positions -= (_integer(config, "pad_token_id") or 0) + 1
-    limits = [int(limit) for limit in (said, positions) if isinstance(limit, int | float) and 0 < limit < _NO_LIMIT]
+    limits = [int(limit) for limit in (said, positions) if isinstance(limit, int | float) and 1 <= limit < _NO_LIMIT]
     if not limits:
         raise ModelError(
             f"{folder} does not say how long an input may be: add max_seq_length to sentence_bert_config.json"
@@ -169,29 +179,32 @@ def _max_length(modules: _Modules, config: Mapping[str, Any]) -> int:
     return min(limits)
 
 
-def _prompts(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict):
-        raise ModelError(f"{folder / 'config_sentence_transformers.json'}: prompts must be an object of texts by name")
+        raise ModelError(f"{path}: prompts must be an object of texts by name")
     return {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
 
 
-def _cross_encoder_sigmoid(folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+def _cross_encoder_sigmoid(
+    path: Path, config: Mapping[str, Any], settings_path: Path, settings: Mapping[str, Any]
+) -> bool:
     """Whether a cross-encoder's logit goes through a sigmoid. Raises ModelError for one that is not for scoring."""
     labels = config.get("id2label")
     num_labels = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
     if num_labels != 1:
-        raise ModelError(f"{folder} tells {num_labels} labels apart; only cross-encoders with one, a score, are served")
-    if settings.get("default_prompt_name") is not None:
-        raise ModelError(f"{folder} has a default prompt, which is not supported in a cross-encoder")
+        raise ModelError(f"{path} tells {num_labels} labels apart; only cross-encoders with one, a score, are served")
     own = config.get("sentence_transformers")
-    name = (
-        settings.get("activation_fn")
-        or (own.get("activation_fn") if isinstance(own, dict) else None)
-        or config.get("sbert_ce_default_activation_function")
-        or "Sigmoid"
-    )
+    name = settings.get("activation_fn")
+    if name:
+        path = settings_path
+    else:
+        name = (
+            (own.get("activation_fn") if isinstance(own, dict) else None)
+            or config.get("sbert_ce_default_activation_function")
+            or "Sigmoid"
+        )
     sigmoid = _ACTIVATIONS.get(str(name).rpartition(".")[2])
     if sigmoid is None:
-        raise ModelError(f"{folder} has the activation {name}; known are {', '.join(_ACTIVATIONS)}")
+        raise ModelError(f"{path} has the activation {name}; known are {', '.join(_ACTIVATIONS)}")
     return sigmoid

@@ -105,9 +105,10 @@ class Encoder(ABC):
         short, long = (EncoderInput(ids[start : start + min(n, self.max_length)]) for start, n in ((0, 3), (3, 12)))
         try:
             alone, beside = self.run([short])[0], self.run([short, long])[0]
+            width = len(alone)
+            safe = bool(np.abs(alone - beside).max() <= _ROUNDING * np.abs(alone).max() + 1e-5)
         except Exception as error:  # onnxruntime's own have no common base
             raise ModelError(f"{self._graph.path} does not run: {error}") from error
-        safe = bool(np.abs(alone - beside).max() <= _ROUNDING * np.abs(alone).max() + 1e-5)
         if not safe:
             logger.warning(
                 "%s: the results of %s depend on the padding or the other inputs of a batch, so inputs run one by one; "
@@ -115,7 +116,7 @@ class Encoder(ABC):
                 self.name,
                 self._graph.path,
             )
-        return len(alone), safe
+        return width, safe
 
     def _missing(self, wanted: Iterable[str]) -> ModelError:
         return ModelError(

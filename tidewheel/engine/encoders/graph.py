@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,19 @@ class OnnxGraph:
         options.enable_mem_pattern = False  # plans memory for shapes that come again, and these hardly do
         options.log_severity_level = _FATAL_ONLY
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
+            inputs = [(node.name, node.type, node.shape) for node in self._session.get_inputs()]
+            self.outputs: tuple[str, ...] = tuple(node.name for node in self._session.get_outputs())
         except Exception as error:  # onnxruntime's own have no common base
             raise ModelError(f"{path} cannot be loaded: {error}") from error
         self._run_options = onnxruntime.RunOptions()
         self._run_options.log_severity_level = _FATAL_ONLY
         self.path = path
-        self._types = {node.name: self._input_type(node) for node in self._session.get_inputs()}
+        self._types = {name: self._input_type(name, kind, shape) for name, kind, shape in inputs}
         if "input_ids" not in self._types:
             raise ModelError(f"{path} has no input input_ids; it has {', '.join(self._types)}")
-        self.outputs: tuple[str, ...] = tuple(node.name for node in self._session.get_outputs())
 
     def run(self, output: str, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
         """One of the outputs. `inputs` has all three by name; the graph takes those that it knows."""
@@ -53,17 +56,16 @@ class OnnxGraph:
         """Make a run that goes on in another thread fail, and every later one."""
         self._run_options.terminate = True
 
-    def _input_type(self, node: Any) -> type[np.signedinteger[Any]]:
-        if node.name not in _INPUTS:
-            raise ModelError(f"{self.path} wants the input {node.name}; known are {', '.join(_INPUTS)}")
-        if node.type not in _INPUT_TYPES:
-            raise ModelError(f"{self.path} wants {node.name} as {node.type}; known are {', '.join(_INPUT_TYPES)}")
-        if len(node.shape) != 2 or any(isinstance(size, int) for size in node.shape):
+    def _input_type(self, name: str, kind: str, shape: Sequence[int | str | None]) -> type[np.signedinteger[Any]]:
+        if name not in _INPUTS:
+            raise ModelError(f"{self.path} wants the input {name}; known are {', '.join(_INPUTS)}")
+        if kind not in _INPUT_TYPES:
+            raise ModelError(f"{self.path} wants {name} as {kind}; known are {', '.join(_INPUT_TYPES)}")
+        if len(shape) != 2 or any(isinstance(size, int) for size in shape):
             raise ModelError(
-                f"{self.path} takes {node.name} of shape {node.shape} only: export it with dynamic axes for batch and "
-                "sequence"
+                f"{self.path} takes {name} of shape {shape} only: export it with dynamic axes for batch and sequence"
             )
-        return _INPUT_TYPES[node.type]
+        return _INPUT_TYPES[kind]
 
 
 def import_onnxruntime() -> Any:

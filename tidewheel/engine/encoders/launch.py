@@ -40,7 +40,9 @@ def load_encoders(
 def _load(model: str, name: str, threads: int, download_dir: str | Path | None) -> Encoder:
     started = time.perf_counter()
     description = describe_encoder(resolve_encoder(model, download_dir))
-    tokenizer = EncoderTokenizer.load(description.tokenizer_folder, lower_case=description.lower_case)
+    tokenizer = EncoderTokenizer.load(
+        description.tokenizer_folder, lower_case=description.lower_case, pairs=description.is_cross_encoder
+    )
     kind = CrossEncoder if description.is_cross_encoder else Embedder
     encoder = kind(name, model, description, tokenizer, OnnxGraph(description.graph, threads))
     logger.info(

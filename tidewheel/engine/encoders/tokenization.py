@@ -10,6 +10,7 @@ import tokenizers
 
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 from tidewheel.engine.models.folder import read_json
+from tidewheel.engine.tokenizer_backends import reading_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +42,22 @@ class EncoderTokenizer:
         self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
     @classmethod
-    def load(cls, folder: Path, *, lower_case: bool = False) -> EncoderTokenizer:
-        """The tokenizer of a model folder. Raises ModelError if there is none or it is broken."""
+    def load(cls, folder: Path, *, lower_case: bool = False, pairs: bool = False) -> EncoderTokenizer:
+        """A model folder's tokenizer, for `pairs` of texts too. Raises ModelError if there is none or it is broken."""
         path = folder / "tokenizer.json"
         if not path.exists():
             raise ModelError(
                 f"{folder} has no tokenizer.json: transformers writes one with "
                 "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)"
             )
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelError(f"{path} is not a tokenizer that can be used: {error}") from error
         config_path = folder / "tokenizer_config.json"
         names = (read_json(config_path) if config_path.exists() else {}).get("model_input_names")
-        return cls(tokenizer, lower_case=lower_case, has_type_ids=names is None or "token_type_ids" in names)
+        has_type_ids = not isinstance(names, list) or "token_type_ids" in names
+        with reading_tokenizer(path):
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            made = cls(tokenizer, lower_case=lower_case, has_type_ids=has_type_ids)
+            made.encode("a", "a" if pairs else None)
+            return made
 
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True, truncate_to: int | None = None

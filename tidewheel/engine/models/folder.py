@@ -27,7 +27,10 @@ def read_json_array(path: Path) -> list[Any]:
 
 def _read(path: Path) -> object:
     try:
-        value: object = json.loads(path.read_bytes())
+        text = path.read_bytes()
+        value: object = json.loads(text)
+        if b"\\u" in text:  # half of a surrogate pair is valid JSON, and no library takes it for text
+            json.dumps(value, ensure_ascii=False).encode()
     except FileNotFoundError as error:
         raise ModelError(f"{path} does not exist") from error
     except OSError as error:

@@ -1,7 +1,8 @@
 """safetensors checkpoints, single and sharded, as memory-mapped views.
 
 The format: https://github.com/huggingface/safetensors#format. The `safetensors` library checks every file; the views
-are our own, because numpy has no bfloat16 for it to return and because they copy nothing.
+are our own, because numpy has no bfloat16 for it to return and because they copy nothing. Files are little-endian, and
+so are the views, whatever the machine: who packs them swaps them.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class CheckpointWeights:
                 f"{stored.path}: tensor {source.name} is stored as {stored.dtype}; supported are {', '.join(_DTYPES)}"
             )
         dtype = _DTYPES[stored.dtype]
-        data, mapped = _aligned(stored.data, STORAGE[dtype])
+        data, mapped = _aligned(stored.data, STORAGE[dtype].newbyteorder("<"))
         data = data.reshape(stored.shape)
         if source.transpose:
             data = data.T

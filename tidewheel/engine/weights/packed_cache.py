@@ -1,8 +1,9 @@
 """Packed weights kept on disk, so that the next start neither packs nor quantizes, nor reads the checkpoint.
 
-A file holds the packed weights of one model in one format for one ISA level, under a key that says all of that. What
-cannot be used is ignored, what cannot be written is not: a cache never keeps a model from loading. Files are read into
-memory rather than mapped: they then lie in huge pages, with which decoding is up to a sixth faster.
+A file holds the packed weights of one model in one format for one ISA level in this machine's byte order, under a key
+that says all of that. What cannot be used is ignored, what cannot be written is not: a cache never keeps a model from
+loading. Files are read into memory rather than mapped: they then lie in huge pages, with which decoding is up to a
+sixth faster.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import json
 import logging
 import os
 import struct
+import sys
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -34,9 +36,12 @@ _CHUNK = 8 << 20  # bytes written at once
 
 
 class PackedWeights(Protocol):
-    """A device's packed weights: the native executor's side of the cache. `_native.pyi` has the same names."""
+    """A device's packed weights: the native executor's side of the cache. `_native.pyi` has the same names.
 
-    def packed_weights(self) -> NDArray[np.uint8]: ...
+    The runs that they lie in follow each other in the file, which is the same however many there are.
+    """
+
+    def packed_weights(self) -> Sequence[NDArray[np.uint8]]: ...
     def weights_checksum(self) -> int: ...
     def read_weights(self, file: int, offset: int, checksum: int) -> bool: ...
 
@@ -45,14 +50,14 @@ class PackedCache:
     """The place in `folder` for what `facts` describe. Facts are JSON, and equal only for equal packed weights."""
 
     def __init__(self, folder: str, facts: Sequence[object]) -> None:
-        self._key = hashlib.sha256(json.dumps(facts).encode()).digest()
+        self._key = hashlib.sha256(json.dumps([sys.byteorder, *facts]).encode()).digest()
         self.path = Path(folder).expanduser() / f"{self._key.hex()[:32]}.packed"
 
     def read(self, weights: PackedWeights) -> bool:
         """Fill `weights` from the file. False, with `weights` as they were, if there is none that can be used."""
         try:
             with self.path.open("rb") as file:
-                checksum = self._read_header(file, weights.packed_weights().nbytes)
+                checksum = self._read_header(file, _num_bytes(weights))
                 if not weights.read_weights(file.fileno(), _WEIGHTS_AT, checksum):
                     raise ValueError("its checksum does not fit its weights")
         except FileNotFoundError:
@@ -101,15 +106,14 @@ class PackedCache:
                 return False
             try:
                 file.truncate(0)
-                content = weights.packed_weights().data
-                header = _HEADER.pack(_MAGIC, self._key, content.nbytes, weights.weights_checksum())
+                header = _HEADER.pack(_MAGIC, self._key, _num_bytes(weights), weights.weights_checksum())
                 header += _CRC.pack(zlib.crc32(header))
                 _write_all(file, memoryview(header.ljust(_WEIGHTS_AT, b"\0")))
-                for start in range(0, content.nbytes, _CHUNK):
+                for chunk in _chunks(weights):
                     if stopped.is_set():
                         temporary.unlink()
                         return False
-                    _write_all(file, content[start : start + _CHUNK])
+                    _write_all(file, chunk)
                 os.fsync(file.fileno())
                 temporary.replace(self.path)
             except OSError:
@@ -117,6 +121,16 @@ class PackedCache:
                     temporary.unlink()
                 raise
         return True
+
+
+def _num_bytes(weights: PackedWeights) -> int:
+    return sum(run.nbytes for run in weights.packed_weights())
+
+
+def _chunks(weights: PackedWeights) -> Iterator[memoryview]:
+    for run in weights.packed_weights():
+        for start in range(0, run.nbytes, _CHUNK):
+            yield run.data[start : start + _CHUNK]
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:

@@ -43,7 +43,7 @@ class TokenizeEndpoints:
         raw = await request.body()
         body = self._decode_tokenize(raw)
         self._models.resolve(body.model)
-        tokens = await self._encoder.run(len(raw), lambda: self._encode(body))
+        tokens = await self._renderer.run(len(raw), body.chat_template, lambda: self._encode(body))
         tokenizer = self._encoder.tokenizer
         strings = [tokenizer.id_to_token(t) or "" for t in tokens] if body.return_token_strs else None
         return json_response(TokenizeResponse(len(tokens), self._encoder.max_model_len, tokens, strings))

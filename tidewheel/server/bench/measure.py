@@ -6,12 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
-import uvloop
-
 from tidewheel import __version__
+from tidewheel.engine.cgroup import cpu_quota
+from tidewheel.engine.devices.cpu_groups import choose_groups
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.text import Tokenizer
+from tidewheel.server import event_loop
 from tidewheel.server.bench.ceilings import CEILING_OF, CeilingMeter
 from tidewheel.server.bench.costs import Costs
 from tidewheel.server.bench.device_runs import DeviceRuns, PhaseTimes
@@ -118,10 +119,12 @@ def serve_arguments(options: ModelOptions) -> list[str]:
 
 def _meter(options: ModelOptions, seconds: float, peak: OwnPeak) -> CeilingMeter | None:
     try:
-        from tidewheel.engine.devices.cpu import CpuDevice, choose_cpus
+        from tidewheel import _native
+        from tidewheel.engine.devices.cpu import CpuDevice
     except ImportError:
         return None
-    return CeilingMeter(CpuDevice().isa, choose_cpus(options.threads_bind), seconds, peak)
+    groups = choose_groups(options.threads_bind, _native.topology(), cpu_quota())
+    return CeilingMeter(CpuDevice().isa, [cpu for group in groups for cpu in group], seconds, peak)
 
 
 def _model(planned: Plan, loaded: LoadedModel, costs: Costs, name: str) -> ModelFacts:
@@ -193,4 +196,4 @@ def _through_engine(planned: Plan, loaded: LoadedModel, name: str) -> EngineRate
         max_step_ms=_NO_STEP_LIMIT_MS,
         enable_prefix_caching=options.enable_prefix_caching,
     )
-    return uvloop.run(decode_rates(engine, planned.workload, opened.spec.vocab_size, options.seed))
+    return event_loop.run(decode_rates(engine, planned.workload, opened.spec.vocab_size, options.seed))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tidewheel.engine.cpu_list import cpu_list
 from tidewheel.server.bench import text
 from tidewheel.server.bench.ceilings import MEMORY
 from tidewheel.server.bench.costs import BYTES_COUNTED, FLOPS_COUNTED
 from tidewheel.server.bench.spread import Spread
 from tidewheel.server.bench.startup import Startup
-from tidewheel.server.devices_report import cpu_list
 
 _CEILING_UNITS = {MEMORY: ("memory read", "GB/s"), "bfloat16_flops": ("bfloat16", "GFLOP/s"),
                   "int8_ops": ("int8", "GOP/s"), "float32_flops": ("float32", "GFLOP/s")}  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from tidewheel.server.chat.template_environment import ToolArguments
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.chat import ContentPart, Message, PastToolCall, Tool
 from tidewheel.server.protocol.decode import unsupported
@@ -64,23 +65,6 @@ def _text(content: str | list[ContentPart] | None, path: str) -> str:
     return "\n".join(texts)
 
 
-class _Arguments(dict[str, Any]):
-    """A call's arguments for templates of both kinds: a mapping, whose text is the JSON that the client sent."""
-
-    def __init__(self, values: dict[str, Any], text: str) -> None:
-        super().__init__(values)
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __add__(self, other: str) -> str:
-        return self._text + other
-
-    def __radd__(self, other: str) -> str:
-        return other + self._text
-
-
 def _template_tool_call(call: PastToolCall, path: str) -> dict[str, Any]:
     param = f"{path}.function.arguments"
     text = call.function.arguments or "{}"
@@ -90,5 +74,5 @@ def _template_tool_call(call: PastToolCall, path: str) -> dict[str, Any]:
         raise bad_request(f"{param} is not valid JSON: {error}", param) from None
     if not isinstance(arguments, dict):
         raise bad_request(f"{param} must be a JSON object", param)
-    function = {"name": call.function.name, "arguments": _Arguments(arguments, text)}
+    function = {"name": call.function.name, "arguments": ToolArguments(arguments, text)}
     return {"id": call.id, "type": "function", "function": function}

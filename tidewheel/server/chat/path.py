@@ -203,7 +203,7 @@ class ChatPath:
         self._generations.admission.check_shape(1, n=body.n, best_of=body.best_of)
         calls = demanded_calls_schema(body)
         sampling = self._sampling(body)
-        prompt, token_ids = await self._encoder.run(raw_size, lambda: self._checked_prompt(body))
+        prompt, token_ids = await self._renderer.run(raw_size, body.chat_template, lambda: self._checked_prompt(body))
         constraints = await self._generations.constraints(
             body,
             None if calls is None else json_schema_output(compact(calls), "tools"),
@@ -228,7 +228,8 @@ class ChatPath:
         """How many tokens a request's prompt has, be it too long for the context. Raises what `start` raises."""
         self._models.resolve(body.model)
         body.check_supported()
-        return len((await self._encoder.run(raw_size, lambda: self._prompt(body)))[1])
+        _, token_ids = await self._renderer.run(raw_size, body.chat_template, lambda: self._prompt(body))
+        return len(token_ids)
 
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
         """The request's messages without the oldest turns, as few as must go for the prompt to fit the context."""
@@ -236,7 +237,7 @@ class ChatPath:
         def fits(messages: list[Message]) -> bool:
             return len(self._prompt(msgspec.structs.replace(body, messages=messages))[1]) < self._encoder.max_model_len
 
-        return await self._encoder.run(raw_size, lambda: drop_oldest_turns(body.messages, fits))
+        return await self._renderer.run(raw_size, body.chat_template, lambda: drop_oldest_turns(body.messages, fits))
 
     def _sampling(self, body: ChatCompletionRequest) -> SamplingParams:
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from tidewheel.engine.errors import ModelError
 from tidewheel.server.chat.messages import template_messages, template_tools
+from tidewheel.server.chat.request_templates import RequestTemplates
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.errors import bad_request
+from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.chat import Message, Tool
+
+T = TypeVar("T")
 
 # Stands where the final message ends while it is rendered; a private-use character, of which conversations have none.
 _END_OF_MESSAGE = "\U0010fffdend of message\U0010fffd"
@@ -28,19 +31,30 @@ class RenderedPrompt(NamedTuple):
 class PromptRenderer:
     """Renders conversations. `variables` are the server's own for the template, a request's go before them.
 
-    A request may only bring a template of its own with `trust_request_template`: a template is a program.
+    A request may only bring a template of its own if there are `request_templates`: a template is a program.
     """
 
     def __init__(
         self,
         template: ChatTemplate,
+        encoder: PromptEncoder,
         variables: Mapping[str, Any] | None = None,
-        *,
-        trust_request_template: bool = False,
+        request_templates: RequestTemplates | None = None,
     ) -> None:
         self._template = template
+        self._encoder = encoder
         self._variables = dict(variables or {})
-        self._trust_request_template = trust_request_template
+        self._request_templates = request_templates
+
+    async def run(self, size_bytes: int, template: str | None, work: Callable[[], T]) -> T:
+        """The result of `work`, which calls `render` with this template: as `PromptEncoder.run` without one.
+
+        With one it is computed apart from all other work. Raises ApiError if requests may not have one (400), too many
+        wait already (429), or it takes longer than a request may (504).
+        """
+        if template is None:
+            return await self._encoder.run(size_bytes, work)
+        return await self._for_requests().run(work)
 
     def render(
         self,
@@ -57,14 +71,13 @@ class PromptRenderer:
         Raises ApiError (400) naming the field that cannot be used, or with the template's own complaint.
         """
         rendered = template_messages(messages)
-        chosen = self._template if template is None else self._request_template(template)
         context = {**self._variables, **(variables or {})}
         final = rendered[-1]
         content: str = final["content"]
         spoken = content if final["role"] == "assistant" else ""
         if not continue_final_message:
             opens_turn = add_generation_prompt is not False
-            text = chosen.render(rendered, template_tools(tools), add_generation_prompt=opens_turn, variables=context)
+            text = self._text(template, rendered, tools, add_generation_prompt=opens_turn, variables=context)
             return RenderedPrompt(text, False, spoken)
         if add_generation_prompt:
             raise bad_request(
@@ -75,7 +88,7 @@ class PromptRenderer:
                 "continue_final_message: the final message has tool calls, which end a turn", "continue_final_message"
             )
         final["content"] = content + _END_OF_MESSAGE
-        text = chosen.render(rendered, template_tools(tools), add_generation_prompt=False, variables=context)
+        text = self._text(template, rendered, tools, add_generation_prompt=False, variables=context)
         text, found, _ = text.rpartition(_END_OF_MESSAGE)
         if not found:
             raise bad_request(
@@ -83,15 +96,20 @@ class PromptRenderer:
             )
         return RenderedPrompt(text, True, spoken)
 
-    def _request_template(self, source: str) -> ChatTemplate:
-        if not self._trust_request_template:
+    def _text(
+        self, source: str | None, messages: list[dict[str, Any]], tools: Sequence[Tool] | None, **options: Any
+    ) -> str:
+        if source is None:
+            return self._template.render(messages, template_tools(tools), **options)
+        variables = self._template.context(messages, template_tools(tools), **options)
+        return self._for_requests().render(source, variables)
+
+    def _for_requests(self) -> RequestTemplates:
+        if self._request_templates is None:
             raise bad_request(
                 "chat_template is not taken from requests by this server; start it with --trust-request-chat-template "
                 "to allow it, or with --chat-template to set one for all",
                 "chat_template",
                 "unsupported_parameter",
             )
-        try:
-            return self._template.with_source(source)
-        except ModelError as error:
-            raise bad_request(f"chat_template: {error}", "chat_template") from error
+        return self._request_templates

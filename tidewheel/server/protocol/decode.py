@@ -17,6 +17,8 @@ Unsupported: TypeAlias = None
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+OPTIONAL_TAGS = "x-optional-tags"
+
 _INSTEAD = {
     "ec_transfer_params": "encode and prefill on this server, which keeps no caches elsewhere",
     "early_stopping": "a beam search ends as soon as no beam can become better than those that have ended",
@@ -34,6 +36,11 @@ _INSTEAD = {
 def documented(**keywords: float) -> msgspec.Meta:
     """JSON schema keywords for `/openapi.json`, of a range that the engine checks, which also words the error."""
     return msgspec.Meta(extra_json_schema=keywords)
+
+
+def optional_tags(*tags: str) -> msgspec.Meta:
+    """Says in `/openapi.json` that in a list of structs these tags may lack, which a body's preparation adds."""
+    return msgspec.Meta(extra_json_schema={OPTIONAL_TAGS: list(tags)})
 
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")

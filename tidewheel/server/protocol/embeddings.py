@@ -1,4 +1,4 @@
-"""`/v1/embeddings`."""
+"""`/v1/embeddings`, and what it shares with the other endpoints of encoders."""
 
 from __future__ import annotations
 
@@ -19,30 +19,36 @@ class InputUsage(msgspec.Struct):
     total_tokens: int
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Texts or token ids to embed. `prompt_name` is one of the model's own prompts, put before each text."""
+class EncoderRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every request to an encoder may say."""
 
     model: str | None = None
-    input: str | list[str | int | list[int]]
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
     truncate_prompt_tokens: int | None = None
-    add_special_tokens: bool | None = None
-    normalize: bool | None = None
-    prompt_name: str | None = None
     user: str | None = None  # accepted because no answer depends on it
 
     additional_data: Unsupported = None
-    cache_salt: Unsupported = None
-    chat_template: Unsupported = None
-    embed_dtype: Unsupported = None
-    endianness: Unsupported = None
-    messages: Unsupported = None
     mm_processor_kwargs: Unsupported = None
     priority: Unsupported = None
     request_id: Unsupported = None
     truncation_side: Unsupported = None
     use_activation: Unsupported = None
+
+
+class EmbeddingRequest(EncoderRequest, kw_only=True):
+    """Texts or token ids to embed. `prompt_name` is one of the model's own prompts, put before each text."""
+
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    add_special_tokens: bool | None = None
+    normalize: bool | None = None
+    prompt_name: str | None = None
+
+    cache_salt: Unsupported = None
+    chat_template: Unsupported = None
+    embed_dtype: Unsupported = None
+    endianness: Unsupported = None
+    messages: Unsupported = None
 
     def inputs(self) -> list[str] | list[list[int]]:
         """The inputs one by one, all as text or all as token ids. Raises ApiError (400) for a mixture or none."""

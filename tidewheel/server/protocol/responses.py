@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported, unsupported
+from tidewheel.server.protocol.decode import Unsupported, optional_tags, unsupported
 from tidewheel.server.protocol.response_items import UNSET, Item, ItemReference, OutputItem, Unset
 from tidewheel.server.protocol.structured import StructuredOutputsField
 
@@ -101,7 +101,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """A body of `/v1/responses`. Every field may be null, which is as good as absent."""
 
     model: str | None = None
-    input: str | list[Item | ItemReference] | None = None
+    input: str | Annotated[list[Item | ItemReference], optional_tags("message", "item_reference")] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

@@ -9,28 +9,21 @@ import msgspec
 
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.decode import Unsupported
-from tidewheel.server.protocol.embeddings import MAX_INPUTS, InputUsage
+from tidewheel.server.protocol.embeddings import MAX_INPUTS, EncoderRequest, InputUsage
 
 T = TypeVar("T")
 
 
-class ScoreRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _PairsRequest(EncoderRequest, kw_only=True):
+    activation: Unsupported = None
+    softmax: Unsupported = None
+
+
+class ScoreRequest(_PairsRequest, kw_only=True):
     """Texts to compare: one with one or many, or as many with as many."""
 
-    model: str | None = None
     text_1: str | list[str]
     text_2: str | list[str]
-    truncate_prompt_tokens: int | None = None
-    user: str | None = None  # accepted because no answer depends on it
-
-    activation: Unsupported = None
-    additional_data: Unsupported = None
-    mm_processor_kwargs: Unsupported = None
-    priority: Unsupported = None
-    request_id: Unsupported = None
-    softmax: Unsupported = None
-    truncation_side: Unsupported = None
-    use_activation: Unsupported = None
 
     def texts(self) -> tuple[list[str], list[str]]:
         """Both sides; the first may be a single text for all of the second. Raises ApiError (400) for other numbers."""
@@ -50,28 +43,17 @@ class Document(msgspec.Struct, forbid_unknown_fields=True):
     content: Unsupported = None
 
 
-class RerankRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RerankRequest(_PairsRequest, kw_only=True):
     """A query and the documents to put in order. `top_n` 0 is all of them."""
 
-    model: str | None = None
     query: str
     documents: list[str | Document]
     top_n: int | None = None
     return_documents: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    user: str | None = None  # accepted because no answer depends on it
 
-    activation: Unsupported = None
-    additional_data: Unsupported = None
     max_chunks_per_doc: Unsupported = None
     max_tokens_per_doc: Unsupported = None
-    mm_processor_kwargs: Unsupported = None
-    priority: Unsupported = None
     rank_fields: Unsupported = None
-    request_id: Unsupported = None
-    softmax: Unsupported = None
-    truncation_side: Unsupported = None
-    use_activation: Unsupported = None
 
     def texts(self) -> list[str]:
         """The documents' texts. Raises ApiError (400) if there are none or too many."""

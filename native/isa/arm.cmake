@@ -1,0 +1,15 @@
+# The levels of 64-bit ARM, each with no more than its detection asks for: compilers take higher architecture versions
+# as leave for whatever those brought besides.
+target_sources(tidewheel_runtime PRIVATE native/runtime/levels/arm.cpp)
+
+# gcc moves loads ahead of its allocation of registers, and then has too few of them for a tile.
+set(ARM_OPTIONS $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
+tidewheel_isa_level(neon -march=armv8-a ${ARM_OPTIONS})
+tidewheel_isa_level(neon_dotprod -march=armv8.2-a+dotprod ${ARM_OPTIONS})
+tidewheel_isa_level(neon_i8mm -march=armv8.2-a+dotprod+bf16+i8mm ${ARM_OPTIONS})
+
+tidewheel_emulate(scalar cortex-a53)
+tidewheel_emulate(neon cortex-a53 max)
+tidewheel_emulate(neon_dotprod neoverse-n1 max)
+# qemu 7.2 has no processor between the last level and `max`.
+tidewheel_emulate(neon_i8mm max,sve=off,sme=off,pauth=off)

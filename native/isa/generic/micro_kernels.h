@@ -1,0 +1,15 @@
+// The micro-kernels of levels that multiply vector by vector. A level of other habits has a micro_kernels.h in its own
+// folder.
+#pragma once
+
+#include "kernels/gemm_tiles.h"
+
+namespace tidewheel::TW_ISA {
+
+template <typename T>
+using FloatRows = InRegisters<FloatTile<T>>;
+using Int8ChannelRows = InRegisters<Int8ChannelTile>;
+template <bool NIBBLES, bool SHIFTS>
+using GroupRows = InRegisters<GroupTile<NIBBLES, SHIFTS>>;
+
+}  // namespace tidewheel::TW_ISA

@@ -1,0 +1,31 @@
+// How weights and GEMM inputs are packed on ARM: signed bytes for the dot products of signed bytes; longer units where
+// matrices are multiplied, whose bytes are unsigned.
+#pragma once
+
+#include "kernels/element.h"
+#include "kernels/kernels.h"
+
+namespace tidewheel::TW_ISA {
+
+template <typename T>
+constexpr int kFloatUnit = Element<T>::kStep;
+#ifdef __ARM_FEATURE_MATMUL_INT8
+template <>
+constexpr int kFloatUnit<bf16> = 4;
+constexpr int kIntegerUnit = 8;
+constexpr uint8_t kInt8Flip = 0;
+#else
+constexpr int kIntegerUnit = 4;
+constexpr uint8_t kInt8Flip = 0x80;
+#endif
+
+template <typename T>
+constexpr int kFloatRun = kFloatUnit<T>;
+constexpr int kGroupRun = kIntegerUnit;
+constexpr int kChannelRun = kIntegerUnit;
+
+constexpr int packed_rows(WeightKind) { return kTileRows; }
+
+constexpr size_t kRowBlockBytes = 192 << 10;
+
+}  // namespace tidewheel::TW_ISA

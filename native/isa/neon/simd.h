@@ -1,0 +1,259 @@
+// The vector vocabulary on 64-bit ARM: 4 floats a register, 32 registers. With the dot product extension quads of int8, and
+// with bfloat16 pairs, have instructions of their own.
+#pragma once
+
+#include <arm_neon.h>
+
+#include "kernels/types.h"
+
+namespace tidewheel::TW_ISA {
+
+constexpr int kLanes = 4;
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = 4;
+
+struct F {
+  float32x4_t v;
+};
+
+TW_INLINE F set1(float x) { return {vdupq_n_f32(x)}; }
+TW_INLINE F zero() { return {vdupq_n_f32(0.0f)}; }
+TW_INLINE F load(const float* p) { return {vld1q_f32(p)}; }
+TW_INLINE F load(const bf16* p) {
+  return {vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p)), 16))};
+}
+TW_INLINE F load(const f16* p) {
+  return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p))))};
+}
+TW_INLINE void store(float* p, F a) { vst1q_f32(p, a.v); }
+TW_INLINE void store(bf16* p, F a) {
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+  vst1_u16(reinterpret_cast<uint16_t*>(p), vreinterpret_u16_bf16(vcvt_bf16_f32(a.v)));
+#else
+  const uint32x4_t bits = vreinterpretq_u32_f32(a.v);
+  const uint32x4_t tie = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+  const uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(tie, vdupq_n_u32(0x7fff)));
+  const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+  vst1_u16(reinterpret_cast<uint16_t*>(p), vshrn_n_u32(vbslq_u32(vceqq_f32(a.v, a.v), rounded, quiet), 16));
+#endif
+}
+TW_INLINE void store(f16* p, F a) {
+  vst1_u16(reinterpret_cast<uint16_t*>(p), vreinterpret_u16_f16(vcvt_f16_f32(a.v)));
+}
+TW_INLINE F add(F a, F b) { return {vaddq_f32(a.v, b.v)}; }
+TW_INLINE F sub(F a, F b) { return {vsubq_f32(a.v, b.v)}; }
+TW_INLINE F mul(F a, F b) { return {vmulq_f32(a.v, b.v)}; }
+TW_INLINE F div(F a, F b) { return {vdivq_f32(a.v, b.v)}; }
+TW_INLINE F abs(F a) { return {vabsq_f32(a.v)}; }
+// By comparison, because ARM's own maximum of a number and NaN is not the second of them.
+TW_INLINE F max(F a, F b) { return {vbslq_f32(vcgtq_f32(a.v, b.v), a.v, b.v)}; }
+TW_INLINE F min(F a, F b) { return {vbslq_f32(vcltq_f32(a.v, b.v), a.v, b.v)}; }
+TW_INLINE F select_less(F a, F b, F x, F y) { return {vbslq_f32(vcltq_f32(a.v, b.v), x.v, y.v)}; }
+TW_INLINE F fma(F a, F b, F c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
+TW_INLINE F round(F a) { return {vrndnq_f32(a.v)}; }
+TW_INLINE F pow2(F n) {
+  return {vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.v), vdupq_n_s32(127)), 23))};
+}
+TW_INLINE F binade(F a) {
+  return {vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a.v), vdupq_n_u32(0x7f800000u)))};
+}
+TW_INLINE float hsum(F a) { return vaddvq_f32(a.v); }
+TW_INLINE float hmax(F a) { return vmaxvq_f32(a.v); }
+TW_INLINE F keep_if(F value, F x, F bound) {
+  return {vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(value.v), vcgeq_f32(x.v, bound.v)))};
+}
+
+constexpr uint32_t kLaneBits[kLanes] = {1, 2, 4, 8};
+TW_INLINE F choose(uint32_t bits, F x, F y) {
+  return {vbslq_f32(vtstq_u32(vdupq_n_u32(bits), vld1q_u32(kLaneBits)), x.v, y.v)};
+}
+TW_INLINE uint32_t unordered(F a, F b) { return ~vminvq_u32(vandq_u32(vceqq_f32(a.v, a.v), vceqq_f32(b.v, b.v))); }
+
+// For every set of lanes the bytes of those that are in it, side by side, and how many lanes they are.
+struct Compressions {
+  uint8_t bytes[16][16];
+  int count[16];
+};
+constexpr Compressions kCompressions = [] {
+  Compressions r{};
+  for (int mask = 0; mask < 16; ++mask) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!(mask >> lane & 1)) continue;
+      for (int i = 0; i < 4; ++i) r.bytes[mask][4 * r.count[mask] + i] = static_cast<uint8_t>(4 * lane + i);
+      ++r.count[mask];
+    }
+  }
+  return r;
+}();
+TW_INLINE int compress(float* p, F a, F low, F high) {
+  const uint32x4_t within = vandq_u32(vcgeq_f32(a.v, low.v), vcleq_f32(a.v, high.v));
+  const uint32_t mask = vaddvq_u32(vandq_u32(within, vld1q_u32(kLaneBits)));
+  vst1q_u8(reinterpret_cast<uint8_t*>(p), vqtbl1q_u8(vreinterpretq_u8_f32(a.v), vld1q_u8(kCompressions.bytes[mask])));
+  return kCompressions.count[mask];
+}
+
+TW_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+TW_INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+// Four bytes in the first lane: a multiplication takes that for all of its own, where it would cost a slot to copy it.
+TW_INLINE float32x2_t first_lane(const void* p) {
+  float four;
+  std::memcpy(&four, p, 4);
+  return float32x2_t{four, 0.0f};
+}
+
+TW_INLINE F dot_single(F acc, F b, const float* a) { return {vfmaq_lane_f32(acc.v, b.v, first_lane(a), 0)}; }
+
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+// The processor adds two products to each other and their sum to the accumulator, each time rounding to odd and taking
+// subnormal numbers for 0: the arithmetic of FPCR.EBF = 0, with which every process starts.
+using BF16Activation = bf16;
+struct Pairs {
+  bfloat16x8_t v;
+};
+TW_INLINE Pairs load_pairs(const bf16* p) {
+  return {vreinterpretq_bf16_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(p)))};
+}
+// bfloat16 holds bytes of both kinds exactly.
+TW_INLINE Pairs load_pairs(const e5m2* p) {
+  const uint16x4_t pairs = vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p)));
+  const float32x4_t even = vcvt_f32_f16(vreinterpret_f16_u16(vshl_n_u16(pairs, 8)));
+  const float32x4_t odd = vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(pairs, vdup_n_u16(0xff00))));
+  return {vreinterpretq_bf16_u16(vtrn2q_u16(vreinterpretq_u16_f32(even), vreinterpretq_u16_f32(odd)))};
+}
+TW_INLINE Pairs load_pairs(const int8_t* p) {
+  const int16x8_t wide = vmovl_s8(vld1_s8(p));
+  const float32x4_t low = vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+  const float32x4_t high = vcvtq_f32_s32(vmovl_high_s16(wide));
+  return {vreinterpretq_bf16_u16(vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high)))};
+}
+TW_INLINE Pairs drop_odd(Pairs b) {
+  const uint32x4_t even = vandq_u32(vreinterpretq_u32_bf16(b.v), vdupq_n_u32(0xffff));
+  return {vreinterpretq_bf16_u32(even)};
+}
+TW_INLINE F dot_pairs(F acc, Pairs b, const bf16* a) {
+  return {vbfdotq_lane_f32(acc.v, b.v, vreinterpret_bf16_f32(first_lane(a)), 0)};
+}
+#else
+using BF16Activation = float;
+struct Pairs {
+  F even, odd;
+};
+TW_INLINE Pairs load_pairs(const bf16* p) {
+  const uint32x4_t pairs = vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(p)));
+  return {{vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16))},
+          {vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000u)))}};
+}
+TW_INLINE Pairs load_pairs(const e5m2* p) {
+  const uint16x4_t pairs = vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p)));
+  return {{vcvt_f32_f16(vreinterpret_f16_u16(vshl_n_u16(pairs, 8)))},
+          {vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(pairs, vdup_n_u16(0xff00))))}};
+}
+TW_INLINE Pairs load_pairs(const int8_t* p) {
+  const int32x4_t pairs = vreinterpretq_s32_s16(vmovl_s8(vld1_s8(p)));
+  return {{vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(pairs, 16), 16))}, {vcvtq_f32_s32(vshrq_n_s32(pairs, 16))}};
+}
+TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
+TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) {
+  const float32x2_t pair = vld1_f32(a);
+  return {vfmaq_lane_f32(vfmaq_lane_f32(acc.v, b.even.v, pair, 0), b.odd.v, pair, 1)};
+}
+#endif
+
+struct I {
+  int32x4_t v;
+};
+TW_INLINE I set1_int(int x) { return {vdupq_n_s32(x)}; }
+TW_INLINE I add(I a, I b) { return {vaddq_s32(a.v, b.v)}; }
+TW_INLINE int hsum(I a) { return vaddvq_s32(a.v); }
+TW_INLINE F to_floats(I a) { return {vcvtq_f32_s32(a.v)}; }
+TW_INLINE F small_to_floats(I a) { return to_floats(a); }
+TW_INLINE I round_to_int(F a) { return {vcvtnq_s32_f32(a.v)}; }
+TW_INLINE void store(int8_t* p, I a) {
+  const int16x4_t words = vqmovn_s32(a.v);
+  const int8x8_t bytes = vqmovn_s16(vcombine_s16(words, words));
+  vst1_lane_s32(reinterpret_cast<int32_t*>(p), vreinterpret_s32_s8(bytes), 0);
+}
+
+#ifdef __ARM_FEATURE_MATMUL_INT8
+constexpr int kQuadZero = 128;
+struct Quads {
+  uint8x16_t v;
+};
+TW_INLINE Quads load_quads(const uint8_t* p) { return {vld1q_u8(p)}; }
+TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
+  const uint8x16_t both = vld1q_u8(p);
+  low = {vandq_u8(both, vdupq_n_u8(15))};
+  high = {vshrq_n_u8(both, 4)};
+}
+TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
+  return {vusdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
+}
+#else
+// Both sides of these dot products are signed, and so are the bytes that packing.h has weights stored in.
+constexpr int kQuadZero = 0;
+struct Quads {
+  int8x16_t v;
+};
+TW_INLINE Quads load_quads(const uint8_t* p) { return {vreinterpretq_s8_u8(vld1q_u8(p))}; }
+TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
+  const uint8x16_t both = vld1q_u8(p);
+  low = {vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)))};
+  high = {vreinterpretq_s8_u8(vshrq_n_u8(both, 4))};
+}
+#ifdef __ARM_FEATURE_DOTPROD
+TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
+  return {vdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
+}
+// The rows from R on: a load brings the quads of four, or two, and a dot product takes its own out of a lane.
+template <int ROWS, int R = 0>
+TW_INLINE void dot_rows(I (&acc)[ROWS], Quads w, const int8_t (*x)[4]) {
+  if constexpr (R + 4 <= ROWS) {
+    const int8x16_t four = vld1q_s8(x[R]);
+    acc[R].v = vdotq_laneq_s32(acc[R].v, w.v, four, 0);
+    acc[R + 1].v = vdotq_laneq_s32(acc[R + 1].v, w.v, four, 1);
+    acc[R + 2].v = vdotq_laneq_s32(acc[R + 2].v, w.v, four, 2);
+    acc[R + 3].v = vdotq_laneq_s32(acc[R + 3].v, w.v, four, 3);
+    dot_rows<ROWS, R + 4>(acc, w, x);
+  } else if constexpr (R + 2 <= ROWS) {
+    const int8x8_t two = vld1_s8(x[R]);
+    acc[R].v = vdotq_lane_s32(acc[R].v, w.v, two, 0);
+    acc[R + 1].v = vdotq_lane_s32(acc[R + 1].v, w.v, two, 1);
+    dot_rows<ROWS, R + 2>(acc, w, x);
+  } else if constexpr (R < ROWS) {
+    acc[R] = dot_quads(acc[R], w, x[R]);
+  }
+}
+#else
+TW_INLINE int8x16_t four_bytes(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+// Sums of two products fit in 16 bits: neither side is above 127.
+TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
+  const int8x16_t x = four_bytes(p);
+  const int16x8_t low = vmull_s8(vget_low_s8(w.v), vget_low_s8(x)), high = vmull_high_s8(w.v, x);
+  return {vpadalq_s16(acc.v, vpaddq_s16(low, high))};
+}
+#endif
+#endif
+
+#ifdef __ARM_FEATURE_DOTPROD
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
+#else
+// Products of nibbles are so small that a group of them fits in 16 bits: the first two columns', and the others'.
+struct NibbleSum {
+  int16x8_t low, high;
+};
+TW_INLINE NibbleSum begin_nibbles(I) { return {vdupq_n_s16(0), vdupq_n_s16(0)}; }
+TW_INLINE NibbleSum dot_quads(NibbleSum sum, Quads w, const int8_t* p) {
+  const int8x16_t x = four_bytes(p);
+  return {vmlal_s8(sum.low, vget_low_s8(w.v), vget_low_s8(x)), vmlal_high_s8(sum.high, w.v, x)};
+}
+TW_INLINE I end_nibbles(I dot, NibbleSum sum) { return {vpadalq_s16(dot.v, vpaddq_s16(sum.low, sum.high))}; }
+#endif
+
+}  // namespace tidewheel::TW_ISA

@@ -1,0 +1,51 @@
+// The KV cache: blocks that hold all layers, in a part for each group of workers with the heads that it attends with.
+// Only they write there, so that it lies on their node.
+#pragma once
+
+#include <vector>
+
+#include "model/config.h"
+#include "runtime/arena.h"
+#include "runtime/groups.h"
+
+namespace tidewheel {
+
+class KvCache {
+ public:
+  KvCache() = default;
+  // Throws std::bad_alloc.
+  KvCache(const std::vector<LayerConfig>& layers, CacheType type, int num_blocks, const Ownership& ownership);
+
+  // A layer's KV heads that the group owns.
+  Range heads(int group, int layer) const { return parts_[group].layers[layer].heads; }
+  // Where one of these has its part of the layer in a block; that of the next block comes `block_bytes(group)` later.
+  char* head(int group, int layer, int block, int kv_head) const {
+    const Part& part = parts_[group];
+    const Layer& place = part.layers[layer];
+    return part.memory.data() + size_t(block) * part.block_bytes + place.offset +
+           size_t(kv_head - place.heads.begin) * place.head_bytes;
+  }
+  size_t block_bytes(int group) const { return parts_[group].block_bytes; }
+
+  // The group's part of a block.
+  void copy_block(int group, int from, int to) const;
+
+  size_t bytes() const;
+  const Arena& memory(int group) const { return parts_[group].memory; }
+
+ private:
+  struct Layer {
+    Range heads;
+    size_t head_bytes, offset;
+  };
+  // A block holds all layers, so that a sequence that grows takes new memory a little at a time.
+  struct Part {
+    std::vector<Layer> layers;
+    size_t block_bytes = 0;
+    Arena memory;
+  };
+
+  std::vector<Part> parts_;  // [groups]
+};
+
+}  // namespace tidewheel

@@ -1,0 +1,13 @@
+// What an architecture's file here defines.
+#pragma once
+
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace tidewheel {
+
+// The levels that this processor can run, best first, without scalar.
+std::vector<const Kernels*> architecture_levels();
+
+}  // namespace tidewheel

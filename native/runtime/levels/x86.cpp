@@ -1,0 +1,59 @@
+#include "runtime/levels/levels.h"
+
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace tidewheel {
+
+namespace avx2 { extern const Kernels kKernels; }
+namespace avx2_vnni { extern const Kernels kKernels; }
+namespace avx512 { extern const Kernels kKernels; }
+namespace avx512_bf16 { extern const Kernels kKernels; }
+namespace amx { extern const Kernels kKernels; }
+
+namespace {
+
+struct Cpuid {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  Cpuid(unsigned leaf, unsigned subleaf) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
+};
+
+// Tiles of 16 rows of 64 bytes, the products of int8 and of bfloat16, and Linux's permission: it keeps 8 KiB more for each
+// thread that uses them, once the process has asked.
+bool allowed_tiles() {
+#if defined(__linux__)
+  constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBFloat16 | kTile | kInt8;
+  if ((Cpuid(7, 0).edx & kAll) != kAll) return false;
+  const Cpuid palettes(0x1d, 0), palette(0x1d, 1);
+  const bool has_eight = palettes.eax >= 1 && palette.ebx == (8u << 16 | 64) && (palette.ecx & 0xffff) == 16;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return has_eight && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+std::vector<const Kernels*> architecture_levels() {
+  std::vector<const Kernels*> levels;
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool avx512_bf16 =
+      avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  static const bool amx = avx512_bf16 && allowed_tiles();  // the system is asked once
+  constexpr unsigned kAvxVnni = 1u << 4;
+  if (amx) levels.push_back(&amx::kKernels);
+  if (avx512_bf16) levels.push_back(&avx512_bf16::kKernels);
+  if (avx512) levels.push_back(&avx512::kKernels);
+  if (avx2 && Cpuid(7, 1).eax & kAvxVnni) levels.push_back(&avx2_vnni::kKernels);
+  if (avx2) levels.push_back(&avx2::kKernels);
+  return levels;
+}
+
+}  // namespace tidewheel

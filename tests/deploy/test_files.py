@@ -1,0 +1,174 @@
+"""The files that run Tidewheel elsewhere keep to their schemas, and fit the server and each other."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from deploy.proxies import ROOT, find_program
+from server.conftest import ServerProcess, StartServer, dummy_model, start_server
+
+from tidewheel.server.options import ModelOptions, ServerOptions, parse_options
+
+__all__ = ["dummy_model", "start_server"]  # fixtures
+
+COMPOSE = ROOT / "docker-compose.yml"
+KUBERNETES = ROOT / "deploy/kubernetes"
+UNIT = ROOT / "deploy/systemd/tidewheel.service"
+OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()
+SHUTDOWN_S = ServerOptions().shutdown_timeout + 5  # and for error events
+_PR_SET_MDWE = 65
+
+
+def check_compose(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def kubernetes_objects() -> list[dict[str, Any]]:
+    names = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
+    return [found for name in names for found in yaml.safe_load_all((KUBERNETES / name).read_text())]
+
+
+def kubernetes_object(kind: str, name: str = "tidewheel") -> Any:
+    (found,) = [o for o in kubernetes_objects() if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def test_compose_keeps_to_its_schema(tmp_path: Path) -> None:
+    done = check_compose(COMPOSE)
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / "docker-compose.yml"
+    wrong.write_text(COMPOSE.read_text().replace("read_only:", "readonly:"))
+    assert "readonly" in check_compose(wrong).stdout
+
+
+def test_compose_gives_the_container_no_more_than_it_needs() -> None:
+    service = yaml.safe_load(COMPOSE.read_text())["services"]["tidewheel"]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "healthcheck" not in service  # the image's own follows the port
+    assert int(service["stop_grace_period"].removesuffix("s")) > SHUTDOWN_S
+    (cache,) = service["volumes"]
+    assert f"HF_HOME={cache.partition(':')[2]}" in (ROOT / "Dockerfile.cpu").read_text()
+    defaults = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for name, value in service["environment"].items()}
+    assert parse_options([], defaults) == (ModelOptions(), ServerOptions())
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_kubernetes_takes_the_manifests(version: str) -> None:
+    kinds = [kubernetes_validate.validate(o, version, strict=True) and o["kind"] for o in kubernetes_objects()]
+    assert sorted(kinds) == ["HorizontalPodAutoscaler", "PodDisruptionBudget", "Service", "Service", "StatefulSet"]
+    wrong = kubernetes_object("StatefulSet")
+    wrong["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="livenesProbe"):
+        kubernetes_validate.validate(wrong, version, strict=True)
+
+
+def test_kustomize_puts_them_together() -> None:
+    kubectl = find_program("kubectl", required=False)
+    done = subprocess.run([kubectl, "kustomize", str(KUBERNETES)], capture_output=True, text=True, check=True)
+    made = {o["kind"]: o for o in yaml.safe_load_all(done.stdout)}
+    for found in made.values():
+        kubernetes_validate.validate(found, NEWEST, strict=True)
+    (container,) = made["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"][0]["configMapRef"]["name"] == made["ConfigMap"]["metadata"]["name"]
+    assert container["image"] == "registry.example.com/tidewheel:cpu"
+
+
+def test_the_manifests_fit_each_other_and_the_server() -> None:
+    pods = kubernetes_object("StatefulSet")["spec"]["template"]
+    (container,) = pods["spec"]["containers"]
+    labels = pods["metadata"]["labels"]
+    (port,) = container["ports"]
+    for service in (kubernetes_object("Service"), kubernetes_object("Service", "tidewheel-replicas")):
+        assert service["spec"]["selector"].items() <= labels.items()
+        assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    assert kubernetes_object("StatefulSet")["spec"]["serviceName"] == "tidewheel-replicas"
+    assert kubernetes_object("PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+    wait = container["lifecycle"]["preStop"]["sleep"]["seconds"] + SHUTDOWN_S
+    assert pods["spec"]["terminationGracePeriodSeconds"] > wait
+    assert f"USER {pods['spec']['securityContext']['runAsUser']}:" in (ROOT / "Dockerfile.cpu").read_text()
+    literals = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["configMapGenerator"][0]["literals"]
+    model, server = parse_options([], dict(literal.split("=", 1) for literal in literals))
+    assert (model.model, server.log_format) == ("HuggingFaceTB/SmolLM2-360M-Instruct", "json")
+
+
+def test_a_service_of_kubernetes_does_not_set_options() -> None:
+    # A Service named tidewheel would give its pods TIDEWHEEL_PORT=tcp://...
+    with pytest.raises(SystemExit):
+        parse_options([], {"TIDEWHEEL_PORT": "tcp://10.0.0.1:8000"})
+    assert kubernetes_object("StatefulSet")["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
+def test_the_autoscaler_asks_for_a_metric_that_the_server_has(start_server: StartServer) -> None:
+    autoscaler = kubernetes_object("HorizontalPodAutoscaler")["spec"]
+    assert autoscaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "tidewheel"}
+    (rule,) = yaml.safe_load((KUBERNETES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    assert autoscaler["metrics"][0]["pods"]["metric"]["name"] == rule["name"]["as"]
+    series = re.search(r'__name__="([^"]+)"', rule["seriesQuery"])
+    assert series is not None
+    assert re.search(rf"^{series[1]}{{", start_server().http.get("/metrics").text, re.MULTILINE)
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """The unit, with a program that is there."""
+    path = tmp_path / UNIT.name
+    path.write_text(re.sub(r"(?<=^ExecStart=)\S+", sys.executable, UNIT.read_text(), flags=re.MULTILINE))
+    return path
+
+
+def test_systemd_takes_the_unit(unit: Path) -> None:
+    command = [find_program("systemd-analyze"), "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    unit.write_text(unit.read_text().replace("TimeoutStopSec", "TimeoutStoppSec"))
+    assert "TimeoutStoppSec" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_the_unit_lets_the_service_do_little(unit: Path) -> None:
+    command = [find_program("systemd-analyze"), "security", "--offline=yes", "--no-pager", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "offline" in done.stderr:
+        pytest.skip("systemd is older than 250")
+    exposure = re.search(r"exposure level .*: ([\d.]+)", done.stdout)
+    assert exposure is not None, done.stderr
+    assert float(exposure[1]) <= 2  # of 10
+
+
+def test_the_unit_restarts_what_may_get_better_and_waits_for_the_end() -> None:
+    settings = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
+    assert float(settings["TimeoutStopSec"].removesuffix("s")) > SHUTDOWN_S
+    assert settings["KillSignal"] == "SIGTERM"
+    assert settings["Restart"] == "on-failure"
+    with pytest.raises(SystemExit) as wrong_option:
+        parse_options(["--no-such-option"], {})
+    assert settings["RestartPreventExitStatus"] == str(wrong_option.value.code)
+
+
+def test_a_server_needs_no_memory_that_is_writable_and_executable(dummy_model: Path) -> None:
+    """As MemoryDenyWriteExecute= of the unit has it."""
+
+    def deny() -> None:
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_MDWE, 1, 0, 0, 0):
+            os.write(2, b"MDWE is not supported\n")
+            os._exit(1)
+
+    try:
+        server = ServerProcess(str(dummy_model), "--load-format", "dummy", preexec_fn=deny)
+    except RuntimeError as error:
+        if "MDWE is not supported" not in str(error):
+            raise
+        pytest.skip("the kernel is older than 6.3")
+    server.stop()

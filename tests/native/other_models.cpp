@@ -1,0 +1,7 @@
+#include "models.h"
+
+namespace tidewheel::test {
+
+std::vector<const Kernels*> modelled_kernels() { return {}; }
+
+}  // namespace tidewheel::test

@@ -1,0 +1,154 @@
+// A decoder of two unlike layers with random weights, in an executor: projections, learned positions, biases, norms of
+// both kinds, and KV heads that groups cannot share alike.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "cached.h"
+#include "model/executor.h"
+
+namespace tidewheel::test {
+
+inline ModelConfig small_config() {
+  ModelConfig config;
+  config.vocab_size = 150, config.hidden_size = 96, config.max_positions = 1024;
+  config.embedding_size = 64, config.num_positions = 1024, config.position_offset = 2;
+  config.tied_head = true;
+  config.final_norm = NormConfig{.eps = 1e-5f};
+  LayerConfig layer;
+  layer.num_heads = 6, layer.num_kv_heads = 3, layer.head_dim = 24, layer.scale = 0.2f;
+  layer.qkv_bias = layer.out_bias = true;
+  layer.qk_norm_eps = 1e-5f;
+  layer.inv_freq = {1.0f, 0.3f, 0.1f, 0.01f};
+  layer.intermediate_size = 104, layer.gated = true, layer.mlp_bias = true;
+  layer.norm = {.eps = 1e-5f};
+  config.layers.push_back(layer);
+  LayerConfig other;
+  other.num_heads = 4, other.num_kv_heads = 1, other.head_dim = 40, other.scale = 0.2f;
+  other.sliding_window = 600;
+  other.alibi_slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
+  other.intermediate_size = 200, other.activation = Activation::kGeluTanh;
+  other.norm = {.layer_norm = true, .eps = 1e-5f, .bias = true};
+  other.post_norm = true;
+  config.layers.push_back(other);
+  return config;
+}
+
+class SmallModel {
+ public:
+  Executor executor;
+
+  SmallModel(const Kernels& kernels, const WeightFormat& format, CacheType type, const std::vector<std::vector<int>>& groups,
+             bool with_weights = true)
+      : executor(small_config(), kernels, {format, format, format, {WeightKind::kFloat32}}, type, {kBlocks, 4, 1024}, groups) {
+    if (!with_weights) return;
+    const ModelConfig config = small_config();
+    const int hidden = config.hidden_size, embedding = config.embedding_size;
+    add("embed.weight", {config.vocab_size, embedding});
+    add("embed.positions", {config.num_positions + config.position_offset, hidden});
+    add("embed.project_in.weight", {hidden, embedding});
+    add("embed.project_out.weight", {embedding, hidden});
+    add("final_norm.weight", {hidden});
+    for (size_t i = 0; i < config.layers.size(); ++i) {
+      const LayerConfig& c = config.layers[i];
+      const std::string prefix = "layers." + std::to_string(i) + ".";
+      const auto linear = [&](const char* name, int rows, int cols, bool bias) {
+        add(prefix + name + ".weight", {rows, cols});
+        if (bias) add(prefix + name + ".bias", {rows});
+      };
+      linear("q", c.q_size(), hidden, c.qkv_bias);
+      linear("k", c.kv_size(), hidden, c.qkv_bias);
+      linear("v", c.kv_size(), hidden, c.qkv_bias);
+      linear("o", hidden, c.q_size(), c.out_bias);
+      if (c.gated) linear("gate", c.intermediate_size, hidden, c.mlp_bias);
+      linear("up", c.intermediate_size, hidden, c.mlp_bias);
+      linear("down", hidden, c.intermediate_size, c.mlp_bias);
+      if (c.qk_norm_eps) add(prefix + "q_norm.weight", {c.head_dim});
+      if (c.qk_norm_eps) add(prefix + "k_norm.weight", {c.head_dim});
+      for (const char* norm : {"attention_norm", "mlp_norm"}) {
+        add(prefix + norm + ".weight", {hidden});
+        if (c.norm.bias) add(prefix + norm + ".bias", {hidden});
+      }
+    }
+    executor.set_weights(sources_);
+    executor.check_complete();
+  }
+
+  // The logits of greedy decoding: prompts of so many tokens, computed `chunk` at a time, then `count` more of all. Half
+  // way the sequences move to copies of their blocks.
+  std::vector<float> run(const std::vector<int>& prompts, int count, int chunk = 1024) {
+    const int sequences = static_cast<int>(prompts.size());
+    std::vector<int32_t> next(sequences, 7), table(size_t(sequences) * kTable), pairs;
+    for (int i = 0; i < sequences * kTable; ++i) table[i] = sequences * kTable - 1 - i;  // backwards
+    std::vector<float> all;
+    for (int s = 0; s < sequences; ++s) {
+      for (int begin = 0; begin < prompts[s]; begin += chunk) {
+        const int end = std::min(begin + chunk, prompts[s]);
+        std::vector<int32_t> tokens;
+        for (int t = begin; t < end; ++t) tokens.push_back((t * 31 + s * 7) % 150);
+        const auto logits = step(tokens, {0, end - begin}, {end}, table.data() + s * kTable, end == prompts[s], &next[s]);
+        all.insert(all.end(), logits.begin(), logits.end());
+      }
+    }
+    std::vector<int32_t> context = prompts, start(sequences + 1);
+    for (int s = 0; s <= sequences; ++s) start[s] = s;
+    for (int i = 0; i < count; ++i) {
+      if (i == count / 2) {
+        for (int32_t& block : table) {
+          const int32_t copy = block + sequences * kTable;
+          pairs.insert(pairs.end(), {block, copy});
+          block = copy;
+        }
+        executor.copy_blocks(pairs);
+      }
+      for (int32_t& length : context) ++length;
+      const std::vector<int32_t> tokens = next;
+      const auto logits = step(tokens, start, context, table.data(), true, next.data());
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+  }
+
+ private:
+  static constexpr int kTable = 48, kBlocks = 4 * kTable;  // blocks a sequence; two sequences and their copies
+
+  void add(const std::string& name, const std::vector<int64_t>& shape) {
+    const size_t count = shape[0] * (shape.size() > 1 ? shape[1] : 1);
+    const auto& values = values_.emplace_back(
+        std::make_unique<std::vector<float>>(random_.normals(count, shape.size() > 1 ? 0.2f : 1.0f)));
+    sources_.push_back({name, values->data(), DType::kFloat32, shape,
+                        shape.size() > 1 ? std::vector<int64_t>{shape[1], 1} : std::vector<int64_t>{1}});
+  }
+
+  // The logits after the last token of each sequence, if wanted, and the likeliest tokens.
+  std::vector<float> step(const std::vector<int32_t>& tokens, const std::vector<int32_t>& start,
+                          const std::vector<int32_t>& context, const int32_t* tables, bool want, int32_t* out) {
+    std::vector<int32_t> positions, last;
+    for (size_t s = 0; s < context.size(); ++s) {
+      for (int t = start[s]; t < start[s + 1]; ++t) positions.push_back(context[s] - start[s + 1] + t);
+      if (want) last.push_back(start[s + 1] - 1);
+    }
+    const size_t rows = last.size();
+    const std::vector<float> zeros(rows), ones(rows, 1.0f);
+    const std::vector<int32_t> none(rows + 1), no_logprobs(rows, -1);
+    const std::vector<uint64_t> seeds(rows);
+    std::vector<float> logits(rows * 150);
+    const std::span<const int32_t> ints(none.data(), rows);
+    Step step;
+    step.token_ids = tokens, step.positions = positions, step.query_start = start, step.context_len = context;
+    step.block_tables = tables, step.block_table_stride = kTable, step.logits_rows = last, step.out_logits = logits.data();
+    Sampling& s = step.sampling;
+    s.temperature = zeros, s.top_p = ones, s.min_p = zeros, s.top_k = ints, s.seed = seeds, s.position = ints;
+    s.repetition_penalty = ones, s.presence_penalty = zeros, s.frequency_penalty = zeros, s.num_logprobs = no_logprobs;
+    s.history_start = none, s.bias_start = none, s.prompt_len = ints, s.out_tokens = {out, rows};
+    executor.step(step);
+    return logits;
+  }
+
+  Random random_;
+  std::vector<std::unique_ptr<std::vector<float>>> values_;
+  std::vector<Source> sources_;
+};
+
+}  // namespace tidewheel::test

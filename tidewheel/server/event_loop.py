@@ -1,0 +1,30 @@
+"""The event loop: uvloop's, or asyncio's own on machines for which uvloop has no wheels."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+from collections.abc import Coroutine
+from typing import Any, Literal, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def choose_loop() -> Literal["uvloop", "asyncio"]:
+    """The loop to serve on, by uvicorn's name. That uvloop is missing is logged."""
+    if importlib.util.find_spec("uvloop") is None:
+        logger.info("uvloop is not installed: serving on asyncio's own event loop, which takes more of a core")
+        return "asyncio"
+    return "uvloop"
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the loop that serves, as `asyncio.run` does on its own."""
+    if choose_loop() == "asyncio":
+        return asyncio.run(main)
+    import uvloop
+
+    return uvloop.run(main)
