@@ -11,5 +11,5 @@ tidewheel_isa_level(neon_i8mm -march=armv8.2-a+dotprod+bf16+i8mm ${ARM_OPTIONS})
 tidewheel_emulate(scalar cortex-a53)
 tidewheel_emulate(neon cortex-a53 max)
 tidewheel_emulate(neon_dotprod neoverse-n1 max)
-# qemu 7.2 has no processor between the last level and `max`.
+# qemu 7.2 has no processor between the last level and `max`. The assembler takes nothing that -march does not allow.
 tidewheel_emulate(neon_i8mm max,sve=off,sme=off,pauth=off)
