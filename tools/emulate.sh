@@ -12,7 +12,7 @@
 #   QEMU_CPU=                the CPU that qemu plays: cortex-a76, z14, ...; by default it has all that qemu knows
 #   TIDEWHEEL_ISA=           the level of kernels for the image's server; by default the best that this CPU has
 #   EMULATE_COMPILER=1       emulates the compiler too, which takes hours; else it is this machine's cross compiler
-#   MIRROR=                  Debian's mirror
+#   MIRROR=                  Debian's mirror; by default the one of this machine's apt
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,7 +28,9 @@ esac
 shift
 triple=$machine-linux-gnu
 python=$(realpath -s "${PYTHON:-.venv/bin/python}")
-mirror=${MIRROR:-http://deb.debian.org/debian}
+mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Codename: bookworm' | sed -n '\|/debian/$|{p;q}')}
+mirror=${mirror%/}
+[ -n "$mirror" ] || fail "apt knows no mirror of Debian 12: name one with MIRROR="
 base=localhost/tidewheel-base:$arch
 build_base=$base
 image=localhost/tidewheel:$arch
