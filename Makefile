@@ -47,7 +47,7 @@ serve: $(VENV)/.installed  ## build, install and serve the embedded model (MODEL
 bench: $(VENV)/.installed  ## measure this machine: prefill, decode, start-up, memory (MODEL=, ARGS= override)
 	$(BIN)/tidewheel bench $(MODEL) $(ARGS)
 
-test: lint native-test cross-test python-test  ## lint, types, C++ tests, here and on emulated processors, and Python tests
+test: lint native-test python-test  ## lint, types, C++ tests and Python tests
 
 lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolint
 	$(BIN)/ruff check .

@@ -144,10 +144,11 @@ def test_a_start_can_be_ended(unused_port: int) -> None:
     assert code == 128 + signal.SIGTERM
 
 
-def test_without_uvloop_it_serves_on_asyncios_loop(unused_port: int) -> None:
+def test_without_uvloop_it_serves_on_asyncios_loop(unused_port: int, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{unused_port}"
     command = [sys.executable, "-c", WITHOUT_UVLOOP, "serve", "--port", str(unused_port)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # With -c, Python would look for the package in the current folder first.
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     try:
         wait_until_healthy(process, url)
         body = {"prompt": "The tide turns", "stream": True}
