@@ -4,7 +4,8 @@ Every endpoint that answers conversations stands on this one path and only write
 protocol's shape. A translating endpoint builds a ChatCompletionRequest and reads pieces:
 
     run = await path.start(body, len(raw), timer, client_id)
-    async for delta in run.deltas():                 # streamed
+    AnswerFrames(run.generation, lambda index, output: frame_of(run.delta(index, output)))  # for an EventStream
+    async for delta in run.deltas():                 # or as they come, for nobody's connection
         for piece in delta.pieces: ...
     answers = await run.whole(request.receive)       # or in one piece
     await run.feed(request.receive, builder.push)    # or in one piece, built from deltas
