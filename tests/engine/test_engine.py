@@ -378,6 +378,16 @@ def test_a_slow_reader_gets_everything_in_few_pieces() -> None:
     assert len(slow) == 1 < len(fast)
 
 
+def test_a_slow_reader_gets_tokens_with_logprobs_one_by_one() -> None:
+    async def scenario(engine: Engine) -> tuple[list[RequestOutput], list[RequestOutput]]:
+        read, unread = (engine.submit(request(SamplingParams(logprobs=0))) for _ in range(2))
+        return await collect(read), await collect(unread)
+
+    read, unread = run(make(Reciter(list(IDS))), scenario)
+    assert [(output.token_ids, output.text) for output in unread] == [(o.token_ids, o.text) for o in read]
+    assert [len(output.token_ids) for output in unread] == [1] * (len(IDS) + 1)
+
+
 def test_drain_refuses_the_new_and_finishes_the_old() -> None:
     async def scenario(engine: Engine) -> list[RequestOutput]:
         stream = engine.submit(request())

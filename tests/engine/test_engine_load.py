@@ -142,6 +142,26 @@ def test_a_caller_that_fails_meanwhile_gives_the_load_up(
     assert not loading_threads()
 
 
+def test_ctrl_c_while_the_load_begins_gives_it_up(
+    device: ScriptedDevice, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        original(thread)
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    original = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt), EngineLoad(options(folder)):
+        pass
+    (thread,) = started
+    thread.join(60)
+    assert not thread.is_alive()
+    assert device.cancelled
+
+
 def test_a_caller_that_fails_with_the_engine_closes_it(device: ScriptedDevice, folder: Path) -> None:
     device.may_finish.set()
 

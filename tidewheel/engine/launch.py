@@ -153,7 +153,7 @@ class EngineLoad:
     """
 
     def __init__(self, options: EngineOptions) -> None:
-        """Find the model and start to load its weights. Raises ModelError and DeviceError, saying what to change."""
+        """Find the model. Raises ModelError and DeviceError, saying what to change."""
         self._started = time.perf_counter()
         self._options = options
         self._model = model = open_model(options)
@@ -172,9 +172,13 @@ class EngineLoad:
         self._failure: BaseException | None = None
         self._finished = False
         self._thread = threading.Thread(target=self._load, name="weights")
-        self._thread.start()
 
     def __enter__(self) -> EngineLoad:
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C while it waits for the thread to begin: nobody would end that thread
+            self._cancellation.cancel()
+            raise
         return self
 
     def __exit__(

@@ -30,6 +30,7 @@ class Choice:
         self.index = index
         self.finished = False
         self.is_queued = False  # for the stream's reader
+        self.has_logprobs = sampling.logprobs is not None
         self.num_cached_tokens = 0
         self.num_tokens = 0
         self.times: SequenceTimes | None = None  # known from its first token on
@@ -39,7 +40,7 @@ class Choice:
         self._show_stop_token = sampling.include_stop_str_in_output
         self._text = ""
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
+        self._logprobs: list[TokenLogprob] | None = [] if self.has_logprobs else None
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
@@ -123,6 +124,9 @@ class Choice:
 class RequestStream:
     """An async iterator of RequestOutput, for one reader. What is not read at once is merged, never lost.
 
+    With log-probabilities nothing is merged: what is asked of them, such as which ones are of the answer and which of the
+    reasoning before it, is known from the text that each token has given.
+
     A reader that waits is handed the output itself, with no task or coroutine in between, and one that calls `forward`
     gets it as a function's argument: most tokens go that way.
     """
@@ -130,7 +134,7 @@ class RequestStream:
     def __init__(self, choices: list[Choice], on_abort: Callable[[list[Choice]], None]) -> None:
         self.choices = choices
         self._on_abort = on_abort
-        self._ready: deque[Choice] = deque()
+        self._ready: deque[Choice | RequestOutput] = deque()
         self._reader: asyncio.Future[RequestOutput] | None = None
         self._sink: Callable[[RequestOutput], bool] | None = None
         self._forwarded: asyncio.Future[None] | None = None
@@ -183,6 +187,8 @@ class RequestStream:
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():  # it is done if its task was cancelled
             reader.set_result(choice.take())
+        elif choice.has_logprobs:
+            self._ready.append(choice.take())
         elif not choice.is_queued:
             choice.is_queued = True
             self._ready.append(choice)
@@ -203,9 +209,11 @@ class RequestStream:
                 future.set_result(None)
 
     def _take_first(self) -> RequestOutput:
-        choice = self._ready.popleft()
-        choice.is_queued = False
-        return choice.take()
+        first = self._ready.popleft()
+        if isinstance(first, RequestOutput):
+            return first
+        first.is_queued = False
+        return first.take()
 
     def _is_over(self) -> bool:
         return all(choice.finished for choice in self.choices)
