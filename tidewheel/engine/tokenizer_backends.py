@@ -119,8 +119,8 @@ class SentencePieceBackend:
         except ModuleNotFoundError as error:
             raise ModelError(
                 f"{path.parent} has no tokenizer.json, and to read its {path.name} needs sentencepiece, which is not "
-                "installed, as it has no wheels for some processors: add a tokenizer.json, which transformers on any other "
-                "machine writes: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+                "installed: pip install sentencepiece, which has no wheels for some processors, or add a tokenizer.json, "
+                "which transformers writes elsewhere: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             ) from error
 
         self._processor = sentencepiece.SentencePieceProcessor()
