@@ -332,6 +332,8 @@ NB_MODULE(_native, m) {
         self.copy_blocks({pairs.data(), pairs.size()});
       }, "pairs"_a)
       .def("pin_caller", &Executor::pin_caller)
+      .def("lend_core", &Executor::lend_core)
+      .def("take_back_core", &Executor::take_back_core)
       .def("start_profile", [](Executor& self) { self.profile().start(); })
       .def("stop_profile", [](Executor& self) { self.profile().stop(); })
       .def("profile", [](Executor& self) {

@@ -185,7 +185,7 @@ const char* Executor::pack_rows(Worker& worker, const Linear& linear, const Rows
   const RowsArgs args{rows.x, rows.stride, rows.gather, rows.count, linear.k, rows.norm,
                       reinterpret_cast<float*>(scratch(worker)), out};
   if (alone) {
-    kernels_.pack_rows(linear.format, args, 0, rows.count);
+    if (!worker.is_late()) kernels_.pack_rows(linear.format, args, 0, rows.count);
   } else {
     worker.share(rows.count, kernels_.tile_rows(linear.format), [&](int64_t begin, int64_t end) {
       kernels_.pack_rows(linear.format, args, static_cast<int>(begin), static_cast<int>(end));

@@ -70,6 +70,9 @@ class Executor {
   size_t cache_bytes() const { return cache_.bytes(); }
   int num_threads() const { return pool_.size(); }
   void pin_caller() const { pool_.pin_caller(); }
+  // See ThreadPool.
+  void lend_core() { pool_.lend(); }
+  void take_back_core() { pool_.take_back(); }
   const Kernels& kernels() const { return kernels_; }
 
  private:

@@ -29,18 +29,25 @@ int64_t now_nanoseconds() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-template <typename T>
-void wait_while(const std::atomic<T>& value, T old) {
+// Until `value` is no longer `old`, or, as long as it does not sleep, `interrupted()` holds.
+template <typename T, typename Interrupted>
+void wait_while(const std::atomic<T>& value, T old, Interrupted interrupted) {
+  const auto is_over = [&] { return value.load(std::memory_order_acquire) != old || interrupted(); };
   for (int i = 0; i < kSpins; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return;
+    if (is_over()) return;
     pause_briefly();
   }
   const int64_t deadline = now_nanoseconds() + kYieldNanoseconds;
   do {
-    if (value.load(std::memory_order_acquire) != old) return;
+    if (is_over()) return;
     sched_yield();
   } while (now_nanoseconds() < deadline);
   value.wait(old, std::memory_order_acquire);
+}
+
+template <typename T>
+void wait_while(const std::atomic<T>& value, T old) {
+  wait_while(value, old, [] { return false; });
 }
 
 std::vector<int> sizes(const std::vector<std::vector<int>>& groups) {
@@ -55,23 +62,26 @@ std::vector<int> sizes(const std::vector<std::vector<int>>& groups) {
 
 }  // namespace
 
-Worker::Worker(ThreadPool& pool, int index)
+Worker::Worker(ThreadPool& pool, int index, unsigned phase)
     : pool_(pool), index_(index), group_index_(pool.places_[index].group), group_(pool.groups_[group_index_]),
-      index_in_group_(pool.places_[index].index_in_group) {}
+      index_in_group_(pool.places_[index].index_in_group), first_phase_(phase) {}
 
 // The last of a group to arrive arrives for the group; the last group's lets all go, each by a word of its own.
-void Worker::barrier() {
+void Worker::barrier(bool last) {
   if (pool_.size() == 1) return;
   const uint32_t generation = group_.barrier_generation.load(std::memory_order_relaxed);
-  if (group_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == group_.workers) {
+  const int members = group_.members;  // read before the arrival: the next job may change it when all have arrived
+  if (group_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == members) {
     group_.arrived.store(0, std::memory_order_relaxed);
     const int groups = static_cast<int>(pool_.groups_.size());
     if (groups == 1 || pool_.arrived_groups_.fetch_add(1, std::memory_order_acq_rel) + 1 == groups) {
       pool_.arrived_groups_.store(0, std::memory_order_relaxed);
+      const bool admits = !last && pool_.expect_latecomer(phase_);
       for (WorkerGroup& group : pool_.groups_) {
         group.barrier_generation.store(generation + 1, std::memory_order_release);
         group.barrier_generation.notify_all();
       }
+      if (admits) pool_.move_door(ThreadPool::Door::kInside);  // only now: it would take this barrier for the next one
       return;
     }
   }
@@ -79,23 +89,27 @@ void Worker::barrier() {
 }
 
 std::atomic<int64_t>& Worker::take_counter(bool own) {
-  const unsigned current = phase_;
-  phase_ = (phase_ + 1) % 3;
+  const unsigned current = phase_++ % 3;
   // Nobody touches the next counters before all have passed this phase's barrier.
-  if (index_in_group_ == 0) group_.counters[phase_].next.store(0, std::memory_order_relaxed);
+  if (index_in_group_ == 0) group_.counters[phase_ % 3].next.store(0, std::memory_order_relaxed);
   return (own ? group_ : pool_.groups_.front()).counters[current].next;
 }
 
 ThreadPool::ThreadPool(const std::vector<std::vector<int>>& groups) : ownership_(sizes(groups)), groups_(groups.size()) {
   for (size_t g = 0; g < groups.size(); ++g) {
-    groups_[g].workers = static_cast<int>(groups[g].size());
+    groups_[g].workers = groups_[g].members = static_cast<int>(groups[g].size());
     for (int i = 0; i < groups_[g].workers; ++i) places_.push_back({groups[g][i], static_cast<int>(g), i});
   }
-  for (int i = 1; i < size(); ++i) threads_.emplace_back([this, i] { serve(i); });
+  for (int i = 1; i < size(); ++i) {
+    threads_.emplace_back([this, i] { i + 1 == size() && can_lend() ? serve_lendable(i) : serve(i); });
+  }
 }
 
 ThreadPool::~ThreadPool() {
   stopping_.store(true);
+  lent_.store(0);
+  lent_.notify_all();
+  move_door(Door::kInside);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
   for (std::thread& thread : threads_) thread.join();
@@ -106,11 +120,20 @@ void ThreadPool::run(const std::function<void(Worker&)>& job) {
     for (auto& counter : group.counters) counter.next.store(0, std::memory_order_relaxed);
   }
   job_ = &job;
+  first_phase_ = 0;
+  bool admits = false;
+  if (can_lend() && lent_.load() > 0) {
+    groups_.back().members = groups_.back().workers - 1;
+    move_door(Door::kOutside);
+  } else {
+    admits = expect_latecomer(0);
+  }
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
+  if (admits) move_door(Door::kInside);
   Worker worker(*this, 0);
   job(worker);
-  worker.barrier();
+  worker.barrier(true);
 }
 
 void ThreadPool::pin_caller() const { pin_to(places_.front().cpu); }
@@ -122,8 +145,37 @@ void ThreadPool::serve(int index) {
     if (stopping_.load()) return;
     Worker worker(*this, index);
     (*job_)(worker);
-    worker.barrier();
+    worker.barrier(true);
   }
+}
+
+void ThreadPool::serve_lendable(int index) {
+  pin_to(places_[index].cpu);
+  for (uint32_t seen = 0;;) {
+    wait_while(generation_, seen, [&] { return lent_.load(std::memory_order_relaxed) > 0; });
+    for (int lent; (lent = lent_.load()) > 0;) lent_.wait(lent);
+    Door outside = Door::kOutside;
+    if (door_.compare_exchange_strong(outside, Door::kWaiting)) wait_while(door_, Door::kWaiting);
+    if (stopping_.load()) return;
+    const uint32_t generation = generation_.load(std::memory_order_acquire);
+    if (door_.load() != Door::kInside || generation == seen) continue;  // lent again, or back before there was a job
+    seen = generation;
+    Worker worker(*this, index, first_phase_);
+    (*job_)(worker);
+    worker.barrier(true);
+  }
+}
+
+bool ThreadPool::expect_latecomer(unsigned phase) {
+  if (door_.load() != Door::kWaiting) return false;
+  groups_.back().members = groups_.back().workers;
+  first_phase_ = phase;
+  return true;
+}
+
+void ThreadPool::move_door(Door door) {
+  door_.store(door);
+  door_.notify_all();
 }
 
 }  // namespace tidewheel

@@ -30,6 +30,7 @@ struct WorkerGroup {
   };
 
   int workers = 0;
+  int members = 0;  // those that take part now: all, but for a worker that is lent
   alignas(kCacheLine) std::atomic<int> arrived{0};
   alignas(kCacheLine) std::atomic<uint32_t> barrier_generation{0};
   // Three suffice: while one is in use, the next stands ready at 0, and the one before may still be read by a
@@ -40,30 +41,32 @@ struct WorkerGroup {
 // What a worker sees of the team while it runs.
 class Worker {
  public:
-  Worker(ThreadPool& pool, int index);
+  // One that comes when `phase` calls of `share...` were done without it has nothing to do before.
+  Worker(ThreadPool& pool, int index, unsigned phase = 0);
   int index() const { return index_; }
   int group() const { return group_index_; }
   int index_in_group() const { return index_in_group_; }
+  // The next call of `share...` was done without this worker: what only that needs need not be made.
+  bool is_late() const { return phase_ < first_phase_; }
 
-  // Wait until the whole team is here. What was written before is seen by all after.
-  void barrier();
-
-  // Share [0, count) among the team in pieces of `grain`, whoever is free taking the next, then meet at a barrier.
-  // Every worker must make the same calls of `share...` in the same order. `body(begin, end)`.
+  // Share [0, count) among the team in pieces of `grain`, whoever is free taking the next, then meet at a barrier: what
+  // was written before is seen by all after. Every worker must make the same calls of `share...` in the same order.
+  // `body(begin, end)`.
   template <typename Body>
   void share(int64_t count, int64_t grain, Body&& body) {
-    share_from(take_counter(false), count, grain, body);
+    share_from(false, count, grain, body);
   }
 
   // The same among the worker's group alone: each group has a `count` of its own. The barrier is the whole team's.
   template <typename Body>
   void share_in_group(int64_t count, int64_t grain, Body&& body) {
-    share_from(take_counter(true), count, grain, body);
+    share_from(true, count, grain, body);
   }
 
   // That in pieces that shrink as less is left, down to 1: long runs first, and a level finish.
   template <typename Body>
   void share_in_group_guided(int64_t total, Body&& body) {
+    if (skip()) return;
     std::atomic<int64_t>& next = take_counter(true);
     int64_t begin = next.load(std::memory_order_relaxed);
     while (begin < total) {
@@ -77,22 +80,36 @@ class Worker {
   }
 
  private:
+  friend class ThreadPool;
+
   template <typename Body>
-  void share_from(std::atomic<int64_t>& next, int64_t count, int64_t grain, Body&& body) {
+  void share_from(bool own, int64_t count, int64_t grain, Body&& body) {
+    if (skip()) return;
+    std::atomic<int64_t>& next = take_counter(own);
     for (int64_t begin; (begin = next.fetch_add(grain, std::memory_order_relaxed)) < count;) {
       body(begin, begin + grain < count ? begin + grain : count);
     }
     barrier();
   }
 
+  bool skip() {
+    if (!is_late()) return false;
+    ++phase_;
+    return true;
+  }
+
   // The group's own, or the team's, which is the first group's.
   std::atomic<int64_t>& take_counter(bool own);
+
+  // Wait until the whole team is here; at the `last` one of a job nobody is let in.
+  void barrier(bool last = false);
 
   ThreadPool& pool_;
   const int index_, group_index_;
   WorkerGroup& group_;
   const int index_in_group_;
-  unsigned phase_ = 0;
+  const unsigned first_phase_;
+  unsigned phase_ = 0;  // calls of `share...` so far
 };
 
 class ThreadPool {
@@ -107,8 +124,18 @@ class ThreadPool {
   int size() const { return static_cast<int>(places_.size()); }
   const Ownership& ownership() const { return ownership_; }
 
-  // Run `job` on every worker and wait for all. Not reentrant; `job` must not throw.
+  // Run `job` on every worker and wait for all. Not reentrant; `job` must not throw. A worker that is lent comes late,
+  // or not at all: it takes no part in the calls of `share...` before it comes.
   void run(const std::function<void(Worker&)>& job);
+
+  // Leave the last worker's processor to other threads until `take_back` was called as often: where as many threads as
+  // there are processors meet dozens of times a millisecond, one that has to wait while another thread has its
+  // processor holds all of them up. A last group of one worker keeps it.
+  // `lend` is for the thread that runs jobs; `take_back`, for any thread, lets the worker into a job that runs.
+  void lend() { lent_.fetch_add(1); }
+  void take_back() {
+    if (lent_.fetch_sub(1) == 1) lent_.notify_all();
+  }
 
   // Pin the calling thread to worker 0's processor, for good or while the result lives.
   void pin_caller() const;
@@ -121,7 +148,15 @@ class ThreadPool {
     int cpu, group, index_in_group;
   };
 
+  // The last worker takes part in jobs; a job began without it; or it wants to come in.
+  enum class Door : uint32_t { kInside, kOutside, kWaiting };
+
   void serve(int index);
+  void serve_lendable(int index);
+  // Whether the last worker is to be let in, to begin with that call of `share...`. Only while no other worker moves.
+  bool expect_latecomer(unsigned phase);
+  void move_door(Door door);
+  bool can_lend() const { return groups_.back().workers > 1; }
 
   std::vector<Place> places_;  // [workers]
   const Ownership ownership_;
@@ -131,6 +166,9 @@ class ThreadPool {
   alignas(kCacheLine) std::atomic<uint32_t> generation_{0};
   alignas(kCacheLine) std::atomic<int> arrived_groups_{0};
   std::atomic<bool> stopping_{false};
+  alignas(kCacheLine) std::atomic<int> lent_{0};  // calls of `lend` without their `take_back`
+  alignas(kCacheLine) std::atomic<Door> door_{Door::kInside};
+  unsigned first_phase_ = 0;  // of the last worker, when the door has opened
 };
 
 }  // namespace tidewheel

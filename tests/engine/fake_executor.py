@@ -23,6 +23,7 @@ class FakeExecutor:
         self.limits = limits
         self.vocab_size = vocab_size
         self.closed = 0
+        self.times_lent = self.times_taken_back = 0  # each counted by the one thread that does it
         self.num_steps = 0
         self.num_copies = 0
         self.largest_batch = 0
@@ -71,6 +72,12 @@ class FakeExecutor:
         for cached in (self._tokens, self._positions):
             blocks = cached.reshape(-1, self.limits.block_size)
             blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
+
+    def lend_core(self) -> None:
+        self.times_lent += 1
+
+    def take_back_core(self) -> None:
+        self.times_taken_back += 1
 
     def close(self) -> None:
         self.closed += 1

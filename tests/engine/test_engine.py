@@ -71,7 +71,10 @@ def run(engine: Engine, scenario: Callable[[Engine], Awaitable[Any]]) -> Any:
             await engine.stop()
             engine._scheduler.check()
             assert engine.stats().kv_blocks_used == 0
-            assert engine._executor.closed == 1  # type: ignore[attr-defined]
+            executor: FakeExecutor = engine._executor  # type: ignore[assignment]
+            assert executor.closed == 1
+            await asyncio.sleep(0)  # the last delivery
+            assert executor.times_lent == executor.times_taken_back
 
     return asyncio.run(main())
 
@@ -386,6 +389,18 @@ def test_a_slow_reader_gets_tokens_with_logprobs_one_by_one() -> None:
     read, unread = run(make(Reciter(list(IDS))), scenario)
     assert [(output.token_ids, output.text) for output in unread] == [(o.token_ids, o.text) for o in read]
     assert [len(output.token_ids) for output in unread] == [1] * (len(IDS) + 1)
+
+
+def test_a_core_is_lent_while_many_tokens_are_passed_on() -> None:
+    async def scenario(engine: Engine) -> tuple[int, int]:
+        executor: FakeExecutor = engine._executor  # type: ignore[assignment]
+        await collect(engine.submit(request()))
+        lent_for_one = executor.times_lent
+        await asyncio.gather(*(collect(engine.submit(request())) for _ in range(8)))
+        return lent_for_one, executor.times_lent
+
+    lent_for_one, lent_for_eight = run(make(Reciter(list(IDS))), scenario)
+    assert lent_for_one == 0 < lent_for_eight
 
 
 def test_drain_refuses_the_new_and_finishes_the_old() -> None:

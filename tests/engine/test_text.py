@@ -155,6 +155,13 @@ def test_without_transformers_such_a_folder_says_how_to_get_it(tmp_path: Path, m
         Tokenizer.load(tmp_path)
 
 
+def test_without_sentencepiece_such_a_folder_says_what_to_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"needs sentencepiece, .*add a tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_tokenizer_json_needs_no_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)

@@ -1,7 +1,9 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "runtime/thread_pool.h"
@@ -32,7 +34,72 @@ TEST_CASE("all workers take part, each under its own index") {
   std::atomic<int> seen{0};
   pool.run([&](Worker& worker) {
     seen.fetch_or(1 << worker.index());
-    worker.barrier();
+    worker.share(0, 1, [](int64_t, int64_t) {});
     CHECK(seen.load() == 7);
   });
+}
+
+TEST_CASE("a team does all of its work whenever its last worker is lent and taken back") {
+  using Groups = std::vector<std::vector<int>>;
+  for (const Groups& groups : {Groups{{0, 0}}, Groups{{0, 0, 0}}, Groups{{0, 0}, {0, 0}}, Groups{{0, 0}, {0}}, Groups{{0}}}) {
+    ThreadPool pool(groups);
+    std::atomic<int> lent{0};
+    std::atomic<bool> over{false};
+    std::thread borrower([&] {
+      for (unsigned round = 0; !over.load() || lent.load() > 0; ++round) {
+        if (lent.load() == 0) {
+          std::this_thread::yield();
+          continue;
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(round * 37 % 300));
+        pool.take_back();
+        --lent;
+      }
+    });
+    for (int round = 0; round < 300; ++round) {
+      for (int i = 0; i < round % 4 - 1; ++i) {
+        pool.lend();
+        ++lent;
+      }
+      std::vector<int> counts(500), own(groups.size() * 100);
+      std::atomic<bool> complete{true};
+      pool.run([&](Worker& worker) {
+        for (int phase = 1; phase <= 20; ++phase) {
+          worker.share(500, 9, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) counts[i] += 1;
+          });
+          worker.share_in_group(100, 3, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) own[worker.group() * 100 + i] += counts[i * 5];
+          });
+          worker.share_in_group_guided(100, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) {
+              if (own[worker.group() * 100 + i] != phase * (phase + 1) / 2) complete = false;
+            }
+          });
+        }
+      });
+      CHECK(complete.load());
+      CHECK(std::accumulate(counts.begin(), counts.end(), 0) == 500 * 20);
+    }
+    over = true;
+    borrower.join();
+  }
+}
+
+TEST_CASE("a job does without a worker that is lent, unless it is a group's only one") {
+  const auto workers_of_a_job = [](ThreadPool& pool) {
+    std::atomic<int> seen{0};
+    pool.run([&](Worker& worker) { seen.fetch_or(1 << worker.index()); });
+    return seen.load();
+  };
+  ThreadPool pair({{0, 0}}), singles({{0}, {0}});
+  pair.lend();
+  pair.lend();
+  CHECK(workers_of_a_job(pair) == 1);
+  pair.take_back();
+  CHECK(workers_of_a_job(pair) == 1);
+  pair.take_back();
+  while (workers_of_a_job(pair) != 3) std::this_thread::yield();
+  singles.lend();
+  CHECK(workers_of_a_job(singles) == 3);
 }

@@ -147,6 +147,12 @@ class RecitingExecutor:
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         self._slots[pairs[:, 1]] = self._slots[pairs[:, 0]]
 
+    def lend_core(self) -> None:
+        pass
+
+    def take_back_core(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -343,6 +343,12 @@ class RecordingExecutor:
         for source, target in pairs.tolist():
             self._filled |= {(target, slot) for block, slot in self._filled if block == source}
 
+    def lend_core(self) -> None:
+        """Nothing to lend."""
+
+    def take_back_core(self) -> None:
+        """Nothing was lent."""
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -314,6 +314,9 @@ class Engine:
             logger.exception("What the engine delivered cannot be passed on")
             self._fail(failure)
             self._engine_loop.stop()
+        finally:
+            if delivery.lends_core:
+                self._executor.take_back_core()
 
     def _distribute(self, delivery: Delivery) -> None:
         if delivery.failure is not None:

@@ -25,6 +25,8 @@ from tidewheel.engine.step import Chunk, Finished, Step
 logger = logging.getLogger(__name__)
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+# Tokens that are worth a core to pass on: fewer are, in about the time that a thread takes to sleep and to wake.
+_LENDING_TOKENS = 8
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -40,8 +42,9 @@ class Started(NamedTuple):
 class Delivery:
     """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
 
-    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. With a
-    `failure`, the engine is dead and every stream with it.
+    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. With
+    `lends_core`, the device waits for `take_back_core` when all is passed on. With a `failure`, the engine is dead and
+    every stream with it.
     """
 
     keys: list[int] = field(default_factory=list)
@@ -50,6 +53,7 @@ class Delivery:
     scored: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    lends_core: bool = False
     failure: BaseException | None = None
 
 
@@ -174,6 +178,9 @@ class EngineLoop:
         if step.copies:
             self._executor.copy_blocks(np.array(step.copies, dtype=np.int32))
         output = self._executor.step(batch)
+        lends_core = len(output.token_ids) >= _LENDING_TOKENS
+        if lends_core:  # now, so that a processor is free by the time the event loop is woken
+            self._executor.lend_core()
         if masks is not None:
             masks.wait()  # a device that does not sample itself may not have
         ended = time.perf_counter()
@@ -182,8 +189,9 @@ class EngineLoop:
         self.step_tokens.observe(step.load.num_tokens)
         self.steps_total += 1
         delivery = _delivery(step, output, ended, has_beams=scheduler.is_searching)
+        delivery.lends_core = lends_core
         delivery.finished = scheduler.commit(step, output)
-        if delivery.keys or delivery.started or delivery.scored or delivery.finished:
+        if lends_core or delivery.keys or delivery.started or delivery.scored or delivery.finished:
             self._deliver(delivery)
 
 

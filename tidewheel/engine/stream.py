@@ -124,8 +124,8 @@ class Choice:
 class RequestStream:
     """An async iterator of RequestOutput, for one reader. What is not read at once is merged, never lost.
 
-    With log-probabilities nothing is merged: what is asked of them, such as which ones are of the answer and which of the
-    reasoning before it, is known from the text that each token has given.
+    With log-probabilities nothing is merged: which of them are of the answer, and which of the reasoning before it, is
+    known from the text that each token has given.
 
     A reader that waits is handed the output itself, with no task or coroutine in between, and one that calls `forward`
     gets it as a function's argument: most tokens go that way.

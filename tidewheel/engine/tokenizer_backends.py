@@ -111,8 +111,17 @@ class SentencePieceBackend:
     """A `tokenizer.model`, by the sentencepiece library, with the tokens that `tokenizer_config.json` adds to it."""
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        """Raises ModelError if the file is not a sentencepiece model, or `config` adds tokens that cannot be."""
-        import sentencepiece
+        """Raises ModelError if the file is not a sentencepiece model, or `config` adds tokens that cannot be, or the
+        library is not there.
+        """
+        try:
+            import sentencepiece
+        except ModuleNotFoundError as error:
+            raise ModelError(
+                f"{path.parent} has no tokenizer.json, and to read its {path.name} needs sentencepiece, which is not "
+                "installed: pip install sentencepiece, which has no wheels for some processors, or add a tokenizer.json, "
+                "which transformers writes elsewhere: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            ) from error
 
         self._processor = sentencepiece.SentencePieceProcessor()
         try:

@@ -84,7 +84,7 @@ class ExecutorLimits:
 
 
 class Executor(Protocol):
-    """A loaded model with its KV cache. All calls come from one thread."""
+    """A loaded model with its KV cache. All calls but `take_back_core` come from one thread."""
 
     limits: ExecutorLimits
 
@@ -94,6 +94,17 @@ class Executor(Protocol):
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]. No block is copied both from and to."""
+        ...
+
+    def lend_core(self) -> None:
+        """Leave a processor to the caller's other threads until `take_back_core` was called as often.
+
+        Steps go on meanwhile, with the rest of the threads. Does nothing where the device has none to spare.
+        """
+        ...
+
+    def take_back_core(self) -> None:
+        """End a loan, from any thread, also in the middle of a step or after `close`."""
         ...
 
     def close(self) -> None:

@@ -231,6 +231,16 @@ class CpuExecutor:
         """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
         self.native.copy_blocks(np.ascontiguousarray(pairs, np.int32))
 
+    def lend_core(self) -> None:
+        """Leave the last worker's processor to other threads until `take_back_core` was called as often."""
+        self.native.lend_core()
+
+    def take_back_core(self) -> None:
+        """End a loan, from any thread."""
+        native = self._native
+        if native is not None:
+            native.take_back_core()
+
     def close(self) -> None:
         """Free weights and cache and join the threads. Packed weights that are not written yet stay unwritten."""
         if self._write is not None:

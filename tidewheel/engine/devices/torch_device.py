@@ -136,6 +136,12 @@ class TorchExecutor:
         """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
         self._loaded().copy_blocks(pairs)
 
+    def lend_core(self) -> None:
+        """Does nothing: torch has threads of its own."""
+
+    def take_back_core(self) -> None:
+        """Does nothing."""
+
     def close(self) -> None:
         """Free weights and cache. Calling it twice is allowed."""
         self._decoder = None
