@@ -199,8 +199,6 @@ class Piece {
       std::memcpy(k_scales_ + t, h.k_scales(), kBlockTokens * sizeof(float));
       std::memcpy(v_scales_ + t, h.v_scales(), kBlockTokens * sizeof(float));
     }
-    // The slots behind may hold NaN, which a weight of 0 would not silence.
-    for (int t = tokens; t % kBlockTokens; ++t) k_scales_[t] = v_scales_[t] = 0.0f;
   }
 
   template <int ROWS>
@@ -279,7 +277,8 @@ class Piece {
     for (int t = 0; t < width; t += kLanes) {
       F p = exp2(fma(load(s + t), factor, shift));
       sum = add(sum, p);
-      if constexpr (kScaled) p = mul(p, load(v_scales_ + t));
+      // Where the weight is 0, the scale may be NaN, of a token that this row does not see or of a block's earlier life.
+      if constexpr (kScaled) p = keep_if(mul(p, load(v_scales_ + t)), p, set1(0x1p-126f));
       store(w + t, p);
     }
     if (maximum != result_.maximum[row]) {

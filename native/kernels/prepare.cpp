@@ -47,12 +47,16 @@ TW_INLINE void each_vector(const float* x, int dim, int padded, Body&& body) {
   for (d += kLanes; d < padded; d += kLanes) body(d, zero());
 }
 
-// The scale that makes the largest magnitude 127. A head too small to divide by is stored as zeros.
+// The scale that makes the largest magnitude 127. A head too small to divide by is stored as zeros. Anything not finite
+// makes the scale NaN, and so what is read.
 float int8_scale(const float* x, int dim, int padded) {
-  F largest = zero();
-  each_vector(x, dim, padded, [&](int, F a) { largest = max(largest, max(a, sub(zero(), a))); });
+  F largest = zero(), poison = zero();
+  each_vector(x, dim, padded, [&](int, F a) {
+    largest = max(abs(a), largest);
+    poison = fma(a, zero(), poison);
+  });
   const float absmax = hmax(largest);
-  return absmax < 0x1p-100f ? 0.0f : absmax / 127.0f;
+  return (absmax < 0x1p-100f ? 0.0f : absmax / 127.0f) + hsum(poison);
 }
 
 template <typename T>

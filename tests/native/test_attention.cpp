@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "cached.h"
 #include "model/attention_plan.h"
 
@@ -183,6 +185,30 @@ TEST_CASE("a token's attention is the same to the bit alone, in any run of token
             CHECK(attention.in_pieces(first + t, 1) == expected);
           }
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("a value that is not a number spoils its element for those who see it, and no other head") {
+  Random random;
+  const Heads heads{6, 2, 40};
+  for (const Kernels* kernels : tested_kernels()) {
+    for (const CacheType type : kAllCacheTypes) {
+      CAPTURE(std::string(kernels->name));
+      CAPTURE(std::string(name_of(type)));
+      std::vector<float> qkv = random.normals(16 * 10 * heads.head_dim);
+      qkv[(5 * 10 + 8) * heads.head_dim + 3] = NAN;  // token 5's V of the first KV head
+      const CachedSequence sequence(*kernels, type, heads, qkv);
+      const Scoring scoring;
+      Attention attention(sequence, scoring);
+      // Whoever is computed beside the token is multiplied with it too, by 0; only int8 makes that 0.
+      const auto before = attention.at_once(0, type == CacheType::kInt8 ? 16 : 5), after = attention.at_once(5, 11);
+      CHECK(std::all_of(before.begin(), before.begin() + 5 * attention.stride(), [](float x) { return std::isfinite(x); }));
+      for (size_t i = 0; i < after.size(); ++i) {
+        const size_t head = i % attention.stride() / heads.head_dim, d = i % heads.head_dim;
+        if (head < 3 && d == 3) CHECK(std::isnan(after[i]));
+        if (head >= 3) CHECK(std::isfinite(after[i]));
       }
     }
   }

@@ -151,3 +151,22 @@ TEST_CASE("int8 takes its whole range for every token and head, and zeros stay z
     }
   }
 }
+
+TEST_CASE("int8 keeps what is not finite from becoming a number") {
+  const Heads heads{1, 1, 40};
+  for (const Kernels* kernels : tested_kernels()) {
+    CAPTURE(std::string(kernels->name));
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      for (const int at : {0, 17, 39}) {
+        std::vector<float> qkv(2 * 120, 1.0f);
+        qkv[40 + at] = bad;         // the first token's K
+        qkv[120 + 80 + at] = -bad;  // the second token's V
+        const CachedSequence sequence(*kernels, CacheType::kInt8, heads, qkv);
+        CHECK(std::isnan(sequence.k(0, 0, 1)));
+        CHECK(std::isnan(sequence.v(1, 0, 1)));
+        CHECK(sequence.v(0, 0, 1) == doctest::Approx(1.0));
+        CHECK(sequence.k(1, 0, 1) == doctest::Approx(1.0));
+      }
+    }
+  }
+}

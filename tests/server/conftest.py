@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -27,6 +27,9 @@ from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.connections import connection_class
 from tidewheel.server.limits import ConnectionLimits
+
+if TYPE_CHECKING:
+    import openai
 
 # The file and not `-m tidewheel`, which would take the package from the current folder, installed or not.
 TIDEWHEEL = [sys.executable, str(Path(tidewheel.__file__).with_name("__main__.py"))]
@@ -97,6 +100,21 @@ def start_server() -> Iterator[StartServer]:
 def server(start_server: StartServer) -> RunningServer:
     """A server with default options, shared by the tests that leave it as it was."""
     return start_server()
+
+
+@pytest.fixture(scope="session")
+def parsing_server(start_server: StartServer) -> RunningServer:
+    """A server that finds calls and reasoning in what its model says, shared by the tests of SDKs."""
+    return start_server(tool_call_parser="hermes", reasoning_parser="qwen3")
+
+
+@pytest.fixture(scope="session")
+def client(parsing_server: RunningServer) -> Iterator[openai.OpenAI]:
+    """The openai SDK, on the server that parses."""
+    import openai  # here, for it takes a second and most tests go without
+
+    with openai.OpenAI(base_url=f"{parsing_server.url}/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
 
 
 def events(response: httpx.Response) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import anthropic
 import pydantic
 import pytest
-from server.conftest import RunningServer, ServerProcess, StartServer
+from server.conftest import RunningServer, ServerProcess
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 WEATHER: Any = {
@@ -19,13 +19,8 @@ WEATHER: Any = {
 
 
 @pytest.fixture(scope="module")
-def server(start_server: StartServer) -> RunningServer:
-    return start_server(tool_call_parser="hermes", reasoning_parser="qwen3")
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as sdk:
+def client(parsing_server: RunningServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=parsing_server.url, api_key="none", max_retries=0) as sdk:
         yield sdk
 
 
@@ -77,7 +72,7 @@ def test_plain_streams(client: anthropic.Anthropic) -> None:
     assert (delta.delta.stop_reason, delta.usage.output_tokens) == ("end_turn", len("Four.") + 1)
 
 
-def test_a_conversation_with_tools(client: anthropic.Anthropic, server: RunningServer) -> None:
+def test_a_conversation_with_tools(client: anthropic.Anthropic, parsing_server: RunningServer) -> None:
     body = ask(f"<think>hm</think>One moment.\n{CALL}")
     message = client.messages.create(**body, tools=[WEATHER])
     call = message.content[-1]
@@ -87,7 +82,7 @@ def test_a_conversation_with_tools(client: anthropic.Anthropic, server: RunningS
     answer = client.messages.create(**body, tools=[WEATHER]).content[0]
     assert answer.type == "text"
     assert answer.text == "It is sunny."
-    prompt = server.engine.tokenizer.decode(list(server.engine.requests[-1].prompt_token_ids))
+    prompt = parsing_server.engine.tokenizer.decode(list(parsing_server.engine.requests[-1].prompt_token_ids))
     assert f'One moment.[get_weather {{"city": "Köln"}}][tool {call.id}]<tool>sunny.' in prompt
 
 

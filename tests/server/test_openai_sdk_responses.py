@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from server.conftest import RunningServer, ServerProcess, StartServer
+from server.conftest import ServerProcess
 
 CALL = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
 ARGUMENTS = {"city": "Köln", "days": 2}
@@ -30,17 +30,6 @@ SHORT: Any = {
 TOOLS: Any = [
     {"type": "function", "name": "Weather", "parameters": Weather.model_json_schema(), "strict": False},
 ]
-
-
-@pytest.fixture(scope="module")
-def server(start_server: StartServer) -> RunningServer:
-    return start_server(tool_call_parser="hermes", reasoning_parser="qwen3")
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
-        yield sdk
 
 
 @pytest.fixture(scope="module")

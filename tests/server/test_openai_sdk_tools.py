@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -23,17 +22,6 @@ class Weather(pydantic.BaseModel):
 
 
 TOOLS: Any = [openai.pydantic_function_tool(Weather)]
-
-
-@pytest.fixture(scope="module")
-def server(start_server: StartServer) -> RunningServer:
-    return start_server(tool_call_parser="hermes", reasoning_parser="qwen3")
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
-        yield sdk
 
 
 def ask(text: str) -> Any:
@@ -74,7 +62,7 @@ def test_arguments_arrive_in_pieces(start_server: StartServer) -> None:
     assert json.loads(joined) == ARGUMENTS
 
 
-def test_a_conversation_with_tools(client: openai.OpenAI, server: RunningServer) -> None:
+def test_a_conversation_with_tools(client: openai.OpenAI, parsing_server: RunningServer) -> None:
     body = ask(CALL)
     message = client.chat.completions.create(**body, tools=TOOLS).choices[0].message
     assert message.tool_calls
@@ -82,7 +70,7 @@ def test_a_conversation_with_tools(client: openai.OpenAI, server: RunningServer)
     result: Any = {"role": "tool", "tool_call_id": call.id, "content": "sunny. SAY(It is sunny.)YAS"}
     body["messages"] += [message, result]
     assert client.chat.completions.create(**body, tools=TOOLS).choices[0].message.content == "It is sunny."
-    prompt = server.engine.tokenizer.decode(list(server.engine.requests[-1].prompt_token_ids))
+    prompt = parsing_server.engine.tokenizer.decode(list(parsing_server.engine.requests[-1].prompt_token_ids))
     assert f'[Weather {{"city": "Köln", "days": 2}}][tool {call.id}]<tool>sunny.' in prompt
 
 

@@ -10,7 +10,7 @@ from tidewheel.server.anthropic.assembly import MessageBuilder
 from tidewheel.server.anthropic.translation import chat_request, check_tool_types
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.chat.field_names import renamed_fields
-from tidewheel.server.chat.path import ChatPath, ChatRun
+from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.errors import ApiError
 from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.openapi import operation
@@ -18,7 +18,7 @@ from tidewheel.server.protocol.decode import BodyDecoder
 from tidewheel.server.protocol.errors import AnthropicErrorResponse
 from tidewheel.server.protocol.message_answers import MessageEvent, OutputMessage, TokenCount
 from tidewheel.server.protocol.messages import CountTokensRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
-from tidewheel.server.streaming import AnswerFrames, EventStream, StreamEnd, named_events
+from tidewheel.server.streaming import EventStream, StreamEnd
 
 
 class MessagesEndpoints:
@@ -58,7 +58,7 @@ class MessagesEndpoints:
         if body.stream:
             request_id = request.state.request_id
             end = StreamEnd(b"", lambda error: _error_event(error, request_id))
-            return EventStream(_frames(run, builder), end)
+            return EventStream(run.frames(builder.push, end=builder.finish), end)
         await run.feed(request.receive, builder.push)
         for _ in builder.finish():
             pass
@@ -76,14 +76,6 @@ class MessagesEndpoints:
         chat, names = chat_request(self._decode_count(raw))
         with renamed_fields(names):
             return json_response(TokenCount(await self._path.count_tokens(chat, len(raw))))
-
-
-def _frames(run: ChatRun, builder: MessageBuilder) -> AnswerFrames:
-    return AnswerFrames(
-        run.generation,
-        lambda index, output: named_events(builder.push(run.delta(index, output))),
-        end=lambda: named_events(builder.finish()),
-    )
 
 
 def _error_event(error: ApiError, request_id: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from tidewheel.server.responses.assembly import ResponseBuilder, new_item_id
 from tidewheel.server.responses.background import BackgroundRun
 from tidewheel.server.responses.store import NOT_KEPT, ResponseStore, StoredResponse
 from tidewheel.server.responses.translation import chat_request, prepare_body
-from tidewheel.server.streaming import AnswerFrames, EventStream, StreamEnd, named_events
+from tidewheel.server.streaming import EventStream, StreamEnd, named_events
 
 
 class _Ask(NamedTuple):
@@ -94,12 +94,17 @@ class ResponsesEndpoints:
         stored = StoredResponse(builder.response, ask.items, ask.size) if builder.response.store else None
         if body.background and stored is not None:
             return self._in_background(run, builder, stored, is_streamed=bool(body.stream))
+
+        def finish() -> Iterator[ResponseEvent]:
+            yield from builder.finish(run.usage())
+            self._keep(stored)
+
         if body.stream:
-            return EventStream(self._frames(run, builder, stored), StreamEnd(b"", _failed(builder)))
+            frames = run.frames(builder.push, begin=builder.begin, end=finish)
+            return EventStream(frames, StreamEnd(b"", _failed(builder)))
         await run.feed(request.receive, builder.push)
-        for _ in builder.finish(run.usage()):
+        for _ in finish():
             pass
-        self._keep(stored)
         return json_response(builder.response)
 
     def _in_background(
@@ -113,19 +118,6 @@ class ResponsesEndpoints:
             run.close()
             raise
         return stored.run.stream() if is_streamed else json_response(builder.response)
-
-    def _frames(self, run: ChatRun, builder: ResponseBuilder, stored: StoredResponse | None) -> AnswerFrames:
-        def end() -> bytes:
-            frames = named_events(builder.finish(run.usage()))
-            self._keep(stored)
-            return frames
-
-        return AnswerFrames(
-            run.generation,
-            lambda index, output: named_events(builder.push(run.delta(index, output))),
-            begin=lambda: named_events(builder.begin()),
-            end=end,
-        )
 
     @operation("Count a conversation's tokens", ResponsesRequest, InputTokens, example={"input": "Who are you?"})
     async def _count_tokens(self, request: Request) -> HttpResponse:

@@ -4,7 +4,7 @@ Every endpoint that answers conversations stands on this one path and only write
 protocol's shape. A translating endpoint builds a ChatCompletionRequest and reads pieces:
 
     run = await path.start(body, len(raw), timer, client_id)
-    AnswerFrames(run.generation, lambda index, output: frame_of(run.delta(index, output)))  # for an EventStream
+    run.frames(builder.push, end=builder.finish)     # for an EventStream whose events have names
     async for delta in run.deltas():                 # or as they come, for nobody's connection
         for piece in delta.pieces: ...
     answers = await run.whole(request.receive)       # or in one piece
@@ -45,7 +45,7 @@ from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.chat import ChatCompletionRequest, Message
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.protocol.usage import CompletionTokensDetails, Usage
-from tidewheel.server.streaming import client_watch, collect
+from tidewheel.server.streaming import AnswerFrames, client_watch, collect, named_events
 from tidewheel.server.structured_output import compact, json_schema_output
 
 
@@ -74,7 +74,7 @@ class ChoiceAnswer(msgspec.Struct):
 
 
 class ChatRun:
-    """One conversation being answered. Read one of `deltas`, `whole` and `feed`, or the generation, once.
+    """One conversation being answered. Read one of `frames`, `deltas`, `whole` and `feed`, or the generation, once.
 
     `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970,
     `prompt_token_ids` are the rendered prompt.
@@ -98,6 +98,21 @@ class ChatRun:
         self.num_choices = generation.num_choices
         self._answers = answers
         self._counts_reasoning = counts_reasoning
+
+    def frames(
+        self,
+        push: Callable[[ChoiceDelta], Iterable[msgspec.Struct]],
+        *,
+        begin: Callable[[], Iterable[msgspec.Struct]] = tuple,
+        end: Callable[[], Iterable[msgspec.Struct]],
+    ) -> AnswerFrames:
+        """The frames of the events that `begin` gives, `push` for each delta, and `end`."""
+        return AnswerFrames(
+            self.generation,
+            lambda index, output: named_events(push(self.delta(index, output))),
+            begin=lambda: named_events(begin()),
+            end=lambda: named_events(end()),
+        )
 
     async def deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Each step of each choice, as it comes.
