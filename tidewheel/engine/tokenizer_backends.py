@@ -119,7 +119,7 @@ class SentencePieceBackend:
         except ModuleNotFoundError as error:
             raise ModelError(
                 f"{path.parent} has no tokenizer.json, and to read its {path.name} needs sentencepiece, which is not "
-                "installed: pip install sentencepiece, which has no wheels for some processors, or add a tokenizer.json, "
+                "installed: pip install sentencepiece (some processors have no wheels of it), or add a tokenizer.json, "
                 "which transformers writes elsewhere: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             ) from error
 
