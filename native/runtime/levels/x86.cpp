@@ -11,6 +11,7 @@ namespace tidewheel {
 namespace avx2 { extern const Kernels kKernels; }
 namespace avx2_vnni { extern const Kernels kKernels; }
 namespace avx512 { extern const Kernels kKernels; }
+namespace avx512_vnni { extern const Kernels kKernels; }
 namespace avx512_bf16 { extern const Kernels kKernels; }
 namespace amx { extern const Kernels kKernels; }
 
@@ -44,12 +45,13 @@ std::vector<const Kernels*> architecture_levels() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool avx512_bf16 =
-      avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  const bool avx512_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  const bool avx512_bf16 = avx512_vnni && __builtin_cpu_supports("avx512bf16");
   static const bool amx = avx512_bf16 && allowed_tiles();  // the system is asked once
   constexpr unsigned kAvxVnni = 1u << 4;
   if (amx) levels.push_back(&amx::kKernels);
   if (avx512_bf16) levels.push_back(&avx512_bf16::kKernels);
+  if (avx512_vnni) levels.push_back(&avx512_vnni::kKernels);
   if (avx512) levels.push_back(&avx512::kKernels);
   if (avx2 && Cpuid(7, 1).eax & kAvxVnni) levels.push_back(&avx2_vnni::kKernels);
   if (avx2) levels.push_back(&avx2::kKernels);
