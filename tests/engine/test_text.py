@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import sentencepiece
+import tokenizers
 from engine.tiny_tokenizers import TEXT, save
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.text import Tokenizer
+from tidewheel.engine.tokenizer_backends import TokenizersBackend
 
 
 def write(path: Path, value: Any) -> None:
@@ -201,11 +203,25 @@ def test_a_sentencepiece_model_of_what_is_no_text(tmp_path: Path, spm: bytes) ->
         Tokenizer.load(tmp_path)
 
 
-def test_a_tokenizer_that_its_library_panics_at(tmp_path: Path) -> None:
-    save("byte-fallback", tmp_path)
-    path = tmp_path / "tokenizer.json"
+def save_panicking(folder: Path) -> Path:
+    """A tokenizer whose library panics when it is to add special tokens."""
+    save("byte-fallback", folder)
+    path = folder / "tokenizer.json"
     made = json.loads(path.read_text())
     made["post_processor"]["special_tokens"] = {}
     write(path, made)
+    return path
+
+
+def test_a_tokenizer_that_its_library_panics_at(tmp_path: Path) -> None:
+    save_panicking(tmp_path)
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path)
+
+
+def test_a_text_that_its_library_panics_at_is_an_exception(tmp_path: Path) -> None:
+    backend = TokenizersBackend(tokenizers.Tokenizer.from_file(str(save_panicking(tmp_path))))
+    assert backend.encode("The tide", add_special_tokens=False)
+    with pytest.raises(RuntimeError, match="tokenizers library failed"):
+        backend.encode("The tide", add_special_tokens=True)
+

@@ -50,6 +50,12 @@ def reading_tokenizer(path: Path) -> Iterator[None]:
         raise ModelError(f"{path} is not a tokenizer that can be used: {error}") from error
 
 
+def _raise_panic(error: BaseException) -> None:
+    """Raise a panic of the library, which is no Exception, as one: it is one request's failure and nobody else's."""
+    if not isinstance(error, Exception | KeyboardInterrupt | SystemExit):
+        raise RuntimeError(f"the tokenizers library failed: {error}") from error
+
+
 class TokenizersBackend:
     """A `tokenizer.json`, by the tokenizers library."""
 
@@ -72,12 +78,20 @@ class TokenizersBackend:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """See TokenizerBackend."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            _raise_panic(error)
+            raise
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """See TokenizerBackend."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        try:
+            text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            _raise_panic(error)
+            raise
         return text
 
     def id_to_token(self, token_id: int) -> str | None:
