@@ -224,4 +224,3 @@ def test_a_text_that_its_library_panics_at_is_an_exception(tmp_path: Path) -> No
     assert backend.encode("The tide", add_special_tokens=False)
     with pytest.raises(RuntimeError, match="tokenizers library failed"):
         backend.encode("The tide", add_special_tokens=True)
-
