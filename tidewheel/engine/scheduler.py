@@ -126,12 +126,12 @@ class Scheduler:
         finished: list[Finished] = []
         score_row = len(step.sampled())
         row = 0
-        for sequence in step.decodes:
+        for sequence, token in zip(step.decodes, token_ids, strict=False):  # the chunks' tokens follow
             sequence.num_computed += 1
             if sequence.num_computed % block_size == 0:
                 self._blocks.register_full(sequence)
             if sequence.beams is None:
-                self._append(sequence, token_ids[row], finished)
+                self._append(sequence, token, finished)
             else:
                 beam_rows[sequence.key] = row
             row += 1
@@ -355,16 +355,15 @@ class Scheduler:
         constraint = sequence.constraint
         if token != NO_TOKEN:
             sequence.append(token)
-            if constraint is not None:
+        if constraint is not None:
+            if token != NO_TOKEN:
                 constraint.advance(token)
-        failure = None if constraint is None else constraint.failure
-        if failure is not None:
-            finished.append(self._finish(sequence, failure.reason, error=failure.message))
-            return
+            if (failure := constraint.failure) is not None:
+                finished.append(self._finish(sequence, failure.reason, error=failure.message))
+                return
         if token == NO_TOKEN:
             finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
-            return
-        if token in sequence.stop_ids:
+        elif token in sequence.stop_ids:
             stop_reason = None if token in sequence.eos_ids else token
             finished.append(self._finish(sequence, FinishReason.STOP, stop_reason))
         elif constraint is not None and constraint.is_terminated:
