@@ -20,6 +20,7 @@ from tidewheel.engine.weights import open_weights
 from tidewheel.engine.weights.checkpoint import CheckpointWeights
 
 pytest.importorskip("tidewheel._native")
+from tidewheel import _native
 from tidewheel.engine.devices.cpu import CpuDevice
 
 WHAT = describe({
@@ -137,3 +138,19 @@ def test_a_weight_of_another_shape_is_named_before_anything_is_packed(folder: Pa
     weights.__class__ = Misshapen
     with pytest.raises(DeviceError, match=r"layers\.2\.q\.weight must have the shape \[512, 512\], not \[511, 512\]"):
         CpuDevice().load(WHAT.spec, weights, OPTIONS)
+
+
+def test_a_core_is_lent_where_none_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("lend_core", "take_back_core"):
+        monkeypatch.setattr(_native.Executor, name, lambda native, name=name: calls.append(name))
+    cpus = [str(processor["cpu"]) for processor in _native.topology()["processors"]]
+    for bound in {cpus[0], ",".join(cpus)}:
+        executor = CpuDevice().load(
+            WHAT.spec, open_weights(folder, WHAT), dataclasses.replace(OPTIONS, threads_bind=bound)
+        )
+        executor.lend_core()
+        executor.take_back_core()
+        executor.close()
+        executor.take_back_core()  # the last tokens of a server that ends
+    assert calls == ["lend_core", "take_back_core"]

@@ -180,7 +180,9 @@ class CpuDevice:
         except MemoryError as error:
             raise DeviceError("not enough memory for the weights and the KV cache; lower --kv-cache-space") from error
         write = BackgroundWrite(cache, native) if cache is not None and not cached else None
-        return CpuExecutor(native, limits, spec.vocab_size, write)
+        # Else the event loop has a processor without taking one from a worker.
+        on_all = sum(map(len, groups)) == len(_native.topology()["processors"])
+        return CpuExecutor(native, limits, spec.vocab_size, write, lends_cores=on_all)
 
     def _packed_cache(self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions) -> PackedCache | None:
         if options.cache_dir is None or weights.identity is None:
@@ -194,9 +196,16 @@ class CpuExecutor:
     """A model in the native runtime. The calling thread computes too, as worker 0."""
 
     def __init__(
-        self, native: _native.Executor, limits: ExecutorLimits, vocab_size: int, write: BackgroundWrite | None = None
+        self,
+        native: _native.Executor,
+        limits: ExecutorLimits,
+        vocab_size: int,
+        write: BackgroundWrite | None = None,
+        *,
+        lends_cores: bool = False,
     ) -> None:
         self.limits = limits
+        self._lends_cores = lends_cores
         self._native: _native.Executor | None = native
         self._vocab_size = vocab_size
         self._write = write
@@ -233,12 +242,13 @@ class CpuExecutor:
 
     def lend_core(self) -> None:
         """Leave the last worker's processor to other threads until `take_back_core` was called as often."""
-        self.native.lend_core()
+        if self._lends_cores:
+            self.native.lend_core()
 
     def take_back_core(self) -> None:
         """End a loan, from any thread."""
         native = self._native
-        if native is not None:
+        if self._lends_cores and native is not None:
             native.take_back_core()
 
     def close(self) -> None:
