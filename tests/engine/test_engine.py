@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -513,6 +513,9 @@ def test_deliveries_that_cannot_be_passed_on_end_every_stream(monkeypatch: pytes
 
 def test_trouble_with_one_requests_text_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
+        known: ClassVar[dict[int, str]] = {}
+        is_whole = True
+
         def push(self, token: int) -> str:
             raise ValueError("no such character")
 

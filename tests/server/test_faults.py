@@ -19,9 +19,10 @@ from server.conftest import RunningServer, ServerProcess, StartProcess, StartSer
 from server.test_streaming import eventually, is_idle
 from storm import Storm
 
+from tidewheel.engine.choice import Choice
 from tidewheel.engine.launch import EngineOptions, load_engine
 from tidewheel.engine.sequence import Sequence
-from tidewheel.engine.stream import Choice, RequestStream
+from tidewheel.engine.stream import RequestStream
 from tidewheel.server.generation import Generation
 
 REQUESTS, AT_A_TIME = 2000, 48

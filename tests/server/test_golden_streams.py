@@ -16,6 +16,7 @@ import pytest
 from server.conftest import RunningServer, StartServer
 from server.scripted_engine import ScriptedEngine
 
+from tidewheel.engine.choice import Tap
 from tidewheel.engine.request import Request, RequestOutput
 from tidewheel.engine.stream import RequestStream
 
@@ -45,7 +46,7 @@ class OneTokenStream:
             self._ready.extend(_split(await self._stream.__anext__()))
         return self._ready.popleft()
 
-    async def forward(self, sink: Callable[[RequestOutput], bool]) -> None:
+    async def forward(self, sink: Callable[[RequestOutput], bool], tap: Callable[[int], Tap | None]) -> None:
         def give() -> bool:
             while self._ready:
                 if not sink(self._ready.popleft()):
@@ -57,7 +58,7 @@ class OneTokenStream:
             return give()
 
         if give():
-            await self._stream.forward(split)
+            await self._stream.forward(split, tap)
 
     def abort(self) -> None:
         self._stream.abort()

@@ -97,6 +97,30 @@ def test_a_client_that_does_not_read_holds_up_nobody(server: RunningServer) -> N
     assert b"data: [DONE]" in received
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_client_that_pauses_misses_nothing(server: RunningServer, path: str) -> None:
+    said = "plain and simple, schön und gut, 简单明了 🌊 " * 60
+    asked = f"SAY({said})YAS"
+    prompt = {"prompt": asked} if path == "/v1/completions" else {"messages": [{"role": "user", "content": asked}]}
+    usage = {"stream_options": {"include_usage": True}}
+    slow = post_raw(server, {**prompt, **usage, "n": 8, "max_tokens": 4000, "stream": True}, path)
+    before = server.engine.stats().generation_tokens_total
+    eventually(lambda: server.engine.stats().generation_tokens_total > before + 16000, "it never ran")
+    received = b""
+    while not received.endswith(b"0\r\n\r\n"):
+        received += slow.recv(2**20)
+        time.sleep(0.001)
+    slow.close()
+    texts = [""] * 8
+    frames = [line for line in received.decode().split("\n") if line.startswith("data: {")]
+    for frame in frames:
+        event = json.loads(frame.removeprefix("data: "))
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+    assert texts == [said] * 8
+    assert event["usage"]["completion_tokens"] == 8 * (len(said.encode()) + 1)
+
+
 def test_the_wire_format(server: RunningServer) -> None:
     connection = post_raw(server, {"prompt": "SAY(a\n\nb)YAS", "stream": True})
     received = b""

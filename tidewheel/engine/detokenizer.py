@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 _LONGEST_HOLD = 128  # tokens; text that never becomes certain is let go then
@@ -11,7 +11,20 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """Turns one sequence's tokens into text. The pieces, joined, are the text of all the tokens."""
+    """Turns one sequence's tokens into text. The pieces, joined, are the text of all the tokens.
+
+    Tokens in `known` need not be pushed while it `is_whole`: they are whole characters themselves.
+    """
+
+    @property
+    def known(self) -> Mapping[int, str]:
+        """Tokens whose text has been found to be theirs alone, whatever is before and after them."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no character has begun that is not complete."""
+        ...
 
     def push(self, token: int) -> str:
         """The text that `token` makes certain; empty while a character is incomplete."""
@@ -25,29 +38,29 @@ class Detokenizer(Protocol):
 class BytesDetokenizer:
     """For tokenizers whose tokens are plain byte strings, as in byte-level BPE: an incremental UTF-8 decoder.
 
-    `texts` keeps the tokens that were found to be whole characters; detokenizers that skip the same ones may share it.
+    `known` keeps the tokens that were found to be whole characters; detokenizers that skip the same ones may share it.
     """
 
     def __init__(
-        self, token_bytes: Callable[[int], bytes], is_skipped: Callable[[int], bool], texts: dict[int, str]
+        self, token_bytes: Callable[[int], bytes], is_skipped: Callable[[int], bool], known: dict[int, str]
     ) -> None:
         self._token_bytes = token_bytes
         self._is_skipped = is_skipped
-        self._texts = texts
+        self.known = known
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_whole = True  # no character has begun that is not complete
+        self.is_whole = True
 
     def push(self, token: int) -> str:
         """See Detokenizer."""
-        was_whole = self._is_whole
-        if was_whole and (known := self._texts.get(token)) is not None:
-            return known
+        was_whole = self.is_whole
+        if was_whole and (text := self.known.get(token)) is not None:
+            return text
         if self._is_skipped(token):
             return ""
         text = self._decoder.decode(self._token_bytes(token))
-        self._is_whole = not self._decoder.getstate()[0]
-        if was_whole and self._is_whole:
-            self._texts[token] = text
+        self.is_whole = not self._decoder.getstate()[0]
+        if was_whole and self.is_whole:
+            self.known[token] = text
         return text
 
     def flush(self) -> str:
@@ -62,6 +75,9 @@ class WindowDetokenizer:
     space is dropped at the start only). While the text ends in a replacement character or in a byte token, what
     follows may still change it, so it is held back.
     """
+
+    known: Mapping[int, str] = {}
+    is_whole = False
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.beam_search import BeamSearch
 from tidewheel.engine.blocks import BlockPool
+from tidewheel.engine.choice import Choice
 from tidewheel.engine.constraints.constraint import SequenceConstraint
 from tidewheel.engine.constraints.grammar import GrammarCompiler
 from tidewheel.engine.constraints.masks import MaskWriter
@@ -27,7 +28,7 @@ from tidewheel.engine.request import FinishReason, Request, SamplingParams
 from tidewheel.engine.sampling import NO_TOKEN
 from tidewheel.engine.scheduler import Scheduler
 from tidewheel.engine.sequence import Sequence
-from tidewheel.engine.stream import Choice, RequestStream
+from tidewheel.engine.stream import RequestStream
 from tidewheel.engine.text import Tokenizer
 from tidewheel.engine.watchdog import StepWatchdog
 
@@ -338,6 +339,8 @@ class Engine:
             choice, stream = entry
             end = finished.get(key)
             if token == NO_TOKEN:
+                continue
+            if end is None and choice.tap is not None and stream.pass_on(choice, token):
                 continue
             ends = end is not None and end.reason is FinishReason.STOP and not end.is_complete
             stopped = choice.push(token, logprobs.get(key) if logprobs else None, ends=ends)

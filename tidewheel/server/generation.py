@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
 
+from tidewheel.engine.choice import Tap
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.engine import Engine
@@ -59,9 +60,10 @@ class Generation:
 
     def usage(self) -> Usage:
         """Tokens so far. A prompt counts once, however many choices it has."""
-        total = self._prompt_tokens + self._completion_tokens
+        tapped = sum(choice.num_tapped for stream in self._streams for choice in stream.choices)
+        completion_tokens = self._completion_tokens + tapped
         details = PromptTokensDetails(sum(self._cached_tokens))
-        return Usage(self._prompt_tokens, self._completion_tokens, total, details)
+        return Usage(self._prompt_tokens, completion_tokens, self._prompt_tokens + completion_tokens, details)
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """Every output with its choice's index, which counts over prompts and then over `n`.
@@ -77,14 +79,17 @@ class Generation:
         if self.client_gone:
             raise ClientGone
 
-    async def forward(self, sink: Callable[[int, RequestOutput], bool]) -> None:
+    async def forward(self, sink: Callable[[int, RequestOutput], bool], tap: Callable[[int], Tap | None]) -> None:
         """Hands the outputs of a single prompt to `sink` as they come, with no task in between.
+
+        `tap` says who takes the texts of a choice's tokens that say nothing else, and tells the timer of them; None if
+        `sink` takes all.
 
         Returns when `sink` returns False, or at the end; at once for several prompts, whose outputs are merged. Raises
         what `outputs` raises.
         """
         if len(self._streams) == 1:
-            await self._streams[0].forward(lambda output: sink(self._account(0, output), output))
+            await self._streams[0].forward(lambda output: sink(self._account(0, output), output), tap)
 
     def abort(self) -> None:
         """Ends the generation because its client has gone."""

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tidewheel.engine.choice import Choice
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.request import FinishReason, RequestOutput, SamplingParams
-from tidewheel.engine.stream import Choice
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -152,17 +152,21 @@ class RequestTimer:
     def on_output(self, output: RequestOutput, choice: int) -> None:
         """Takes note of one output of a choice (counted over prompts, then over n)."""
         if output.token_ids:
-            now = time.perf_counter()
-            if self.time_to_first_token is None:
-                self.time_to_first_token = now - self.started
-                self._metrics.time_to_first_token.observe(self.time_to_first_token)
-            last = self._last_token.get(choice)
-            if last is not None:
-                self._metrics.inter_token_latency.observe(now - last)
-            self._last_token[choice] = now
+            self.on_tokens(choice)
         if output.finish_reason is not None:
             self.finish_reasons.append(output.finish_reason.value)
             self._metrics.finished[output.finish_reason.value] += 1
+
+    def on_tokens(self, choice: int) -> None:
+        """Takes note that one or more tokens of a choice have come at once."""
+        now = time.perf_counter()
+        last = self._last_token.get(choice)
+        if last is not None:
+            self._metrics.inter_token_latency.observe(now - last)
+        elif self.time_to_first_token is None:
+            self.time_to_first_token = now - self.started
+            self._metrics.time_to_first_token.observe(self.time_to_first_token)
+        self._last_token[choice] = now
 
     def decode_time(self, index: int, choice: Choice) -> float | None:
         """Seconds from the first token to the last of the choice that outputs count as `index`; None without tokens."""

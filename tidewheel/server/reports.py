@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tidewheel.engine.choice import Choice
 from tidewheel.engine.request import FinishReason, SamplingParams
-from tidewheel.engine.stream import Choice
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.protocol.usage import Usage
 from tidewheel.server.tracing import Tracer

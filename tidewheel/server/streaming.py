@@ -18,6 +18,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tidewheel.engine.choice import Tap
 from tidewheel.engine.request import RequestOutput
 from tidewheel.server.connections import DIRECT_WRITE
 from tidewheel.server.errors import ApiError, ClientGone, as_api_error
@@ -87,7 +88,9 @@ class FrameSource(Protocol):
 class AnswerFrames:
     """The frames of a generation: `begin`'s, if any, `frame`'s for each choice's output, and `end`'s.
 
-    Each may be empty. They are called in this order, as the frames are wanted.
+    Each may be empty. They are called in this order, as the frames are wanted. `around_text` says what comes before and
+    after the JSON of the text in the frames that a choice has from now on for tokens that say nothing else; None if
+    `frame` is to make all of them.
     """
 
     def __init__(
@@ -97,9 +100,11 @@ class AnswerFrames:
         *,
         begin: Callable[[], bytes] = bytes,
         end: Callable[[], bytes] = bytes,
+        around_text: Callable[[int], tuple[bytes, bytes] | None] = lambda choice: None,
     ) -> None:
         self._generation = generation
         self._frame = frame
+        self._around_text = around_text
         self._begin = begin
         self._end = end
 
@@ -121,7 +126,19 @@ class AnswerFrames:
             frame = make(choice, output)
             return not frame or write(frame)
 
-        await self._generation.forward(sink)
+        def tap(choice: int) -> Tap | None:
+            around = self._around_text(choice)
+            if around is None:
+                return None
+            (before, after), note_tokens = around, self._generation.timer.on_tokens
+
+            def show(text: str) -> bool:
+                note_tokens(choice)
+                return write(before + encode_json(text) + after)
+
+            return show
+
+        await self._generation.forward(sink, tap)
 
     def abort(self) -> None:
         """The client has hung up."""

@@ -64,7 +64,9 @@ class ChatEndpoint:
         run = await self._path.start(body, len(raw), timer, request.state.request_id)
         if body.stream:
             frames = _Frames(run, body, self._formatter, self._fingerprint)
-            return EventStream(AnswerFrames(run.generation, frames.frame, end=frames.end))
+            return EventStream(
+                AnswerFrames(run.generation, frames.frame, end=frames.end, around_text=frames.around_text)
+            )
         answers = await run.whole(request.receive)
         completion = ChatCompletion(
             id=run.id,
@@ -149,6 +151,9 @@ class _Frames:
             frames += event(chunk)
             chunk.prompt_token_ids = UNSET
         return frames
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return self._around_text.get(index) if self._run.is_plain(index) else None
 
     def end(self) -> bytes:
         if not self._include_usage:

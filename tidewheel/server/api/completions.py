@@ -85,7 +85,7 @@ class CompletionsEndpoint:
         writer = _ChoiceWriter(body, prompts, self._formatter, sampling.n)
         if body.stream:
             frames = _Frames(generation, answer, writer, body)
-            return EventStream(AnswerFrames(generation, frames.frame, end=frames.end))
+            return EventStream(AnswerFrames(generation, frames.frame, end=frames.end, around_text=frames.around_text))
         outputs = await collect(request.receive, generation)
         if sampling.prompt_logprobs is None:
             answer.choices = writer.whole(outputs)
@@ -224,6 +224,9 @@ class _Frames:
         if self._continuous_usage:
             answer.usage = self._generation.usage()
         return event(answer)
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return self._around_text.get(index)
 
     def end(self) -> bytes:
         if not self._include_usage:

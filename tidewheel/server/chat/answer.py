@@ -47,6 +47,11 @@ class Answer:
             return len(self._reasoning_ids)
         return self._reasoning_tokens
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether text is content as it comes, from now on."""
+        return self._reasoning_parser is None and self._tool_parser is None and not self._echo
+
     def push(self, output: RequestOutput) -> list[Piece]:
         """What became certain with `output`; sets `finish_reason` with the last one."""
         if self._reasoning_parser is None and self._tool_parser is None:

@@ -127,6 +127,10 @@ class ChatRun:
         answer = self._answers[index]
         return ChoiceDelta(index, answer.push(output), output, answer.finish_reason)
 
+    def is_plain(self, index: int) -> bool:
+        """Whether a choice's text is its content as it comes, from now on: `delta` need not see text alone."""
+        return self._answers[index].is_plain
+
     async def whole(self, receive: Receive) -> list[ChoiceAnswer]:
         """All choices, complete. Watches `receive` for the client's leaving, and closes the run.
 
