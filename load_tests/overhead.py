@@ -65,18 +65,20 @@ class Stream:
         """Send the request."""
         self.socket.sendall(self._request)
 
-    def receive(self) -> bool:
-        """Count what has come; False at the end. Frames are small and begin a write each, so none is split in a way
-        that would be counted twice.
+    def receive(self, buffer: bytearray, now: float) -> bool:
+        """Count what has come, by way of `buffer`; False at the end.
+
+        Frames are small and begin a write each, so none is split in a way that would be counted twice.
         """
-        data = self.socket.recv(_RECEIVED_BYTES)
-        if frames := data.count(b"data: {"):
-            self.arrivals.append((time.perf_counter(), frames))
-        if data:
-            self._tail = data[-2048:] if len(data) > 256 else (self._tail + data)[-2048:]
+        size = self.socket.recv_into(buffer)
+        if frames := buffer.count(b"data: {", 0, size):
+            self.arrivals.append((now, frames))
+        if size:
+            data = bytes(buffer[max(size - 2048, 0) : size])
+            self._tail = data if size > 256 else (self._tail + data)[-2048:]
         elif _DONE not in self._tail or b'"error"' in self._tail:
             raise OverheadError(f"a stream broke off: {self._tail.decode(errors='replace').strip()}")
-        return bool(data)
+        return size > 0
 
 
 def http_rate(port: int, prompts: list[list[int]], num_tokens: int) -> float:
@@ -99,9 +101,11 @@ def http_rate(port: int, prompts: list[list[int]], num_tokens: int) -> float:
         # The connections are made before, so that all streams begin together.
         for stream in streams:
             stream.ask()
+        buffer = bytearray(_RECEIVED_BYTES)
         while selector.get_map():
-            for key, _ in selector.select():
-                if not key.data.receive():
+            ready, now = selector.select(), time.perf_counter()
+            for key, _ in ready:
+                if not key.data.receive(buffer, now):
                     selector.unregister(key.fileobj)
             # As frames come from afar, several at a time: to wake this process for each would cost the server's
             # processor more than the frame itself.

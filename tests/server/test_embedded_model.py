@@ -6,9 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from server.conftest import ServerProcess
+
+from tidewheel.server.options import parse_options
+from tidewheel.server.start import engine_options
 
 WEATHER: Any = {
     "type": "function",
@@ -37,6 +41,20 @@ def test_it_knows_who_it_is_and_how_it_is_used(client: openai.OpenAI) -> None:
     assert client.models.list().data[0].id == "tidewheel-demo"
     assert "tidewheel" in ask(client, "Who are you?").lower()
     assert "tidewheel serve" in ask(client, "How do I start the server?")
+
+
+def test_its_weights_are_quantized_unless_somebody_says_how_they_are_stored(demo_server: ServerProcess) -> None:
+    engine = httpx.get(f"{demo_server.url}/server_info", trust_env=False).json()["engine"]
+    assert (engine["dtype"], engine["quantization"]) in {(dtype, "int8-channel") for dtype in ("bfloat16", "float32")}
+    for arguments, quantization in {
+        (): "int8-channel",
+        ("--quantization", "int4"): "int4",
+        ("--dtype", "bfloat16"): None,
+        ("--dtype", "float32", "--quantization", "int8"): "int8",
+        ("--device", "torch"): None,
+        ("another/model",): None,
+    }.items():
+        assert engine_options(parse_options(arguments)[0]).quantization == quantization
 
 
 def test_it_streams(client: openai.OpenAI) -> None:

@@ -48,7 +48,8 @@ class ModelOptions:
     )
     quantization: str | None = option(
         None,
-        "store weights in fewer bits; they are quantized while they are loaded",
+        "store weights in fewer bits; they are quantized while they are loaded [no; int8-channel for the embedded demo "
+        "model, unless --dtype is given]",
         choices=("int8", "int8-channel", "int4"),
     )
     quantization_group_size: int | None = option(
