@@ -8,7 +8,7 @@ from pathlib import Path
 import overhead
 import pytest
 
-SHORT = "--streams 2 --prompt-tokens 4 --tokens 64 --rounds 1".split()
+SHORT = "--streams 2 --prompt-tokens 4 --tokens 240 --rounds 1".split()
 
 
 def test_the_same_streams_with_and_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
