@@ -60,7 +60,7 @@ class Stream:
             b"POST /v1/completions HTTP/1.1\r\nhost: %s:%d\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (_HOST.encode(), port, len(payload), payload)
         )
-        self._tail = b""
+        self._tail = bytearray()
 
     def ask(self) -> None:
         """Send the request."""
@@ -75,7 +75,7 @@ class Stream:
         if frames := buffer.count(b"data: {", 0, size):
             self.arrivals.append((now, frames))
         if size:
-            data = bytes(buffer[max(size - 2048, 0) : size])
+            data = buffer[max(size - 2048, 0) : size]
             self._tail = data if size > 256 else (self._tail + data)[-2048:]
         elif _DONE not in self._tail or b'"error"' in self._tail:
             raise OverheadError(f"a stream broke off: {self._tail.decode(errors='replace').strip()}")

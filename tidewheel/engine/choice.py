@@ -27,7 +27,7 @@ class Choice:
     """One choice of a request: turns its tokens into text, and gathers what has not been read yet.
 
     `known_texts` are the tokens whose text is theirs alone. A `tap` is handed that text instead, while there is nothing
-    else to say; `num_tapped` of the `num_tokens` went that way.
+    else to say.
     """
 
     __slots__ = (
@@ -49,7 +49,6 @@ class Choice:
         "key",
         "known_texts",
         "num_cached_tokens",
-        "num_tapped",
         "num_tokens",
         "tap",
         "times",
@@ -63,7 +62,6 @@ class Choice:
         self.has_logprobs = sampling.logprobs is not None
         self.num_cached_tokens = 0
         self.num_tokens = 0
-        self.num_tapped = 0
         self.tap: Tap | None = None
         self.known_texts: Mapping[int, str] = detokenizer.known
         self.times: SequenceTimes | None = None  # known from its first token on

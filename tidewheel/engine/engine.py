@@ -340,7 +340,7 @@ class Engine:
             end = finished.get(key)
             if token == NO_TOKEN:
                 continue
-            if end is None and choice.tap is not None and stream.pass_on(choice, token):
+            if end is None and stream.pass_on(choice, token):
                 continue
             ends = end is not None and end.reason is FinishReason.STOP and not end.is_complete
             stopped = choice.push(token, logprobs.get(key) if logprobs else None, ends=ends)

@@ -67,14 +67,15 @@ class RequestStream:
 
     def pass_on(self, choice: Choice, token: int) -> bool:
         """Hand a token's text to the choice's tap, if that is all there is to say of the token; whether it was."""
-        text, tap = choice.known_texts.get(token), choice.tap
-        if text is None or tap is None:
+        tap = choice.tap
+        if tap is None:
+            return False
+        text = choice.known_texts.get(token)
+        if not text:
             choice.tap = None  # until it is certain again that no character is incomplete
             return False
         choice.num_tokens += 1
-        choice.num_tapped += 1
-        if text:
-            self._hand(tap, text)
+        self._hand(tap, text)
         return True
 
     def abort(self) -> None:

@@ -54,14 +54,12 @@ class Generation:
         self._streams = streams
         self._on_close = on_close
         self._pumps: list[asyncio.Task[None]] = []
-        self._completion_tokens = 0
         self._cached_tokens = [0] * len(streams)
         self._closed = False
 
     def usage(self) -> Usage:
         """Tokens so far. A prompt counts once, however many choices it has."""
-        tapped = sum(choice.num_tapped for stream in self._streams for choice in stream.choices)
-        completion_tokens = self._completion_tokens + tapped
+        completion_tokens = self.timer.completion_tokens
         details = PromptTokensDetails(sum(self._cached_tokens))
         return Usage(self._prompt_tokens, completion_tokens, self._prompt_tokens + completion_tokens, details)
 
@@ -82,8 +80,8 @@ class Generation:
     async def forward(self, sink: Callable[[int, RequestOutput], bool], tap: Callable[[int], Tap | None]) -> None:
         """Hands the outputs of a single prompt to `sink` as they come, with no task in between.
 
-        `tap` says who takes the texts of a choice's tokens that say nothing else, and tells the timer of them; None if
-        `sink` takes all.
+        `tap` says who takes the texts of a choice's tokens that say nothing else, and tells the timer of each; None if
+        `sink` does.
 
         Returns when `sink` returns False, or at the end; at once for several prompts, whose outputs are merged. Raises
         what `outputs` raises.
@@ -117,7 +115,6 @@ class Generation:
 
     def _account(self, prompt_index: int, output: RequestOutput) -> int:
         choice = prompt_index * self._n + output.index
-        self._completion_tokens += len(output.token_ids)
         self._cached_tokens[prompt_index] = max(self._cached_tokens[prompt_index], output.num_cached_tokens)
         self.timer.on_output(output, choice)
         if output.finish_reason is FinishReason.ABORT:

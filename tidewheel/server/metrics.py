@@ -145,6 +145,7 @@ class RequestTimer:
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self.started = time.perf_counter()
+        self.completion_tokens = 0  # of all choices, as far as they have been read
         self.time_to_first_token: float | None = None
         self._last_token: dict[int, float] = {}  # by choice
         self.finish_reasons: list[str] = []
@@ -152,13 +153,14 @@ class RequestTimer:
     def on_output(self, output: RequestOutput, choice: int) -> None:
         """Takes note of one output of a choice (counted over prompts, then over n)."""
         if output.token_ids:
-            self.on_tokens(choice)
+            self.on_tokens(len(output.token_ids), choice)
         if output.finish_reason is not None:
             self.finish_reasons.append(output.finish_reason.value)
             self._metrics.finished[output.finish_reason.value] += 1
 
-    def on_tokens(self, choice: int) -> None:
-        """Takes note that one or more tokens of a choice have come at once."""
+    def on_tokens(self, count: int, choice: int) -> None:
+        """Takes note that `count` tokens of a choice have come at once."""
+        self.completion_tokens += count
         now = time.perf_counter()
         last = self._last_token.get(choice)
         if last is not None:

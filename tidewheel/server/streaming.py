@@ -133,7 +133,7 @@ class AnswerFrames:
             (before, after), note_tokens = around, self._generation.timer.on_tokens
 
             def show(text: str) -> bool:
-                note_tokens(choice)
+                note_tokens(1, choice)
                 return write(before + encode_json(text) + after)
 
             return show

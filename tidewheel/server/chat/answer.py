@@ -49,12 +49,12 @@ class Answer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether text is content as it comes, from now on."""
-        return self._reasoning_parser is None and self._tool_parser is None and not self._echo
+        """Whether nobody looks for reasoning or calls in the text, from now on."""
+        return self._reasoning_parser is None and self._tool_parser is None
 
     def push(self, output: RequestOutput) -> list[Piece]:
         """What became certain with `output`; sets `finish_reason` with the last one."""
-        if self._reasoning_parser is None and self._tool_parser is None:
+        if self.is_plain:
             pieces: list[Piece] = [output.text] if output.text else []
         else:
             pieces = self._split(output)

@@ -128,7 +128,7 @@ class ChatRun:
         return ChoiceDelta(index, answer.push(output), output, answer.finish_reason)
 
     def is_plain(self, index: int) -> bool:
-        """Whether a choice's text is its content as it comes, from now on: `delta` need not see text alone."""
+        """Whether the text of a choice that has begun is its content as it comes: `delta` need not see text alone."""
         return self._answers[index].is_plain
 
     async def whole(self, receive: Receive) -> list[ChoiceAnswer]:
