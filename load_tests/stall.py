@@ -16,15 +16,14 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import httpx
+from health import HealthWatch
 from measure import StreamError, StreamTimer, summarize, table
 from target import Target, TargetError, discover
 
@@ -134,34 +133,15 @@ async def measure_stall(client: httpx.AsyncClient, target: Target, args: argpars
     }
 
 
-def probe_health(base_url: str, headers: dict[str, str], seconds: float, interval: float) -> list[float]:
-    """Ask `/health` over one connection, every `interval` seconds; the latencies in milliseconds.
-
-    Raises StreamError on any other status than 200.
-    """
-    latencies = []
-    with httpx.Client(base_url=base_url, headers=headers) as client:
-        since = time.perf_counter()
-        while (asked := time.perf_counter()) < since + seconds:
-            status = client.get("/health").status_code
-            latencies.append((time.perf_counter() - asked) * 1e3)
-            if status != 200:
-                raise StreamError(f"/health answered {status}")
-            time.sleep(interval)
-    return latencies
-
-
 async def measure_health(client: httpx.AsyncClient, target: Target, args: argparse.Namespace) -> dict[str, Any]:
     """Ask `/health` over and over while streams decode. Times in milliseconds."""
     steady = SteadyStreams(client, target, args.health_streams, args.prompt_tokens, args.max_tokens)
-    # In a process of its own: here an answer would wait its turn behind the texts of the streams.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        async with steady.running(args.seed + 20_000):
-            since = time.perf_counter()
-            latencies = await asyncio.get_running_loop().run_in_executor(
-                pool, probe_health, target.base_url, target.headers, args.health_seconds, args.health_interval
-            )
-            gaps = steady.gaps_ms(since, time.perf_counter())
+    async with steady.running(args.seed + 20_000):
+        watch = await asyncio.to_thread(HealthWatch, target.base_url, target.headers, args.health_interval)
+        since = time.perf_counter()
+        await asyncio.sleep(args.health_seconds)
+        latencies = await asyncio.to_thread(watch.stop)
+        gaps = steady.gaps_ms(since, time.perf_counter())
     return {"health_ms": summarize(latencies), "itl_with_health_streams_ms": summarize(gaps)}
 
 

@@ -2,7 +2,8 @@
 
 A Tidewheel's answer depends on its request alone, so each request is first asked for by itself and its answer kept.
 Then many run at once: some clients hang up, some read slowly, some never finish asking, some send nonsense. Every
-answer that is read to its end must be the one that was kept, to the last bit of its log-probabilities.
+answer that is read to its end must be the one that was kept, to the last bit of its log-probabilities. With `attacks`,
+a share of the clients is hostile, and each of those has to be refused as it should be.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from hostile import Attack, Attacks
 from sse import EventParser
 
 _WORDS = (
@@ -25,6 +27,7 @@ _WORDS = (
 ).split()
 _PREFIX = "All of these requests begin with the same words, so that they share what the cache holds of them. "
 _READ_TIMEOUT_S = 120
+_LARGE_BYTES = 2**20  # of a request; two such at a time leave the client time to read its answers
 
 Answer = list[dict[str, Any]]
 
@@ -37,7 +40,8 @@ class StormError(Exception):
 class Storm:
     """Requests of `cases` kinds to the server at `url`.
 
-    `outcomes` counts the clients by how they behaved, `wrong` says what was wrong about answers.
+    `outcomes` counts the clients by how they behaved, `wrong` says what was wrong about answers. With `attacks`,
+    `hostile_share` of the clients make one.
     """
 
     url: str
@@ -46,6 +50,8 @@ class Storm:
     longest_answer: int = 24
     api_key: str | None = None
     seed: int = 0
+    attacks: Attacks | None = None
+    hostile_share: float = 1 / 3
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
@@ -55,6 +61,7 @@ class Storm:
         self._rng = random.Random(self.seed)
         self._bodies = [self._body(i) for i in range(self.cases)]
         self._alone: list[Answer] = []
+        self._large = asyncio.Semaphore(2)
 
     async def learn(self) -> None:
         """Ask for every case by itself, twice, so that the second time much of it comes from the cache."""
@@ -74,12 +81,39 @@ class Storm:
 
         await asyncio.gather(*(client(random.Random(self._rng.random())) for _ in range(concurrency)))
 
+    async def stream(self, streams: int, stopped: asyncio.Event) -> None:
+        """So many clients that behave, each reading one streamed answer after the other until the event."""
+
+        async def client(rng: random.Random) -> None:
+            while not stopped.is_set():
+                await self._check(rng.randrange(self.cases), "steady", streamed=True)
+
+        await asyncio.gather(*(client(random.Random(self._rng.random())) for _ in range(streams)))
+
+    async def _check(self, case: int, kind: str, **how: Any) -> None:
+        """Ask, and compare the answer with the one that was kept."""
+        try:
+            answer = await self._ask(self._bodies[case], **how)
+        except StormError as error:
+            self.wrong.append(f"{kind}: {error}")
+        else:
+            if answer != self._alone[case]:
+                body = json.dumps(self._bodies[case])
+                self.wrong.append(f"{kind}: {answer} instead of {self._alone[case]} for {body}")
+        self.outcomes[kind] += 1
+
     async def _one(self, rng: random.Random) -> None:
+        if self.attacks is not None and rng.random() < self.hostile_share:
+            await self._attack(self.attacks.pick(rng))
+            return
         case = rng.randrange(self.cases)
         body = self._bodies[case]
         kind = rng.choices(
             ("whole", "streamed", "slow", "leaves", "does not read", "never asks", "nonsense"), (4, 6, 2, 4, 1, 1, 1)
         )[0]
+        if kind in ("whole", "streamed", "slow"):
+            await self._check(case, kind, streamed=kind != "whole", pause_s=0.002 if kind == "slow" else 0.0)
+            return
         try:
             if kind == "leaves":
                 await self._leave(body, rng)
@@ -87,12 +121,8 @@ class Storm:
                 await self._stall(body, rng)
             elif kind == "never asks":
                 await self._half_ask(body, rng)
-            elif kind == "nonsense":
-                await self._talk_nonsense(rng)
             else:
-                answer = await self._ask(body, streamed=kind != "whole", pause_s=0.002 if kind == "slow" else 0.0)
-                if answer != self._alone[case]:
-                    self.wrong.append(f"{kind}: {answer} instead of {self._alone[case]} for {json.dumps(body)}")
+                await self._talk_nonsense(rng)
         except StormError as error:
             self.wrong.append(f"{kind}: {error}")
         self.outcomes[kind] += 1
@@ -173,6 +203,40 @@ class Storm:
             if status != [b"400"]:
                 self.wrong.append(f"nonsense was answered with {status}")
         writer.close()
+
+    async def _attack(self, attack: Attack) -> None:
+        async with self._large if len(attack.sent) > _LARGE_BYTES else contextlib.nullcontext():
+            try:
+                status = await self._answer_to(attack)
+            except StormError as error:
+                self.wrong.append(f"{attack.name}: {error}")
+            else:
+                if status is not None and status not in attack.allowed:
+                    self.wrong.append(f"{attack.name} was answered with {status}: {attack.sent[:300]!r}")
+        self.outcomes[f"hostile: {attack.name}"] += 1
+
+    async def _answer_to(self, attack: Attack) -> int | None:
+        """The status of the answer to an attack, None where none is read. Raises StormError if there is none."""
+        reader, writer = await self._connect(attack.sent, small_buffer=not attack.reads)
+        try:
+            if not attack.reads:
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+                await asyncio.sleep(0.2)
+                return None
+            if attack.half_closes:
+                writer.write_eof()
+            status = (await asyncio.wait_for(reader.readline(), _READ_TIMEOUT_S)).split(b" ")[1:2]
+            while await asyncio.wait_for(reader.read(2**16), _READ_TIMEOUT_S):
+                pass
+            return int(status[0])
+        except ConnectionError as error:
+            if len(attack.sent) > _LARGE_BYTES:
+                return None  # it was refused before it had come in whole
+            raise StormError(f"the connection broke: {error!r}") from error
+        except (IndexError, ValueError, asyncio.TimeoutError) as error:
+            raise StormError(f"no answer: {error!r}") from error
+        finally:
+            writer.transport.abort()
 
     async def _connect(
         self, request: bytes, *, small_buffer: bool = False

@@ -1,0 +1,54 @@
+"""How long `/health` takes to answer, asked all the while: it says whether anything holds the event loop up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import httpx
+
+
+class HealthWatch:
+    """Asks `/health` over one connection every `interval_s`, from when it is made until `stop`.
+
+    In a process of its own: in this one an answer would wait its turn behind other clients'.
+    """
+
+    def __init__(self, base_url: str, headers: Mapping[str, str], interval_s: float) -> None:
+        context = get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_ask, args=(base_url, dict(headers), interval_s, other), daemon=True)
+        self._process.start()
+        other.close()
+        self._receive()  # it has begun
+
+    def stop(self) -> list[float]:
+        """The latencies of all answers in milliseconds. Raises httpx.HTTPError if one failed, or was not 200."""
+        self._connection.send(None)
+        return self._receive()
+
+    def _receive(self) -> list[float]:
+        try:
+            result: list[float] | httpx.HTTPError = self._connection.recv()
+        except EOFError:
+            raise httpx.TransportError("the process that asks /health has ended") from None
+        if isinstance(result, httpx.HTTPError):
+            raise result
+        return result
+
+
+def _ask(base_url: str, headers: Mapping[str, str], interval_s: float, asked_by: Connection) -> None:
+    latencies: list[float] = []
+    asked_by.send(latencies)
+    try:
+        with httpx.Client(base_url=base_url, headers=headers, timeout=120) as client:
+            while not asked_by.poll(interval_s):
+                asked = time.perf_counter()
+                client.get("/health").raise_for_status()
+                latencies.append((time.perf_counter() - asked) * 1e3)
+        asked_by.send(latencies)
+    except httpx.HTTPError as error:
+        # As text: an exception with a request in it does not travel.
+        asked_by.send(httpx.TransportError(f"/health: {error!r}"))

@@ -1,0 +1,230 @@
+"""Hostile requests: what was found, or could be tried, to crash, stall or swell a server of language models.
+
+Each attack is one connection's worth of bytes and the statuses that a server may answer it with. A status of 5xx is
+never among them but for 503 and 504: what a client sends is its own mistake, and never a failure of the server's.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+REFUSED = frozenset({400})
+# A server may know a way to serve it, or have too much to do.
+SERVED_OR_REFUSED = frozenset({200, 400, 413, 429, 503, 504})
+TOO_LARGE = frozenset({400, 413})
+
+_JSON = "application/json"
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_ASK: Mapping[str, Any] = {"prompt": "a", "max_tokens": 2}
+
+
+class Attack(NamedTuple):
+    """What a hostile client sends, and the statuses that it may be answered with.
+
+    One that `reads` nothing hangs up a while later; one that `half_closes` says that it will send no more.
+    """
+
+    name: str
+    sent: bytes
+    allowed: frozenset[int]
+    reads: bool = True
+    half_closes: bool = False
+
+
+class Attacks:
+    """Attacks on a server at `host`. `size` is that of the largest bodies, in bytes."""
+
+    def __init__(self, host: str, api_key: str | None = None, size: int = 30_000_000) -> None:
+        self._size = size
+        self._head = f"host: {host}\r\nconnection: close\r\n"
+        if api_key:
+            self._head += f"authorization: Bearer {api_key}\r\n"
+        # Large bodies are few: sending them takes the client as long as the server.
+        self._kinds: Sequence[tuple[float, Callable[[random.Random], Attack]]] = (
+            (8, self._deep_schema),
+            (8, self._deep_grammar),
+            (4, self._exponential_schema),
+            (8, self._large_grammar),
+            (1, self._slow_regex),
+            (8, self._deep_tools),
+            (8, self._too_many_logprobs),
+            (8, self._wrong_content_type),
+            (8, self._no_version),
+            (8, self._half_closed),
+            (4, self._pipelined),
+            (8, self._bad_field),
+            (4, self._deep_json),
+            (4, self._own_template),
+            (1, self._long_text),
+            (1, self._long_key),
+            (1, self._many_ids),
+            (1, self._many_messages),
+        )
+
+    def pick(self, rng: random.Random) -> Attack:
+        """One of them, drawn."""
+        weights = [weight for weight, _ in self._kinds]
+        make = rng.choices([make for _, make in self._kinds], weights)[0]
+        return make(rng)
+
+    def all(self, rng: random.Random) -> list[Attack]:
+        """One of each kind."""
+        return [make(rng) for _, make in self._kinds]
+
+    def _deep_schema(self, rng: random.Random) -> Attack:
+        length, salt = rng.randint(100, 3000), _salt(rng)
+        following: Callable[[str], dict[str, Any]] = rng.choice((
+            lambda ref: {"type": "object", "properties": {salt: {"$ref": ref}}, "required": [salt]},
+            lambda ref: {"$ref": ref},
+            lambda ref: {"type": "array", "items": {"$ref": ref}, "minItems": 1},
+            lambda ref: {"allOf": [{"$ref": ref}]},
+            lambda ref: {"anyOf": [{"$ref": ref}, {"type": "null"}]},
+        ))  # fmt: skip
+        schema = {**_chain(length, following), "title": salt}
+        return self._post("deep schema", _COMPLETIONS, {**_ASK, "guided_json": schema}, SERVED_OR_REFUSED)
+
+    def _deep_tools(self, rng: random.Random) -> Attack:
+        salt = _salt(rng)
+        schema = _chain(rng.randint(100, 2000), lambda ref: {"type": "object", "properties": {salt: {"$ref": ref}}})
+        body = {
+            "messages": [{"role": "user", "content": "go"}],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+            "tool_choice": "required",
+            "max_tokens": 4,
+        }
+        return self._post("deep tools", _CHAT, body, SERVED_OR_REFUSED)
+
+    def _deep_grammar(self, rng: random.Random) -> Attack:
+        length, salt = rng.randint(1000, 8000), _salt(rng)
+        if rng.random() < 0.5:
+            rules = [f"r{i}: r{i + 1}" for i in range(length)]
+            grammar = "\n".join(["start: r0", *rules, f'r{length}: "{salt}"'])
+        else:
+            rules = [f"r{i} ::= r{i + 1}" for i in range(length)]
+            grammar = "\n".join(["root ::= r0", *rules, f'r{length} ::= "{salt}"'])
+        return self._post("deep grammar", _COMPLETIONS, {**_ASK, "guided_grammar": grammar}, SERVED_OR_REFUSED)
+
+    def _exponential_schema(self, rng: random.Random) -> Attack:
+        definitions: dict[str, Any] = {
+            f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(30)
+        }
+        definitions["d30"] = {"type": "string"}
+        schema = {"properties": {_salt(rng): {"$ref": "#/$defs/d0"}}, "$defs": definitions}
+        tag = {"type": "structural_tag", "format": {"type": "qwen_xml_parameter", "json_schema": schema}}
+        body = {"messages": [{"role": "user", "content": "go"}], "max_tokens": 2, "response_format": tag}
+        return self._post("exponential schema", _CHAT, body, SERVED_OR_REFUSED)
+
+    def _large_grammar(self, rng: random.Random) -> Attack:
+        salt = _salt(rng)
+        field, value = rng.choice((
+            ("guided_choice", [f"{salt}{i}" for i in range(rng.choice((2001, 20_000)))]),
+            ("guided_json", {"type": "object", "properties": {f"{salt}{i}": {} for i in range(600)}}),
+            ("guided_regex", f"{salt}a{{1000000}}"),
+            ("guided_regex", "(" * 5000 + salt + ")" * 5000),
+            ("guided_regex", f"{salt}(x+x+)+y" * 50),
+        ))  # fmt: skip
+        return self._post("large grammar", _COMPLETIONS, {**_ASK, field: value}, SERVED_OR_REFUSED)
+
+    def _slow_regex(self, rng: random.Random) -> Attack:
+        regex = f"{_salt(rng)}|(a|b)*a(a|b){{{rng.randint(8, 24)}}}"
+        body = {**_ASK, "max_tokens": 24, "guided_regex": regex}
+        return self._post("slow regex", _COMPLETIONS, body, SERVED_OR_REFUSED)
+
+    def _too_many_logprobs(self, rng: random.Random) -> Attack:
+        prompts = [f"{_salt(rng)} " * 200] * 150
+        body = {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 20, "logprobs": 20, "n": 8}
+        return self._post("too many logprobs", _COMPLETIONS, body, REFUSED)
+
+    def _wrong_content_type(self, rng: random.Random) -> Attack:
+        kind = rng.choice(("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"))
+        path = rng.choice((_COMPLETIONS, _CHAT, "/v1/messages", "/v1/responses", "/tokenize"))
+        return self._post("wrong content type", path, _ASK, frozenset({415}), content_type=kind)
+
+    def _no_version(self, rng: random.Random) -> Attack:
+        line = rng.choice(("GET /health", "GET /health HTTP/7.3", "POST /v1/completions", "GET"))
+        return Attack("no version", f"{line}\r\n\r\n".encode(), REFUSED)
+
+    def _half_closed(self, rng: random.Random) -> Attack:
+        attack = self._post("half closed", _COMPLETIONS, {**_ASK, "prompt": _salt(rng)}, frozenset({200}))
+        return attack._replace(half_closes=True)
+
+    def _pipelined(self, rng: random.Random) -> Attack:
+        one = f"GET /v1/models HTTP/1.1\r\n{self._head.replace('close', 'keep-alive')}\r\n".encode()
+        return Attack("pipelined", one * rng.randint(1000, 10_000), frozenset({200}), reads=False)
+
+    def _bad_field(self, rng: random.Random) -> Attack:
+        fields: Sequence[dict[str, Any]] = (
+            {"logit_bias": {"abc": 1}}, {"n": 10**9}, {"max_tokens": -1}, {"temperature": "hot"}, {"seed": 2**70},
+            {"stop": ["x"] * 1000}, {"bad_words": ["a" * 10_000]}, {"top_k": 1.5}, {"prompt": [[-1]]},
+            {_salt(rng) * 100: 1}, {"priority": 2**80}, {"allowed_token_ids": []}, {"model": _salt(rng) * 1000},
+        )  # fmt: skip
+        return self._post("bad field", _COMPLETIONS, {**_ASK, **rng.choice(fields)}, frozenset({400, 404}))
+
+    def _deep_json(self, rng: random.Random) -> Attack:
+        opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
+        depth = rng.randint(1000, 100_000)
+        content = b'{"prompt": "a", "metadata": ' + opening * depth + b"1" + closing * depth + b"}"
+        return Attack("deep json", self._request(_COMPLETIONS, content), frozenset({200, 400}))
+
+    def _own_template(self, rng: random.Random) -> Attack:
+        template = rng.choice((
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "{{ 'a' * 10000000000 }}",
+            "{{ strftime_now('%Y' * 1000000) }}",
+        ))  # fmt: skip
+        body = {"messages": [{"role": "user", "content": "go"}], "chat_template": template, "max_tokens": 1}
+        return self._post("own template", _CHAT, body, frozenset({400, 429, 503, 504}))
+
+    def _long_text(self, rng: random.Random) -> Attack:
+        cut = b'{"max_tokens": 1, "truncate_prompt_tokens": 5, "prompt": "'
+        text = rng.choice(("a", " ", "7", "<|im_start|>", "\u00e9", "\U0001f30a"))
+        filled = text.encode() * (self._size // len(text.encode()) - 20)
+        path, before, after, allowed = rng.choice((
+            (_CHAT, b'{"messages": [{"role": "user", "content": "', b'"}]}', TOO_LARGE),
+            (_COMPLETIONS, b'{"prompt": "', b'"}', TOO_LARGE),
+            (_COMPLETIONS, cut, b'"}', frozenset({200, 400, 413})),
+            ("/tokenize", b'{"prompt": "', b'"}', TOO_LARGE),
+        ))  # fmt: skip
+        return Attack("long text", self._request(path, before + filled + after), allowed)
+
+    def _long_key(self, rng: random.Random) -> Attack:
+        content = b'{"prompt": "a", "' + b"k" * self._size + b'": 1}'
+        return Attack("long key", self._request(_COMPLETIONS, content), TOO_LARGE)
+
+    def _many_ids(self, rng: random.Random) -> Attack:
+        content = b'{"tokens": [' + b"1," * (self._size // 2 - 20) + b"1]}"
+        return Attack("many ids", self._request("/detokenize", content), TOO_LARGE)
+
+    def _many_messages(self, rng: random.Random) -> Attack:
+        one = b'{"role":"user","content":"a"},'
+        content = b'{"messages": [' + one * (self._size // len(one) - 2) + one[:-1] + b"]}"
+        return Attack("many messages", self._request(_CHAT, content), TOO_LARGE)
+
+    def _post(
+        self,
+        name: str,
+        path: str,
+        body: Mapping[str, Any],
+        allowed: frozenset[int],
+        *,
+        content_type: str = _JSON,
+    ) -> Attack:
+        return Attack(name, self._request(path, json.dumps(body).encode(), content_type), allowed)
+
+    def _request(self, path: str, content: bytes, content_type: str = _JSON) -> bytes:
+        own = f"content-type: {content_type}\r\ncontent-length: {len(content)}\r\n"
+        return f"POST {path} HTTP/1.1\r\n{self._head}{own}\r\n".encode() + content
+
+
+def _chain(length: int, following: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """A schema of so many definitions, each `following` the next, which it is given a reference to."""
+    definitions = {f"d{i}": following(f"#/$defs/d{i + 1}") for i in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{length}": {"type": "string"}}}
+
+
+def _salt(rng: random.Random) -> str:
+    """A word that no request had before, so that nothing is answered from what is kept."""
+    return f"w{rng.getrandbits(48):x}"

@@ -1,0 +1,154 @@
+"""A server under siege: a third of its clients are hostile, and the others must notice nothing.
+
+    python load_tests/siege.py -- --max-model-len 1024
+
+Starts `tidewheel serve` with what follows `--` and sends it a storm of requests, with the attacks of `hostile.py` among
+them, while steady streams run. Ends with 1 and says what was wrong if an answer differs from what the request gets
+alone, an attack is answered as it should not be (with a 500, for one), `/health` takes too long, memory grows after the
+first third, or SIGTERM does not end the server in its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+from health import HealthWatch
+from hostile import Attacks
+from measure import summarize
+from soak import Server
+from storm import Storm, StormError
+from target import TargetError, discover
+
+_START_TIMEOUT_S = 120
+_EXIT_TIMEOUT_S = 40  # its --shutdown-timeout of 30 s, and some
+_ROUND = 500  # requests
+
+
+def processes(pid: int) -> Iterator[int]:
+    """The process and all that it has started."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            yield from processes(int(child))
+
+
+def memory_mib(pid: int) -> float:
+    """Resident memory of the process and of all that it has started; what they share counts once."""
+    total = 0
+    for each in processes(pid):
+        try:
+            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has just ended
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
+async def besiege(url: str, pid: int, args: argparse.Namespace) -> list[str]:
+    """Run the storm with its attacks; return what was wrong."""
+    target = discover(url, None, None)
+    attacks = Attacks(target.base_url.removeprefix("http://"), size=args.largest_body)
+    storm = Storm(target.base_url, target.model, seed=args.seed, attacks=attacks, hostile_share=args.hostile)
+    await storm.learn()
+    stopped = asyncio.Event()
+    steady = asyncio.create_task(storm.stream(args.streams, stopped))
+    watch = await asyncio.to_thread(HealthWatch, target.base_url, target.headers, 0.02)
+    began, sent, settled = time.monotonic(), 0, 0.0
+    while sent < args.requests:
+        await storm.run(min(_ROUND, args.requests - sent), args.concurrency)
+        sent += _ROUND
+        memory = memory_mib(pid)
+        settled = settled or (memory if sent >= args.requests / 3 else 0.0)
+        print(
+            f"{time.monotonic() - began:6.0f} s  {sent:6d} requests  {memory:7.1f} MiB  {len(storm.wrong)} wrong",
+            flush=True,
+        )
+    latencies = await asyncio.to_thread(watch.stop)
+    stopped.set()
+    await steady
+    async with httpx.AsyncClient(base_url=target.base_url, timeout=60) as client:
+        await Server(client).check_idle()
+    memory, health = memory_mib(pid), summarize(latencies)
+    print("; ".join(f"{count} {kind}" for kind, count in sorted(storm.outcomes.items())))
+    print(f"/health in ms: {health}; memory {settled:.1f} MiB after a third, {memory:.1f} MiB in the end")
+    wrong = storm.wrong
+    if memory - settled > args.max_growth_mib:
+        wrong.append(f"memory grew from {settled:.1f} to {memory:.1f} MiB after the first third")
+    for figure, most in (("p99", args.health_p99_ms), ("max", args.health_max_ms)):
+        if health[figure] > most:
+            wrong.append(f"/health: {figure} {health[figure]} ms, more than {most}")
+    return wrong
+
+
+def serve_and_besiege(args: argparse.Namespace) -> list[str]:
+    """Start a server, besiege it, end it; return what was wrong."""
+    url = f"http://127.0.0.1:{args.port}"
+    command = [sys.executable, "-m", "tidewheel", "serve", "--port", str(args.port), *args.server]
+    with open(args.log, "w") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            _await_health(url, process)
+            wrong = asyncio.run(besiege(url, process.pid, args))
+            process.send_signal(signal.SIGTERM)
+            asked = time.monotonic()
+            try:
+                code = process.wait(_EXIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                return [*wrong, f"SIGTERM has not ended the server after {_EXIT_TIMEOUT_S} s"]
+            print(f"ended by SIGTERM after {time.monotonic() - asked:.1f} s with {code}")
+            return wrong if code == 0 else [*wrong, f"the server ended with {code}"]
+        finally:
+            process.kill()
+
+
+def _await_health(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        try:
+            httpx.get(f"{url}/health").raise_for_status()
+            return
+        except httpx.HTTPError as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise StormError(f"the server does not start: {error}") from error
+            time.sleep(0.05)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("server", nargs="*", help="options of `tidewheel serve`, after --")
+    parser.add_argument("--port", type=int, default=8123, help="where it listens [%(default)s]")
+    parser.add_argument("--requests", type=int, default=20_000, help="how many are sent [%(default)s]")
+    parser.add_argument("--hostile", type=float, default=1 / 3, help="share that is hostile [%(default).2f]")
+    parser.add_argument("--streams", type=int, default=32, help="steady streams beside them [%(default)s]")
+    parser.add_argument("--concurrency", type=int, default=32, help="other clients at a time [%(default)s]")
+    parser.add_argument("--largest-body", type=int, default=30_000_000, help="bytes of the largest [%(default)s]")
+    parser.add_argument("--health-p99-ms", type=float, default=50, help="what /health may take [%(default)s]")
+    parser.add_argument("--health-max-ms", type=float, default=250, help="what it may ever take [%(default)s]")
+    parser.add_argument("--max-growth-mib", type=float, default=32, help="after the first third [%(default)s]")
+    parser.add_argument("--log", default=os.devnull, help="file for the server's log [none]")
+    parser.add_argument("--seed", type=int, default=0, help="of the requests and their clients [%(default)s]")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and say what was wrong; 1 if anything was."""
+    try:
+        wrong = serve_and_besiege(parse(arguments))
+    except (StormError, TargetError, httpx.HTTPError) as error:
+        wrong = [f"{type(error).__name__}: {error}"]
+    for line in wrong[:20]:
+        print(f"wrong: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
