@@ -62,6 +62,7 @@ class Attacks:
             (1, self._long_key),
             (1, self._many_ids),
             (1, self._many_messages),
+            (1, self._many_values),
         )
 
     def pick(self, rng: random.Random) -> Attack:
@@ -202,6 +203,11 @@ class Attacks:
         one = b'{"role":"user","content":"a"},'
         content = b'{"messages": [' + one * (self._size // len(one) - 2) + one[:-1] + b"]}"
         return Attack("many messages", self._request(_CHAT, content), TOO_LARGE)
+
+    def _many_values(self, rng: random.Random) -> Attack:
+        one = rng.choice((b"[],", b"{},", b'"",', b"[[]],", b"0.5,"))
+        content = b'{"prompt": "a", "max_tokens": 1, "metadata": {"a": [' + one * (self._size // len(one) - 30)
+        return Attack("many values", self._request(_COMPLETIONS, content + one[:-1] + b"]}}"), SERVED_OR_REFUSED)
 
     def _post(
         self,

@@ -104,7 +104,7 @@ class Storm:
 
     async def _one(self, rng: random.Random) -> None:
         if self.attacks is not None and rng.random() < self.hostile_share:
-            await self._attack(self.attacks.pick(rng))
+            await self.attack(self.attacks.pick(rng))
             return
         case = rng.randrange(self.cases)
         body = self._bodies[case]
@@ -204,7 +204,8 @@ class Storm:
                 self.wrong.append(f"nonsense was answered with {status}")
         writer.close()
 
-    async def _attack(self, attack: Attack) -> None:
+    async def attack(self, attack: Attack) -> None:
+        """Send it, and note what is wrong about the answer."""
         async with self._large if len(attack.sent) > _LARGE_BYTES else contextlib.nullcontext():
             try:
                 status = await self._answer_to(attack)
