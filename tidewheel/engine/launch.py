@@ -20,7 +20,7 @@ from tidewheel.engine.devices.cancellation import Cancellation
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.memory import Memory, read_memory
 from tidewheel.engine.models import describe
-from tidewheel.engine.models.generation import GenerationConfig, read_generation_config
+from tidewheel.engine.models.generation import read_generation_config, sampling_defaults
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization, parse_quantization
 from tidewheel.engine.weights import open_weights, read_config, resolve
@@ -196,6 +196,7 @@ class EngineLoad:
         from tidewheel.engine.text import Tokenizer
 
         model, options = self._model, self._options
+        defaults = sampling_defaults(model.folder, self._generation)
         tokenizer = Tokenizer.load(model.tokenizer_folder)
         executor = self._wait()
         # A chat model's files may name the end of a turn in one place and the end of a text in another.
@@ -207,7 +208,7 @@ class EngineLoad:
             max_model_len=self._max_model_len,
             vocab_size=model.spec.vocab_size,
             eos_token_ids=frozenset(i for i in eos_token_ids if i is not None),
-            generation_defaults=_generation_defaults(self._generation),
+            generation_defaults=defaults,
             max_step_ms=options.max_step_ms,
             enable_prefix_caching=options.enable_prefix_caching,
             step_timeout_s=options.step_timeout,
@@ -337,8 +338,3 @@ def _tokenizer_folder(options: EngineOptions, folder: Path) -> Path:
     if options.tokenizer is None:
         return folder
     return resolve(options.tokenizer, None, options.download_dir, with_weights=False)
-
-
-def _generation_defaults(generation: GenerationConfig) -> dict[str, float | int]:
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return {name: value for name in names if (value := getattr(generation, name)) is not None}

@@ -8,7 +8,15 @@ from typing import Any
 
 from tidewheel.engine.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.models.folder import read_json
+from tidewheel.engine.models.files import (
+    MAX_TEMPLATE_BYTES,
+    MAX_TOKENIZER_BYTES,
+    is_there,
+    read_file,
+    require_file,
+    require_no_special_files,
+)
+from tidewheel.engine.models.folder import read_json_if_there
 from tidewheel.engine.tokenizer_backends import (
     SentencePieceBackend,
     TokenizerBackend,
@@ -45,8 +53,7 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """The tokenizer in a model folder. Raises ModelError if there is none or it is broken."""
-        path = folder / "tokenizer_config.json"
-        config = read_json(path) if path.exists() else {}
+        config = read_json_if_there(folder / "tokenizer_config.json")
         return cls(_backend(folder, config), _special_tokens(folder, config), _chat_template(folder, config))
 
     @property
@@ -155,11 +162,14 @@ def _never(token_id: int) -> bool:
 
 
 def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
-    if (folder / "tokenizer.json").exists():
-        return TokenizersBackend.load(folder / "tokenizer.json")
-    if (folder / "tokenizer.model").exists():
-        return SentencePieceBackend(folder / "tokenizer.model", config)
-    if any((folder / name).exists() for name in _LEGACY_FILES):
+    if is_there(path := folder / "tokenizer.json"):
+        require_file(path, MAX_TOKENIZER_BYTES)
+        return TokenizersBackend.load(path)
+    if is_there(path := folder / "tokenizer.model"):
+        require_file(path, MAX_TOKENIZER_BYTES)
+        return SentencePieceBackend(path, config)
+    if any(is_there(folder / name) for name in _LEGACY_FILES):
+        require_no_special_files(folder)
         return load_with_transformers(folder)
     raise ModelError(
         f"{folder} has no tokenizer: add the model's tokenizer.json (or tokenizer.model) and tokenizer_config.json, "
@@ -168,9 +178,8 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
 
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str | list[str]]:
-    path = folder / "special_tokens_map.json"
     tokens: dict[str, str | list[str]] = {}
-    for source in (read_json(path) if path.exists() else {}, config):
+    for source in (read_json_if_there(folder / "special_tokens_map.json"), config):
         for name, value in source.items():
             if name.endswith("_token") and (text := _token_text(value)) is not None:
                 tokens[name] = text
@@ -201,13 +210,13 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | No
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _read_text(path)
     single = folder / "chat_template.jinja"
-    if single.exists():
+    if is_there(single):
         templates["default"] = _read_text(single)
     return templates.get("default") if set(templates) <= {"default"} else templates
 
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_file(path, MAX_TEMPLATE_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
         raise ModelError(f"{path} cannot be read: {error}") from error

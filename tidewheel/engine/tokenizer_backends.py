@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models.wording import one_line
 
 
 class TokenizerBackend(Protocol):
@@ -47,7 +48,7 @@ def reading_tokenizer(path: Path) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises nothing narrower, and its panics are not even Exceptions
-        raise ModelError(f"{path} is not a tokenizer that can be used: {error}") from error
+        raise ModelError(f"{path} is not a tokenizer that can be used: {one_line(error)}") from error
 
 
 def _raise_panic(error: BaseException) -> None:
@@ -145,7 +146,7 @@ class SentencePieceBackend:
             self._pieces: list[str] = self._processor.IdToPiece(list(range(size)))
             self._processor.DecodeIds(list(range(size)))
         except (OSError, RuntimeError, ValueError) as error:
-            raise ModelError(f"{path} is not a sentencepiece model: {error}") from error
+            raise ModelError(f"{path} is not a sentencepiece model: {one_line(error)}") from error
         self.token_bytes: Callable[[int], bytes] | None = None
         self._size = size
         added = _added_tokens(path.with_name("tokenizer_config.json"), config)
@@ -271,7 +272,7 @@ def load_with_transformers(folder: Path) -> TokenizerBackend:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # anything may go wrong inside
-        raise ModelError(f"transformers cannot make a tokenizer of the files in {folder}: {error}") from error
+        raise ModelError(f"transformers cannot make a tokenizer of the files in {folder}: {one_line(error)}") from error
     inner = getattr(tokenizer, "backend_tokenizer", None)
     return TransformersBackend(tokenizer) if inner is None else TokenizersBackend(inner)
 

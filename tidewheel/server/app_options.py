@@ -5,13 +5,14 @@ Options that cannot be used are to be known before a model is looked for. So lit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidewheel.engine.errors import ModelError, TidewheelError
+from tidewheel.engine.models.files import require_file
+from tidewheel.engine.models.generation import read_generation_config, sampling_defaults
 from tidewheel.server.limits import AdmissionLimits
 from tidewheel.server.option_values import api_key
 from tidewheel.server.options import ServerOptions
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from starlette.middleware import Middleware
 
     from tidewheel.server.tracing import Tracer
-
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +142,9 @@ def _sampling_defaults(generation_config: str) -> Mapping[str, float | int] | No
         return None
     if generation_config == "vllm":
         return {}
-    path = Path(generation_config) / "generation_config.json"
+    folder = Path(generation_config)
     try:
-        config = json.loads(path.read_bytes())
-        if not isinstance(config, dict):
-            raise ValueError("it is not a JSON object")
-    except (OSError, ValueError) as error:
-        raise ModelError(f"--generation-config {generation_config}: {path.name} cannot be read: {error}") from error
-    return {name: config[name] for name in _SAMPLING_DEFAULTS if isinstance(config.get(name), int | float)}
+        require_file(folder / "generation_config.json")
+        return sampling_defaults(folder, read_generation_config(folder, {}))
+    except ModelError as error:
+        raise ModelError(f"--generation-config: {error}") from error

@@ -26,11 +26,13 @@ class WeightTensor:
     `data` has the logical shape; its numpy dtype is float32, float16, or uint16 holding bfloat16 bits, as `dtype`
     says, in either byte order. It may be strided (transposed checkpoints). `mapped`: it is a view of a mapped file,
     whose pages may be given back to the system once they are copied, because they come back when they are read again.
+    `origin` names its file and its name there; without one it was made, and needs no check.
     """
 
     data: NDArray[np.generic]
     dtype: DType
     mapped: bool = False
+    origin: str | None = None
 
 
 class WeightSource(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +13,26 @@ from tidewheel import _native
 from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.cgroup import cpu_quota
 from tidewheel.engine.cpu_list import cpu_list
-from tidewheel.engine.devices.base import DType, ExecutorLimits, ExecutorOptions, KvCacheDType, WeightSource
+from tidewheel.engine.devices.base import (
+    DType,
+    ExecutorLimits,
+    ExecutorOptions,
+    KvCacheDType,
+    WeightSource,
+    WeightTensor,
+)
 from tidewheel.engine.devices.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.cpu_groups import choose_groups, group_list, spanning_groups
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.huge_pages import huge_pages
 from tidewheel.engine.models.spec import DecoderSpec, LayerSpec, NormSpec, tensor_shapes
 from tidewheel.engine.quantization import Quantization
+from tidewheel.engine.weights.finite import require_finite
 from tidewheel.engine.weights.packed_cache import BackgroundWrite, PackedCache
 
 logger = logging.getLogger(__name__)
+
+_BYTES_TOGETHER = 1 << 28  # of a mapped checkpoint: looked through, then packed while they are still in memory
 
 
 def thread_groups(isa: str, threads_bind: str) -> list[list[int]]:
@@ -94,22 +105,31 @@ def _quantization(quantization: Quantization | None) -> tuple[str, int, bool]:
     return quantization.method, quantization.group_size, quantization.zero_points
 
 
-def _set_weights(native: _native.Executor, weights: WeightSource) -> None:
-    # What is mapped goes in one call: each return would wait for the interpreter's lock. Its memory is given back as it
-    # is packed. What is not may be made as it is asked for, and goes at once. So there is never more of a checkpoint in
-    # memory, beside the packed model, than what is being packed.
-    mapped = []
+def _set_weights(native: _native.Executor, weights: WeightSource, threads: int, cancellation: Cancellation) -> None:
+    # What is mapped goes in few calls: each return would wait for the interpreter's lock. Its memory is given back as
+    # it is packed. What is not may be made as it is asked for, and goes at once. So there is never more of a checkpoint
+    # in memory, beside the packed model, than what is being packed.
+    together: dict[str, WeightTensor] = {}
+    num_bytes = 0
     for name in weights:
-        tensor = weights[name]
+        tensor = together[name] = weights[name]
+        num_bytes += tensor.data.nbytes
+        if num_bytes >= _BYTES_TOGETHER or not tensor.mapped:
+            cancellation.check()
+            _pack(native, together, threads)
+            together, num_bytes = {}, 0
+    _pack(native, together, threads)
+
+
+def _pack(native: _native.Executor, tensors: Mapping[str, WeightTensor], threads: int) -> None:
+    require_finite(list(tensors.values()), threads)
+    entries = []
+    for name, tensor in tensors.items():
         data, swapped = tensor.data, not tensor.data.dtype.isnative
         if swapped:
             data = data.view(data.dtype.newbyteorder())  # the same bytes; they are swapped as they are packed
-        entry = (name, data, tensor.dtype, swapped, tensor.mapped)
-        if tensor.mapped:
-            mapped.append(entry)
-        else:
-            native.set_weights([entry])
-    native.set_weights(mapped)
+        entries.append((name, data, tensor.dtype, swapped, tensor.mapped))
+    native.set_weights(entries)
 
 
 class CpuDevice:
@@ -168,10 +188,11 @@ class CpuDevice:
                 groups,
             )
             cache = self._packed_cache(spec, weights, options)
-            with (cancellation or Cancellation()).calling(native.stop_loading):
+            cancellation = cancellation or Cancellation()
+            with cancellation.calling(native.stop_loading):
                 cached = cache is not None and cache.read(native)
                 if not cached:
-                    _set_weights(native, weights)
+                    _set_weights(native, weights, sum(map(len, groups)), cancellation)
             native.check_complete()
         except _native.StoppedError as error:
             raise LoadCancelledError from error

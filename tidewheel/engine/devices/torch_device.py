@@ -26,6 +26,7 @@ from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.sampling import sample_row
 from tidewheel.engine.weights.dtypes import STORAGE
+from tidewheel.engine.weights.finite import require_finite
 
 if TYPE_CHECKING:
     from tidewheel.engine.devices.torch_decoder import TorchDecoder
@@ -81,7 +82,9 @@ class TorchDevice:
 def _read(weights: WeightSource, cancellation: Cancellation) -> Iterator[tuple[str, WeightTensor]]:
     for name in weights:
         cancellation.check()
-        yield name, weights[name]
+        tensor = weights[name]
+        require_finite([tensor])
+        yield name, tensor
 
 
 def _cached(dtype: KvCacheDType) -> DType:

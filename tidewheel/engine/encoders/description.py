@@ -11,11 +11,14 @@ from typing import Any
 
 from tidewheel.engine.encoders.pooling import POOLING_MODES
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.models.folder import read_config, read_json, read_json_array
+from tidewheel.engine.models.files import is_there, require_file, require_no_special_files
+from tidewheel.engine.models.folder import read_config, read_json, read_json_array, read_json_if_there
+from tidewheel.engine.models.wording import shown
 
 logger = logging.getLogger(__name__)
 
 _GRAPHS = ("onnx/model.onnx", "model.onnx")
+_MAX_GRAPH_BYTES = 2**31 - 1  # of protobuf; larger models keep their weights in files beside it
 _MODE_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -60,12 +63,14 @@ def describe_encoder(folder: Path) -> EncoderDescription:
     """Read a model folder. Raises ModelError, naming the file and what would be right."""
     modules = _Modules(folder)
     config = read_config(modules.transformer_folder)
-    graph = next((path for name in _GRAPHS if (path := folder / name).exists()), None)
+    graph = next((path for name in _GRAPHS if is_there(path := folder / name)), None)
     if graph is None:
         raise ModelError(
             f"{folder} has no onnx/model.onnx: sentence-transformers writes one with "
             "SentenceTransformer(MODEL, backend='onnx').save_pretrained(FOLDER), or CrossEncoder for a reranker"
         )
+    require_file(graph, _MAX_GRAPH_BYTES)
+    require_no_special_files(graph.parent)  # whose files the graph may name as its weights
     is_cross_encoder = str(config["architectures"][0]).endswith("ForSequenceClassification")
     shared: dict[str, Any] = {
         "graph": graph,
@@ -77,7 +82,7 @@ def describe_encoder(folder: Path) -> EncoderDescription:
         "lower_case": bool(modules.transformer_config.get("do_lower_case")),
     }
     settings_path = folder / "config_sentence_transformers.json"
-    settings = _read_optional(settings_path)
+    settings = read_json_if_there(settings_path)
     if is_cross_encoder:
         if settings.get("default_prompt_name") is not None:
             raise ModelError(f"{settings_path} has a default prompt, which is not supported in a cross-encoder")
@@ -86,15 +91,17 @@ def describe_encoder(folder: Path) -> EncoderDescription:
     model_type = settings.get("model_type", "SentenceTransformer")
     if model_type != "SentenceTransformer":
         raise ModelError(
-            f"{settings_path}: the model is a {model_type}; of these only sequence classifiers with one label are "
-            "served"
+            f"{settings_path}: the model is a {shown(model_type)}; of these only sequence classifiers with one label "
+            "are served"
         )
-    if not (folder / "modules.json").exists():
+    if not is_there(folder / "modules.json"):
         logger.info("%s has no modules.json: its vectors are means of its tokens', as in sentence-transformers", folder)
     prompts = _prompts(settings_path, settings)
     default = settings.get("default_prompt_name")
     if default is not None and not (isinstance(default, str) and default in prompts):
-        raise ModelError(f"{settings_path}: the default prompt {default!r} is not one of its prompts {sorted(prompts)}")
+        raise ModelError(
+            f"{settings_path}: the default prompt {shown(default)} is not one of its prompts {shown(sorted(prompts))}"
+        )
     return EncoderDescription(
         **shared,
         pooling=modules.pooling,
@@ -116,14 +123,16 @@ class _Modules:
         self.pools_prompt = True
         self.normalize = False
         foreign: list[str] = []
-        for i, module in enumerate(read_json_array(path) if path.exists() else []):
+        for i, module in enumerate(read_json_array(path) if is_there(path) else []):
             if not isinstance(module, dict) or not isinstance(module.get("type"), str):
                 raise ModelError(f"{path}: entry {i} does not name the module's type")
             kind, place = module["type"].rpartition(".")[2], folder / str(module.get("path", ""))
             if not os.path.isdir(place) and (i == 0 or kind == "Pooling"):
-                raise ModelError(f"{path}: entry {i} is in {place}, which is not a folder")
+                raise ModelError(f"{path}: entry {i} is in {shown(str(place))}, which is not a folder")
             if i == 0 and kind != "Transformer":
-                raise ModelError(f"{path}: the first module is a {kind}; only models of a Transformer are served")
+                raise ModelError(
+                    f"{path}: the first module is a {shown(kind)}; only models of a Transformer are served"
+                )
             self.normalize = kind == "Normalize"
             if i == 0:
                 self.transformer_folder = place
@@ -131,7 +140,7 @@ class _Modules:
                 self._read_pooling(place / "config.json")
             elif kind not in ("Normalize", "Dropout"):
                 foreign.append(kind)
-        if not path.exists():
+        if not is_there(path):
             self.pooling = ("mean",)
         elif not self.pooling:
             foreign.append("no Pooling")
@@ -149,13 +158,11 @@ class _Modules:
         modes = modes if isinstance(modes, list) else [modes]
         for mode in modes or ["mean"]:
             if not isinstance(mode, str) or mode not in POOLING_MODES:
-                raise ModelError(f"{path}: pooling mode {mode!r} is not known; known are {', '.join(POOLING_MODES)}")
+                raise ModelError(
+                    f"{path}: pooling mode {shown(mode)} is not known; known are {', '.join(POOLING_MODES)}"
+                )
         self.pooling = tuple(modes or ["mean"])
         self.pools_prompt = config.get("include_prompt", True) is not False
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
 
 
 def _integer(config: Mapping[str, Any], name: str) -> int | None:
@@ -166,7 +173,7 @@ def _integer(config: Mapping[str, Any], name: str) -> int | None:
 def _max_length(modules: _Modules, config: Mapping[str, Any]) -> int:
     """The longest input in tokens: what sentence-transformers or else the tokenizer says, within the positions."""
     folder = modules.transformer_folder
-    tokenizer_config = _read_optional(folder / "tokenizer_config.json")
+    tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
     said = modules.transformer_config.get("max_seq_length") or tokenizer_config.get("model_max_length")
     positions = _integer(config, "max_position_embeddings")
     if positions and str(config.get("model_type")) in _POSITIONS_AFTER_PADDING:
@@ -193,7 +200,9 @@ def _cross_encoder_sigmoid(
     labels = config.get("id2label")
     num_labels = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
     if num_labels != 1:
-        raise ModelError(f"{path} tells {num_labels} labels apart; only cross-encoders with one, a score, are served")
+        raise ModelError(
+            f"{path} tells {shown(num_labels)} labels apart; only cross-encoders with one, a score, are served"
+        )
     own = config.get("sentence_transformers")
     name = settings.get("activation_fn")
     if name:
@@ -206,5 +215,5 @@ def _cross_encoder_sigmoid(
         )
     sigmoid = _ACTIVATIONS.get(str(name).rpartition(".")[2])
     if sigmoid is None:
-        raise ModelError(f"{path} has the activation {name}; known are {', '.join(_ACTIVATIONS)}")
+        raise ModelError(f"{path} has the activation {shown(name)}; known are {', '.join(_ACTIVATIONS)}")
     return sigmoid

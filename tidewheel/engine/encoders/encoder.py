@@ -15,6 +15,7 @@ from tidewheel.engine.encoders.graph import OnnxGraph
 from tidewheel.engine.encoders.pooling import Floats, cosines, normalized, pool
 from tidewheel.engine.encoders.tokenization import EncoderInput, EncoderTokenizer
 from tidewheel.engine.errors import InvalidRequestError, ModelError
+from tidewheel.engine.models.wording import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +106,12 @@ class Encoder(ABC):
         short, long = (EncoderInput(ids[start : start + min(n, self.max_length)]) for start, n in ((0, 3), (3, 12)))
         try:
             alone, beside = self.run([short])[0], self.run([short, long])[0]
+            if not np.isfinite(alone).all():
+                raise ValueError("it gives values that are not finite (infinite or NaN)")
             width = len(alone)
             safe = bool(np.abs(alone - beside).max() <= _ROUNDING * np.abs(alone).max() + 1e-5)
         except Exception as error:  # onnxruntime's own have no common base
-            raise ModelError(f"{self._graph.path} does not run: {error}") from error
+            raise ModelError(f"{self._graph.path} does not run: {one_line(error)}") from error
         if not safe:
             logger.warning(
                 "%s: the results of %s depend on the padding or the other inputs of a batch, so inputs run one by one; "

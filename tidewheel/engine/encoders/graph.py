@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.errors import DeviceError, ModelError
+from tidewheel.engine.models.wording import one_line
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _INPUT_TYPES: dict[str, type[np.signedinteger[Any]]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
@@ -37,7 +38,7 @@ class OnnxGraph:
             inputs = [(node.name, node.type, node.shape) for node in self._session.get_inputs()]
             self.outputs: tuple[str, ...] = tuple(node.name for node in self._session.get_outputs())
         except Exception as error:  # onnxruntime's own have no common base
-            raise ModelError(f"{path} cannot be loaded: {error}") from error
+            raise ModelError(f"{path} cannot be loaded: {one_line(error)}") from error
         self._run_options = onnxruntime.RunOptions()
         self._run_options.log_severity_level = _FATAL_ONLY
         self.path = path

@@ -14,6 +14,7 @@ from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.encoders.graph import OnnxGraph, import_onnxruntime
 from tidewheel.engine.encoders.loop import lower_thread_priority
 from tidewheel.engine.encoders.tokenization import EncoderTokenizer
+from tidewheel.engine.models.files import MAX_TOKENIZER_BYTES, is_there, require_file
 from tidewheel.engine.weights.hub import resolve_encoder
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ def load_encoders(
 def _load(model: str, name: str, threads: int, download_dir: str | Path | None) -> Encoder:
     started = time.perf_counter()
     description = describe_encoder(resolve_encoder(model, download_dir))
+    if is_there(path := description.tokenizer_folder / "tokenizer.json"):
+        require_file(path, MAX_TOKENIZER_BYTES)
     tokenizer = EncoderTokenizer.load(
         description.tokenizer_folder, lower_case=description.lower_case, pairs=description.is_cross_encoder
     )

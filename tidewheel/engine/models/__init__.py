@@ -9,6 +9,7 @@ from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import gpt2, llama, opt, qwen2, qwen3
 from tidewheel.engine.models.config import ConfigReader
 from tidewheel.engine.models.description import ModelDescription
+from tidewheel.engine.models.wording import shown
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "ModelDescription", "describe"]
 
@@ -35,7 +36,7 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(name, str) or name not in _FAMILIES:
-        what = f"architecture {name!r} is" if name else "a config.json without architectures is"
+        what = f"architecture {shown(name)} is" if name else "a config.json without architectures is"
         raise ModelError(f"{what} not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
     reader = ConfigReader(config)
     for option in ("quantization_config", "compression_config", "per_layer_config"):

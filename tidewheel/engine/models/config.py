@@ -7,6 +7,7 @@ from typing import Any
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models.spec import Activation
+from tidewheel.engine.models.wording import shown
 
 # Hugging Face's names, by what they compute: gelu_new, gelu_fast and gelu_pytorch_tanh are one formula.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -19,6 +20,8 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
 }
 _MAX_LAYERS = 10_000
+MAX_INTEGER = 2**31 - 1  # what devices count with
+_LEAST, _MOST = 2.0**-126, 2.0**127  # numbers that float32 holds with all its digits
 
 
 class ConfigReader:
@@ -43,8 +46,8 @@ class ConfigReader:
         value = self._required(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            raise self.error(name, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_INTEGER:
+            raise self.error(name, f"a positive integer of at most {MAX_INTEGER}")
         return value
 
     def num_layers(self, name: str) -> int:
@@ -59,10 +62,10 @@ class ConfigReader:
         return None if self.raw(name) is None else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
+        """A positive number that is one in float32 too, as which devices take it."""
         value = self._required(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise self.error(name, "a positive number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _LEAST <= value <= _MOST:
+            raise self.error(name, "a positive number that float32 can hold")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -83,19 +86,14 @@ class ConfigReader:
         """Raise if the field is set to anything but null or a value that changes nothing."""
         value = self.raw(name)
         if value is not None and value not in harmless:
-            raise ModelError(f"{self._owner}: {name} = {_shorten(value)} is not supported")
+            raise ModelError(f"{self._owner}: {name} = {shown(value)} is not supported")
 
     def error(self, name: str, rule: str) -> ModelError:
         """The error for a field that breaks `rule`."""
         if self.raw(name) is None:
             return ModelError(f"{self._owner}: {name} is missing; it must be {rule}")
-        return ModelError(f"{self._owner}: {name} must be {rule}, got {_shorten(self.raw(name))}")
+        return ModelError(f"{self._owner}: {name} must be {rule}, got {shown(self.raw(name))}")
 
     def _required(self, name: str, default: object) -> Any:
         value = self.raw(name)
         return default if value is None else value
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models.files import MAX_JSON_BYTES, is_there, read_file
+from tidewheel.engine.models.wording import one_line
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -15,6 +17,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object, not a {type(value).__name__}")
     return value
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """As `read_json`; empty if there is no such file."""
+    return read_json(path) if is_there(path) else {}
 
 
 def read_json_array(path: Path) -> list[Any]:
@@ -26,17 +33,13 @@ def read_json_array(path: Path) -> list[Any]:
 
 
 def _read(path: Path) -> object:
+    text = read_file(path, MAX_JSON_BYTES)
     try:
-        text = path.read_bytes()
         value: object = json.loads(text)
         if b"\\u" in text:  # half of a surrogate pair is valid JSON, and no library takes it for text
             json.dumps(value, ensure_ascii=False).encode()
-    except FileNotFoundError as error:
-        raise ModelError(f"{path} does not exist") from error
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
+        raise ModelError(f"{path} is not valid JSON: {one_line(error)}") from error
     return value
 
 
@@ -45,7 +48,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
-    if not path.exists():
+    if not is_there(path):
         raise ModelError(f"{folder} has no config.json: it is not a Hugging Face model folder")
     config = read_json(path)
     architectures = config.get("architectures")

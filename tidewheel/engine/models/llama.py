@@ -23,6 +23,7 @@ from tidewheel.engine.models.spec import (
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
 _MISTRAL_DEFAULT_WINDOW = 4096
+_MAX_HEAD_DIM = 2**14  # rope's table has half as many entries, which are made before a tensor could contradict
 
 # Tidewheel's module to the checkpoint's, below "model.layers.N."
 _MODULES = {
@@ -93,6 +94,8 @@ def describe_llama_like(
         head_dim = hidden // num_heads
     if num_heads % num_kv_heads:
         raise ModelError(f"config.json: num_key_value_heads {num_kv_heads} must divide num_attention_heads {num_heads}")
+    if head_dim > _MAX_HEAD_DIM:
+        raise ModelError(f"config.json: a head has {head_dim} dimensions, more than the {_MAX_HEAD_DIM} it may have")
     rope = rope_from_config(config, head_dim, max_model_len)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6))
     activation = config.activation("hidden_act", "silu")

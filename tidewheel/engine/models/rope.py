@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.models.config import ConfigReader
+from tidewheel.engine.models.config import MAX_INTEGER, ConfigReader
 from tidewheel.engine.models.spec import RopeSpec
+from tidewheel.engine.models.wording import shown
 
 _DEFAULT_THETA = 10000.0
 # Present in many configs, and without effect on the table of the scheme that carries them.
@@ -68,11 +69,13 @@ def rope_from_config(config: ConfigReader, head_dim: int, max_model_len: int | N
     scaling = ConfigReader(parameters, "config.json: rope parameters")
     name = parameters.get("rope_type") or parameters.get("type") or "default"
     if not isinstance(name, str) or name not in _SCHEMES:
-        raise ModelError(f"config.json: rope type {name!r} is not supported; known are {', '.join(sorted(_SCHEMES))}")
+        raise ModelError(
+            f"config.json: rope type {shown(name)} is not supported; known are {', '.join(sorted(_SCHEMES))}"
+        )
     build, keys = _SCHEMES[name]
     for key, value in parameters.items():
         if key not in keys and key not in _NEUTRAL_KEYS and value is not None:
-            raise ModelError(f"config.json: rope parameter {key} is not supported with rope type {name!r}")
+            raise ModelError(f"config.json: rope parameter {shown(key)} is not supported with rope type {name!r}")
 
     source = scaling if scaling.raw("rope_theta") is not None else config
     theta = source.number("rope_theta", _DEFAULT_THETA)
@@ -92,7 +95,13 @@ def rope_from_config(config: ConfigReader, head_dim: int, max_model_len: int | N
             # Rounded once, here, so that every device starts from the same float32 values.
             inv_freq = tuple(table.astype(np.float32).tolist())
     except (ArithmeticError, ValueError) as error:
-        raise ModelError(f"config.json: rope parameters {dict(parameters)} cannot be computed with: {error}") from error
+        raise ModelError(
+            f"config.json: rope parameters {shown(parameters)} cannot be computed with: {error}"
+        ) from error
+    if longest > MAX_INTEGER:
+        raise ModelError(
+            f"config.json: rope parameters {shown(parameters)} stretch the context beyond {MAX_INTEGER} tokens"
+        )
     return Rope(RopeSpec(inv_freq, attention_factor), longest)
 
 
@@ -105,7 +114,7 @@ def _parameters(config: ConfigReader) -> Mapping[str, Any]:
             raise config.error(name, "an object")
         nested = [key for key, inner in value.items() if isinstance(inner, dict)]
         if nested:
-            raise ModelError(f"config.json: {name} by layer type ({', '.join(nested)}) is not supported")
+            raise ModelError(f"config.json: {name} by layer type ({shown(', '.join(nested))}) is not supported")
         return value
     return {}
 
@@ -177,7 +186,7 @@ def _longrope(setting: _Setting) -> _Table:
     pairs = setting.dim // 2
     for name in ("short_factor", "long_factor"):
         factors = scaling.raw(name)
-        if not isinstance(factors, list) or not all(isinstance(f, (int, float)) and f > 0 for f in factors):
+        if not isinstance(factors, list) or not all(type(f) in (int, float) and 0 < f < math.inf for f in factors):
             raise scaling.error(name, "a list of positive numbers")
         if len(factors) != pairs:
             raise ModelError(f"config.json: {name} must have {pairs} entries, got {len(factors)}")

@@ -8,6 +8,7 @@ so are the views, whatever the machine: who packs them swaps them.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from collections import Counter
@@ -23,12 +24,16 @@ from safetensors import SafetensorError, safe_open
 from tidewheel.engine.devices.base import DType, WeightTensor
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import ModelDescription
+from tidewheel.engine.models.files import is_there, require_file
 from tidewheel.engine.models.folder import read_json
 from tidewheel.engine.models.spec import TensorRef, tensor_shapes
+from tidewheel.engine.models.wording import one_line, shown
 from tidewheel.engine.weights.dtypes import STORAGE
 
 _DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_PIECE_BYTES = 1 << 20
+_MAX_FILE_NAME = 255  # characters; no file system has longer ones
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -52,9 +57,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
     Raises ModelError if there is no safetensors checkpoint, a shard is missing, or a file is corrupt or truncated.
     """
-    if (folder / _SINGLE).exists():
+    if is_there(folder / _SINGLE):
         return _open_file(folder / _SINGLE)
-    if (folder / _INDEX).exists():
+    if is_there(folder / _INDEX):
         return _open_shards(folder)
     # Adapters belong beside a model; they are none.
     files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
@@ -71,23 +76,26 @@ def _open_shards(folder: Path) -> Checkpoint:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{index} must have a weight_map from tensor names to file names")
+    names_by_file: dict[str, list[str]] = {}
+    for name, file_name in weight_map.items():
+        names_by_file.setdefault(file_name, []).append(name)
     checkpoint: Checkpoint = {}
-    for file_name in sorted(set(weight_map.values())):
+    for file_name in sorted(names_by_file):
+        if Path(file_name).name != file_name or not file_name.isprintable() or len(file_name) > _MAX_FILE_NAME:
+            raise ModelError(f"{index} names {shown(file_name)}, which is not a file name")
         path = folder / file_name
-        if Path(file_name).name != file_name:
-            raise ModelError(f"{index} names {file_name!r}, which is not a file name")
-        if not path.exists():
+        if not is_there(path):
             raise ModelError(f"{path}, a shard that {index.name} names, does not exist")
         shard = _open_file(path)
-        wanted = [name for name, file in weight_map.items() if file == file_name]
-        for name in wanted:
+        for name in names_by_file[file_name]:
             if name not in shard:
-                raise ModelError(f"{path} lacks tensor {name}, which {index.name} says is there")
+                raise ModelError(f"{path} lacks tensor {shown(name)}, which {index.name} says is there")
             checkpoint[name] = shard[name]
     return checkpoint
 
 
 def _open_file(path: Path) -> Checkpoint:
+    require_file(path)
     # The library checks that the header is well-formed and that the tensors fill the file with no gap or overlap.
     try:
         with safe_open(path, framework="numpy"):
@@ -98,7 +106,9 @@ def _open_file(path: Path) -> Checkpoint:
         header_bytes = int.from_bytes(file[:8], "little")
         header: dict[str, Any] = json.loads(file[8 : 8 + header_bytes])
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{path} is not a valid safetensors file, it may be truncated or corrupt: {error}") from error
+        raise ModelError(
+            f"{path} is not a valid safetensors file, it may be truncated or corrupt: {one_line(error)}"
+        ) from error
     header.pop("__metadata__", None)
     content = np.frombuffer(file, np.uint8)
     # The change time cannot be set: it tells apart what copying tools give equal modification times.
@@ -129,29 +139,38 @@ class CheckpointWeights:
     """
 
     def __init__(self, checkpoint: Checkpoint, description: ModelDescription) -> None:
-        self._tensors: dict[str, WeightTensor] = {}
         self._checkpoint = checkpoint
         self._prefix = description.base_prefix
-        shapes = tensor_shapes(description.spec)
-        sources = dict(description.tensors)
-        if description.spec.tied_head:
+        self._places: dict[str, tuple[StoredTensor, TensorRef]] = {}
+        spec, sources = description.spec, dict(description.tensors)
+        if spec.tied_head:
             sources["embed.weight"] = self._tied(sources["embed.weight"], description.head_name)
         bytes_by_dtype: Counter[DType] = Counter()
         parts = []
-        for name, shape in shapes.items():
-            stored = self._require(sources[name].name)
-            tensor = self._tensors[name] = self._load(stored, sources[name], shape)
-            bytes_by_dtype[tensor.dtype] += tensor.data.nbytes
+        for name, shape in tensor_shapes(spec).items():
+            source = sources[name]
+            stored = self._require(source.name)
+            dtype = _check(stored, source, shape)
+            bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
+            self._places[name] = stored, source
             place = (*stored.version, stored.start, stored.dtype, stored.shape)
-            parts.append((name, shape, *place, sources[name].transpose, sources[name].rows))
+            parts.append((name, shape, *place, source.transpose, source.rows))
         self.dtype: DType = bytes_by_dtype.most_common(1)[0][0]
         self.identity: str | None = json.dumps(parts)
 
     def __getitem__(self, name: str) -> WeightTensor:
-        return self._tensors[name]
+        stored, source = self._places[name]
+        dtype = _DTYPES[stored.dtype]
+        data, mapped = _aligned(stored.data, STORAGE[dtype].newbyteorder("<"))
+        data = data.reshape(stored.shape)
+        if source.transpose:
+            data = data.T
+        if source.rows is not None:
+            data = data[source.rows[0] : source.rows[1]]
+        return WeightTensor(data, dtype, mapped, f"{stored.path}: tensor {source.name}")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._places)
 
     def _require(self, name: str) -> StoredTensor:
         stored = self._find(name)
@@ -170,38 +189,41 @@ class CheckpointWeights:
             return embedding
         if stored is None:
             return TensorRef(head_name)
-        if stored.dtype != head.dtype or not np.array_equal(stored.data, head.data):
+        if stored.dtype != head.dtype or not _equal(stored.data, head.data):
             raise ModelError(
                 f"{head.path}: config.json says that head and embedding are tied, but {head_name} and {embedding.name} "
                 "differ; set tie_word_embeddings to false in config.json if both are meant"
             )
         return embedding
 
-    @staticmethod
-    def _load(stored: StoredTensor, source: TensorRef, shape: tuple[int, ...]) -> WeightTensor:
-        if stored.dtype not in _DTYPES:
-            raise ModelError(
-                f"{stored.path}: tensor {source.name} is stored as {stored.dtype}; supported are {', '.join(_DTYPES)}"
-            )
-        dtype = _DTYPES[stored.dtype]
-        data, mapped = _aligned(stored.data, STORAGE[dtype].newbyteorder("<"))
-        data = data.reshape(stored.shape)
-        if source.transpose:
-            data = data.T
-        if source.rows is not None and data.ndim and data.shape[0] >= source.rows[1]:
-            data = data[source.rows[0] : source.rows[1]]
-        if data.shape != shape:
-            raise ModelError(
-                f"{stored.path}: tensor {source.name} has shape {stored.shape}, which does not fit config.json: "
-                f"the model needs {_needed(source, shape)}"
-            )
-        return WeightTensor(data, dtype, mapped)
+
+def _check(stored: StoredTensor, source: TensorRef, needed: tuple[int, ...]) -> DType:
+    """The tensor's dtype. Raises ModelError for one that is not supported, or another shape than is needed."""
+    if stored.dtype not in _DTYPES:
+        raise ModelError(
+            f"{stored.path}: tensor {source.name} is stored as {stored.dtype}; supported are {', '.join(_DTYPES)}"
+        )
+    shape = stored.shape[::-1] if source.transpose else stored.shape
+    if source.rows is not None and shape and shape[0] >= source.rows[1]:
+        shape = (source.rows[1] - source.rows[0], *shape[1:])
+    if shape != needed:
+        raise ModelError(
+            f"{stored.path}: tensor {source.name} has shape {stored.shape}, which does not fit config.json: "
+            f"the model needs {_needed(source, needed)}"
+        )
+    return _DTYPES[stored.dtype]
 
 
 def _aligned(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[NDArray[np.generic], bool]:
     """`data` as `dtype`, and whether it is no copy: one is made where a file's header has an odd length."""
     mapped = data.ctypes.data % dtype.itemsize == 0
     return (data if mapped else data.copy()).view(dtype), mapped
+
+
+def _equal(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> bool:
+    # A piece at a time: what numpy makes of a comparison is as large as what it compares.
+    pieces = range(0, len(a), _PIECE_BYTES)
+    return len(a) == len(b) and all(np.array_equal(a[i : i + _PIECE_BYTES], b[i : i + _PIECE_BYTES]) for i in pieces)
 
 
 def _needed(source: TensorRef, shape: tuple[int, ...]) -> str:

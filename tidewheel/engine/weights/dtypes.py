@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.devices.base import DType, KvCacheDType, WeightTensor
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models.wording import shown
 
 STORAGE: dict[DType, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -31,7 +32,7 @@ def parse_dtype(name: object) -> DType:
     for dtype in STORAGE:
         if name == dtype:
             return dtype
-    raise ModelError(f"dtype must be one of {', '.join(STORAGE)}, got {name!r}")
+    raise ModelError(f"dtype must be one of {', '.join(STORAGE)}, got {shown(name)}")
 
 
 def parse_kv_cache_dtype(name: str) -> KvCacheDType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Iterator
@@ -31,10 +32,16 @@ class DummyWeights:
         self.dtype: DType = dtype
         self.identity: str | None = None  # making them again costs less than keeping them
         self._shapes = tensor_shapes(spec)
-        normals = np.random.default_rng(seed).standard_normal(_PERIOD, dtype=np.float32) * np.float32(_SCALE)
+        self._seed = seed
+
+    @functools.cached_property
+    def _buffer(self) -> NDArray[Any]:
+        # Made when the first tensor is asked for: by then it is known that the model fits into the memory.
+        normals = np.random.default_rng(self._seed).standard_normal(_PERIOD, dtype=np.float32) * np.float32(_SCALE)
         largest = max(math.prod(shape) for shape in self._shapes.values())
-        self._buffer = np.resize(_as_dtype(normals, dtype), _PERIOD + largest)
-        self._buffer.flags.writeable = False
+        buffer = np.resize(_as_dtype(normals, self.dtype), _PERIOD + largest)
+        buffer.flags.writeable = False
+        return buffer
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models.wording import shown
 
 # What serving needs. Never pickle; not the copies in other formats that many repositories have in subfolders, nor the
 # unsharded duplicate that some keep beside the shards.
@@ -38,11 +39,15 @@ def resolve_encoder(model: str, download_dir: str | Path | None = None) -> Path:
 
 def _local_folder(model: str) -> Path | None:
     """None for what may be a hub id."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise ModelError(f"{model} is a file; give the folder that holds the model, or a hub id such as owner/name")
+    try:
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return folder
+        if folder.exists():
+            raise ModelError(f"{model} is a file; give the folder that holds the model, or a hub id such as owner/name")
+    except (OSError, ValueError, RuntimeError) as error:  # a name too long, a folder nobody may look into, no such home
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"{shown(model)} cannot be looked for: {reason}") from error
     if model.startswith(("/", "./", "../", "~")):
         raise ModelError(f"{model} does not exist")
     return None

@@ -56,7 +56,7 @@ class PackedCache:
     def read(self, weights: PackedWeights) -> bool:
         """Fill `weights` from the file. False, with `weights` as they were, if there is none that can be used."""
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=_without_waiting) as file:
                 checksum = self._read_header(file, _num_bytes(weights))
                 if not weights.read_weights(file.fileno(), _WEIGHTS_AT, checksum):
                     raise ValueError("its checksum does not fit its weights")
@@ -90,14 +90,15 @@ class PackedCache:
         magic, key, length, checksum = _HEADER.unpack(header)
         if (magic, key, length) != (_MAGIC, self._key, num_bytes):
             raise ValueError("it holds other weights")
-        if os.fstat(file.fileno()).st_size != _WEIGHTS_AT + length:
+        if os.fstat(file.fileno()).st_size != _WEIGHTS_AT + length:  # nor has anything but a regular file a length
             raise ValueError("it is not as long as it should be")
         return int(checksum)
 
     def _write(self, weights: PackedWeights, stopped: threading.Event) -> bool:
         # There is one temporary file a key, which a writer locks: what a killed one leaves is used up by the next.
         temporary = self.path.with_suffix(".tmp")
-        with temporary.open("ab", buffering=0) as file:  # to append: opening it must not harm what another writes
+        # To append: opening it must not harm what another writes.
+        with open(temporary, "ab", buffering=0, opener=_without_waiting) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.samestat(os.fstat(file.fileno()), temporary.stat()):
@@ -121,6 +122,10 @@ class PackedCache:
                     temporary.unlink()
                 raise
         return True
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe in the file's place is an error, not a reason to wait
 
 
 def _num_bytes(weights: PackedWeights) -> int:
