@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,12 @@ RANKER = {"architectures": ["BertForSequenceClassification"], "max_position_embe
         ({"config_sentence_transformers": {"prompts": []}, "config": BERT}, None),
         ({"config_sentence_transformers": {"prompts": [1]}}, "prompts must be an object"),
         ({"config_sentence_transformers": {"default_prompt_name": "query"}}, "default prompt 'query'"),
-        ({"config_sentence_transformers": {"model_type": "SparseEncoder"}}, "is a SparseEncoder"),
+        ({"config_sentence_transformers": {"model_type": "SparseEncoder"}}, "is a 'SparseEncoder'"),
         ({"config": {**RANKER, "id2label": {"0": "a", "1": "b"}}}, "2 labels"),
         ({"config": {**RANKER}}, "2 labels"),
         (
             {"config": {**RANKER, "num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.Tanh"}}},
-            "torch.nn.Tanh; known are Sigmoid, Identity",
+            "'torch.nn.Tanh'; known are Sigmoid, Identity",
         ),
         (
             {
@@ -108,6 +109,20 @@ def test_a_folder_without_a_graph_says_how_to_make_one(tmp_path: Path) -> None:
     (folder / "onnx" / "model.onnx").unlink()
     with pytest.raises(ModelError, match=r"no onnx/model.onnx.*backend='onnx'"):
         describe_encoder(folder)
+
+
+def test_files_that_would_keep_a_start_waiting_are_refused(tmp_path: Path) -> None:
+    folder = zoo.changed("bert", tmp_path / "model")
+    beside = folder / "onnx" / "model.onnx_data"
+    os.mkfifo(beside)
+    with pytest.raises(ModelError, match=r"model\.onnx_data is a named pipe"):
+        load_encoders([str(folder)])
+    beside.unlink()
+    for name in ("tokenizer.json", "onnx/model.onnx", "config.json"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(ModelError, match=rf"{name} is a named pipe"):
+            load_encoders([str(folder)])
 
 
 def test_without_onnxruntime_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import encoder_zoo as zoo
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,6 +141,17 @@ def test_a_graph_that_ignores_its_mask_runs_inputs_alone(tmp_path: Path, caplog:
     zoo.export("bert", folder / "onnx" / "model.onnx", with_mask=False)
     assert not load_folder(folder).takes_batches
     assert "one by one" in caplog.text
+
+
+def test_a_graph_whose_weights_are_not_finite_is_refused(tmp_path: Path) -> None:
+    folder = zoo.changed("bert", tmp_path / "model")
+    graph = folder / "onnx" / "model.onnx"
+    model = onnx.load(graph)
+    tensor = next(t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT and len(t.dims) == 1)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.full(tensor.dims, np.nan, np.float32), tensor.name))
+    onnx.save(model, graph)
+    with pytest.raises(ModelError, match=r"model.onnx does not run: it gives values that are not finite"):
+        load_folder(folder)
 
 
 def test_graphs_that_cannot_be_used_say_why(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models.folder import read_config
-from tidewheel.engine.models.generation import GenerationConfig, read_generation_config
+from tidewheel.engine.models.generation import GenerationConfig, read_generation_config, sampling_defaults
 
 
 def write(folder: Path, name: str, value: Any) -> None:
@@ -68,3 +68,45 @@ def test_no_config_json_is_refused(tmp_path: Path) -> None:
         read_config(tmp_path)
     with pytest.raises(ModelError, match="not a folder"):
         read_config(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("temperature", float("nan"), "between 0 and 100, got nan"),
+        ("temperature", -0.5, "between 0 and 100"),
+        ("temperature", 10**400, "between 0 and 100"),
+        ("top_p", 0, "above 0 and at most 1"),
+        ("top_p", float("inf"), "above 0 and at most 1"),
+        ("min_p", 1.5, "between 0 and 1"),
+        ("top_k", -2, "between 1 and 2147483647"),
+        ("top_k", 2**31, "between 1 and 2147483647"),
+        ("repetition_penalty", 0.0, "between 0.01 and 100"),
+    ],
+)
+def test_suggestions_that_no_request_could_make_are_refused(
+    tmp_path: Path, field: str, value: float, rule: str
+) -> None:
+    write(tmp_path, "generation_config.json", {field: value})
+    with pytest.raises(ModelError, match=rf"generation_config\.json: {field} must be {rule}"):
+        sampling_defaults(tmp_path, read_generation_config(tmp_path, {}))
+
+
+def test_suggestions_are_the_fields_that_are_there(tmp_path: Path) -> None:
+    write(tmp_path, "generation_config.json", {"temperature": 0.5, "top_k": 20.0, "top_p": None})
+    assert sampling_defaults(tmp_path, read_generation_config(tmp_path, {})) == {"temperature": 0.5, "top_k": 20}
+
+
+@pytest.mark.parametrize("top_k", [float("nan"), float("inf"), 2.5])
+def test_a_top_k_that_is_no_integer_is_refused(tmp_path: Path, top_k: float) -> None:
+    write(tmp_path, "generation_config.json", {"top_k": top_k})
+    with pytest.raises(ModelError, match="top_k must be an integer, got"):
+        read_generation_config(tmp_path, {})
+
+
+def test_end_tokens_are_bounded(tmp_path: Path) -> None:
+    assert len(read_generation_config(tmp_path, {"eos_token_id": [*range(1000)]}).eos_token_ids) == 1000
+    with pytest.raises(ModelError, match="eos_token_id has 1001 tokens, more than the 1000 there may be"):
+        read_generation_config(tmp_path, {"eos_token_id": [*range(1001)]})
+    with pytest.raises(ModelError, match="eos_token_id must be a token id"):
+        read_generation_config(tmp_path, {"eos_token_id": 2**31})

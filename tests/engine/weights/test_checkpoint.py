@@ -111,7 +111,7 @@ def test_shards_are_joined_by_the_index(tmp_path: Path) -> None:
 
     lost = weight_map[names[1]]
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {**weight_map, names[0]: lost}}))
-    with pytest.raises(ModelError, match=f"{lost} lacks tensor {names[0]}"):
+    with pytest.raises(ModelError, match=f"{lost} lacks tensor '{names[0]}'"):
         open_weights(tmp_path, what)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     (tmp_path / lost).unlink()

@@ -242,6 +242,22 @@ def test_a_folder_that_cannot_be_made_is_a_warning(folder: Path, caplog: pytest.
     np.testing.assert_array_equal(logits(executor), logits(load(folder, None)))
 
 
+def test_pipes_in_the_place_of_its_files_keep_nobody_waiting(
+    folder: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    load(folder, cache)
+    wait_until(lambda: "Kept packed weights" in caplog.text)
+    (entry,) = cache.iterdir()
+    entry.unlink()
+    for path in (entry, entry.with_suffix(".tmp")):
+        os.mkfifo(path)
+    executor = load(folder, cache)
+    assert "cannot be used and will be written anew" in caplog.text
+    wait_until(lambda: "could not be kept for the next start" in caplog.text)
+    executor.close()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_a_warning(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

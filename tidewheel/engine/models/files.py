@@ -46,9 +46,7 @@ def require_file(path: Path, max_bytes: int | None = None) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{path} is {_kind(status.st_mode)}; it must be a regular file")
     if max_bytes is not None and status.st_size > max_bytes:
-        raise ModelError(
-            f"{path} has {status.st_size} bytes; a file of its kind may have at most {max_bytes >> 20} MiB"
-        )
+        raise ModelError(f"{path} has {status.st_size} bytes; a file of its kind may have at most {_size(max_bytes)}")
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
@@ -79,3 +77,7 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
 def _kind(mode: int) -> str:
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def _size(count: int) -> str:
+    return f"{count} bytes" if count < 1 << 20 else f"{count >> 20} MiB"

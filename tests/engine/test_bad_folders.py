@@ -1,0 +1,165 @@
+"""`tidewheel serve FOLDER` on folders that are broken or hostile: one line that says what is wrong, and exit code 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tidewheel
+from tidewheel.server.start import DEMO_MODEL
+
+pytest.importorskip("tidewheel._native")
+
+MAIN = Path(tidewheel.__file__).with_name("__main__.py")
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+NORM = "model.norm.weight"
+Change = Callable[[Path], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The embedded model; its weights are a link."""
+    made = tmp_path / "model"
+    made.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(DEMO_MODEL / name, made / name)
+    (made / WEIGHTS).symlink_to(DEMO_MODEL / WEIGHTS)
+    return made
+
+
+def fails(*arguments: str) -> str:
+    """What a start says on stderr, which must be one line. It must neither serve nor wait for ever."""
+    done = subprocess.run(
+        [sys.executable, str(MAIN), "serve", "--port", "0", "--log-level", "error", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("tidewheel serve: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert len(done.stderr) < 1000
+    return done.stderr
+
+
+def fields(name: str, **values: Any) -> Change:
+    def change(folder: Path) -> None:
+        known = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(known | values))
+
+    return change
+
+
+def pipe(name: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def link(name: str, target: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return change
+
+
+def weights(content: bytes) -> Change:
+    def change(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / WEIGHTS).write_bytes(content)
+
+    return change
+
+
+def index(**weight_map: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / WEIGHTS).rename(folder / "a.safetensors")
+        (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+    return change
+
+
+def poisoned(tensor: str, value: float) -> Change:
+    def change(folder: Path) -> None:
+        content = bytearray((folder / WEIGHTS).read_bytes())
+        (length,) = struct.unpack_from("<Q", content)
+        start = json.loads(content[8 : 8 + length])[tensor]["data_offsets"][0]
+        bits = int(np.array(value, np.float32).view(np.uint32)) >> 16
+        struct.pack_into("<H", content, 8 + length + start + 10, bits)
+        weights(bytes(content))(folder)
+
+    return change
+
+
+BAD: dict[str, tuple[Change, str]] = {
+    "head_dim": (fields("config.json", head_dim=10**9), "config.json: a head has 1000000000 dimensions, more than"),
+    "hidden_size": (fields("config.json", hidden_size=2**30, head_dim=64), "which does not fit config.json"),
+    "positions": (fields("config.json", max_position_embeddings=10**12), "max_position_embeddings must be a positive"),
+    "temperature": (
+        fields("generation_config.json", temperature=float("nan")),
+        "generation_config.json: temperature must be between 0 and 100, got nan",
+    ),
+    "top_k": (fields("generation_config.json", top_k=-7), "generation_config.json: top_k must be between 1 and"),
+    "end tokens": (
+        fields("generation_config.json", eos_token_id=[*range(10**6)]),
+        "1000000 tokens, more than the 1000",
+    ),
+    "pipe for a config": (pipe("config.json"), "config.json is a named pipe; it must be a regular file"),
+    "pipe for weights": (pipe(WEIGHTS), "model.safetensors is a named pipe"),
+    "pipe for a tokenizer": (pipe("tokenizer.json"), "tokenizer.json is a named pipe"),
+    "pipe for a template": (pipe("chat_template.jinja"), "chat_template.jinja is a named pipe"),
+    "endless tokenizer": (link("tokenizer.json", "/dev/zero"), "tokenizer.json is a device"),
+    "link to nowhere": (link("generation_config.json", "nowhere"), "generation_config.json is a link to a file that"),
+    "header": (weights(struct.pack("<Q", 2**60) + b"{}"), "not a valid safetensors file"),
+    "path outside": (index(**{NORM: "../../etc/passwd"}), "'../../etc/passwd', which is not a file name"),
+    "many lines": (index(**{NORM: "a\nb\x1b[31m"}), r"'a\nb\x1b[31m', which is not a file name"),
+    "many names": (index(**{f"{NORM}{i}": "a.safetensors" for i in range(10**5)}), "lacks tensor"),
+    "nan": (
+        poisoned("model.layers.3.mlp.up_proj.weight", float("nan")),
+        "model.safetensors: tensor model.layers.3.mlp.up_proj.weight has 1 value that is not finite (infinite or NaN)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_folder_is_refused_in_one_line(name: str, folder: Path) -> None:
+    change, said = BAD[name]
+    change(folder)
+    assert said in fails(str(folder))
+
+
+def test_weights_that_would_be_rounded_to_numbers_are_refused_too(folder: Path) -> None:
+    poisoned("model.embed_tokens.weight", float("inf"))(folder)
+    assert "tensor model.embed_tokens.weight has 1 value" in fails(str(folder), "--quantization", "int8-channel")
+
+
+def test_random_weights_that_no_machine_could_hold_are_refused_before_they_are_made(folder: Path) -> None:
+    fields("config.json", hidden_size=2**30)(folder)
+    assert "do not fit into" in fails(str(folder), "--load-format", "dummy")
+
+
+def test_defaults_of_another_folder_are_within_the_engines_ranges(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"top_p": NaN}')
+    said = fails(str(folder), "--generation-config", str(tmp_path))
+    assert "--generation-config: " in said
+    assert "generation_config.json: top_p must be above 0 and at most 1, got nan" in said
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "~nobody-has-this-name/model"])
+def test_names_that_can_be_no_folder(name: str) -> None:
+    assert "cannot be looked for" in fails(name)
