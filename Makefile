@@ -1,4 +1,5 @@
 # One command serves, one command checks. All that is made is made inside $(VENV); nothing outside is touched.
+# What only the system can bring (a browser, a C++ test framework) is looked for: see tests/system_tools.py.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -28,6 +29,12 @@ BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 SOURCES := pyproject.toml CMakeLists.txt \
     $(shell find tidewheel native \( -name __pycache__ -o -path tidewheel/server/demo/training \) -prune -o -print)
 
+# What a target leaves out is a line of a file of its own in $(SKIPPED).
+SKIPPED := $(abspath $(VENV))/skipped
+BEGIN = rm -f $(SKIPPED)/$@
+NEED = TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(PYTHON) tests/system_tools.py need
+REPORT = $(PYTHON) tests/system_tools.py report $(addprefix $(SKIPPED)/,$^)
+
 INSTALL := $(PIP) install --quiet --no-build-isolation \
     --config-settings=build-dir=$(NATIVE_BUILD) --config-settings=cmake.define.TIDEWHEEL_TESTS=OFF \
     --config-settings=cmake.define.TIDEWHEEL_WERROR=$(WERROR)
@@ -35,7 +42,7 @@ INSTALL := $(PIP) install --quiet --no-build-isolation \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint format native-test cross-test python-test bench image lock clean
+.PHONY: help serve test lint format native-test cross-test python-test bench image lock clean missing-tools
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,9 +54,14 @@ serve: $(VENV)/.installed  ## build, install and serve the embedded model (MODEL
 bench: $(VENV)/.installed  ## measure this machine: prefill, decode, start-up, memory (MODEL=, ARGS= override)
 	$(BIN)/tidewheel bench $(MODEL) $(ARGS)
 
-test: lint native-test python-test  ## lint, types, C++ tests and Python tests
+test: missing-tools lint native-test python-test  ## lint, types, C++ tests and Python tests
+	@$(REPORT)
+
+missing-tools:  # before anything takes long
+	@$(PYTHON) tests/system_tools.py missing test
 
 lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolint
+	@$(BEGIN)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --strict load_tests/*.py
@@ -58,7 +70,8 @@ lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolin
 	@if [ -x $(BIN)/hadolint ]; then \
 	    echo $(BIN)/hadolint Dockerfile.*; $(BIN)/hadolint Dockerfile.*; \
 	else \
-	    echo 'hadolint has no build for this machine: the Dockerfiles were not checked'; \
+	    mkdir -p $(SKIPPED); \
+	    echo 'Skipped: the check of the Dockerfiles needs hadolint, which has no build for this machine' | tee $(SKIPPED)/$@; \
 	fi
 
 format: $(VENV)/.test-tools  ## lay the Python sources out with ruff
@@ -66,8 +79,9 @@ format: $(VENV)/.test-tools  ## lay the Python sources out with ruff
 	$(BIN)/ruff format .
 
 native-test: $(VENV)/.test-tools $(VENV)/.installed  ## the C++ tests
-	$(BIN)/cmake -S . -B $(NATIVE_BUILD) -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR)
-	$(BIN)/cmake --build $(NATIVE_BUILD)
+	@$(BEGIN); $(NEED) doctest || exit 0; set -ex; \
+	$(BIN)/cmake -S . -B $(NATIVE_BUILD) -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR); \
+	$(BIN)/cmake --build $(NATIVE_BUILD); \
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
 
 CROSS_ARCHITECTURES := aarch64 s390x
@@ -76,20 +90,19 @@ cross-test-%: COMPILER = $*-linux-gnu
 cross-test-ppc64le: COMPILER = powerpc64le-linux-gnu
 
 cross-test: $(VENV)/.test-tools $(addprefix cross-test-,$(CROSS_ARCHITECTURES))  ## the C++ tests for other processors, in qemu
+	@$(REPORT)
 
 # A level is tested on the oldest processor of qemu that has it, where an instruction above the level faults, and on others.
 cross-test-%: $(VENV)/.test-tools
-	@set -e; for tool in $(COMPILER)-g++ qemu-$*-static; do command -v $$tool >/dev/null && continue; \
-	    echo "no $$tool: the C++ tests were not run for $* (apt-get install g++-$(COMPILER) qemu-user-static)"; \
-	    [ -z "$$TIDEWHEEL_REQUIRE_CLIENTS" ]; exit; \
-	done; set -x; \
+	@$(BEGIN); $(NEED) doctest $(COMPILER)-g++ qemu-$*-static || exit 0; set -ex; \
 	$(BIN)/cmake -G Ninja -S . -B $(VENV)/cross/$* --toolchain cmake/$*-linux-gnu.cmake -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR); \
 	$(BIN)/cmake --build $(VENV)/cross/$*; \
 	$(BIN)/ctest --test-dir $(VENV)/cross/$* --output-on-failure --no-tests=error --parallel $$(nproc)
 
 # The command and not `python -m pytest`, which would put the sources before the installed package.
 python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses)
-	$(BIN)/pytest $(PYTEST_ARGS)
+	@$(BEGIN)
+	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(BIN)/pytest $(PYTEST_ARGS)
 
 image:  ## docker build of Dockerfile.cpu (IMAGE_FOR=arm or s390x, IMAGE=, BASE= override)
 	docker build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
@@ -135,6 +148,4 @@ $(VENV)/.node-clients: tests/clients/package.json tests/clients/package-lock.jso
 	@if command -v npm >/dev/null; then \
 	    set -ex; mkdir -p $(VENV)/node; cp $^ $(VENV)/node; \
 	    npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
-	else \
-	    echo 'npm is not installed: nothing was tested with the openai package for Node.js'; \
 	fi

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import encoder_zoo as zoo
 import pytest
 from server.conftest import RunningServer, StartServer, demo_server, start_server
+from system_tools import require
 
 from tidewheel.engine.encoders.launch import load_encoders
 
@@ -43,14 +43,12 @@ def slow(start_server: StartServer) -> RunningServer:
 def run_node() -> RunScenario:
     """Runs a scenario of openai_scenarios.cjs against the server of a URL and returns its result.
 
-    Without Node.js the tests are skipped, or fail where TIDEWHEEL_REQUIRE_CLIENTS is set.
+    Without Node.js the tests are skipped.
     """
-    node = shutil.which("node")
-    if node is None or not (NODE_MODULES / "openai").is_dir():
-        message = "node is not installed" if node is None else f"there is no openai in {NODE_MODULES}: run `make test`"
-        if os.environ.get("TIDEWHEEL_REQUIRE_CLIENTS"):
-            pytest.fail(message)
-        pytest.skip(message)
+    node = require("node")
+    if not (NODE_MODULES / "openai").is_dir():
+        require("npm")
+        pytest.fail(f"there is no openai in {NODE_MODULES}: run `make python-test`")
 
     def run(scenario: str, url: str, **arguments: Any) -> Any:
         settings = {"baseURL": f"{url}/v1", "apiKey": "secret", "maxRetries": 0}

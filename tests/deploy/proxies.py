@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
+from system_tools import require
 
 ROOT = Path(__file__).parents[2]
-_FOLDERS_OF_ROOT = "/usr/sbin:/sbin"  # not in everyone's path
 _NGINX = """
 daemon off;
 worker_processes 1;
@@ -38,7 +36,7 @@ class Proxy:
     """nginx or haproxy with its example configuration, whose ports are those of the test."""
 
     def __init__(self, kind: str, replicas: Sequence[int], folder: Path) -> None:
-        program = find_program(kind)
+        program = require(kind)
         self.kind = kind
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -66,19 +64,6 @@ class Proxy:
     def _listens(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-def find_program(name: str, *, required: bool = True) -> str:
-    """Where it is installed.
-
-    Without it the test is skipped, or if it is `required` fails where TIDEWHEEL_REQUIRE_CLIENTS is set.
-    """
-    program = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_FOLDERS_OF_ROOT}")
-    if program is None:
-        if required and os.environ.get("TIDEWHEEL_REQUIRE_CLIENTS"):
-            pytest.fail(f"{name} is not installed")
-        pytest.skip(f"{name} is not installed")
-    return program
 
 
 def _place(source: Path, listen: str, own: str, replicas: Sequence[int], folder: Path) -> Path:

@@ -13,8 +13,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from deploy.proxies import ROOT, find_program
+from deploy.proxies import ROOT
 from server.conftest import ServerProcess, StartServer, dummy_model, start_server
+from system_tools import require
 
 from tidewheel.server.options import ModelOptions, ServerOptions, parse_options
 
@@ -74,8 +75,9 @@ def test_kubernetes_takes_the_manifests(version: str) -> None:
 
 
 def test_kustomize_puts_them_together() -> None:
-    kubectl = find_program("kubectl", required=False)
-    done = subprocess.run([kubectl, "kustomize", str(KUBERNETES)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [require("kubectl"), "kustomize", str(KUBERNETES)], capture_output=True, text=True, check=True
+    )
     made = {o["kind"]: o for o in yaml.safe_load_all(done.stdout)}
     for found in made.values():
         kubernetes_validate.validate(found, NEWEST, strict=True)
@@ -130,7 +132,7 @@ def unit(tmp_path: Path) -> Path:
 
 
 def test_systemd_takes_the_unit(unit: Path) -> None:
-    command = [find_program("systemd-analyze"), "verify", "--man=no", str(unit)]
+    command = [require("systemd-analyze"), "verify", "--man=no", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     unit.write_text(unit.read_text().replace("TimeoutStopSec", "TimeoutStoppSec"))
@@ -138,7 +140,7 @@ def test_systemd_takes_the_unit(unit: Path) -> None:
 
 
 def test_the_unit_lets_the_service_do_little(unit: Path) -> None:
-    command = [find_program("systemd-analyze"), "security", "--offline=yes", "--no-pager", str(unit)]
+    command = [require("systemd-analyze"), "security", "--offline=yes", "--no-pager", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "offline" in done.stderr:
         pytest.skip("systemd is older than 250")

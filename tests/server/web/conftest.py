@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from system_tools import require
 
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-background-networking"
     " --disable-component-update --disable-sync --no-first-run"
@@ -29,13 +27,8 @@ expect.set_options(timeout=20_000)  # ms, for machines that are busy with other 
 # Not for the whole session: while Playwright lives, no other test of this thread can have an event loop.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Headless Chromium. Without one the tests are skipped, or fail where TIDEWHEEL_REQUIRE_CLIENTS is set."""
-    path = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
-    if path is None:
-        message = f"no browser: none of {', '.join(CHROMIUM_NAMES)} is installed"
-        if os.environ.get("TIDEWHEEL_REQUIRE_CLIENTS"):
-            pytest.fail(message)
-        pytest.skip(message)
+    """Headless Chromium. Without one the tests are skipped."""
+    path = require("chromium")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield chromium
