@@ -15,10 +15,11 @@ from fuzz.harness import Harness, in_folder, written
 
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.folder import read_config
-from tidewheel.engine.models.generation import read_generation_config
+from tidewheel.engine.models.generation import read_generation_config, sampling_defaults
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.text import Tokenizer
 from tidewheel.engine.weights.checkpoint import CheckpointWeights, open_checkpoint
+from tidewheel.engine.weights.finite import require_finite
 from tidewheel.server.chat.templates import ChatTemplate
 
 TEMPLATE = (
@@ -43,6 +44,10 @@ CONFIGS = [
     {"architectures": ["OPTForCausalLM"], "vocab_size": 20, "hidden_size": 8, "ffn_dim": 12, "num_hidden_layers": 1,
      "num_attention_heads": 2, "max_position_embeddings": 64, "word_embed_proj_dim": 8, "activation_function": "relu"},
 ]  # fmt: skip
+GENERATION_CONFIG: dict[str, Any] = {
+    "bos_token_id": 1, "eos_token_id": [2, 3], "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20,
+    "min_p": 0.05, "repetition_penalty": 1.1,
+}  # fmt: skip
 
 
 def checkpoint() -> bytes:
@@ -64,15 +69,14 @@ def checkpoint() -> bytes:
 
 def read_checkpoint(folder: Path) -> None:
     weights = CheckpointWeights(open_checkpoint(folder), describe(CONFIG))
-    for name in weights:
-        weights[name].data.sum()
+    require_finite([weights[name] for name in weights])
 
 
 def read_description(folder: Path) -> None:
     config = read_config(folder)
     spec = describe(config).spec
     tensor_shapes(spec)
-    read_generation_config(folder, config)
+    sampling_defaults(folder, read_generation_config(folder, config))
 
 
 def use_tokenizer(folder: Path) -> None:
@@ -125,6 +129,12 @@ SENTENCEPIECE_CONFIG: dict[str, Any] = {
 FOLDERS: dict[str, Harness] = {
     "safetensors": Harness(in_folder(lambda data: {"model.safetensors": data}, read_checkpoint), [checkpoint()]),
     "config": Harness(in_folder(lambda data: {"config.json": data}, read_description), written(*CONFIGS)),
+    "generation-config": Harness(
+        in_folder(
+            lambda data: {"config.json": json.dumps(CONFIG).encode(), "generation_config.json": data}, read_description
+        ),
+        written(GENERATION_CONFIG),
+    ),
     "tokenizer": Harness(in_folder(lambda data: {"tokenizer.json": data}, use_tokenizer), [TOKENIZER]),
     "tokenizer-config": Harness(
         in_folder(lambda data: {"tokenizer_config.json": data, "tokenizer.json": TOKENIZER}, use_tokenizer),
