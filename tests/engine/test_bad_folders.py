@@ -153,6 +153,13 @@ def test_random_weights_that_no_machine_could_hold_are_refused_before_they_are_m
     assert "do not fit into" in fails(str(folder), "--load-format", "dummy")
 
 
+def test_a_step_that_no_machine_has_the_memory_for_is_refused(folder: Path) -> None:
+    fields("config.json", hidden_size=2, intermediate_size=2**27, num_hidden_layers=1)(folder)
+    said = fails(str(folder), "--load-format", "dummy", "--max-num-batched-tokens", "65536")
+    assert "a step of 65536 tokens takes" in said
+    assert "lower --max-num-batched-tokens" in said
+
+
 def test_defaults_of_another_folder_are_within_the_engines_ranges(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"top_p": NaN}')
     said = fails(str(folder), "--generation-config", str(tmp_path))

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 _LARGEST_DEFAULT_CACHE = 4 * _GIB
+_ACTIVATION_BYTES = 4
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
 
@@ -166,6 +167,7 @@ class EngineLoad:
             weight_bytes=model.weight_bytes,
             memory=memory,
         )
+        _check_step(options, model.spec, memory)
         logger.info("%s", _memory_text(memory, model.weight_bytes))
         self._cancellation = Cancellation()
         self._executor: Executor | None = None
@@ -322,6 +324,22 @@ def _check_room(weight_bytes: int, cache_bytes: int, memory: Memory) -> None:
         raise ModelError(f"{needed} do not fit into the {ceiling}: {', or '.join(advice)}")
     if weight_bytes + cache_bytes > memory.available:
         logger.warning("There is less memory than %s may come to take: %s", needed, _memory_text(memory, weight_bytes))
+
+
+def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> None:
+    # Its pages appear with the first long prompt, which would end the server.
+    widest = max(
+        layer.attention.head_dim * 2 * (layer.attention.num_heads + layer.attention.num_kv_heads)
+        + layer.mlp.intermediate_size * (2 if layer.mlp.gated else 1)
+        for layer in spec.layers
+    )
+    tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
+    needed = (tokens * (widest + 2 * spec.hidden_size) + rows * spec.vocab_size) * _ACTIVATION_BYTES
+    if memory.ceiling is not None and needed > memory.ceiling:
+        raise ModelError(
+            f"a step of {tokens} tokens takes {needed / _GIB:.2f} GiB beside the weights, more than the "
+            f"{memory.ceiling / _GIB:.2f} GiB of memory there are: lower --max-num-batched-tokens or --max-num-seqs"
+        )
 
 
 def _memory_text(memory: Memory, weight_bytes: int) -> str:
