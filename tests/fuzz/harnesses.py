@@ -25,7 +25,7 @@ from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import ApiError
 from tidewheel.server.protocol.chat import ChatCompletionRequest, Tool, ToolFunction
 from tidewheel.server.protocol.completions import CompletionRequest
-from tidewheel.server.protocol.decode import BodyDecoder
+from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 from tidewheel.server.protocol.embeddings import EmbeddingRequest
 from tidewheel.server.protocol.messages import CountTokensRequest, MessagesRequest
 from tidewheel.server.protocol.response_items import ItemReference
@@ -111,7 +111,7 @@ def body(
     *seeds: dict[str, Any],
     prepare: Callable[[Any], None] | None = None,
 ) -> Harness:
-    decode = BodyDecoder(body_type, prepare)
+    decode = BodyDecoder(body_type, prepare, notes=ParameterNotes())
 
     def run(data: bytes) -> None:
         # `as_api_error` answers a RecursionError as a body that is nested too deeply.

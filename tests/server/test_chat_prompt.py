@@ -127,7 +127,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "function", "name": "f", "content": "3"}]}, "messages[0].role", "role tool"),
     ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call", "send tool_calls"),
     ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio", "not supported"),
-    ({"verbosity": "low"}, "verbosity", "unless it is medium"),
     ({"verbosity": "huge"}, "verbosity", "huge"),
     ({"prediction": {"type": "content", "content": "x"}}, "prediction", "not supported"),
     ({"modalities": ["text", "audio"]}, "modalities", "unless"),

@@ -302,7 +302,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**HI, "speed": "fast"}, "speed"),
     ({**HI, "container": "c"}, "container"),
     ({**HI, "mcp_servers": []}, "mcp_servers"),
-    ({**HI, "context_management": {}}, "context_management"),
     ({**HI, "max_completion_tokens": 4}, "max_completion_tokens"),
 ]  # fmt: skip
 

@@ -1,4 +1,16 @@
-"""The errors that the engine raises on purpose. Each message says what was wrong and what would be right."""
+"""The errors that the engine raises on purpose. Each message says what was wrong and what would be right.
+
+What a client sent is repeated in them by `quoted` and `shortened`, which bound its length.
+"""
+
+from __future__ import annotations
+
+import reprlib
+
+MAX_QUOTED = 100  # characters of what a client sent, in an error, a header or a line of the log
+
+_repr = reprlib.Repr()  # looks at no more of a list or an object than it shows
+_repr.maxstring = _repr.maxother = MAX_QUOTED
 
 
 class TidewheelError(Exception):
@@ -26,3 +38,13 @@ class InvalidRequestError(TidewheelError):
 
 class EngineDeadError(TidewheelError):
     """The engine thread has failed or stopped; no request will be served any more."""
+
+
+def shortened(text: str) -> str:
+    """The first MAX_QUOTED characters of what a client sent."""
+    return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
+
+
+def quoted(value: object) -> str:
+    """A value that a client sent, as Python writes it, without its middle if it is long."""
+    return shortened(_repr.repr(value))

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.engine.errors import InvalidRequestError, quoted
 
 if TYPE_CHECKING:
     from tidewheel.engine.constraints.constraint import TokenConstraints
@@ -86,7 +86,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         def require(ok: bool, param: str, rule: str) -> None:
             if not ok:
-                raise InvalidRequestError(f"{param} must be {rule}, got {getattr(self, param)!r}", param)
+                raise InvalidRequestError(f"{param} must be {rule}, got {quoted(getattr(self, param))}", param)
 
         require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0")
         require(0.0 <= self.temperature <= 100.0, "temperature", "between 0 and 100")
@@ -98,7 +98,10 @@ class SamplingParams:
         require(0.01 <= self.repetition_penalty <= 100.0, "repetition_penalty", "between 0.01 and 100")
         require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "between -2 and 2")
         require(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "between -2 and 2")
-        require(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
+        for token, bias in self.logit_bias.items():
+            if not -100.0 <= bias <= 100.0:
+                rule = f"logit_bias must be between -100 and 100, got {bias} for token {token}"
+                raise InvalidRequestError(rule, "logit_bias")
         require(self.min_tokens >= 0, "min_tokens", "at least 0")
         require(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
         require(all(self.stop), "stop", "strings that are not empty")

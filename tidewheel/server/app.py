@@ -45,8 +45,10 @@ from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.middleware import BodyLimit, RequestId
 from tidewheel.server.prompts import PromptEncoder
+from tidewheel.server.protocol.decode import ParameterNotes
 from tidewheel.server.reports import RequestReports
 from tidewheel.server.responses.store import ResponseStore
+from tidewheel.server.tidy_path import TidyPath
 from tidewheel.server.tracing import TraceContext
 
 
@@ -85,6 +87,7 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
     )
     formatter = LogprobsFormatter(tokenizer)
     store = ResponseStore(options.max_stored_responses)
+    notes = ParameterNotes(options.unknown_parameters)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -103,15 +106,15 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
 
     app = Starlette(
         routes=[
-            *ChatEndpoint(path, formatter, metrics, fingerprint).routes(),
-            *ResponsesEndpoints(path, formatter, metrics, defaults, store).routes(),
+            *ChatEndpoint(path, formatter, metrics, fingerprint, notes=notes).routes(),
+            *ResponsesEndpoints(path, formatter, metrics, defaults, store, notes=notes).routes(),
             *StoredResponsesEndpoints(store).routes(),
-            *MessagesEndpoints(path, metrics).routes(),
-            *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint).routes(),
+            *MessagesEndpoints(path, metrics, notes=notes).routes(),
+            *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint, notes=notes).routes(),
             *models.routes(),
-            *TokenizeEndpoints(models, encoder, renderer).routes(),
-            *EmbeddingsEndpoint(encoders, encoder).routes(),
-            *ScoringEndpoints(encoders, encoder).routes(),
+            *TokenizeEndpoints(models, encoder, renderer, notes=notes).routes(),
+            *EmbeddingsEndpoint(encoders, encoder, notes=notes).routes(),
+            *ScoringEndpoints(encoders, encoder, notes=notes).routes(),
             *health_routes(engine, encoder_engine),
             *metrics_routes(metrics, encoder_metrics),
             *operations_routes(engine, options.shown_options),
@@ -122,7 +125,11 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
         lifespan=lifespan,
     )
     if options.docs:
-        app.router.routes += docs_routes(app.routes, _open_paths(options) if options.api_keys else None)
+        app.router.routes += docs_routes(
+            app.routes,
+            _open_paths(options) if options.api_keys else None,
+            refuses_unknown=options.unknown_parameters == "refuse",
+        )
     return app
 
 
@@ -158,6 +165,7 @@ def _middleware(options: AppOptions) -> list[Middleware]:
             send_header=options.request_id_headers,
             access_log=options.log_access,
         ),
+        Middleware(TidyPath),
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
         *options.middleware,
     ]

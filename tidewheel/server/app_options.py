@@ -50,6 +50,7 @@ class AppOptions:
     default_chat_template_kwargs: Mapping[str, Any] | None = None
     trust_request_chat_template: bool = False
     max_stored_responses: int = 1000
+    unknown_parameters: str = "refuse"
     max_body_bytes: int = 32 * 2**20
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     tracer: Tracer | None = None
@@ -82,6 +83,7 @@ def read_app_options(options: ServerOptions, names: Sequence[str], shown_options
         default_chat_template_kwargs=options.default_chat_template_kwargs,
         trust_request_chat_template=options.trust_request_chat_template,
         max_stored_responses=options.max_stored_responses,
+        unknown_parameters=options.unknown_parameters,
         max_body_bytes=options.max_body_size,
         admission=AdmissionLimits(
             max_queue=options.max_queue,

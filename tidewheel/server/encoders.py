@@ -17,6 +17,7 @@ from starlette.requests import Request
 from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.engine.errors import quoted
 from tidewheel.server.admission import EndRate, check_backlog, request_timeout
 from tidewheel.server.encoder_metrics import EncoderMetrics
 from tidewheel.server.errors import ApiError, ClientGone, bad_request
@@ -122,7 +123,7 @@ class ServedEncoders:
         if encoder is not None:
             return encoder
         served = ", ".join(self._engine.encoders)
-        wanted = "a model that can do this" if name is None else f"the embedding model {name!r}"
+        wanted = "a model that can do this" if name is None else f"the embedding model {quoted(name)}"
         hint = f"served: {served}" if served else "start the server with --embedding-model FOLDER_OR_HUB_ID"
         raise ApiError(
             HTTPStatus.NOT_FOUND, f"{wanted} is not served here; {hint}", param="model", code="model_not_found"

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler, Receive, Scope, Send
 
-from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
+from tidewheel.engine.errors import EngineDeadError, InvalidRequestError, shortened
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +123,10 @@ async def _on_http_exception(request: Request, failure: Exception) -> Response:
     assert isinstance(failure, HTTPException)
     message = str(failure.detail)
     if failure.status_code == HTTPStatus.NOT_FOUND:
-        message = f"there is nothing at {request.url.path}"
+        message = f"there is nothing at {shortened(request.url.path)}"
     elif failure.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (failure.headers or {}).get("Allow", "another method")
-        message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
+        message = f"{shortened(request.url.path)} does not take {request.method}; it takes {allowed}"
     return error_response(ApiError(failure.status_code, message), failure.headers)
 
 

@@ -17,12 +17,12 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.errors import TidewheelError, shortened
 from tidewheel.server.errors import ApiError, as_api_error, error_response
 
 access_logger = logging.getLogger("tidewheel.access")
 
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
 
 
 class RequestId:
@@ -132,7 +132,7 @@ def import_middleware(path: str) -> Middleware:
 
 def _log_access(scope: Scope, status: int, request_id: str) -> None:
     host, port = scope.get("client") or ("-", 0)
-    method, path = scope["method"], quote(scope["path"])
+    method, path = scope["method"], quote(shortened(scope["path"]))
     fields = {"client": host, "method": method, "path": path, "status": status, "request_id": request_id}
     access_logger.info(
         '%s:%d "%s %s" %d x-request-id=%s', host, port, method, path, status, request_id, extra={"fields": fields}

@@ -53,8 +53,13 @@ def declared(route: BaseRoute) -> Operation | None:
     return found
 
 
-def document(routes: Iterable[BaseRoute], *, root_path: str, open_paths: Set[str] | None) -> Schema:
-    """The document of all routes with an operation. All but `open_paths` need an API key; None: there are no keys."""
+def document(
+    routes: Iterable[BaseRoute], *, root_path: str, open_paths: Set[str] | None, refuses_unknown: bool = True
+) -> Schema:
+    """The document of all routes with an operation. All but `open_paths` need an API key; None: there are no keys.
+
+    `refuses_unknown` says whether bodies may only have parameters that exist.
+    """
     described = [(route, found) for route in routes if isinstance(route, Route) and (found := declared(route))]
     kinds = {
         kind: [value for _, found in described if (value := getattr(found, kind)) is not None]
@@ -67,6 +72,9 @@ def document(routes: Iterable[BaseRoute], *, root_path: str, open_paths: Set[str
     answers = reachable([schemas[name] for name in ("response", "events", "error")], components)
     for name in components.keys() - answers:
         _leave_out_unsupported(components[name])
+    if not refuses_unknown:
+        for request in kinds["request"]:
+            components[refs(request)["$ref"].removeprefix(REF)].pop("additionalProperties", None)
     paths: Schema = {}
     for route, found in described:
         shared = _operation(route, found, refs, components)

@@ -199,6 +199,12 @@ class ServerOptions:
     )
     max_prompts: int = option(1024, "most prompts of one request", parse=positive_count, metavar="N")
     max_n: int = option(128, "most choices (n, best_of) of one prompt", parse=positive_count, metavar="N")
+    unknown_parameters: str = option(
+        "refuse",
+        "what becomes of a request's parameters that do not exist: an error that names them, a line in the log (once a "
+        "name), or nothing",
+        choices=("refuse", "warn", "ignore"),
+    )
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
     )

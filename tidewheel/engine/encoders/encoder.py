@@ -14,7 +14,7 @@ from tidewheel.engine.encoders.description import EncoderDescription
 from tidewheel.engine.encoders.graph import OnnxGraph
 from tidewheel.engine.encoders.pooling import Floats, cosines, normalized, pool
 from tidewheel.engine.encoders.tokenization import EncoderInput, EncoderTokenizer
-from tidewheel.engine.errors import InvalidRequestError, ModelError
+from tidewheel.engine.errors import InvalidRequestError, ModelError, quoted
 from tidewheel.engine.models.wording import one_line
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Embedder(Encoder):
         if name is not None:
             if name not in self.prompts:
                 known = ", ".join(self.prompts) or "none"
-                raise InvalidRequestError(f"{self.name} has no prompt {name!r}; it has {known}", "prompt_name")
+                raise InvalidRequestError(f"{self.name} has no prompt {quoted(name)}; it has {known}", "prompt_name")
             prompt = self.prompts[name]
         item = self.tokenizer.encode(prompt + text, add_special_tokens=add_special_tokens, truncate_to=truncate_to)
         if prompt and not self._pools_prompt:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from tidewheel.engine.errors import quoted
 from tidewheel.server.chat.sealed_reasoning import unseal_reasoning
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol import chat
@@ -43,7 +44,7 @@ def check_tool_types(body: Any) -> None:
     for i, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "custom":
-            raise unsupported(f"tools[{i}].type", f": {kind!r}; define a tool of your own with an input_schema")
+            raise unsupported(f"tools[{i}].type", f": {quoted(kind)}; define a tool of your own with an input_schema")
 
 
 def chat_request(body: CountTokensRequest) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:

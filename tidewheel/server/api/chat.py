@@ -32,19 +32,28 @@ from tidewheel.server.protocol.chat import (
     ToolCall,
     ToolCallDelta,
 )
-from tidewheel.server.protocol.decode import BodyDecoder
+from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
+from tidewheel.server.protocol.usage import Usage
 from tidewheel.server.streaming import AnswerFrames, EventStream, around_text, encode_json, event
 
 
 class ChatEndpoint:
     """Answers conversations in OpenAI's shapes."""
 
-    def __init__(self, path: ChatPath, formatter: LogprobsFormatter, metrics: ServerMetrics, fingerprint: str) -> None:
+    def __init__(
+        self,
+        path: ChatPath,
+        formatter: LogprobsFormatter,
+        metrics: ServerMetrics,
+        fingerprint: str,
+        *,
+        notes: ParameterNotes,
+    ) -> None:
         self._path = path
         self._formatter = formatter
         self._metrics = metrics
         self._fingerprint = fingerprint
-        self._decode = BodyDecoder(ChatCompletionRequest)
+        self._decode = BodyDecoder(ChatCompletionRequest, notes=notes)
 
     def routes(self) -> list[Route]:
         """The endpoint."""
@@ -127,6 +136,8 @@ class _Frames:
         self._around_text: dict[int, tuple[bytes, bytes] | None] = {}
 
     def frame(self, index: int, output: RequestOutput) -> bytes:
+        begins = index not in self._around_text
+        usage_before = self._usage_before(output) if begins and self._continuous_usage else None
         delta = self._run.delta(index, output)
         pieces = delta.pieces
         around = self._around_text.get(index)
@@ -135,7 +146,7 @@ class _Frames:
             if isinstance(piece, str):
                 return around[0] + encode_json(piece) + around[1]
         choices, chunk = self._choices(delta), self._chunk
-        if index not in self._around_text:
+        if begins:
             opening = ChunkChoice(index, Delta(role="assistant", content=""))
             choices.insert(0, opening)
             if self._continuous_usage or self._return_ids:
@@ -143,14 +154,21 @@ class _Frames:
             else:
                 chunk.choices = [ChunkChoice(index, Delta(content=""))]
                 self._around_text[index] = around_text(chunk, "content")
-        if self._continuous_usage:
-            chunk.usage = self._run.usage()
+        usage = self._run.usage() if self._continuous_usage else None
         frames = b""
         for choice in choices:
             chunk.choices = [choice]
+            if usage is not None:
+                chunk.usage, usage_before = usage_before or usage, None
             frames += event(chunk)
             chunk.prompt_token_ids = UNSET
         return frames
+
+    def _usage_before(self, output: RequestOutput) -> Usage:
+        usage = self._run.usage()
+        usage.completion_tokens -= len(output.token_ids)
+        usage.total_tokens -= len(output.token_ids)
+        return usage
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         return self._around_text.get(index) if self._run.is_plain(index) else None

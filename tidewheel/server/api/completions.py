@@ -21,7 +21,7 @@ from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.openapi import operation
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.completions import Completion, CompletionChoice, CompletionRequest
-from tidewheel.server.protocol.decode import BodyDecoder
+from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.streaming import AnswerFrames, EventStream, around_text, collect, encode_json, event
 
@@ -37,6 +37,8 @@ class CompletionsEndpoint:
         metrics: ServerMetrics,
         defaults: Mapping[str, float | int],
         fingerprint: str,
+        *,
+        notes: ParameterNotes,
     ) -> None:
         self._models = models
         self._encoder = encoder
@@ -45,7 +47,7 @@ class CompletionsEndpoint:
         self._defaults = defaults
         self._fingerprint = fingerprint
         self._formatter = LogprobsFormatter(encoder.tokenizer)
-        self._decode = BodyDecoder(CompletionRequest)
+        self._decode = BodyDecoder(CompletionRequest, notes=notes)
 
     def routes(self) -> list[Route]:
         """The endpoint."""

@@ -20,8 +20,8 @@ DOCS_PATHS = frozenset({"/openapi.json", *_FILES})
 """Where the document and the page are. They hold no secret, so they need no API key."""
 
 
-def docs_routes(described: Sequence[BaseRoute], open_paths: Set[str] | None) -> list[Route]:
-    """The document of these routes, and the page. All but `open_paths` need an API key; None: there are no keys."""
+def docs_routes(described: Sequence[BaseRoute], open_paths: Set[str] | None, *, refuses_unknown: bool) -> list[Route]:
+    """The document of these routes, and the page. The rest is as for `document`."""
     written: dict[str, bytes] = {}  # by root path, of which a server has one
 
     async def openapi(request: Request) -> Response:
@@ -29,7 +29,9 @@ def docs_routes(described: Sequence[BaseRoute], open_paths: Set[str] | None) -> 
         if root_path not in written:
             # At the first request, for start-up's sake.
             written.clear()
-            written[root_path] = orjson.dumps(document(described, root_path=root_path, open_paths=open_paths))
+            written[root_path] = orjson.dumps(
+                document(described, root_path=root_path, open_paths=open_paths, refuses_unknown=refuses_unknown)
+            )
         return Response(written[root_path], media_type="application/json")
 
     return [Route("/openapi.json", openapi), *(file_route(path, _FOLDER / name) for path, name in _FILES.items())]

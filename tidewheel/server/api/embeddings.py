@@ -20,17 +20,17 @@ from tidewheel.server.api.json_response import json_response
 from tidewheel.server.encoders import EncoderAnswer, ServedEncoders, check_input, truncation
 from tidewheel.server.openapi import operation
 from tidewheel.server.prompts import PromptEncoder
-from tidewheel.server.protocol.decode import BodyDecoder
+from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 from tidewheel.server.protocol.embeddings import Embedding, EmbeddingList, EmbeddingRequest
 
 
 class EmbeddingsEndpoint:
     """Vectors of texts. `worker` lends its threads for texts and answers that are long."""
 
-    def __init__(self, encoders: ServedEncoders, worker: PromptEncoder) -> None:
+    def __init__(self, encoders: ServedEncoders, worker: PromptEncoder, *, notes: ParameterNotes) -> None:
         self._encoders = encoders
         self._worker = worker
-        self._decode = BodyDecoder(EmbeddingRequest)
+        self._decode = BodyDecoder(EmbeddingRequest, notes=notes)
 
     def routes(self) -> list[Route]:
         """The endpoint."""

@@ -14,7 +14,7 @@ from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.errors import ApiError
 from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.openapi import operation
-from tidewheel.server.protocol.decode import BodyDecoder
+from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 from tidewheel.server.protocol.errors import AnthropicErrorResponse
 from tidewheel.server.protocol.message_answers import MessageEvent, OutputMessage, TokenCount
 from tidewheel.server.protocol.messages import CountTokensRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
@@ -24,11 +24,11 @@ from tidewheel.server.streaming import EventStream, StreamEnd
 class MessagesEndpoints:
     """Answers conversations in Anthropic's shapes, and counts their tokens."""
 
-    def __init__(self, path: ChatPath, metrics: ServerMetrics) -> None:
+    def __init__(self, path: ChatPath, metrics: ServerMetrics, *, notes: ParameterNotes) -> None:
         self._path = path
         self._metrics = metrics
-        self._decode = BodyDecoder(MessagesRequest, check_tool_types)
-        self._decode_count = BodyDecoder(CountTokensRequest, check_tool_types)
+        self._decode = BodyDecoder(MessagesRequest, check_tool_types, notes=notes)
+        self._decode_count = BodyDecoder(CountTokensRequest, check_tool_types, notes=notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.engine.encoders.encoder import Encoder
-from tidewheel.engine.errors import ModelError
+from tidewheel.engine.errors import ModelError, quoted
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.errors import ApiError, bad_request
 from tidewheel.server.openapi import operation
@@ -46,7 +46,9 @@ class ServedModels:
             return self.default
         card = self._card(name)
         if name in self._encoder_names:
-            raise bad_request(f"the model {name!r} generates no text; send it to /v1/embeddings or /v1/score", "model")
+            raise bad_request(
+                f"the model {quoted(name)} generates no text; send it to /v1/embeddings or /v1/score", "model"
+            )
         return card.id
 
     def routes(self) -> list[Route]:
@@ -60,7 +62,7 @@ class ServedModels:
             served = ", ".join(self._cards)
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
-                f"the model {name!r} is not served here; served: {served}",
+                f"the model {quoted(name)} is not served here; served: {served}",
                 param="model",
                 code="model_not_found",
             ) from None

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
+from tidewheel.engine.errors import quoted
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.chat.field_names import renamed_fields
 from tidewheel.server.chat.path import ChatPath, ChatRun
@@ -19,7 +20,7 @@ from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.openapi import operation
 from tidewheel.server.protocol.chat import ChatCompletionRequest
-from tidewheel.server.protocol.decode import BodyDecoder, unsupported
+from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes, unsupported
 from tidewheel.server.protocol.response_events import ResponseEvent
 from tidewheel.server.protocol.response_items import Item, ItemReference, Message
 from tidewheel.server.protocol.responses import (
@@ -58,13 +59,15 @@ class ResponsesEndpoints:
         metrics: ServerMetrics,
         defaults: Mapping[str, float | int],
         store: ResponseStore,
+        *,
+        notes: ParameterNotes,
     ) -> None:
         self._path = path
         self._formatter = formatter
         self._metrics = metrics
         self._defaults = defaults
         self._store = store
-        self._decode = BodyDecoder(ResponsesRequest, prepare_body)
+        self._decode = BodyDecoder(ResponsesRequest, prepare_body, notes=notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""
@@ -150,14 +153,14 @@ class ResponsesEndpoints:
         stored = self._store.get(response_id)
         if stored is None:
             raise bad_request(
-                f"previous_response_id: there is no response {response_id!r}; {NOT_KEPT}",
+                f"previous_response_id: there is no response {quoted(response_id)}; {NOT_KEPT}",
                 "previous_response_id",
                 "previous_response_not_found",
             )
         if stored.response.status not in ("completed", "incomplete"):
             raise bad_request(
-                f"previous_response_id: the response {response_id!r} is {stored.response.status}; a conversation goes "
-                "on from one that is completed or incomplete",
+                f"previous_response_id: the response {quoted(response_id)} is {stored.response.status}; a conversation "
+                "goes on from one that is completed or incomplete",
                 "previous_response_id",
             )
         return stored.conversation, stored.size
@@ -171,7 +174,9 @@ class ResponsesEndpoints:
             if isinstance(item, ItemReference):
                 found = self._store.output_item(item.id)
                 if found is None:
-                    raise bad_request(f"input[{i}].id: no stored response has an item {item.id!r}", f"input[{i}].id")
+                    raise bad_request(
+                        f"input[{i}].id: no stored response has an item {quoted(item.id)}", f"input[{i}].id"
+                    )
                 items.append(found)
                 continue
             item.id = item.id or new_item_id(type(item))

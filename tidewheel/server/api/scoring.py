@@ -15,7 +15,7 @@ from tidewheel.server.api.json_response import json_response
 from tidewheel.server.encoders import EncoderAnswer, ServedEncoders, check_input, truncation
 from tidewheel.server.openapi import operation
 from tidewheel.server.prompts import PromptEncoder
-from tidewheel.server.protocol.decode import BodyDecoder
+from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 from tidewheel.server.protocol.scoring import (
     RankedDocument,
     RerankList,
@@ -33,11 +33,11 @@ _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 class ScoringEndpoints:
     """How well texts go together. `worker` lends its threads for texts that are long."""
 
-    def __init__(self, encoders: ServedEncoders, worker: PromptEncoder) -> None:
+    def __init__(self, encoders: ServedEncoders, worker: PromptEncoder, *, notes: ParameterNotes) -> None:
         self._encoders = encoders
         self._worker = worker
-        self._decode_score = BodyDecoder(ScoreRequest)
-        self._decode_rerank = BodyDecoder(RerankRequest)
+        self._decode_score = BodyDecoder(ScoreRequest, notes=notes)
+        self._decode_rerank = BodyDecoder(RerankRequest, notes=notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidewheel.engine.errors import quoted, shortened
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.errors import ApiError, bad_request
 from tidewheel.server.openapi import operation
@@ -96,15 +97,15 @@ class StoredResponsesEndpoints:
         check_include([*query.getlist("include"), *query.getlist("include[]")])
         order, limit, after = query.get("order", "desc"), _integer(request, "limit", 20), query.get("after")
         if order not in ("asc", "desc"):
-            raise bad_request(f"order must be asc or desc, got {order!r}", "order")
+            raise bad_request(f"order must be asc or desc, got {quoted(order)}", "order")
         if not 1 <= limit <= _MAX_PAGE:
-            raise bad_request(f"limit must be between 1 and {_MAX_PAGE}, got {limit}", "limit")
+            raise bad_request(f"limit must be between 1 and {_MAX_PAGE}, got {shortened(str(limit))}", "limit")
         if order == "desc":
             items.reverse()
         if after is not None:
             ids = [item.id for item in items]
             if after not in ids:
-                raise bad_request(f"after: there is no item {after!r} in this response's input", "after")
+                raise bad_request(f"after: there is no item {quoted(after)} in this response's input", "after")
             items = items[ids.index(after) + 1 :]
         page = items[:limit]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
@@ -116,7 +117,7 @@ class StoredResponsesEndpoints:
         response_id = request.path_params["id"]
         stored = self._store.get(response_id)
         if stored is None:
-            message = f"there is no response {response_id!r}; {NOT_KEPT}"
+            message = f"there is no response {quoted(response_id)}; {NOT_KEPT}"
             raise ApiError(HTTPStatus.NOT_FOUND, message, param="response_id")
         return stored
 
@@ -136,4 +137,4 @@ def _integer(request: Request, name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise bad_request(f"{name} must be a whole number, got {text!r}", name) from None
+        raise bad_request(f"{name} must be a whole number, got {quoted(text)}", name) from None

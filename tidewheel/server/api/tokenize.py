@@ -12,7 +12,7 @@ from tidewheel.server.chat.prompt import PromptRenderer
 from tidewheel.server.errors import bad_request
 from tidewheel.server.openapi import operation
 from tidewheel.server.prompts import PromptEncoder
-from tidewheel.server.protocol.decode import BodyDecoder
+from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 from tidewheel.server.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -24,12 +24,14 @@ from tidewheel.server.protocol.tokenize import (
 class TokenizeEndpoints:
     """Text or messages to token ids, and back."""
 
-    def __init__(self, models: ServedModels, encoder: PromptEncoder, renderer: PromptRenderer) -> None:
+    def __init__(
+        self, models: ServedModels, encoder: PromptEncoder, renderer: PromptRenderer, *, notes: ParameterNotes
+    ) -> None:
         self._models = models
         self._encoder = encoder
         self._renderer = renderer
-        self._decode_tokenize = BodyDecoder(TokenizeRequest)
-        self._decode_detokenize = BodyDecoder(DetokenizeRequest)
+        self._decode_tokenize = BodyDecoder(TokenizeRequest, notes=notes)
+        self._decode_detokenize = BodyDecoder(DetokenizeRequest, notes=notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

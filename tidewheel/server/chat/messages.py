@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from tidewheel.engine.errors import quoted
 from tidewheel.server.chat.template_environment import ToolArguments
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.chat import ContentPart, Message, PastToolCall, Tool
@@ -58,7 +59,7 @@ def _text(content: str | list[ContentPart] | None, path: str) -> str:
     for i, part in enumerate(content or ()):
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in ("text", "refusal"):
-            raise unsupported(f"{path}[{i}].type", f": {part.type!r}; this model reads text")
+            raise unsupported(f"{path}[{i}].type", f": {quoted(part.type)}; this model reads text")
         if text is None:
             raise bad_request(f"{path}[{i}].{part.type} is required", f"{path}[{i}].{part.type}")
         texts.append(text)

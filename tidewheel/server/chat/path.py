@@ -266,6 +266,8 @@ class ChatPath:
 
     def _prompt(self, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+        if body.enable_thinking is not None:
+            variables.setdefault("enable_thinking", body.enable_thinking)
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
             if body.reasoning_effort == "none":

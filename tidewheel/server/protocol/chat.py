@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from tidewheel.engine.errors import quoted
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported, documented, unsupported
+from tidewheel.server.protocol.decode import Ignored, Unsupported, documented, unsupported
 from tidewheel.server.protocol.logprobs import PromptLogprobsList
 from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody, TopLogprobs
 from tidewheel.server.protocol.usage import Usage
 
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_TOOL_NAME = re.compile(r"[\w.:/@-]{1,128}")
 
-class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message. Only text is served, the other fields are here to be refused by name."""
+ToolName: TypeAlias = Annotated[str, documented(minLength=1, maxLength=128)]
+ReasoningEffort: TypeAlias = Annotated[str, documented(enum=REASONING_EFFORTS)]
+
+# Messages and tools may have members that are not here: clients send back what other servers gave them.
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message. Only text is served."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    video_url: Any = None
-    audio_url: Any = None
-    file: Any = None
-    prompt_cache_breakpoint: Any = None  # prefixes are cached without being asked
 
 
-class PastFunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+class PastFunctionCall(msgspec.Struct):
     """A function's name and its arguments as JSON text, as the client sends them back."""
 
     name: str
     arguments: str
-    parsed_arguments: Any = None  # SDKs send what they made of an answer back too
 
 
-class PastToolCall(msgspec.Struct, forbid_unknown_fields=True):
+class PastToolCall(msgspec.Struct):
     """A call that the model made in an earlier turn."""
 
     id: str
     function: PastFunctionCall
     type: Literal["function"] = "function"
-    index: int | None = None
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Message(msgspec.Struct, kw_only=True):
     """One turn of a conversation, as the client sends it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -55,22 +58,20 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # vLLM's newer name for it
-    annotations: list[Any] | None = None  # SDKs send an answer's message back as it was
-    parsed: Any = None
     audio: Unsupported = None
     function_call: Any = None
 
 
-class ToolFunction(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class ToolFunction(msgspec.Struct, omit_defaults=True):
     """A function that the model may call; `parameters` is a JSON schema."""
 
-    name: str
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, forbid_unknown_fields=True):
+class Tool(msgspec.Struct):
     """A tool on offer."""
 
     type: Literal["function"]
@@ -134,12 +135,15 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None  # the template's variable, as chat_template_kwargs has it
     include_reasoning: bool | None = None
     modalities: list[str] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     echo: bool | None = None
-    prompt_cache_options: dict[str, Any] | None = None  # prefixes are cached without being asked
+    prompt_cache_options: Ignored = msgspec.field(
+        default_factory=msgspec.Raw
+    )  # prefixes are cached without being asked
 
     functions: Any = None
     function_call: Any = None
@@ -159,12 +163,29 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
             raise unsupported("function_call", ": it is deprecated; send tool_choice")
         if self.modalities not in (None, ["text"]):
             raise unsupported("modalities", ' unless it is ["text"]')
-        if self.verbosity not in (None, "medium"):
-            raise unsupported("verbosity", " unless it is medium; say in a message how long answers should be")
         if self.best_of is not None and self.best_of > self.num_choices and not self.use_beam_search:
             raise unsupported("best_of", " above n in chats without use_beam_search")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+        if self.reasoning_effort is not None and self.reasoning_effort not in REASONING_EFFORTS:
+            raise bad_request(
+                f"reasoning_effort must be one of {', '.join(REASONING_EFFORTS)}, got {quoted(self.reasoning_effort)}",
+                "reasoning_effort",
+            )
+        for i, tool in enumerate(self.tools or ()):
+            if not _TOOL_NAME.fullmatch(tool.function.name):
+                param = f"tools[{i}].function.name"
+                raise bad_request(
+                    f"{param} must be 1 to 128 letters, digits, underscores, dashes, dots, colons, slashes or at "
+                    f"signs, got {quoted(tool.function.name)}",
+                    param,
+                )
+
+    def without_effect(self) -> Mapping[str, str]:
+        idle = {**GenerationBody.without_effect(self)}
+        if self.verbosity not in (None, "medium"):
+            idle["verbosity"] = "say in a message how long answers should be"
+        return idle
 
     def endpoint_sampling(self) -> EndpointSampling:
         """This endpoint's own spelling of the sampling parameters."""

@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import difflib
+import gc
+import logging
 import re
-from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 import orjson
 
+from tidewheel.engine.errors import MAX_QUOTED, shortened
 from tidewheel.server.errors import ApiError, bad_request
+
+logger = logging.getLogger(__name__)
 
 Unsupported: TypeAlias = None
 """The type of a parameter that this server knows of and does not have: clients may send it as null only."""
 
-T = TypeVar("T", bound=msgspec.Struct)
+Ignored: TypeAlias = msgspec.Raw
+"""The type of a parameter whose value says nothing to this server, and of which nothing is built."""
+
+
+_NULL = msgspec.Raw(b"null")
+
+
+def is_given(value: Ignored) -> bool:
+    """Whether a client sent more than null."""
+    return bool(value) and value != _NULL
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every request's body is."""
+
+    def without_effect(self) -> Mapping[str, str]:
+        """The parameters that the body has by its client's habit, and why they do nothing here."""
+        return {}
+
+
+T = TypeVar("T", bound=Body)
 
 OPTIONAL_TAGS = "x-optional-tags"
 
@@ -33,8 +59,8 @@ _INSTEAD = {
 }
 
 
-def documented(**keywords: float) -> msgspec.Meta:
-    """JSON schema keywords for `/openapi.json`, of a range that the engine checks, which also words the error."""
+def documented(**keywords: Any) -> msgspec.Meta:
+    """JSON schema keywords for `/openapi.json`, of a rule that is checked elsewhere, which also words the error."""
     return msgspec.Meta(extra_json_schema=keywords)
 
 
@@ -43,10 +69,35 @@ def optional_tags(*tags: str) -> msgspec.Meta:
     return msgspec.Meta(extra_json_schema={OPTIONAL_TAGS: list(tags)})
 
 
-_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
-_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*?)`")
+class ParameterNotes:
+    """What becomes of top-level parameters that do not exist, by `unknown`: refuse, warn or ignore.
+
+    Notes of parameters that do nothing are logged once for each name, and for so many names only: clients must not be
+    able to fill the log.
+    """
+
+    MOST_NAMES = 256
+
+    def __init__(self, unknown: str = "refuse") -> None:
+        self.unknown = unknown
+        self._noted: set[str] = set()
+
+    def unheeded(self, name: str, reason: str) -> None:
+        """A client sent a parameter that does nothing, for this reason."""
+        name = shortened(name)
+        if name not in self._noted and len(self._noted) < self.MOST_NAMES:
+            self._noted.add(name)
+            logger.info("The parameter %r of requests has no effect: %s (said once)", name, reason)
+
+
+_PATH = re.compile(r"^(?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*?)`")
-_UNKNOWN_TYPE = re.compile(r"^Invalid value (?P<value>'.*')$")
+_UNKNOWN_TYPE = re.compile(r"^Invalid value (?P<value>'.*')$", re.DOTALL)
+_LONGEST_PATH = 200  # it has indices, and names that are not the client's
+_UNKNOWN_REASON = "this server does not know it (--unknown-parameters refuse answers it with an error)"
+_MOST_NAMES = 8  # of one body, in the log
+_LARGE_BODY = 2**18  # bytes; from there on it matters how often the garbage collector walks what is decoded
 
 
 class BodyDecoder(Generic[T]):
@@ -56,30 +107,62 @@ class BodyDecoder(Generic[T]):
     JSON a client sent; integers that 64 bits do not hold are floats, so that all of it can be written again.
     """
 
-    def __init__(self, body_type: type[T], prepare: Callable[[Any], None] | None = None) -> None:
-        self._type = body_type
+    def __init__(
+        self,
+        body_type: type[T],
+        prepare: Callable[[Any], None] | None = None,
+        *,
+        notes: ParameterNotes,
+    ) -> None:
         self._prepare = prepare
-        self._decoder = msgspec.json.Decoder(body_type)
+        self._notes = notes
         self._fields = [field.encode_name for field in msgspec.structs.fields(body_type)]
+        twin = msgspec.defstruct(body_type.__name__, [], bases=(body_type,), forbid_unknown_fields=False)
+        lenient = cast("type[T]", twin)
+        self._read = _reader(lenient if self._notes.unknown == "ignore" else body_type, prepared=prepare is not None)
+        self._read_known = _reader(lenient, prepared=prepare is not None)
 
     def __call__(self, body: bytes) -> T:
+        collects = len(body) >= _LARGE_BODY and gc.isenabled()
+        if collects:
+            gc.disable()
         try:
-            if self._prepare is None:
-                return self._decoder.decode(body)
-            raw = orjson.loads(body)
-            self._prepare(raw)
-            return msgspec.convert(raw, self._type, str_keys=True)
+            decoded = self._decode(body)
         except msgspec.ValidationError as error:
             raise self._invalid(str(error)) from None
         except (msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError) as error:
             raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
         except RecursionError:
             raise bad_request("the body is nested too deeply", code="invalid_json") from None
+        finally:
+            if collects:
+                gc.enable()
+        for name, reason in decoded.without_effect().items():
+            self._notes.unheeded(name, reason)
+        return decoded
+
+    def _decode(self, body: bytes) -> T:
+        source: Any = body
+        if self._prepare is not None:
+            source = orjson.loads(body)
+            self._prepare(source)
+        try:
+            return self._read(source)
+        except msgspec.ValidationError as error:
+            path, reason = _located(str(error))
+            if path or self._notes.unknown != "warn" or not _UNKNOWN.match(reason):
+                raise
+        names = source if self._prepare is not None else msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        self._warn(names)
+        return self._read_known(source)
+
+    def _warn(self, names: Iterable[str]) -> None:
+        known = set(self._fields)
+        for name in islice((name for name in names if name not in known), _MOST_NAMES):
+            self._notes.unheeded(name, _UNKNOWN_REASON)
 
     def _invalid(self, text: str) -> ApiError:
-        located = _PATH.search(text)
-        path = located["path"] if located else ""
-        reason = text[: located.start()] if located else text
+        path, reason = _located(text)
         if unknown := _UNKNOWN.match(reason):
             return self._unknown_field(path, unknown["field"])
         if missing := _MISSING.match(reason):
@@ -88,16 +171,31 @@ class BodyDecoder(Generic[T]):
         if reason.startswith("Expected `null`"):
             return unsupported(path)
         if path.endswith("type") and (unknown := _UNKNOWN_TYPE.match(reason)):
-            return unsupported(path, f": {unknown['value']}")
+            return unsupported(path, f": {shortened(unknown['value'])}")
+        reason = shortened(reason)
         if not path:
             return bad_request(f"the body must be a JSON object: {reason}")
         return bad_request(f"{path}: {reason[0].lower()}{reason[1:]}", path, "invalid_type")
 
     def _unknown_field(self, path: str, field: str) -> ApiError:
-        param = _join(path, field)
-        close = difflib.get_close_matches(field, self._fields, 1) if not path else []
+        param = _join(path, shortened(field))
+        close = difflib.get_close_matches(field, self._fields, 1) if not path and len(field) <= MAX_QUOTED else []
         hint = f"; did you mean {close[0]}?" if close else ""
         return bad_request(f"unknown parameter {param}{hint}", param, "unknown_parameter")
+
+
+def _reader(body_type: type[T], *, prepared: bool) -> Callable[[Any], T]:
+    """Makes the struct of a body's bytes, or of what a preparation has left of them."""
+    if prepared:
+        return lambda raw: msgspec.convert(raw, body_type, str_keys=True)
+    return msgspec.json.Decoder(body_type).decode
+
+
+def _located(text: str) -> tuple[str, str]:
+    """The path that msgspec's error leads to, and what is wrong there."""
+    reason, _, place = text.rpartition(" - at ")
+    located = _PATH.match(place)
+    return (located["path"][:_LONGEST_PATH], reason) if located else ("", text)
 
 
 def _join(path: str, field: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, cast
 
 import msgspec
 
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported
+from tidewheel.server.protocol.decode import Body, Unsupported
 
 MAX_INPUTS = 2048  # OpenAI's
 
@@ -19,12 +20,12 @@ class InputUsage(msgspec.Struct):
     total_tokens: int
 
 
-class EncoderRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EncoderRequest(Body, kw_only=True):
     """What every request to an encoder may say."""
 
     model: str | None = None
     truncate_prompt_tokens: int | None = None
-    user: str | None = None  # accepted because no answer depends on it
+    user: str | None = None
 
     additional_data: Unsupported = None
     mm_processor_kwargs: Unsupported = None
@@ -32,6 +33,9 @@ class EncoderRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     request_id: Unsupported = None
     truncation_side: Unsupported = None
     use_activation: Unsupported = None
+
+    def without_effect(self) -> Mapping[str, str]:
+        return {} if self.user is None else {"user": "no answer depends on it"}
 
 
 class EmbeddingRequest(EncoderRequest, kw_only=True):

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported, documented, unsupported
+from tidewheel.server.protocol.chat import ReasoningEffort, ToolName
+from tidewheel.server.protocol.decode import Body, Unsupported, documented, unsupported
 
 MIN_THINKING_BUDGET = 1024  # tokens
 
 
-class TextBlock(msgspec.Struct, tag="text", forbid_unknown_fields=True, omit_defaults=True):
-    """Text."""
+class TextBlock(msgspec.Struct, tag="text", omit_defaults=True):
+    """Text. Blocks may have members that are not here, such as cache_control: prefixes are cached without it."""
 
     text: str
-    citations: list[Any] | None = None
-    cache_control: Any = None  # prefixes are cached without being asked
 
 
-class ThinkingBlock(msgspec.Struct, tag="thinking", forbid_unknown_fields=True):
+class ThinkingBlock(msgspec.Struct, tag="thinking"):
     """What the model thought. `signature` has the same, opaque, for clients that asked not to be shown it."""
 
     thinking: str
     signature: str
 
 
-class ToolUseBlock(msgspec.Struct, tag="tool_use", forbid_unknown_fields=True, omit_defaults=True):
+class ToolUseBlock(msgspec.Struct, tag="tool_use", omit_defaults=True):
     """The model calls a tool."""
 
     id: str
     name: str
     input: Any
-    cache_control: Any = None
-    caller: Any = None
     toolset_name: Unsupported = None
 
 
@@ -42,36 +40,33 @@ class ImageBlock(msgspec.Struct, tag="image"):
     """An image, which this server does not look at."""
 
 
-class ToolResultBlock(msgspec.Struct, tag="tool_result", forbid_unknown_fields=True):
+class ToolResultBlock(msgspec.Struct, tag="tool_result"):
     """What a tool returned."""
 
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock] | None = None
     is_error: bool | None = None
-    cache_control: Any = None
     toolset_name: Unsupported = None
 
 
 Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | ImageBlock
 
 
-class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
+class InputMessage(msgspec.Struct):
     """One turn of a conversation, as the client sends it."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class ToolDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ToolDefinition(msgspec.Struct, kw_only=True):
     """A tool that the model may call; `input_schema` is a JSON schema."""
 
     type: Literal["custom"] | None = None
-    name: str
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    cache_control: Any = None
-    eager_input_streaming: bool | None = None  # arguments are always streamed as they come
     defer_loading: bool | None = None
     allowed_callers: list[str] | None = None
     input_examples: Unsupported = None
@@ -128,17 +123,11 @@ class OutputFormat(msgspec.Struct, tag="json_schema", tag_field="type", forbid_u
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     """What the answer has to be."""
 
-    effort: str | None = None
+    effort: ReasoningEffort | None = None
     format: OutputFormat | None = None
 
 
-class RequestMetadata(msgspec.Struct, forbid_unknown_fields=True):
-    """About the request; no answer depends on it."""
-
-    user_id: str | None = None
-
-
-class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CountTokensRequest(Body, kw_only=True):
     """A body of `/v1/messages/count_tokens`. Every field that is not required may be null, as good as absent."""
 
     model: str | None = None
@@ -153,7 +142,12 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     speed: Literal["standard", "fast"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
 
-    context_management: Unsupported = None
+    # Clients send these to servers that have more.
+    anthropic_beta: Any = None
+    anthropic_version: Any = None
+    betas: Any = None
+    context_management: Any = None
+
     mcp_servers: Unsupported = None
     user_profile_id: Unsupported = None
     workspace_id: Unsupported = None
@@ -171,6 +165,15 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
             param = "thinking.budget_tokens"
             raise bad_request(f"{param} must be at least {MIN_THINKING_BUDGET}", param)
 
+    def without_effect(self) -> Mapping[str, str]:
+        idle = {}
+        if self.context_management is not None:
+            idle["context_management"] = "conversations are rendered as they are sent"
+        for name in ("anthropic_beta", "anthropic_version", "betas"):
+            if getattr(self, name) is not None:
+                idle[name] = "there is one version of this server's API"
+        return idle
+
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """A body of `/v1/messages`."""
@@ -181,7 +184,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: RequestMetadata | None = None
+    metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     container: Unsupported = None
@@ -193,3 +196,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         if isinstance(self.thinking, ThinkingEnabled) and self.thinking.budget_tokens >= self.max_tokens:
             param = "thinking.budget_tokens"
             raise bad_request(f"{param} must be less than max_tokens, which is {self.max_tokens}", param)
+
+    def without_effect(self) -> Mapping[str, str]:
+        idle = {**CountTokensRequest.without_effect(self)}
+        if self.metadata is not None:
+            idle["metadata"] = "no answer depends on it"
+        return idle

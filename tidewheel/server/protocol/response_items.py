@@ -1,6 +1,7 @@
 """Items of `/v1/responses`: what a conversation is made of, as clients send it and as they get it back.
 
-A field that is unset is left out; one that a client sent as null stays null.
+A field that is unset is left out; one that a client sent as null stays null. Members that are not here are passed over:
+clients send back what SDKs and other servers made of an item.
 """
 
 from __future__ import annotations
@@ -16,41 +17,39 @@ Unset: TypeAlias = msgspec.UnsetType
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputText(msgspec.Struct, tag="input_text", forbid_unknown_fields=True):
+class InputText(msgspec.Struct, tag="input_text"):
     """Text that the model reads."""
 
     text: str
-    prompt_cache_breakpoint: Any = UNSET  # prefixes are cached without being asked
 
 
-class OutputText(msgspec.Struct, tag="output_text", forbid_unknown_fields=True):
+class OutputText(msgspec.Struct, tag="output_text"):
     """Text that the model wrote."""
 
     text: str
     annotations: list[Any] | None = msgspec.field(default_factory=list)
     logprobs: list[Any] | None = msgspec.field(default_factory=list)
-    parsed: Any = UNSET  # SDKs send what they made of an answer back too
 
 
-class Refusal(msgspec.Struct, tag="refusal", forbid_unknown_fields=True):
+class Refusal(msgspec.Struct, tag="refusal"):
     """Why a model did not answer."""
 
     refusal: str
 
 
-class ReasoningText(msgspec.Struct, tag="reasoning_text", forbid_unknown_fields=True):
+class ReasoningText(msgspec.Struct, tag="reasoning_text"):
     """What the model thought."""
 
     text: str
 
 
-class SummaryText(msgspec.Struct, tag="summary_text", forbid_unknown_fields=True):
+class SummaryText(msgspec.Struct, tag="summary_text"):
     """What another server made of what its model thought."""
 
     text: str
 
 
-class Message(msgspec.Struct, tag="message", kw_only=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, tag="message", kw_only=True):
     """Something that was said."""
 
     id: str | Unset | None = UNSET
@@ -60,7 +59,7 @@ class Message(msgspec.Struct, tag="message", kw_only=True, forbid_unknown_fields
     phase: str | Unset | None = UNSET
 
 
-class FunctionCall(msgspec.Struct, tag="function_call", kw_only=True, forbid_unknown_fields=True):
+class FunctionCall(msgspec.Struct, tag="function_call", kw_only=True):
     """The model calls a function; `arguments` is JSON text."""
 
     id: str | Unset | None = UNSET
@@ -68,13 +67,11 @@ class FunctionCall(msgspec.Struct, tag="function_call", kw_only=True, forbid_unk
     call_id: str
     name: str
     arguments: str
-    parsed_arguments: Any = UNSET  # SDKs send what they made of an answer back too
-    caller: Any = UNSET
     is_async: bool | Unset | None = msgspec.field(name="async", default=UNSET)
     namespace: Unsupported | Unset = UNSET
 
 
-class FunctionCallOutput(msgspec.Struct, tag="function_call_output", kw_only=True, forbid_unknown_fields=True):
+class FunctionCallOutput(msgspec.Struct, tag="function_call_output", kw_only=True):
     """What a function returned."""
 
     id: str | Unset | None = UNSET
@@ -82,11 +79,10 @@ class FunctionCallOutput(msgspec.Struct, tag="function_call_output", kw_only=Tru
     call_id: str
     name: str | Unset | None = UNSET
     output: str | list[InputText]
-    caller: Any = UNSET
     namespace: Unsupported | Unset = UNSET
 
 
-class Reasoning(msgspec.Struct, tag="reasoning", kw_only=True, forbid_unknown_fields=True):
+class Reasoning(msgspec.Struct, tag="reasoning", kw_only=True):
     """What the model thought, in `content`.
 
     `encrypted_content` holds the same once more, for clients that ask for it and send nothing else back.
@@ -99,7 +95,7 @@ class Reasoning(msgspec.Struct, tag="reasoning", kw_only=True, forbid_unknown_fi
     encrypted_content: str | Unset | None = UNSET
 
 
-class ItemReference(msgspec.Struct, tag="item_reference", forbid_unknown_fields=True):
+class ItemReference(msgspec.Struct, tag="item_reference"):
     """Stands for an item of a stored response."""
 
     id: str

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from tidewheel.engine.errors import quoted
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported, optional_tags, unsupported
+from tidewheel.server.protocol.chat import ReasoningEffort, ToolName
+from tidewheel.server.protocol.decode import Body, Unsupported, optional_tags, unsupported
 from tidewheel.server.protocol.response_items import UNSET, Item, ItemReference, OutputItem, Unset
 from tidewheel.server.protocol.structured import StructuredOutputsField
 
@@ -15,10 +18,10 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
-class FunctionTool(msgspec.Struct, tag="function", kw_only=True, forbid_unknown_fields=True):
+class FunctionTool(msgspec.Struct, tag="function", kw_only=True):
     """A function that the model may call; `parameters` is a JSON schema."""
 
-    name: str
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -84,7 +87,7 @@ class TextConfig(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """How much the model thinks. Its reasoning is returned as it is, so there is never a summary."""
 
-    effort: str | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: str | None = None
@@ -97,7 +100,7 @@ class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(Body, kw_only=True):
     """A body of `/v1/responses`. Every field may be null, which is as good as absent."""
 
     model: str | None = None
@@ -136,7 +139,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     frequency_penalty: float | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[str, float] | None = None
     min_p: float | None = None
     min_tokens: int | None = None
     presence_penalty: float | None = None
@@ -170,11 +173,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         """Raises ApiError (400) for a value that this server has no way to honour."""
         if self.conversation is not None:
             raise unsupported("conversation", ": send previous_response_id, or the conversation in input")
-        if self.stream_options is not None:
-            if not self.stream:
-                raise bad_request("stream_options is only for requests with stream", "stream_options")
-            if self.stream_options.include_obfuscation:
-                raise unsupported("stream_options.include_obfuscation", " unless it is false")
+        if self.stream and self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise unsupported("stream_options.include_obfuscation", " unless it is false")
         check_include(self.include)
         for i, tool in enumerate(self.tools or ()):
             if isinstance(tool, CustomTool):
@@ -191,12 +191,22 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         if self.background and self.store is False:
             raise bad_request("background needs store: there would be no way to get the response", "background")
 
+    def without_effect(self) -> Mapping[str, str]:
+        idle = {}
+        if self.service_tier not in (None, "auto", "default"):
+            idle["service_tier"] = "there is one tier; priority puts requests before others"
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            idle["text.verbosity"] = "say in the instructions how long answers should be"
+        if self.stream_options is not None and not self.stream:
+            idle["stream_options"] = "the answer is not streamed"
+        return idle
+
 
 def check_include(include: list[str] | None) -> None:
     """Raises ApiError (400) if `include` asks for what only other servers' tools and models have."""
     for name in include or ():
         if name not in (LOGPROBS, ENCRYPTED_REASONING):
-            raise unsupported("include", f": {name!r}; it takes {LOGPROBS} and {ENCRYPTED_REASONING}")
+            raise unsupported("include", f": {quoted(name)}; it takes {LOGPROBS} and {ENCRYPTED_REASONING}")
 
 
 class InputTokensDetails(msgspec.Struct):

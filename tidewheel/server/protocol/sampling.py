@@ -9,15 +9,18 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.engine.errors import InvalidRequestError, quoted
 from tidewheel.engine.request import MAX_LOGPROBS, SamplingParams
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.decode import Unsupported, documented, unsupported
+from tidewheel.server.protocol.decode import Body, Ignored, Unsupported, documented, is_given, unsupported
 from tidewheel.server.protocol.structured import ResponseFormat, StructuredOutputsField
 
 MAX_STOP_STRINGS = 64
 
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+MAX_BIASES = 2**18  # as many as there are tokens in any vocabulary
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 Count: TypeAlias = Annotated[int, documented(minimum=0)]
 Fraction: TypeAlias = Annotated[float, documented(minimum=0, maximum=1)]
@@ -33,7 +36,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class GenerationBody(Body, kw_only=True):
     """A body that asks for tokens. Every field may be null, which is as good as absent."""
 
     model: str | None = None
@@ -62,7 +65,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: Annotated[float, documented(minimum=0.01, maximum=100)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[str, float] | None = None  # by token id
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -83,13 +86,15 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     # Accepted because no answer depends on them.
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Ignored = msgspec.field(default_factory=msgspec.Raw)
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     service_tier: str | None = None
     session_id: str | None = None
     store: bool | None = None
+    cache_prompt: bool | None = None  # llama.cpp's
+    keep_alive: Ignored = msgspec.field(default_factory=msgspec.Raw)  # Ollama's
 
     early_stopping: Unsupported = None
     ec_transfer_params: Unsupported = None
@@ -121,11 +126,8 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def check_supported(self) -> None:
         """Raises ApiError (400) for a value that this server has no way to honour."""
-        if self.stream_options is not None:
-            if not self.stream:
-                raise bad_request("stream_options is only for requests with stream", "stream_options")
-            if self.stream_options.include_obfuscation:
-                raise unsupported("stream_options.include_obfuscation", " unless it is false")
+        if self.stream and self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise unsupported("stream_options.include_obfuscation", " unless it is false")
         if self.prompt_logprobs is not None and self.stream:
             raise unsupported("prompt_logprobs", " in a stream: leave out stream")
         if self.use_beam_search and self.stream:
@@ -133,11 +135,25 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.best_of is not None and self.best_of < self.num_choices:
             raise bad_request(f"best_of must be at least n, which is {self.num_choices}", "best_of")
         if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
-            raise bad_request("request_id must be 1 to 128 visible ASCII characters", "request_id")
+            raise bad_request("request_id must be 1 to 100 visible ASCII characters", "request_id")
+
+    def without_effect(self) -> Mapping[str, str]:
+        idle: dict[str, str] = {}
         if self.store:
-            raise unsupported("store", " unless it is false")
+            idle["store"] = "answers are kept by /v1/responses alone"
+        if is_given(self.metadata):
+            idle["metadata"] = "only responses have it in them"
+        if self.user is not None:
+            idle["user"] = "no answer depends on it"
         if self.service_tier not in (None, "auto", "default"):
-            raise unsupported("service_tier", " unless it is auto or default")
+            idle["service_tier"] = "there is one tier; priority puts requests before others"
+        if self.cache_prompt is not None:
+            idle["cache_prompt"] = "prompts are cached as --enable-prefix-caching says"
+        if is_given(self.keep_alive):
+            idle["keep_alive"] = "the model stays loaded"
+        if self.stream_options is not None and not self.stream:
+            idle["stream_options"] = "the answer is not streamed"
+        return idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +206,7 @@ def sampling_params(
             repetition_penalty=number("repetition_penalty", 1.0),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
-            logit_bias=body.logit_bias or {},
+            logit_bias=_logit_bias(body.logit_bias or {}),
             min_tokens=body.min_tokens or 0,
             stop=tuple(stop),
             stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -209,3 +225,12 @@ def sampling_params(
         if name is None:
             raise
         raise InvalidRequestError(str(error).replace(str(error.param), name, 1), name) from None
+
+
+def _logit_bias(by_text: Mapping[str, float]) -> dict[int, float]:
+    if len(by_text) > MAX_BIASES:
+        raise bad_request(f"logit_bias must have at most {MAX_BIASES} entries, got {len(by_text)}", "logit_bias")
+    for text in by_text:
+        if not _TOKEN_ID.fullmatch(text):
+            raise bad_request(f"logit_bias: {quoted(text)} is not a token id", "logit_bias")
+    return {int(text): bias for text, bias in by_text.items()}

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from tidewheel.server.protocol.chat import Message, Tool
+from tidewheel.server.protocol.decode import Body
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TokenizeRequest(Body, kw_only=True):
     """Either a `prompt`, or `messages` to go through the chat template."""
 
     model: str | None = None
@@ -33,7 +34,7 @@ class TokenizeResponse(msgspec.Struct):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeRequest(Body, kw_only=True):
     """Token ids to turn back into text."""
 
     model: str | None = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidewheel.engine.constraints.json_schema import relocated
+from tidewheel.engine.errors import quoted
 from tidewheel.server.chat.text_scanner import Steps
 from tidewheel.server.chat.tools.call_format import MAX_CALLS, Calls, calls_of
 from tidewheel.server.chat.tools.parser import Outcome, ToolParser
@@ -123,4 +124,4 @@ def _tool(tools: Sequence[Tool], name: str) -> Tool:
     for tool in tools:
         if tool.function.name == name:
             return tool
-    raise bad_request(f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
+    raise bad_request(f"tool_choice names {quoted(name)}, which is not among the tools", "tool_choice")
