@@ -54,7 +54,9 @@ def test_usage_may_come_with_every_chunk(server: RunningServer, return_ids: bool
     streamed = chunks(server, stream_options=options, return_token_ids=return_ids)
     counts = [chunk["usage"]["completion_tokens"] for chunk in streamed]
     assert counts == sorted(counts)
-    assert counts[-1] == 4
+    assert (counts[0], counts[-1]) == (0, 4)
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+               for usage in (chunk["usage"] for chunk in streamed))  # fmt: skip
     text = "".join(choice["delta"].get("content") or "" for chunk in streamed for choice in chunk["choices"])
     assert text == "hey"
 

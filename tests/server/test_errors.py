@@ -13,6 +13,7 @@ from server.conftest import RunningServer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "SAY(hi)YAS"}]
+GOOD_TOOL = {"type": "function", "function": {"name": "mcp__files.v2:read/all-@größe"}}
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
@@ -104,6 +105,15 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": HELLO, "functions": []}, "functions"),
     (CHAT, {"messages": HELLO, "modalities": ["audio"]}, "modalities"),
     (CHAT, {"messages": HELLO, "chat_template": "x"}, "chat_template"),
+    (CHAT, {"messages": HELLO, "reasoning_effort": "nope"}, "reasoning_effort"),
+    *(
+        (
+            CHAT,
+            {"messages": HELLO, "tools": [GOOD_TOOL, {"type": "function", "function": {"name": name}}]},
+            "tools[1].function.name",
+        )
+        for name in ("", "a b", "a\n", "a" * 129, '"', "<f>", "f()")
+    ),
     ("/tokenize", {}, "prompt"),
     ("/tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
     ("/detokenize", {"tokens": [999]}, "tokens"),
@@ -125,6 +135,37 @@ def test_the_field_at_fault_is_named(server: RunningServer, path: str, body: dic
 def test_a_misspelt_field_brings_a_hint(server: RunningServer) -> None:
     response = server.post(COMPLETIONS, {"prompt": "a", "temprature": 1})
     assert "did you mean temperature?" in error_of(response)["message"]
+
+
+def test_a_key_at_fault_is_named(server: RunningServer) -> None:
+    for key in ("abc", "1.5", "-1", "", "1_0", "٣"):
+        error = error_of(server.post(COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 1, key: 1}}))
+        assert error["param"] == "logit_bias"
+        assert f"{key!r} is not a token id" in error["message"]
+    error = error_of(server.post(COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 1, "6": 101}}))
+    assert "101.0 for token 6" in error["message"]
+
+
+def test_names_and_efforts_that_clients_send(server: RunningServer) -> None:
+    for effort in ("none", "minimal", "low", "medium", "high", "xhigh", "max"):
+        assert server.post(CHAT, {"messages": HELLO, "reasoning_effort": effort}).status_code == 200
+    for name in (GOOD_TOOL["function"]["name"], "a" * 128):
+        tool = {"type": "function", "function": {"name": name}}
+        assert server.post(CHAT, {"messages": HELLO, "tools": [tool]}).status_code == 200
+    for path, body, param in (
+        ("/v1/responses", {"input": "a", "tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
+        ("/v1/responses", {"input": "a", "reasoning": {"effort": "nope"}}, "reasoning.effort"),
+    ):
+        error = error_of(server.post(path, body))
+        assert error["param"] == param
+        assert error["message"].startswith(param)
+    for fields, name in (
+        ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name"),
+        ({"output_config": {"effort": "nope"}}, "output_config.effort"),
+    ):
+        refused = server.post("/v1/messages", {"messages": HELLO, "max_tokens": 4, **fields})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith(name)
 
 
 def test_a_prompt_over_the_context_says_by_how_much(server: RunningServer) -> None:

@@ -66,6 +66,7 @@ def test_histograms(start_server: StartServer) -> None:
         "request_prefill_kv_computed_tokens": requests,
         "request_max_num_generation_tokens": requests,
         "request_generation_tokens": choices,
+        "request_num_preemptions": choices,
         "request_queue_time_seconds": choices,
         "request_prefill_time_seconds": choices,
         "request_decode_time_seconds": choices,
@@ -83,8 +84,9 @@ def test_histograms(start_server: StartServer) -> None:
     assert total("request_prompt_tokens") == after["tidewheel:prompt_tokens_total", ()]
     assert total("request_generation_tokens") == 6 + 6 + 4 + 1 == after["tidewheel:generation_tokens_total", ()]
     assert total("request_max_num_generation_tokens") == 6 + 4 + 1
-    # Tokens that wait for a busy reader come together, with one latency.
-    assert 0 < after["tidewheel:inter_token_latency_seconds_count", ()] <= 2 * 5 + 3
+    # Tokens that wait for a busy reader come together, and each counts.
+    assert after["tidewheel:inter_token_latency_seconds_count", ()] == 2 * 5 + 3
+    assert total("inter_token_latency_seconds") >= 0.002 * (2 * 5 + 3) * 0.9
     assert total("request_prefill_time_seconds") > 0.002 * 3
     assert total("request_decode_time_seconds") >= 0.002 * (2 * 5 + 3) * 0.9
     phases = total("request_prefill_time_seconds") + total("request_decode_time_seconds")
@@ -100,7 +102,31 @@ def test_preemptions_are_counted(start_server: StartServer) -> None:
     tight = start_server(engine={"num_blocks": 16}, served_model_names=("m",))
     answer = tight.post(COMPLETIONS, {"prompt": ["LOOP(", "and LOOP("], "max_tokens": 200}).json()
     assert [len(choice["text"]) for choice in answer["choices"]] == [200, 200]
-    assert samples(tight)["tidewheel:num_preemptions_total", ()] > 0
+    after = samples(tight)
+    assert after["tidewheel:num_preemptions_total", ()] > 0
+    assert after["tidewheel:num_preemptions_total", ()] == after["tidewheel:request_num_preemptions_sum", ()]
+    assert after["tidewheel:request_num_preemptions_bucket", (("le", "20"),)] == 2
+
+
+def test_what_waits_is_counted_by_its_reason(start_server: StartServer) -> None:
+    def waiting(server: RunningServer, reason: str) -> float:
+        found = samples(server)
+        by_reason = {key: found["tidewheel:num_requests_waiting_by_reason", (("reason", key),)]
+                     for key in ("capacity", "deferred")}  # fmt: skip
+        assert sum(by_reason.values()) == found["tidewheel:num_requests_waiting", ()]
+        return by_reason[reason]
+
+    # One prompt fits at a time.
+    tight = start_server(engine={"num_blocks": 16, "step_s": 0.05}, served_model_names=("m",))
+    endless = [post_raw(tight, {"prompt": f"{i}{'.' * 190} LOOP(", "max_tokens": 40}) for i in range(2)]
+    eventually(lambda: waiting(tight, "capacity") == 1, "one should wait for room")
+    # The second of two equal prompts waits for what the first computes, which takes two steps.
+    slow = start_server(engine={"step_s": 0.4}, served_model_names=("m",))
+    endless.append(post_raw(slow, {"prompt": [f"{'.' * 8000} SAY(a)YAS"] * 2, "max_tokens": 1}))
+    eventually(lambda: waiting(slow, "deferred") == 1, "one should wait for the other")
+    for connection in endless:
+        connection.close()
+    eventually(lambda: is_idle(tight) and is_idle(slow), "clients have gone")
 
 
 def test_rejections_are_counted(start_server: StartServer) -> None:

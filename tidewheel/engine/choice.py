@@ -49,6 +49,7 @@ class Choice:
         "key",
         "known_texts",
         "num_cached_tokens",
+        "num_preemptions",
         "num_tokens",
         "tap",
         "times",
@@ -61,6 +62,7 @@ class Choice:
         self.is_queued = False  # for the stream's reader
         self.has_logprobs = sampling.logprobs is not None
         self.num_cached_tokens = 0
+        self.num_preemptions = 0
         self.num_tokens = 0
         self.tap: Tap | None = None
         self.known_texts: Mapping[int, str] = detokenizer.known

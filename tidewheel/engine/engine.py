@@ -43,6 +43,7 @@ class EngineStats:
 
     num_running: int
     num_waiting: int
+    num_deferred: int
     kv_blocks_total: int
     kv_blocks_used: int
     prompt_tokens_total: int
@@ -223,6 +224,7 @@ class Engine:
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
+            num_deferred=scheduler.num_deferred,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_used=pool.num_used,
             prompt_tokens_total=scheduler.prompt_tokens_total,
@@ -328,6 +330,9 @@ class Engine:
             if start.key in streams:
                 choice = streams[start.key][0]
                 choice.num_cached_tokens, choice.times = start.num_cached_tokens, start.times
+        for key in delivery.preempted:
+            if key in streams:
+                streams[key][0].num_preemptions += 1
         for key, scored in delivery.scored:
             if key in streams:
                 streams[key][0].push_prompt(scored)

@@ -14,10 +14,10 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Counts `value` in its bucket."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Counts `value` in its bucket, as often as it was seen."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self.sum += value * count
 
     def buckets(self) -> list[tuple[str, float]]:
         """Prometheus' cumulative buckets, `(upper bound, count)`, the last one `+Inf`."""

@@ -42,7 +42,8 @@ class Started(NamedTuple):
 class Delivery:
     """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
 
-    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. With
+    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. `preempted`
+    sequences had to make way for the step. With
     `lends_core`, the device waits for `take_back_core` when all is passed on. With a `failure`, the engine is dead and
     every stream with it.
     """
@@ -52,6 +53,7 @@ class Delivery:
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     scored: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     lends_core: bool = False
     failure: BaseException | None = None
@@ -189,9 +191,16 @@ class EngineLoop:
         self.step_tokens.observe(step.load.num_tokens)
         self.steps_total += 1
         delivery = _delivery(step, output, ended, has_beams=scheduler.is_searching)
-        delivery.lends_core = lends_core
+        delivery.lends_core, delivery.preempted = lends_core, step.preempted
         delivery.finished = scheduler.commit(step, output)
-        if lends_core or delivery.keys or delivery.started or delivery.scored or delivery.finished:
+        if (
+            lends_core
+            or delivery.keys
+            or delivery.started
+            or delivery.scored
+            or delivery.finished
+            or delivery.preempted
+        ):
             self._deliver(delivery)
 
 

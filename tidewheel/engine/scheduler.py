@@ -58,6 +58,7 @@ class Scheduler:
         self._searches: list[BeamSearch] = []  # those that run
         self._prefilled_last = False
         self._num_constrained = 0
+        self._num_deferred = 0
 
     @property
     def has_constraints(self) -> bool:
@@ -73,6 +74,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences that do not run yet, or not any more for now."""
         return len(self._sequences) - self.num_running
+
+    @property
+    def num_deferred(self) -> int:
+        """Those of them that wait for a prefix that they share with a sequence which computes it now."""
+        return min(self._num_deferred, self.num_waiting)
 
     @property
     def is_searching(self) -> bool:
@@ -105,7 +111,7 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """Choose the next step; None when there is nothing to run."""
         step = Step()
-        self._make_way()
+        self._make_way(step)
         if self._mixed_steps:
             self._add_decodes(step)
             self._add_chunks(step)
@@ -188,13 +194,13 @@ class Scheduler:
         """The choices that depend on a sequence's prompt, itself last."""
         return sequence.beams.sequences[::-1] if sequence.beams else (*sequence.waiting_forks, sequence)
 
-    def _make_way(self) -> None:
+    def _make_way(self, step: Step) -> None:
         """Preempt running sequences of a lower priority than one that waits and could not run otherwise."""
         while (head := self._waiting.peek()) is not None and self.num_running:
             last = max(self._prefilling + self._decoding, key=_order)
             if last.priority <= head.priority or self._can_admit(head, self._blocks.cached(head)):
                 return
-            self._preempt(last)
+            self._preempt(last, step)
 
     def _add_decodes(self, step: Step) -> None:
         """One token of every decoding sequence, each with room for it in a block of its own."""
@@ -211,12 +217,13 @@ class Scheduler:
             short, sharing = self._blocks.lacking(self._decoding)
             if len(short) + len(sharing) <= self.pool.num_free:
                 break
-            self._preempt(max(self._prefilling + self._decoding, key=_order))
+            self._preempt(max(self._prefilling + self._decoding, key=_order), step)
         step.copies, moved = self._blocks.provide(short, sharing)
         step.moved = [row for row, sequence in enumerate(self._decoding) if sequence.key in moved]
 
     def _add_chunks(self, step: Step) -> None:
         """Fill the step with prompt tokens: of prompts already begun, then of new ones, in order."""
+        self._num_deferred = 0
         if not self._prefilling and self._waiting.peek() is None:
             return
         limit_ms = self.cost_model.limit_ms(step.load) if self._decoding else None
@@ -241,6 +248,7 @@ class Scheduler:
                 break
         for sequence in deferred:
             self._waiting.push(sequence)
+            self._num_deferred += len(self._choices(sequence))
 
     def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
         """Run what fits of a prompt; whether all of it did, so that the next one may come."""
@@ -374,7 +382,7 @@ class Scheduler:
             sequence.set_bias(forbid_stopping=False)
             self._decode_version += 1
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, step: Step) -> None:
         search = sequence.beams
         for preempted in [sequence] if search is None else search.live:
             self._stop_running(preempted)
@@ -385,6 +393,7 @@ class Scheduler:
             search.start(search.sequences)
         self._waiting.push(sequence)
         self.preemptions_total += 1
+        step.preempted.append(sequence.key)
 
     def _finish(
         self,

@@ -48,13 +48,14 @@ class Step:
 
     As long as `decode_version` stays the same, so do the decoding sequences, their order and their biases;
     `moved` are the rows of `decodes` whose block tables have changed since. `copies` are KV blocks, `(from, to)`, to
-    be copied before the step runs.
+    be copied before the step runs. `preempted` are the keys of sequences that had to make way for it.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
     decode_version: int = 0
     moved: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     load: StepLoad = field(default_factory=StepLoad)
 

@@ -116,7 +116,8 @@ class Generation:
     def _account(self, prompt_index: int, output: RequestOutput) -> int:
         choice = prompt_index * self._n + output.index
         self._cached_tokens[prompt_index] = max(self._cached_tokens[prompt_index], output.num_cached_tokens)
-        self.timer.on_output(output, choice)
+        times = self._streams[prompt_index].choices[output.index].times
+        self.timer.on_output(output, choice, None if times is None else times.first_token)
         if output.finish_reason is FinishReason.ABORT:
             if self.client_gone:
                 raise ClientGone

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.choice import Choice
-from tidewheel.engine.engine import Engine
+from tidewheel.engine.engine import Engine, EngineStats
 from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.request import FinishReason, RequestOutput, SamplingParams
 
@@ -26,6 +26,7 @@ _TTFT_BUCKETS = (
 _ITL_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _E2E_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _N_BUCKETS = (1, 2, 5, 10, 20)
+_PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
 class ServerMetrics:
@@ -50,6 +51,7 @@ class ServerMetrics:
         self.max_generation_tokens = Histogram(tokens)
         self.params_max_tokens = Histogram(tokens)
         self.params_n = Histogram(_N_BUCKETS)
+        self.preemptions = Histogram(_PREEMPTION_BUCKETS)
         self.finished: Counter[str] = Counter()
         self.rejected = 0
 
@@ -61,18 +63,27 @@ class ServerMetrics:
         """prometheus_client's collector protocol."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+        stats = self._engine.stats()
         labels, values = ["model_name"], [self._model_name]
-        for name, help_text, value in self._gauges():
+        for name, help_text, value in self._gauges(stats):
             gauge = GaugeMetricFamily(self.prefix + name, help_text, labels=labels)
             gauge.add_metric(values, value)
             yield gauge
+        by_reason = GaugeMetricFamily(
+            self.prefix + "num_requests_waiting_by_reason",
+            "Those that wait for room (capacity), and for a prefix that another computes (deferred).",
+            labels=[*labels, "reason"],
+        )
+        by_reason.add_metric([*values, "capacity"], stats.num_waiting - stats.num_deferred)
+        by_reason.add_metric([*values, "deferred"], stats.num_deferred)
+        yield by_reason
         config = self._cache_config()
         info = GaugeMetricFamily(
             self.prefix + "cache_config_info", "The KV cache, in labels.", labels=[*labels, *config]
         )
         info.add_metric([*values, *config.values()], 1)
         yield info
-        for name, help_text, value in self._counters():
+        for name, help_text, value in self._counters(stats):
             counter = CounterMetricFamily(self.prefix + name, help_text, labels=labels)
             counter.add_metric(values, value)
             yield counter
@@ -82,13 +93,13 @@ class ServerMetrics:
         for reason in FinishReason:
             success.add_metric([*values, reason.value], self.finished[reason.value])
         yield success
-        for name, help_text, histogram in self._histograms():
+        for name, help_text, histogram in self._histograms(stats):
             family = HistogramMetricFamily(self.prefix + name, help_text, labels=labels)
             family.add_metric(values, histogram.buckets(), histogram.sum)
             yield family
 
-    def _gauges(self) -> list[tuple[str, str, float]]:
-        stats = self._engine.stats()
+    @staticmethod
+    def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
         kv_usage = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         return [
             ("num_requests_running", "Requests in the running batch.", stats.num_running),
@@ -105,8 +116,7 @@ class ServerMetrics:
             "enable_prefix_caching": info.get("enable_prefix_caching", ""),
         }
 
-    def _counters(self) -> list[tuple[str, str, float]]:
-        stats = self._engine.stats()
+    def _counters(self, stats: EngineStats) -> list[tuple[str, str, float]]:
         return [
             ("prompt_tokens", "Prompt tokens of all requests.", stats.prompt_tokens_total),
             ("generation_tokens", "Generated tokens of all requests.", stats.generation_tokens_total),
@@ -117,8 +127,7 @@ class ServerMetrics:
             ("requests_rejected", "Requests sent away because too many wait.", self.rejected),
         ]
 
-    def _histograms(self) -> list[tuple[str, str, Histogram]]:
-        stats = self._engine.stats()
+    def _histograms(self, stats: EngineStats) -> list[tuple[str, str, Histogram]]:
         return [
             ("time_to_first_token_seconds", "From a request's arrival to its first token.", self.time_to_first_token),
             ("inter_token_latency_seconds", "Between a choice's tokens.", self.inter_token_latency),
@@ -132,6 +141,7 @@ class ServerMetrics:
             ("request_prefill_kv_computed_tokens", "Those not found in the cache.", self.prefill_computed_tokens),
             ("request_generation_tokens", "Generated tokens of a choice.", self.generation_tokens),
             ("request_max_num_generation_tokens", "Those of a prompt's longest choice.", self.max_generation_tokens),
+            ("request_num_preemptions", "How often a choice was put back to be recomputed.", self.preemptions),
             ("request_params_max_tokens", "Requests' max_tokens.", self.params_max_tokens),
             ("request_params_n", "Requests' n.", self.params_n),
             ("iteration_tokens_total", "Tokens in a step.", stats.step_tokens),
@@ -150,25 +160,28 @@ class RequestTimer:
         self._last_token: dict[int, float] = {}  # by choice
         self.finish_reasons: list[str] = []
 
-    def on_output(self, output: RequestOutput, choice: int) -> None:
-        """Takes note of one output of a choice (counted over prompts, then over n)."""
+    def on_output(self, output: RequestOutput, choice: int, first_token: float | None = None) -> None:
+        """Takes note of one output of a choice (counted over prompts, then over n), whose first token came then."""
         if output.token_ids:
-            self.on_tokens(len(output.token_ids), choice)
+            self.on_tokens(len(output.token_ids), choice, first_token)
         if output.finish_reason is not None:
             self.finish_reasons.append(output.finish_reason.value)
             self._metrics.finished[output.finish_reason.value] += 1
 
-    def on_tokens(self, count: int, choice: int) -> None:
-        """Takes note that `count` tokens of a choice have come at once."""
+    def on_tokens(self, count: int, choice: int, first_token: float | None = None) -> None:
+        """Takes note that `count` tokens of a choice came at once: each took a share of the time since the last."""
         self.completion_tokens += count
         now = time.perf_counter()
         last = self._last_token.get(choice)
-        if last is not None:
-            self._metrics.inter_token_latency.observe(now - last)
-        elif self.time_to_first_token is None:
-            self.time_to_first_token = now - self.started
-            self._metrics.time_to_first_token.observe(self.time_to_first_token)
         self._last_token[choice] = now
+        if last is None:
+            if self.time_to_first_token is None:
+                self.time_to_first_token = now - self.started
+                self._metrics.time_to_first_token.observe(self.time_to_first_token)
+            # The time to the first token is no latency between tokens.
+            last, count = first_token or now, count - 1
+        if count:
+            self._metrics.inter_token_latency.observe((now - last) / count, count)
 
     def decode_time(self, index: int, choice: Choice) -> float | None:
         """Seconds from the first token to the last of the choice that outputs count as `index`; None without tokens."""
@@ -196,6 +209,7 @@ class RequestTimer:
     def _observe(self, choice: Choice, decode: float | None) -> None:
         metrics = self._metrics
         metrics.generation_tokens.observe(choice.num_tokens)
+        metrics.preemptions.observe(choice.num_preemptions)
         if choice.times is None or decode is None:
             return
         prefill = choice.times.first_token - choice.times.scheduled
