@@ -39,7 +39,7 @@ _FIELD_NAMES = {
 
 
 def check_tool_types(body: Any) -> None:
-    """Refuses Anthropic's own tools in a body as it was decoded. Raises ApiError (400)."""
+    """Refuses Anthropic's own tools in a body that is no MessagesRequest. Raises ApiError (400)."""
     tools = body.get("tools") if isinstance(body, dict) else None
     for i, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None

@@ -137,6 +137,7 @@ class ResponsesEndpoints:
 
     def _understand(self, raw: bytes) -> _Ask:
         body = self._decode(raw)
+        body.check_input()
         if not self._store.is_enabled:
             for name in ("store", "background", "previous_response_id"):
                 if getattr(body, name):

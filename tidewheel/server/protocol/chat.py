@@ -16,6 +16,8 @@ from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody,
 from tidewheel.server.protocol.usage import Usage
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+MAX_PARTS = 2**16
+MAX_TOOLS = 1024
 _TOOL_NAME = re.compile(r"[\w.:/@-]{1,128}")
 
 ToolName: TypeAlias = Annotated[str, documented(minLength=1, maxLength=128)]
@@ -172,6 +174,27 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
                 f"reasoning_effort must be one of {', '.join(REASONING_EFFORTS)}, got {quoted(self.reasoning_effort)}",
                 "reasoning_effort",
             )
+        self._check_messages()
+        self._check_tools()
+
+    def without_effect(self) -> Mapping[str, str]:
+        idle = {**GenerationBody.without_effect(self)}
+        if self.verbosity not in (None, "medium"):
+            idle["verbosity"] = "say in a message how long answers should be"
+        return idle
+
+    def _check_messages(self) -> None:
+        messages = self.messages
+        parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+        calls = sum(len(message.tool_calls) for message in messages if message.tool_calls)
+        check_parts(len(messages) + parts + calls, "messages")
+
+    def _check_tools(self) -> None:
+        choice = self.tool_choice
+        allowed = choice.allowed_tools.tools if isinstance(choice, AllowedToolChoice) else ()
+        for param, count in (("tools", len(self.tools or ())), ("tool_choice", len(allowed))):
+            if count > MAX_TOOLS:
+                raise bad_request(f"{param} may have at most {MAX_TOOLS} tools, got {count}", param)
         for i, tool in enumerate(self.tools or ()):
             if not _TOOL_NAME.fullmatch(tool.function.name):
                 param = f"tools[{i}].function.name"
@@ -180,12 +203,6 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
                     f"signs, got {quoted(tool.function.name)}",
                     param,
                 )
-
-    def without_effect(self) -> Mapping[str, str]:
-        idle = {**GenerationBody.without_effect(self)}
-        if self.verbosity not in (None, "medium"):
-            idle["verbosity"] = "say in a message how long answers should be"
-        return idle
 
     def endpoint_sampling(self) -> EndpointSampling:
         """This endpoint's own spelling of the sampling parameters."""
@@ -196,6 +213,15 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
             names["max_tokens"] = "max_completion_tokens"
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return EndpointSampling(max_tokens, logprobs, names, prompt_logprobs=self.prompt_logprobs)
+
+
+def check_parts(count: int, param: str) -> None:
+    """Raises ApiError (400) for a conversation of more pieces than one may have, before each is looked at."""
+    if count > MAX_PARTS:
+        raise bad_request(
+            f"{param} may have at most {MAX_PARTS} messages, parts of content and tool calls together, got {count}",
+            param,
+        )
 
 
 class FunctionCall(msgspec.Struct):

@@ -103,8 +103,9 @@ _LARGE_BODY = 2**18  # bytes; from there on it matters how often the garbage col
 class BodyDecoder(Generic[T]):
     """Decodes JSON bodies of one type. Raises ApiError (400) naming the field at fault.
 
-    `prepare` may change a body before it is validated, for protocols that let a `type` be left out. It gets whatever
-    JSON a client sent; integers that 64 bits do not hold are floats, so that all of it can be written again.
+    `prepare` gets a body that is not of the type, to raise a better error or to change it, for protocols that let a
+    `type` be left out. It gets whatever JSON a client sent; integers that 64 bits do not hold are floats, so that all
+    of it can be written again.
     """
 
     def __init__(
@@ -118,9 +119,9 @@ class BodyDecoder(Generic[T]):
         self._notes = notes
         self._fields = [field.encode_name for field in msgspec.structs.fields(body_type)]
         twin = msgspec.defstruct(body_type.__name__, [], bases=(body_type,), forbid_unknown_fields=False)
-        lenient = cast("type[T]", twin)
-        self._read = _reader(lenient if self._notes.unknown == "ignore" else body_type, prepared=prepare is not None)
-        self._read_known = _reader(lenient, prepared=prepare is not None)
+        self._lenient = cast("type[T]", twin)
+        self._type = self._lenient if notes.unknown == "ignore" else body_type
+        self._decoder = msgspec.json.Decoder(self._type)
 
     def __call__(self, body: bytes) -> T:
         collects = len(body) >= _LARGE_BODY and gc.isenabled()
@@ -142,19 +143,22 @@ class BodyDecoder(Generic[T]):
         return decoded
 
     def _decode(self, body: bytes) -> T:
-        source: Any = body
-        if self._prepare is not None:
-            source = orjson.loads(body)
-            self._prepare(source)
+        warns = self._notes.unknown == "warn"
         try:
-            return self._read(source)
+            return self._decoder.decode(body)
         except msgspec.ValidationError as error:
             path, reason = _located(str(error))
-            if path or self._notes.unknown != "warn" or not _UNKNOWN.match(reason):
+            is_unknown = not path and _UNKNOWN.match(reason) is not None
+            if self._prepare is None and not (warns and is_unknown):
                 raise
-        names = source if self._prepare is not None else msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        self._warn(names)
-        return self._read_known(source)
+        if self._prepare is None:
+            self._warn(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
+            return msgspec.json.decode(body, type=self._lenient)
+        raw = orjson.loads(body)
+        self._prepare(raw)
+        if warns and isinstance(raw, dict):
+            self._warn(raw)
+        return msgspec.convert(raw, self._lenient if warns else self._type, str_keys=True)
 
     def _warn(self, names: Iterable[str]) -> None:
         known = set(self._fields)
@@ -182,13 +186,6 @@ class BodyDecoder(Generic[T]):
         close = difflib.get_close_matches(field, self._fields, 1) if not path and len(field) <= MAX_QUOTED else []
         hint = f"; did you mean {close[0]}?" if close else ""
         return bad_request(f"unknown parameter {param}{hint}", param, "unknown_parameter")
-
-
-def _reader(body_type: type[T], *, prepared: bool) -> Callable[[Any], T]:
-    """Makes the struct of a body's bytes, or of what a preparation has left of them."""
-    if prepared:
-        return lambda raw: msgspec.convert(raw, body_type, str_keys=True)
-    return msgspec.json.Decoder(body_type).decode
 
 
 def _located(text: str) -> tuple[str, str]:

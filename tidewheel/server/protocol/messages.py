@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.chat import ReasoningEffort, ToolName
+from tidewheel.server.protocol.chat import ReasoningEffort, ToolName, check_parts
 from tidewheel.server.protocol.decode import Body, Unsupported, documented, unsupported
 
 MIN_THINKING_BUDGET = 1024  # tokens
@@ -154,6 +154,10 @@ class CountTokensRequest(Body, kw_only=True):
 
     def check_supported(self) -> None:
         """Raises ApiError (400) for a value that this server has no way to honour."""
+        blocks = [block for message in self.messages if isinstance(message.content, list) for block in message.content]
+        results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
+        parts = sum(len(content) for content in results if isinstance(content, list))
+        check_parts(len(self.messages) + len(blocks) + parts, "messages")
         if self.speed == "fast":
             raise unsupported("speed", " unless it is standard")
         for i, tool in enumerate(self.tools or ()):

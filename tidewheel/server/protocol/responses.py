@@ -9,9 +9,18 @@ import msgspec
 
 from tidewheel.engine.errors import quoted
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.chat import ReasoningEffort, ToolName
+from tidewheel.server.protocol.chat import ReasoningEffort, ToolName, check_parts
 from tidewheel.server.protocol.decode import Body, Unsupported, optional_tags, unsupported
-from tidewheel.server.protocol.response_items import UNSET, Item, ItemReference, OutputItem, Unset
+from tidewheel.server.protocol.response_items import (
+    UNSET,
+    FunctionCallOutput,
+    Item,
+    ItemReference,
+    Message,
+    OutputItem,
+    Reasoning,
+    Unset,
+)
 from tidewheel.server.protocol.structured import StructuredOutputsField
 
 LOGPROBS = "message.output_text.logprobs"
@@ -169,6 +178,12 @@ class ResponsesRequest(Body, kw_only=True):
         """Whether the answer's tokens are to have their log-probabilities."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
+    def check_input(self) -> None:
+        """Raises ApiError (400) for more items and parts than a conversation may have."""
+        if isinstance(self.input, list):
+            lists = [part for item in self.input for part in _parts_of(item) if isinstance(part, list)]
+            check_parts(len(self.input) + sum(map(len, lists)), "input")
+
     def check_supported(self) -> None:
         """Raises ApiError (400) for a value that this server has no way to honour."""
         if self.conversation is not None:
@@ -200,6 +215,14 @@ class ResponsesRequest(Body, kw_only=True):
         if self.stream_options is not None and not self.stream:
             idle["stream_options"] = "the answer is not streamed"
         return idle
+
+
+def _parts_of(item: Item | ItemReference) -> tuple[Any, ...]:
+    if isinstance(item, Message):
+        return (item.content,)
+    if isinstance(item, FunctionCallOutput):
+        return (item.output,)
+    return (item.content, item.summary) if isinstance(item, Reasoning) else ()
 
 
 def check_include(include: list[str] | None) -> None:
