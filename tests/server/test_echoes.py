@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server.conftest import RunningServer, StartProcess
+from server.conftest import RunningServer, StartProcess, StartServer
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 HELLO = [{"role": "user", "content": "SAY(hi)YAS"}]
@@ -77,6 +77,14 @@ def test_errors_quote_little_of_urls(server: RunningServer) -> None:
         ("GET", f"{RESPONSES}/{kept}/input_items?limit={'9' * 1000}"),
     ):
         check_echo(server.http.request(method, path))
+
+
+def test_templates_quote_little(start_server: StartServer) -> None:
+    for template in ("{{ raise_exception('no: ' + messages[0].content) }}", "{{ messages[messages[0].content].a.b }}"):
+        server = start_server(chat_template=template)
+        response = server.post(CHAT, {"messages": [{"role": "user", "content": LONG}]})
+        assert response.status_code == 400
+        assert len(response.json()["error"]["message"]) < MOST
 
 
 def test_an_id_that_is_too_long_is_no_id(server: RunningServer) -> None:

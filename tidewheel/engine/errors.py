@@ -40,9 +40,9 @@ class EngineDeadError(TidewheelError):
     """The engine thread has failed or stopped; no request will be served any more."""
 
 
-def shortened(text: str) -> str:
-    """The first MAX_QUOTED characters of what a client sent."""
-    return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
+def shortened(text: str, most: int = MAX_QUOTED) -> str:
+    """The first characters of what a client sent, `most` of them."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def quoted(value: object) -> str:

@@ -18,6 +18,8 @@ from tidewheel.engine.errors import EngineDeadError, InvalidRequestError, shorte
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_MESSAGE = 1000  # characters, whatever it quotes
+
 
 class ApiError(Exception):
     """An answer that is an error: an HTTP status, the four fields of OpenAI's error object, and headers."""
@@ -34,7 +36,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.headers = headers or {}
         self.status = status
-        self.message = message
+        self.message = shortened(message, _LONGEST_MESSAGE)
         self.param = param
         self.code = code
 

@@ -15,6 +15,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+_LONGEST_COMPLAINT = 200  # characters: templates quote messages in theirs
+
 
 class ToolArguments(dict[str, Any]):
     """A call's arguments for templates of both kinds: a mapping, whose text is the JSON that the client sent."""
@@ -76,4 +78,4 @@ def template_environment() -> ImmutableSandboxedEnvironment:
 def complaint(error: Exception) -> str:
     """What to tell a client whose messages a template did not take."""
     verb = "refused" if isinstance(error, jinja2.TemplateError) else "failed on"
-    return f"the chat template {verb} these messages: {error}"
+    return f"the chat template {verb} these messages: {str(error)[:_LONGEST_COMPLAINT]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -177,17 +176,20 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
         self._check_messages()
         self._check_tools()
 
-    def without_effect(self) -> Mapping[str, str]:
-        idle = {**GenerationBody.without_effect(self)}
+    def without_effect(self) -> dict[str, str]:
+        idle = GenerationBody.without_effect(self)
         if self.verbosity not in (None, "medium"):
             idle["verbosity"] = "say in a message how long answers should be"
         return idle
 
     def _check_messages(self) -> None:
-        messages = self.messages
-        parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
-        calls = sum(len(message.tool_calls) for message in messages if message.tool_calls)
-        check_parts(len(messages) + parts + calls, "messages")
+        count = len(self.messages)
+        for message in self.messages:
+            if isinstance(message.content, list):
+                count += len(message.content)
+            if message.tool_calls:
+                count += len(message.tool_calls)
+        check_parts(count, "messages")
 
     def _check_tools(self) -> None:
         choice = self.tool_choice

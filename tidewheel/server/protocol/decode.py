@@ -6,7 +6,7 @@ import difflib
 import gc
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -36,7 +36,7 @@ def is_given(value: Ignored) -> bool:
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What every request's body is."""
 
-    def without_effect(self) -> Mapping[str, str]:
+    def without_effect(self) -> dict[str, str]:
         """The parameters that the body has by its client's habit, and why they do nothing here."""
         return {}
 
@@ -149,7 +149,8 @@ class BodyDecoder(Generic[T]):
         except msgspec.ValidationError as error:
             path, reason = _located(str(error))
             is_unknown = not path and _UNKNOWN.match(reason) is not None
-            if self._prepare is None and not (warns and is_unknown):
+            can_be_mended = warns if is_unknown else self._prepare is not None
+            if not can_be_mended:
                 raise
         if self._prepare is None:
             self._warn(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, cast
 
 import msgspec
@@ -34,7 +33,7 @@ class EncoderRequest(Body, kw_only=True):
     truncation_side: Unsupported = None
     use_activation: Unsupported = None
 
-    def without_effect(self) -> Mapping[str, str]:
+    def without_effect(self) -> dict[str, str]:
         return {} if self.user is None else {"user": "no answer depends on it"}
 
 

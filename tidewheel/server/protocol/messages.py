@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -169,7 +168,7 @@ class CountTokensRequest(Body, kw_only=True):
             param = "thinking.budget_tokens"
             raise bad_request(f"{param} must be at least {MIN_THINKING_BUDGET}", param)
 
-    def without_effect(self) -> Mapping[str, str]:
+    def without_effect(self) -> dict[str, str]:
         idle = {}
         if self.context_management is not None:
             idle["context_management"] = "conversations are rendered as they are sent"
@@ -201,8 +200,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
             param = "thinking.budget_tokens"
             raise bad_request(f"{param} must be less than max_tokens, which is {self.max_tokens}", param)
 
-    def without_effect(self) -> Mapping[str, str]:
-        idle = {**CountTokensRequest.without_effect(self)}
+    def without_effect(self) -> dict[str, str]:
+        idle = CountTokensRequest.without_effect(self)
         if self.metadata is not None:
             idle["metadata"] = "no answer depends on it"
         return idle

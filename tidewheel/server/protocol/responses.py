@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -206,7 +205,7 @@ class ResponsesRequest(Body, kw_only=True):
         if self.background and self.store is False:
             raise bad_request("background needs store: there would be no way to get the response", "background")
 
-    def without_effect(self) -> Mapping[str, str]:
+    def without_effect(self) -> dict[str, str]:
         idle = {}
         if self.service_tier not in (None, "auto", "default"):
             idle["service_tier"] = "there is one tier; priority puts requests before others"

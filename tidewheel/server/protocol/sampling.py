@@ -137,7 +137,7 @@ class GenerationBody(Body, kw_only=True):
         if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
             raise bad_request("request_id must be 1 to 100 visible ASCII characters", "request_id")
 
-    def without_effect(self) -> Mapping[str, str]:
+    def without_effect(self) -> dict[str, str]:
         idle: dict[str, str] = {}
         if self.store:
             idle["store"] = "answers are kept by /v1/responses alone"
