@@ -47,6 +47,31 @@ def test_create(client: anthropic.Anthropic) -> None:
     assert message.usage.output_tokens_details.thinking_tokens == len("<think>hm hm</think>")
 
 
+def test_an_agent_goes_on(client: anthropic.Anthropic) -> None:
+    """As Claude Code asks: beta headers, caches asked for, context management, its own message sent back."""
+    more: Any = {
+        "betas": ["context-management-2025-06-27", "interleaved-thinking-2025-05-14"],
+        "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+        "thinking": {"type": "adaptive"},
+        "metadata": {"user_id": "someone"},
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "tools": [{**WEATHER, "cache_control": {"type": "ephemeral"}, "eager_input_streaming": True}],
+    }
+    asked = ask(f"<think>hm</think>One moment.\n{CALL}")
+    first = client.beta.messages.create(**asked, **more)
+    call = first.content[-1]
+    assert call.type == "tool_use"
+    result = {
+        "type": "tool_result", "tool_use_id": call.id, "is_error": False, "cache_control": {"type": "ephemeral"},
+        "content": [{"type": "text", "text": "SAY(Rain.)YAS", "citations": None}],
+    }  # fmt: skip
+    turns = [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    with client.beta.messages.stream(**{**asked, "messages": [*asked["messages"], *turns]}, **more) as stream:
+        said = stream.get_final_message().content[-1]
+    assert said.type == "text"
+    assert said.text == "Rain."
+
+
 def test_the_streaming_helper_puts_a_message_together(client: anthropic.Anthropic) -> None:
     with client.messages.stream(**ask(f"<think>hm</think>One moment.\n{CALL}"), tools=[WEATHER]) as stream:
         kinds = [event.type for event in stream]

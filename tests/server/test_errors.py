@@ -137,6 +137,15 @@ def test_a_misspelt_field_brings_a_hint(server: RunningServer) -> None:
     assert "did you mean temperature?" in error_of(response)["message"]
 
 
+def test_values_that_there_are_are_named(server: RunningServer) -> None:
+    for body, names in (
+        ({"messages": [{"role": "wizard", "content": "a"}]}, "assistant, developer, function, system, tool, user"),
+        ({"messages": HELLO, "verbosity": "huge"}, "high, low, medium"),
+        ({"messages": HELLO, "tool_choice": "nope"}, "auto, none, required"),
+    ):
+        assert error_of(server.post(CHAT, body))["message"].endswith(f"; it takes {names}")
+
+
 def test_a_key_at_fault_is_named(server: RunningServer) -> None:
     for key in ("abc", "1.5", "-1", "", "1_0", "٣"):
         error = error_of(server.post(COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 1, key: 1}}))

@@ -19,7 +19,7 @@ MAX_PARTS = 2**16
 MAX_TOOLS = 1024
 _TOOL_NAME = re.compile(r"[\w.:/@-]{1,128}")
 
-ToolName: TypeAlias = Annotated[str, documented(minLength=1, maxLength=128)]
+ToolName: TypeAlias = Annotated[str, documented(minLength=1, maxLength=128, pattern=f"^{_TOOL_NAME.pattern}$")]
 ReasoningEffort: TypeAlias = Annotated[str, documented(enum=REASONING_EFFORTS)]
 
 # Messages and tools may have members that are not here: clients send back what other servers gave them.

@@ -6,12 +6,14 @@ import difflib
 import gc
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 import orjson
+from msgspec.inspect import ListType, LiteralType, StructType, Type, UnionType, type_info
 
 from tidewheel.engine.errors import MAX_QUOTED, shortened
 from tidewheel.server.errors import ApiError, bad_request
@@ -94,6 +96,7 @@ _PATH = re.compile(r"^(?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*?)`")
 _UNKNOWN_TYPE = re.compile(r"^Invalid value (?P<value>'.*')$", re.DOTALL)
+_STEP = re.compile(r"\[[^]]*\]|[^.[\]]+")
 _LONGEST_PATH = 200  # it has indices, and names that are not the client's
 _UNKNOWN_REASON = "this server does not know it (--unknown-parameters refuse answers it with an error)"
 _MOST_NAMES = 8  # of one body, in the log
@@ -178,15 +181,43 @@ class BodyDecoder(Generic[T]):
         if path.endswith("type") and (unknown := _UNKNOWN_TYPE.match(reason)):
             return unsupported(path, f": {shortened(unknown['value'])}")
         reason = shortened(reason)
+        if reason.startswith("Invalid enum value") and (values := self._values(path)):
+            reason += f"; it takes {', '.join(values)}"
         if not path:
             return bad_request(f"the body must be a JSON object: {reason}")
         return bad_request(f"{path}: {reason[0].lower()}{reason[1:]}", path, "invalid_type")
+
+    @cached_property
+    def _shape(self) -> Type:
+        return type_info(self._type)  # some milliseconds
+
+    def _values(self, path: str) -> list[str]:
+        """The texts that may stand at a path."""
+        types = [self._shape]
+        for step in _STEP.findall(path):
+            # Each once: a type that has itself in several of its members has as many ways down as it is deep.
+            types = list({id(inner): inner for one in types for inner in _within(one, step)}.values())
+        literals = [member for one in types for member in _members(one) if isinstance(member, LiteralType)]
+        return sorted({str(value) for literal in literals for value in literal.values})
 
     def _unknown_field(self, path: str, field: str) -> ApiError:
         param = _join(path, shortened(field))
         close = difflib.get_close_matches(field, self._fields, 1) if not path and len(field) <= MAX_QUOTED else []
         hint = f"; did you mean {close[0]}?" if close else ""
         return bad_request(f"unknown parameter {param}{hint}", param, "unknown_parameter")
+
+
+def _members(one: Type) -> tuple[Type, ...]:
+    return one.types if isinstance(one, UnionType) else (one,)
+
+
+def _within(one: Type, step: str) -> Iterator[Type]:
+    """The types of what a step of a path leads to."""
+    for member in _members(one):
+        if isinstance(member, StructType):
+            yield from (field.type for field in member.fields if field.encode_name == step)
+        elif isinstance(member, ListType) and step.startswith("["):
+            yield member.item_type
 
 
 def _located(text: str) -> tuple[str, str]:
