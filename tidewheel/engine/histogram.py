@@ -14,8 +14,13 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float, count: int = 1) -> None:
-        """Counts `value` in its bucket, as often as it was seen."""
+    def observe(self, value: float) -> None:
+        """Counts `value` in its bucket."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def observe_many(self, value: float, count: int) -> None:
+        """Counts `value` as often as it was seen."""
         self._counts[bisect_left(self._bounds, value)] += count
         self.sum += value * count
 

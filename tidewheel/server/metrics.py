@@ -180,8 +180,10 @@ class RequestTimer:
                 self._metrics.time_to_first_token.observe(self.time_to_first_token)
             # The time to the first token is no latency between tokens.
             last, count = first_token or now, count - 1
-        if count:
-            self._metrics.inter_token_latency.observe((now - last) / count, count)
+        if count == 1:
+            self._metrics.inter_token_latency.observe(now - last)
+        elif count:
+            self._metrics.inter_token_latency.observe_many((now - last) / count, count)
 
     def decode_time(self, index: int, choice: Choice) -> float | None:
         """Seconds from the first token to the last of the choice that outputs count as `index`; None without tokens."""

@@ -151,12 +151,14 @@ class BodyDecoder(Generic[T]):
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
             path, reason = _located(str(error))
-            is_unknown = not path and _UNKNOWN.match(reason) is not None
-            can_be_mended = warns if is_unknown else self._prepare is not None
+            unknown = None if path else _UNKNOWN.match(reason)
+            can_be_mended = self._prepare is not None if unknown is None else warns
             if not can_be_mended:
                 raise
         if self._prepare is None:
-            self._warn(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
+            assert unknown is not None
+            is_large = len(body) >= _LARGE_BODY  # which may have millions of names
+            self._warn([unknown["field"]] if is_large else msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
             return msgspec.json.decode(body, type=self._lenient)
         raw = orjson.loads(body)
         self._prepare(raw)
