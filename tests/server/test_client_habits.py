@@ -199,7 +199,7 @@ def test_unknown_parameters_may_be_ignored(start_server: StartServer) -> None:
     assert document["StreamOptions"]["additionalProperties"] is False
 
 
-def test_paths_may_have_slashes_too_many(server: RunningServer) -> None:
+def test_paths_may_have_slashes_too_many(server: RunningServer, start_server: StartServer) -> None:
     models = server.http.get("/v1/models").json()
     for path in ("/v1/models/", "/v1//models", "//v1/models", "/v1//models//"):
         response = server.http.get(server.url + path)
@@ -209,6 +209,11 @@ def test_paths_may_have_slashes_too_many(server: RunningServer) -> None:
     assert server.http.get("/v1/models/scripted/").json()["id"] == "scripted"
     wrong = server.post("/v1//messages", {})
     assert (wrong.status_code, wrong.json()["type"]) == (400, "error")
+    # Keys and prefixes are looked for as ever.
+    closed = start_server(api_keys=["secret"], root_path="/llm")
+    for path in ("/llm/v1//models/", "/llm//v1/models", "/v1/models/"):
+        assert closed.http.get(closed.url + path).status_code == 401
+        assert closed.http.get(closed.url + path, headers={"x-api-key": "secret"}).status_code == 200, path
     # Proxies hide these, and know them by one spelling.
     for path in ("//metrics", "/metrics//", "//server_info"):
         assert server.http.get(server.url + path, follow_redirects=False).status_code in (307, 404), path

@@ -142,9 +142,8 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     modalities: list[str] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     echo: bool | None = None
-    prompt_cache_options: Ignored = msgspec.field(
-        default_factory=msgspec.Raw
-    )  # prefixes are cached without being asked
+    # Prefixes are cached without being asked.
+    prompt_cache_options: Ignored = msgspec.field(default_factory=msgspec.Raw)
 
     functions: Any = None
     function_call: Any = None
@@ -194,9 +193,8 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     def _check_tools(self) -> None:
         choice = self.tool_choice
         allowed = choice.allowed_tools.tools if isinstance(choice, AllowedToolChoice) else ()
-        for param, count in (("tools", len(self.tools or ())), ("tool_choice", len(allowed))):
-            if count > MAX_TOOLS:
-                raise bad_request(f"{param} may have at most {MAX_TOOLS} tools, got {count}", param)
+        check_tool_count(len(self.tools or ()), "tools")
+        check_tool_count(len(allowed), "tool_choice")
         for i, tool in enumerate(self.tools or ()):
             if not _TOOL_NAME.fullmatch(tool.function.name):
                 param = f"tools[{i}].function.name"
@@ -224,6 +222,12 @@ def check_parts(count: int, param: str) -> None:
             f"{param} may have at most {MAX_PARTS} messages, parts of content and tool calls together, got {count}",
             param,
         )
+
+
+def check_tool_count(count: int, param: str) -> None:
+    """Raises ApiError (400) for more tools than a request may have."""
+    if count > MAX_TOOLS:
+        raise bad_request(f"{param} may have at most {MAX_TOOLS} tools, got {count}", param)
 
 
 class FunctionCall(msgspec.Struct):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.chat import ReasoningEffort, ToolName, check_parts
+from tidewheel.server.protocol.chat import ReasoningEffort, ToolName, check_parts, check_tool_count
 from tidewheel.server.protocol.decode import Body, Unsupported, documented, unsupported
 
 MIN_THINKING_BUDGET = 1024  # tokens
@@ -157,6 +157,7 @@ class CountTokensRequest(Body, kw_only=True):
         results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
         parts = sum(len(content) for content in results if isinstance(content, list))
         check_parts(len(self.messages) + len(blocks) + parts, "messages")
+        check_tool_count(len(self.tools or ()), "tools")
         if self.speed == "fast":
             raise unsupported("speed", " unless it is standard")
         for i, tool in enumerate(self.tools or ()):

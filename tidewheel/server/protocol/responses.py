@@ -8,7 +8,7 @@ import msgspec
 
 from tidewheel.engine.errors import quoted
 from tidewheel.server.errors import bad_request
-from tidewheel.server.protocol.chat import ReasoningEffort, ToolName, check_parts
+from tidewheel.server.protocol.chat import ReasoningEffort, ToolName, check_parts, check_tool_count
 from tidewheel.server.protocol.decode import Body, Unsupported, optional_tags, unsupported
 from tidewheel.server.protocol.response_items import (
     UNSET,
@@ -190,6 +190,7 @@ class ResponsesRequest(Body, kw_only=True):
         if self.stream and self.stream_options is not None and self.stream_options.include_obfuscation:
             raise unsupported("stream_options.include_obfuscation", " unless it is false")
         check_include(self.include)
+        check_tool_count(len(self.tools or ()), "tools")
         for i, tool in enumerate(self.tools or ()):
             if isinstance(tool, CustomTool):
                 raise unsupported(f"tools[{i}].type", ": 'custom'; offer a function")

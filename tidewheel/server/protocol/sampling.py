@@ -142,7 +142,7 @@ class GenerationBody(Body, kw_only=True):
         if self.store:
             idle["store"] = "answers are kept by /v1/responses alone"
         if is_given(self.metadata):
-            idle["metadata"] = "only responses have it in them"
+            idle["metadata"] = "/v1/responses alone gives it back"
         if self.user is not None:
             idle["user"] = "no answer depends on it"
         if self.service_tier not in (None, "auto", "default"):
