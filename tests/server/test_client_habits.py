@@ -165,10 +165,12 @@ def test_what_has_no_effect_is_said_once(start_process: StartProcess) -> None:
             body = {**base, "max_tokens": 2, "store": True, "user": None, "zeal": 1, "a\nb": {"c": [1]}, long: None}
             assert process.client.post(path, json=body).status_code == 200
     assert process.client.post(MESSAGES, json={"messages": [SAY], "max_tokens": 2, "zest": 1}).status_code == 200
+    untyped = {"input": [SAY], "max_output_tokens": 2, "zone": 1}
+    assert process.client.post(RESPONSES, json=untyped).status_code == 200
     refused = process.client.post(CHAT, json={"messages": [SAY], "stream": True, "stream_options": {"zeal": 1}})
     assert refused.json()["error"]["param"] == "stream_options.zeal"
     eventually_logged(process, "'zest'")
-    for name in ("'store'", "'zeal'", r"'a\nb'"):
+    for name in ("'store'", "'zeal'", r"'a\nb'", "'zone'"):
         assert process.log.count(f"The parameter {name} of requests has no effect: ") == 1
     assert "'user'" not in process.log
     assert long not in process.log
