@@ -54,7 +54,7 @@ def test_only_demanded_calls_have_a_schema() -> None:
 
 
 def test_a_named_function_is_its_arguments() -> None:
-    assert demanded_calls_schema(body(tool_choice=NOW)) == {"type": "object"}
+    assert demanded_calls_schema(body(tool_choice=NOW)) == {"type": "object", "additionalProperties": False}
     named = {"type": "function", "function": {"name": "tree"}}
     assert demanded_calls_schema(body(tool_choice=named)) == NODE
 
@@ -87,9 +87,7 @@ def test_answers_are_read_as_they_come() -> None:
     (start, *rest), *later = pieces[1:]
     assert isinstance(start, CallStart)
     assert start.name == "now"
-    assert (rest, later, parser.finish()) == (
-        [CallArguments(0, '{"a"')], [[CallArguments(0, ": 1}")], []], [CallArguments(0, " ")],
-    )  # fmt: skip
+    assert (rest, later, parser.finish()) == ([CallArguments(0, '{"a"')], [[CallArguments(0, ": 1}")], []], [])
     assert demanded_calls_parser(body(tool_choice=NOW)).finish() == []
 
 
@@ -101,6 +99,11 @@ def test_lists_of_calls_are_read_at_every_cut() -> None:
         turn = Turn.of(parser.feed(text[:cut]) + parser.feed(text[cut:]) + parser.finish())
         assert turn.content == ""
         assert [(call.name, json.loads(call.arguments)) for call in turn.calls] == made
+        cut_off = demanded_calls_parser(body(tool_choice="required"))
+        turn = Turn.of(cut_off.feed(text[:cut]) + cut_off.finish(cut_off=True))
+        assert turn.content == ""
+        assert [call.name for call in turn.calls] == [name for name, _ in made if f'"name": "{name}"' in text[:cut]]
+        assert all(call.arguments in text for call in turn.calls)
 
 
 @pytest.mark.parametrize(

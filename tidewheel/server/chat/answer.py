@@ -75,7 +75,7 @@ class Answer:
             elif not (self._hide_reasoning and isinstance(part, Reasoning)):
                 pieces.append(part)
         if finished and self._tool_parser is not None:
-            pieces += self._tool_parser.finish()
+            pieces += self._tool_parser.finish(cut_off=output.finish_reason is FinishReason.LENGTH)
         if not self._has_calls:
             self._has_calls = any(isinstance(piece, CallStart) for piece in pieces)
         if self._one_call:

@@ -30,6 +30,8 @@ class TextScanner(ABC):
         self._at = 0  # the cursor, in _text
         self._resume = 0  # where plain text goes on if what is being read is rejected
         self._ended = False
+        self._cut_off = False
+        self._named: str | None = None  # the function of the call that is being read, once that is certain
         self._steps = self._run()
         self._num_calls = 0
         self._only_calls_since = False  # nothing but white space since the last call
@@ -39,9 +41,9 @@ class TextScanner(ABC):
         self._text += text
         return self._advance()
 
-    def finish(self) -> list[Piece]:
-        """What was held back, once no more text comes."""
-        self._ended = True
+    def finish(self, *, cut_off: bool = False) -> list[Piece]:
+        """What was held back, once no more text comes. Was it `cut_off`, a call that had begun does not become text."""
+        self._ended, self._cut_off = True, cut_off
         return self._advance()
 
     @abstractmethod
@@ -110,9 +112,15 @@ class TextScanner(ABC):
         """What was read is used up; with `at`, only what lies before that place."""
         self._text = self._text[self._at if at is None else at :]
         self._at = self._resume = 0
+        self._named = None
 
     def _reject(self) -> None:
-        """What was read since it was last settled is plain text after all, up to where plain text goes on."""
+        """What was read since it was last settled is plain text after all, up to where plain text goes on.
+
+        Unless it is a tag that the text was cut off behind.
+        """
+        if self._cut_off and self._resume:
+            self._settle(len(self._text))
         self._emit_text(self._text[: self._resume])
         self._settle(self._resume)
 
@@ -151,10 +159,17 @@ class TextScanner(ABC):
                     break
         return len(text) - len(text[: len(text) - held].rstrip())
 
+    def _drop_rest(self) -> Steps[None]:
+        """Leaves out all that comes."""
+        more = True
+        while more:
+            self._settle(len(self._text))
+            more = yield from self._more()
+
     # Giving.
 
     def _emit_text(self, text: str) -> None:
-        if not text:
+        if not text or (self._cut_off and self._only_calls_since):  # the beginning of what closes a call
             return
         self._only_calls_since = False
         if self._pieces and isinstance(last := self._pieces[-1], str):

@@ -17,6 +17,7 @@ from tidewheel.engine.constraints.structural_tag import (
     Tag,
     TagsWithSeparator,
 )
+from tidewheel.server.chat.tools.schema import arguments_schema
 from tidewheel.server.protocol.chat import Tool
 from tidewheel.server.structured_output import compact, json_schema_output
 
@@ -53,7 +54,7 @@ class Calls(NamedTuple):
 def calls_of(formats: Sequence[CallFormat], tools: Mapping[int, Tool], *, parallel: bool) -> Calls:
     """One or more calls, one only unless `parallel`, in one of `formats`. `tools` are by their place in the body."""
     ways = [_in_format(form, [*tools.values()], MAX_CALLS if parallel else 1) for form in formats]
-    arguments = [json_schema_output(_parameters(tool), f"tools[{i}].function.parameters") for i, tool in tools.items()]
+    arguments = [json_schema_output(arguments_schema(tool), f"tools[{i}].function.parameters") for i, tool in tools.items()]
     return Calls(Alternatives(ways) if ways else None, arguments)
 
 
@@ -70,7 +71,7 @@ def call_schema(name: str, parameters: dict[str, Any], key: str) -> dict[str, An
 
 def _in_format(form: CallFormat, tools: Sequence[Tool], most: int) -> Format:
     def call(tool: Tool) -> Tag:
-        name, schema = tool.function.name, _parameters(tool)
+        name, schema = tool.function.name, arguments_schema(tool)
         if form.key is not None:
             schema = call_schema(name, schema, form.key)
         # At a first brace that may begin an answer too, llguidance cannot tell which layout is meant.
@@ -82,6 +83,3 @@ def _in_format(form: CallFormat, tools: Sequence[Tool], most: int) -> Format:
     calls = TagsWithSeparator([call(tool) for tool in tools], form.separator, at_least_one=True, at_most=most)
     return Concatenation([ConstString(form.opening), calls, ConstString(form.closing)])
 
-
-def _parameters(tool: Tool) -> dict[str, Any]:
-    return {"type": "object", **(tool.function.parameters or {})}

@@ -10,6 +10,7 @@ from tidewheel.engine.errors import quoted
 from tidewheel.server.chat.text_scanner import Steps
 from tidewheel.server.chat.tools.call_format import MAX_CALLS, Calls, calls_of
 from tidewheel.server.chat.tools.parser import Outcome, ToolParser
+from tidewheel.server.chat.tools.schema import arguments_schema
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.chat import (
     AllowedToolChoice,
@@ -62,12 +63,9 @@ def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
         return None
     name = demanded_tool(body)
     if name is not None:
-        return _tool(tools, name).function.parameters or {"type": "object"}
+        return arguments_schema(_tool(tools, name))
     # Each tool's schema becomes a definition, and its references to itself are made to point there.
-    definitions = {
-        str(i): relocated(tool.function.parameters or {"type": "object"}, f"#/$defs/{i}")
-        for i, tool in enumerate(tools)
-    }
+    definitions = {str(i): relocated(arguments_schema(tool), f"#/$defs/{i}") for i, tool in enumerate(tools)}
     calls = [
         {
             "type": "object",
@@ -107,18 +105,28 @@ class ArgumentsParser(ToolParser):
         yield from self._spaces()
         if (yield from self._peek()):
             self._start_call(self._function)
-            yield from self._raw_arguments()
+            yield from self._demanded_arguments()
+        yield from self._drop_rest()
 
 
 class CallListParser(ToolParser):
-    """An answer that is a JSON list of calls."""
+    """An answer that is a JSON list of calls. What is around them is never text: it may only have been cut off."""
 
     def _parse(self) -> Steps[None]:
-        outcome = yield from self._json_calls()
-        if outcome is Outcome.BROKEN:
-            yield from self._raw_arguments()
-        self._at = 0
-
+        opening = "["
+        while (yield from self._skip(opening, "{", '"name"', ":")):
+            name = yield from self._json_string()
+            if not name:
+                break
+            self._start_call(name)
+            if not (yield from self._skip(",", '"parameters"', ":")):
+                break
+            self._settle()
+            yield from self._demanded_arguments()
+            if not (yield from self._skip("}")):
+                break
+            opening = ","
+        yield from self._drop_rest()
 
 def _tool(tools: Sequence[Tool], name: str) -> Tool:
     for tool in tools:

@@ -40,7 +40,7 @@ class DeepSeekV31Parser(ToolParser):
         yield from self._spaces()
         if not (yield from self._literal(_CALL)):
             return Outcome.NO_CALL
-        name = yield from self._name()
+        name = self._named = yield from self._name()
         yield from self._spaces()
         if not name or (yield from self._peek()) != "{":
             return Outcome.NO_CALL

@@ -44,7 +44,7 @@ class MistralParser(ToolParser):
             tag = yield from self._text_until(_TAG)
 
     def _named_call(self) -> Steps[Outcome]:
-        name = yield from self._word()
+        name = self._named = yield from self._word()
         call_id = self._new_id()
         if (yield from self._literal(_ID_TAG)):
             call_id = yield from self._word()

@@ -29,8 +29,8 @@ class ToolCallParser(Protocol):
         """What became certain with `text`."""
         ...
 
-    def finish(self) -> list[Piece]:
-        """What was held back, once no more text comes."""
+    def finish(self, *, cut_off: bool = False) -> list[Piece]:
+        """What was held back, once no more text comes. Was it `cut_off`, a call that had begun does not become text."""
         ...
 
 
@@ -64,6 +64,14 @@ class ToolParser(TextScanner):
 
     def _start_call(self, name: str) -> None:
         self._open_call(self._new_id(), name)
+
+    def _reject(self) -> None:
+        # Of a call that was cut off before its arguments, a function on offer is evidence enough.
+        if self._cut_off and self._named in {tool.function.name for tool in self._tools}:
+            assert self._named is not None
+            self._start_call(self._named)
+            self._settle(len(self._text))
+        super()._reject()
 
     def _json_calls(self) -> Steps[Outcome]:
         """One call as a JSON object, or a list of them."""
@@ -110,7 +118,7 @@ class ToolParser(TextScanner):
                 break
             yield from self._spaces()
             if key == "name" and name is None:
-                name = yield from self._json_string()
+                name = self._named = yield from self._json_string()
                 if not name:
                     return Outcome.NO_CALL
             elif key in _ARGUMENTS and arguments is None:
@@ -166,6 +174,20 @@ class ToolParser(TextScanner):
             self._settle()
             if scanner.is_done or scanner.is_broken or not (yield from self._more()):
                 return scanner.is_done
+
+    def _demanded_arguments(self) -> Steps[None]:
+        """Gives the open call's arguments, which a grammar has seen to: if they are no JSON, a schema wants it so."""
+        if not (yield from self._json_arguments()):
+            yield from self._raw_arguments()
+
+    def _skip(self, *literals: str) -> Steps[bool]:
+        """Skips these and JSON's white space around them; False if something else comes."""
+        for literal in literals:
+            yield from self._spaces()
+            if not (yield from self._literal(literal)):
+                return False
+        yield from self._spaces()
+        return True
 
     def _whole_arguments(self) -> Steps[str | None]:
         """Arguments as an object, as such an object's text in a string, or null; None if they are something else."""

@@ -46,6 +46,7 @@ class PythonicParser(ToolParser):
         name = yield from self._name()
         if not name or not (yield from self._literal("(")):
             return Outcome.NO_CALL
+        self._named = name
         yield from self._spaces()
         if (yield from self._literal(")")):
             self._start_call(name)
