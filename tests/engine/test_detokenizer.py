@@ -121,3 +121,28 @@ def test_special_tokens_follow_each_other_with_or_without_a_space() -> None:
     assert "".join(shown(True)) == "one <x> <y> two <x> <y> <y> one"
     assert "".join(shown(False)) == "one <x><y> two <x><y><y> one"
     assert "".join(pieces(tokenizer.detokenizer((), True, (), False), ids)) == "one two one"
+
+
+@kinds
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=60) | st.sampled_from(TEXT))
+def test_the_bytes_of_tokens_join_to_their_text(kind: str, text: str) -> None:
+    tokenizer = tiny(kind)
+    prompt = tokenizer.encode("a", add_special_tokens=False)  # behind a prompt no tokenizer drops a leading space
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    shown = "".join(pieces(tokenizer.detokenizer(prompt, False), ids))
+    joined = b"".join(map(tokenizer.token_bytes, ids))
+    assert joined.decode(errors="replace") == shown  # the library itself cannot spell every added token
+
+
+@kinds
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_the_bytes_of_any_tokens_are_their_text_as_far_as_it_is_any(kind: str, data: st.DataObject) -> None:
+    tokenizer = tiny(kind)
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
+    prompt = tokenizer.encode("a", add_special_tokens=False)
+    shown = "".join(pieces(tokenizer.detokenizer(prompt, False), ids))
+    joined = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
+    if "\ufffd" not in joined:
+        assert joined == shown

@@ -85,6 +85,21 @@ def test_logprobs(server: RunningServer) -> None:
     assert chat(server, logprobs=True)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
+def test_the_bytes_of_tokens_are_the_answer(server: RunningServer) -> None:
+    """Tokens here are bytes, so that characters are parts of several; the special one at the end has no text."""
+    said = "Köln 🦩 潮"
+    for fields in ({}, {"max_tokens": 3}, {"stop": ["🦩 "], "include_stop_str_in_output": True},
+                   {"stop_token_ids": [ord(" ")]}, {"skip_special_tokens": False},
+                   {"skip_special_tokens": False, "include_stop_str_in_output": True}):  # fmt: skip
+        asked = {"messages": say(said), "logprobs": True, "top_logprobs": 1, **fields}
+        choice = chat(server, **asked)["choices"][0]
+        entries = choice["logprobs"]["content"]
+        assert b"".join(bytes(e["bytes"]) for e in entries).decode(errors="replace") == choice["message"]["content"]
+        assert all(len(e["bytes"]) == 1 for e in entries[:-1])
+        pieces = [c["choices"][0]["logprobs"] for c in stream(server, **asked) if c["choices"][0]["logprobs"]]
+        assert [entry for piece in pieces for entry in piece["content"]] == entries
+
+
 def test_max_completion_tokens_goes_before_max_tokens(server: RunningServer) -> None:
     choice = chat(server, max_completion_tokens=5, max_tokens=2)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("hello", "length")

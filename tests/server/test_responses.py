@@ -189,6 +189,9 @@ def test_logprobs_are_those_of_the_text(server: RunningServer) -> None:
     streamed = [e for event in received if event["type"] == "response.output_text.delta" for e in event["logprobs"]]
     (done,) = [event for event in received if event["type"] == "response.output_text.done"]
     assert streamed == done["logprobs"] == part["logprobs"]
+    (said,) = server.post(PATH, {"input": "SAY(Köln 🦩)YAS", "top_logprobs": 1}).json()["output"]
+    (part,) = said["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode() == part["text"] == "Köln 🦩"
 
 
 def test_a_stream_that_breaks_says_so(server: RunningServer) -> None:

@@ -118,6 +118,11 @@ class Tokenizer:
                 texts.append(b"" if "\ufffd" in text else text.encode())  # a part of a character
         return texts
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text; of one that marks structure, those of its name."""
+        (text,) = self.token_texts([token_id])
+        return (self.id_to_token(token_id) or "").encode() if text is None else text
+
     def detokenizer(
         self,
         prompt: Sequence[int] = (),

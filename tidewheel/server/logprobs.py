@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from tidewheel.engine.request import PromptLogprobs, RequestOutput
+from tidewheel.engine.request import FinishReason, PromptLogprobs, RequestOutput
 from tidewheel.engine.text import Tokenizer
-from tidewheel.server.protocol.chat import ChatLogprobs, TokenLogprobEntry, TopLogprob
+from tidewheel.server.protocol.chat import ChatCompletionRequest, ChatLogprobs, TokenLogprobEntry, TopLogprob
 from tidewheel.server.protocol.completions import CompletionLogprobs
 from tidewheel.server.protocol.logprobs import PromptLogprobsList, PromptTokenLogprob
 
@@ -22,20 +22,29 @@ class LogprobsFormatter:
     """Writes log-probabilities of one model's tokens. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._text = lru_cache(_REMEMBERED_TOKENS)(lambda token: tokenizer.decode([token], skip_special_tokens=False))
+        self._bytes = lru_cache(_REMEMBERED_TOKENS)(lambda token: list(tokenizer.token_bytes(token)))
 
-    def chat(self, output: RequestOutput, *, as_token_ids: bool = False) -> ChatLogprobs | None:
-        """The chat shape; None where none were asked for. With `as_token_ids`, tokens are named by their ids."""
+    def chat(self, body: ChatCompletionRequest, output: RequestOutput) -> ChatLogprobs | None:
+        """The chat shape; None where none were asked for.
+
+        The bytes of an answer's tokens, joined, are its text, so a special token that is skipped has none, nor has one
+        that the answer stopped at. Only a stop string ends a text before its tokens do.
+        """
         if output.logprobs is None:
             return None
+        as_ids = bool(body.return_tokens_as_token_ids)
+        bytes_of = self._bytes if body.skip_special_tokens is False else self._unskipped_bytes
         entries = []
         for token_id, logprob in zip(output.token_ids, output.logprobs, strict=True):
-            top = [
-                TopLogprob(self._name(t, as_token_ids), _finite(value), list(self._text(t).encode()))
-                for t, value in logprob.top
-            ]
-            name, text = self._name(token_id, as_token_ids), self._text(token_id)
-            entries.append(TokenLogprobEntry(name, _finite(logprob.logprob), list(text.encode()), top))
+            top = [TopLogprob(self._name(t, as_ids), _finite(value), bytes_of(t)) for t, value in logprob.top]
+            name = self._name(token_id, as_ids)
+            entries.append(TokenLogprobEntry(name, _finite(logprob.logprob), bytes_of(token_id), top))
+        if entries and output.finish_reason is FinishReason.STOP and not body.include_stop_str_in_output:
+            token_id = output.token_ids[-1]
+            if token_id == output.stop_reason or self._tokenizer.is_special(token_id):
+                entries[-1].bytes = []
         return ChatLogprobs(entries)
 
     def completion(self, entries: Iterable[_Entry], offset: int, as_token_ids: bool) -> tuple[CompletionLogprobs, int]:
@@ -69,6 +78,9 @@ class LogprobsFormatter:
                 place.setdefault(t, PromptTokenLogprob(_finite(value), top_rank, self._text(t)))
             shape.append(place)
         return shape
+
+    def _unskipped_bytes(self, token_id: int) -> list[int]:
+        return [] if self._tokenizer.is_special(token_id) else self._bytes(token_id)
 
     def _name(self, token_id: int, as_token_id: bool) -> str:
         return f"token_id:{token_id}" if as_token_id else self._text(token_id)

@@ -104,8 +104,7 @@ class ChatEndpoint:
             message.tool_calls = [
                 ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in turn.calls
             ]
-        as_ids = bool(body.return_tokens_as_token_ids)
-        logprobs_of = partial(self._formatter.chat, as_token_ids=as_ids)
+        logprobs_of = partial(self._formatter.chat, body)
         shapes = [shape.content for shape in map(logprobs_of, answer.outputs) if shape is not None]
         logprobs = ChatLogprobs(list(chain.from_iterable(shapes))) if shapes else None
         choice = ChatChoice(answer.index, message, logprobs, answer.finish_reason, answer.stop_reason)
@@ -121,8 +120,7 @@ class _Frames:
         self, run: ChatRun, body: ChatCompletionRequest, formatter: LogprobsFormatter, fingerprint: str
     ) -> None:
         self._run = run
-        self._formatter = formatter
-        self._as_token_ids = bool(body.return_tokens_as_token_ids)
+        self._logprobs_of = partial(formatter.chat, body)
         self._include_usage, self._continuous_usage = body.include_usage, body.continuous_usage
         self._return_ids = bool(body.return_token_ids)
         self._chunk = ChatChunk(
@@ -181,7 +179,7 @@ class _Frames:
         return event(self._chunk)
 
     def _choices(self, delta: ChoiceDelta) -> list[ChunkChoice]:
-        logprobs = self._formatter.chat(delta.output, as_token_ids=self._as_token_ids)
+        logprobs = self._logprobs_of(delta.output)
         token_ids = list(delta.output.token_ids) if self._return_ids else UNSET
         choices = [ChunkChoice(delta.index, _delta(piece)) for piece in delta.pieces]
         if not choices and (logprobs is not None or delta.finish_reason is not None or token_ids):

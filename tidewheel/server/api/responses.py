@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -93,7 +94,8 @@ class ResponsesEndpoints:
                 ask.chat.messages = await self._path.fitting_messages(ask.chat, ask.size)
             run = await self._path.start(ask.chat, ask.size, timer, request.state.request_id, id_prefix="resp")
         encrypts_reasoning = ENCRYPTED_REASONING in (body.include or ())
-        builder = ResponseBuilder(self._response(body, run), self._formatter, encrypts_reasoning=encrypts_reasoning)
+        logprobs_of = partial(self._formatter.chat, ask.chat)
+        builder = ResponseBuilder(self._response(body, run), logprobs_of, encrypts_reasoning=encrypts_reasoning)
         stored = StoredResponse(builder.response, ask.items, ask.size) if builder.response.store else None
         if body.background and stored is not None:
             return self._in_background(run, builder, stored, is_streamed=bool(body.stream))

@@ -246,7 +246,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct):
-    """A likely token; `bytes` is its text in UTF-8."""
+    """A likely token; `bytes` is its text in UTF-8, perhaps a part of a character."""
 
     token: str
     logprob: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -14,7 +14,7 @@ from tidewheel.server.chat.pieces import CallStart
 from tidewheel.server.chat.pieces import Reasoning as ReasoningPiece
 from tidewheel.server.chat.sealed_reasoning import seal_reasoning
 from tidewheel.server.errors import ApiError
-from tidewheel.server.logprobs import LogprobsFormatter
+from tidewheel.server.protocol.chat import ChatLogprobs
 from tidewheel.server.protocol.response_events import (
     ContentPartAdded,
     ContentPartDone,
@@ -64,13 +64,19 @@ def new_item_id(item_type: type[Item]) -> str:
 class ResponseBuilder:
     """Builds `response` from an answer. Each method gives the events of what it did, made as they are read.
 
-    An event refers to the response and its items as they are when it is read. `encrypts_reasoning` asks for reasoning
-    as `encrypted_content` too.
+    An event refers to the response and its items as they are when it is read. `logprobs_of` shapes log-probabilities;
+    `encrypts_reasoning` asks for reasoning as `encrypted_content` too.
     """
 
-    def __init__(self, response: Response, formatter: LogprobsFormatter, *, encrypts_reasoning: bool = False) -> None:
+    def __init__(
+        self,
+        response: Response,
+        logprobs_of: Callable[[RequestOutput], ChatLogprobs | None],
+        *,
+        encrypts_reasoning: bool = False,
+    ) -> None:
         self.response = response
-        self._formatter = formatter
+        self._logprobs_of = logprobs_of
         self._encrypts_reasoning = encrypts_reasoning
         self._numbers = count()
         self._item: OutputItem | None = None
@@ -154,7 +160,7 @@ class ResponseBuilder:
         yield ReasoningTextDelta(next(self._numbers), self._item_id, self._index, 0, text)
 
     def _await_logprobs(self, output: RequestOutput) -> None:
-        logprobs = self._formatter.chat(output)
+        logprobs = self._logprobs_of(output)
         if logprobs is not None:
             self._awaited_logprobs += logprobs.content
 
