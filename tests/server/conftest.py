@@ -262,6 +262,6 @@ def dummy_server(dummy_model: Path) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[ServerProcess]:
     """The real command without a model: it serves the embedded one."""
-    process = ServerProcess("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    process = ServerProcess()
     yield process
     process.stop()

@@ -122,32 +122,59 @@ def test_content_parts_developer_messages_and_template_variables(server: Running
     assert not prompt_of(server).endswith("<assistant>")
 
 
-def test_a_conversation_with_tools_reaches_the_template(server: RunningServer) -> None:
+@pytest.fixture(scope="module")
+def tool_server(start_server: StartServer) -> RunningServer:
+    return start_server(tool_call_parser="hermes")
+
+
+def test_a_conversation_with_tools_reaches_the_template(tool_server: RunningServer) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":"é"}'}}
     messages = [
         {"role": "user", "content": "add", "name": None},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "3"},
     ]
-    chat(server, messages=messages, tools=TOOLS)
-    assert prompt_of(server) == (
+    chat(tool_server, messages=messages, tools=TOOLS)
+    assert prompt_of(tool_server) == (
         '<user>add<assistant>[add {"a": "é"}][tool c1]<tool>3'
         '[{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]'
         "<assistant>"
     )
-    chat(server, messages=messages, tools=TOOLS, tool_choice="none")
-    assert "properties" not in prompt_of(server)
+    chat(tool_server, messages=messages, tools=TOOLS, tool_choice="none")
+    assert "properties" not in prompt_of(tool_server)
 
 
-def test_without_a_parser_tool_calls_are_text(server: RunningServer) -> None:
-    message = chat(server, messages=say(CALL), tools=TOOLS)["choices"][0]["message"]
-    assert message["content"] == CALL
-    assert "tool_calls" not in message
-
-
-@pytest.fixture(scope="module")
-def tool_server(start_server: StartServer) -> RunningServer:
-    return start_server(tool_call_parser="hermes")
+def test_without_a_parser_tools_that_may_be_called_are_refused_by_all_protocols(
+    server: RunningServer, start_server: StartServer
+) -> None:
+    """Not served as text; what needs no parser works on."""
+    schema = {"type": "object", "properties": {}}
+    bodies: dict[str, dict[str, Any]] = {
+        PATH: {"messages": say(CALL), "tools": TOOLS},
+        "/v1/responses": {"input": f"SAY({CALL})YAS", "tools": [{"type": "function", "name": "add"}]},
+        "/v1/messages": {"messages": say(CALL), "max_tokens": 200, "tools": [{"name": "add", "input_schema": schema}]},
+    }
+    toolless = start_server(engine={"template": "{{ messages[0].content }}<tool_call>{{ arguments }}"})
+    off = start_server(tool_call_parser="none")
+    for refusing, why in ((server, "how the model writes"), (toolless, "no tools"), (off, "--tool-call-parser none")):
+        for path, body in bodies.items():
+            choice: Any = {"type": "auto"} if path == "/v1/messages" else "auto"
+            for fields in ({}, {"tool_choice": choice}, {"stream": True}):
+                response = refusing.post(path, {**body, **fields})
+                assert response.status_code == 400
+                error = response.json()["error"]
+                assert "--tool-call-parser" in error["message"]
+                assert why in error["message"]
+                if path != "/v1/messages":
+                    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+            none: Any = {"type": "none"} if path == "/v1/messages" else "none"
+            assert refusing.post(path, {**body, "tool_choice": none}).status_code == 200
+            assert refusing.post(path, {**body, "tools": []}).status_code == 200
+    pytest.importorskip("llguidance")
+    for tool_choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        said = '[{"name": "add", "parameters": {}}]' if tool_choice == "required" else "{}"
+        message = chat(server, messages=say(said), tools=TOOLS, tool_choice=tool_choice)["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": "{}"}
 
 
 def test_tool_calls(tool_server: RunningServer) -> None:

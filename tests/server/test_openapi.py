@@ -145,13 +145,13 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
     ],
 )  # fmt: skip
 def test_tags_are_required_where_they_are(
-    server: RunningServer, api: Any, path: str, fields: dict[str, Any], allowed: bool
+    parsing_server: RunningServer, api: Any, path: str, fields: dict[str, Any], allowed: bool
 ) -> None:
     body = fields if path == RESPONSES else {"messages": [ITEM], "max_tokens": 4, **fields}
     schema = api["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     validator = jsonschema.Draft202012Validator({**schema, "components": api["components"]})
     assert validator.is_valid(body) == allowed
-    response = server.post(path, body)
+    response = parsing_server.post(path, body)
     assert response.status_code == (200 if allowed else 400), response.text
 
 

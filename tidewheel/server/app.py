@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 
@@ -31,12 +32,11 @@ from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.api.web import WEB_PATHS, web_routes
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
+from tidewheel.server.chat.model_formats import model_formats
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
-from tidewheel.server.chat.reasoning import REASONING_PARSERS
 from tidewheel.server.chat.request_templates import RequestTemplates
 from tidewheel.server.chat.templates import ChatTemplate
-from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.encoder_metrics import EncoderMetrics
 from tidewheel.server.encoders import ServedEncoders
 from tidewheel.server.errors import exception_handlers
@@ -51,6 +51,8 @@ from tidewheel.server.responses.store import ResponseStore
 from tidewheel.server.tidy_path import TidyPath
 from tidewheel.server.tracing import TraceContext
 
+logger = logging.getLogger(__name__)
+
 
 def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine | None = None) -> Starlette:
     """The ASGI application. Its lifespan starts and stops the engines. Raises ModelError for an unusable template, or
@@ -63,7 +65,10 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
         engine.max_model_len,
         encoder_engine.encoders.values(),
     )
-    template = ChatTemplate(options.chat_template or tokenizer.chat_template, tokenizer.special_tokens_map)
+    template_source = options.chat_template or tokenizer.chat_template
+    template = ChatTemplate(template_source, tokenizer.special_tokens_map)
+    formats = model_formats(template_source, options.tool_call_parser, options.reasoning_parser)
+    logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
     defaults = engine.generation_defaults if options.sampling_defaults is None else options.sampling_defaults
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
     request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
@@ -82,8 +87,7 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
         renderer,
         generations,
         defaults,
-        tool_parser=TOOL_CALL_PARSERS[options.tool_call_parser] if options.tool_call_parser else None,
-        reasoning_parser=REASONING_PARSERS[options.reasoning_parser] if options.reasoning_parser else None,
+        formats,
     )
     formatter = LogprobsFormatter(tokenizer)
     store = ResponseStore(options.max_stored_responses)
@@ -117,7 +121,7 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             *ScoringEndpoints(encoders, encoder, notes=notes).routes(),
             *health_routes(engine, encoder_engine),
             *metrics_routes(metrics, encoder_metrics),
-            *operations_routes(engine, options.shown_options),
+            *operations_routes(engine, formats, options.shown_options),
             *(web_routes() if options.web_ui else ()),
         ],
         middleware=_middleware(options),

@@ -45,8 +45,8 @@ class AppOptions:
     request_id_headers: bool = True
     chat_template: str | None = None
     sampling_defaults: Mapping[str, float | int] | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     default_chat_template_kwargs: Mapping[str, Any] | None = None
     trust_request_chat_template: bool = False
     max_stored_responses: int = 1000

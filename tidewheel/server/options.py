@@ -176,12 +176,16 @@ class ServerOptions:
         "sampling defaults: auto takes the model's generation_config.json, vllm takes none, or a folder with the file",
         metavar="auto|vllm|FOLDER",
     )
-    enable_auto_tool_choice: bool = option(False, "return calls in the model's text as tool_calls")
-    tool_call_parser: str | None = option(
-        None, "the format of the model's tool calls", choices=tuple(TOOL_CALL_PARSERS)
+    enable_auto_tool_choice: bool = option(False, "has no effect: calls are always returned as tool_calls")
+    tool_call_parser: str = option(
+        "auto",
+        "the format of the model's tool calls; auto finds it in the chat template, none looks for none",
+        choices=("auto", "none", *TOOL_CALL_PARSERS),
     )
-    reasoning_parser: str | None = option(
-        None, "return the model's reasoning apart from its answer", choices=tuple(REASONING_PARSERS)
+    reasoning_parser: str = option(
+        "auto",
+        "the format of the model's reasoning, which is returned apart from the answer; auto and none as above",
+        choices=("auto", "none", *REASONING_PARSERS),
     )
     max_stored_responses: int = option(
         1000,
@@ -276,8 +280,6 @@ def parse_options(
         server_options = build_options(ServerOptions, given, environment)
     except OptionError as error:
         parser.error(str(error))
-    if server_options.enable_auto_tool_choice != (server_options.tool_call_parser is not None):
-        parser.error("--enable-auto-tool-choice and --tool-call-parser go together")
     models, names = server_options.embedding_model, server_options.served_embedding_model_name
     if names and len(names) != len(models):
         parser.error(f"--served-embedding-model-name needs {len(models)} names, one for each --embedding-model")
@@ -296,6 +298,8 @@ def public_options(*groups: ModelOptions | ServerOptions) -> dict[str, Any]:
 
 def _contradiction(options: ServerOptions) -> str | None:
     """What is wrong with options that are fine one by one."""
+    if options.enable_auto_tool_choice and options.tool_call_parser == "none":
+        return "--enable-auto-tool-choice needs a --tool-call-parser other than none"
     if not options.allowed_origins:
         for name in ("allow_credentials", "allowed_methods", "allowed_headers"):
             if getattr(options, name) != getattr(ServerOptions, name):

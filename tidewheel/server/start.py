@@ -36,6 +36,8 @@ def run(arguments: Sequence[str]) -> int:
     model_options, options = parse_options(arguments)
     configure_logging(options.log_level, options.log_format)
     allow_many_connections()
+    if options.enable_auto_tool_choice:
+        logger.info("--enable-auto-tool-choice has no effect: calls are returned as tool_calls without it")
     names = options.served_model_name or ((DEMO_MODEL_NAME,) if model_options.model is None else ())
     app_options = read_app_options(options, names, public_options(model_options, options))
     tls = _tls(options)

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from tidewheel import __version__
 from tidewheel.engine.engine import Engine
 from tidewheel.server.api.json_response import json_response
+from tidewheel.server.chat.model_formats import ModelFormats
 from tidewheel.server.openapi import operation
 
 
@@ -26,7 +27,10 @@ class Load(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """What is served, with what, and the options it was started with, without secrets."""
+    """What is served, with what, and the options it was started with, without secrets.
+
+    `tool_call_parser` and `reasoning_parser` are those in use, None where there is none.
+    """
 
     version: str
     model: str
@@ -34,10 +38,12 @@ class ServerInfo(msgspec.Struct):
     kv_cache_blocks: int
     kv_cache_block_size: int
     engine: Mapping[str, str]
+    tool_call_parser: str | None
+    reasoning_parser: str | None
     options: Mapping[str, Any]
 
 
-def operations_routes(engine: Engine, options: Mapping[str, Any]) -> list[Route]:
+def operations_routes(engine: Engine, formats: ModelFormats, options: Mapping[str, Any]) -> list[Route]:
     """The endpoints. `options` is what `/server_info` shows of the command line."""
 
     @operation("How busy the server is", response=Load)
@@ -58,6 +64,8 @@ def operations_routes(engine: Engine, options: Mapping[str, Any]) -> list[Route]
                 kv_cache_blocks=limits.num_blocks,
                 kv_cache_block_size=limits.block_size,
                 engine=engine.info,
+                tool_call_parser=formats.tool_calls,
+                reasoning_parser=formats.reasoning,
                 options=options,
             )
         )

@@ -26,9 +26,11 @@ from tidewheel.engine.constraints.constraint import Preface
 from tidewheel.engine.request import RequestOutput, SamplingParams
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.chat.answer import Answer
+from tidewheel.server.chat.model_formats import ModelFormats
 from tidewheel.server.chat.pieces import Piece, Turn
 from tidewheel.server.chat.prompt import PromptRenderer, RenderedPrompt
-from tidewheel.server.chat.reasoning import ReasoningParser
+from tidewheel.server.chat.reasoning import REASONING_PARSERS, ReasoningParser
+from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.chat.tools.choice import (
     demanded_calls_parser,
     demanded_calls_schema,
@@ -39,6 +41,7 @@ from tidewheel.server.chat.tools.choice import (
 )
 from tidewheel.server.chat.tools.parser import ToolParser
 from tidewheel.server.chat.turns import drop_oldest_turns
+from tidewheel.server.errors import bad_request
 from tidewheel.server.generation import Generation, Generations
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.prompts import PromptEncoder
@@ -176,8 +179,8 @@ class ChatRun:
 class ChatPath:
     """Starts conversations on the engine.
 
-    `defaults` are the sampling parameters that the model itself asks for. With `tool_parser`, calls in the model's
-    text become pieces of their own for requests that offer tools; with `reasoning_parser` its reasoning does.
+    `defaults` are the sampling parameters that the model itself asks for. By its `formats`, the model's reasoning
+    becomes pieces of its own, and so do its calls for requests that offer tools.
     """
 
     def __init__(
@@ -187,17 +190,18 @@ class ChatPath:
         renderer: PromptRenderer,
         generations: Generations,
         defaults: Mapping[str, float | int],
-        *,
-        tool_parser: type[ToolParser] | None = None,
-        reasoning_parser: type[ReasoningParser] | None = None,
+        formats: ModelFormats,
     ) -> None:
         self._models = models
         self._encoder = encoder
         self._renderer = renderer
         self._generations = generations
         self._defaults = defaults
-        self._tool_parser = tool_parser
-        self._reasoning_parser = reasoning_parser
+        self._no_calls_because = formats.no_calls_because
+        tool_parser = TOOL_CALL_PARSERS[formats.tool_calls] if formats.tool_calls else None
+        reasoning_parser = REASONING_PARSERS[formats.reasoning] if formats.reasoning else None
+        self._tool_parser: type[ToolParser] | None = tool_parser
+        self._reasoning_parser: type[ReasoningParser] | None = reasoning_parser
         self._tool_tags = self._special_tokens(tool_parser.markers if tool_parser else ())
         self._reasoning_tags = self._special_tokens(
             (reasoning_parser.opening, reasoning_parser.closing) if reasoning_parser else ()
@@ -222,6 +226,13 @@ class ChatPath:
         body.check_supported()
         self._generations.admission.check_shape(1, n=body.n, best_of=body.best_of)
         calls = demanded_calls_schema(body)
+        if calls is None and self._tool_parser is None and offered_tools(body):
+            raise bad_request(
+                f"tools that the model may call cannot be served: {self._no_calls_because}. Start the server with the "
+                '--tool-call-parser of its model, or set tool_choice to "none", "required" or a function',
+                "tools",
+                "unsupported_parameter",
+            )
         sampling = self._sampling(body)
         prompt, token_ids = await self._renderer.run(raw_size, body.chat_template, lambda: self._checked_prompt(body))
         constraints = await self._generations.constraints(

@@ -54,7 +54,9 @@ class Calls(NamedTuple):
 def calls_of(formats: Sequence[CallFormat], tools: Mapping[int, Tool], *, parallel: bool) -> Calls:
     """One or more calls, one only unless `parallel`, in one of `formats`. `tools` are by their place in the body."""
     ways = [_in_format(form, [*tools.values()], MAX_CALLS if parallel else 1) for form in formats]
-    arguments = [json_schema_output(arguments_schema(tool), f"tools[{i}].function.parameters") for i, tool in tools.items()]
+    arguments = [
+        json_schema_output(arguments_schema(tool), f"tools[{i}].function.parameters") for i, tool in tools.items()
+    ]
     return Calls(Alternatives(ways) if ways else None, arguments)
 
 
@@ -82,4 +84,3 @@ def _in_format(form: CallFormat, tools: Sequence[Tool], most: int) -> Format:
 
     calls = TagsWithSeparator([call(tool) for tool in tools], form.separator, at_least_one=True, at_most=most)
     return Concatenation([ConstString(form.opening), calls, ConstString(form.closing)])
-

@@ -9,7 +9,7 @@ from tidewheel.engine.constraints.json_schema import relocated
 from tidewheel.engine.errors import quoted
 from tidewheel.server.chat.text_scanner import Steps
 from tidewheel.server.chat.tools.call_format import MAX_CALLS, Calls, calls_of
-from tidewheel.server.chat.tools.parser import Outcome, ToolParser
+from tidewheel.server.chat.tools.parser import ToolParser
 from tidewheel.server.chat.tools.schema import arguments_schema
 from tidewheel.server.errors import bad_request
 from tidewheel.server.protocol.chat import (
@@ -127,6 +127,7 @@ class CallListParser(ToolParser):
                 break
             opening = ","
         yield from self._drop_rest()
+
 
 def _tool(tools: Sequence[Tool], name: str) -> Tool:
     for tool in tools:
