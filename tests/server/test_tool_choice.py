@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from server.conftest import RunningServer, StartServer
+from server.conftest import RunningServer, StartServer, events, named_events
 
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Turn
 from tidewheel.server.chat.tools.choice import demanded_calls_parser, demanded_calls_schema, offered_tools
+from tidewheel.server.chat.tools.schema import arguments_schema
 from tidewheel.server.errors import ApiError
-from tidewheel.server.protocol.chat import ChatCompletionRequest
+from tidewheel.server.protocol.chat import ChatCompletionRequest, Tool, ToolFunction
 
 PATH = "/v1/chat/completions"
 NODE = {
@@ -57,6 +58,26 @@ def test_a_named_function_is_its_arguments() -> None:
     assert demanded_calls_schema(body(tool_choice=NOW)) == {"type": "object", "additionalProperties": False}
     named = {"type": "function", "function": {"name": "tree"}}
     assert demanded_calls_schema(body(tool_choice=named)) == NODE
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_empty"),
+    [
+        (None, True),
+        ({}, True),
+        ({"type": "object"}, True),
+        ({"type": "object", "properties": {}, "required": [], "description": "nothing"}, True),
+        ({"properties": {"a": {}}}, False),
+        ({"properties": {}, "additionalProperties": True}, False),
+        ({"patternProperties": {"^a": {}}}, False),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {}}}}}, False),
+        ({"anyOf": [{"properties": {"a": {}}}]}, False),
+        ({"required": ["a"]}, False),
+    ],
+)
+def test_a_function_that_speaks_of_no_argument_takes_none(parameters: dict[str, Any] | None, is_empty: bool) -> None:
+    schema = arguments_schema(Tool("function", ToolFunction("f", parameters=parameters)))
+    assert schema == {"type": "object", **(parameters or {}), **({"additionalProperties": False} if is_empty else {})}
 
 
 def test_required_is_a_list_of_calls() -> None:
@@ -146,6 +167,116 @@ def test_demanded_calls_are_answered(start_server: StartServer, choice: Any, tex
         calls = [call["function"] for call in answer["message"]["tool_calls"]]
         assert calls[-1]["name"] == ("now" if single is False and choice == "required" else "tree")
         assert json.loads(calls[-1]["arguments"]) == ({} if calls[-1]["name"] == "now" else {"name": "oak"})
+
+
+def chat_parts(server: RunningServer, ask: dict[str, Any], stream: bool) -> tuple[str, list[tuple[str, str]], str]:
+    """Content, calls and why it ended."""
+    response = server.post(PATH, {**ask, "stream": stream})
+    if not stream:
+        (choice,) = response.json()["choices"]
+        calls = [call["function"] for call in choice["message"].get("tool_calls") or []]
+        made = [(call["name"], call["arguments"]) for call in calls]
+        return choice["message"]["content"] or "", made, choice["finish_reason"]
+    choices = [chunk["choices"][0] for chunk in events(response)]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls") or []]
+    made = [("", "")] * (max((call["index"] for call in calls), default=-1) + 1)
+    for call in calls:
+        name, arguments = made[call["index"]]
+        made[call["index"]] = (name + (call["function"].get("name") or ""), arguments + call["function"]["arguments"])
+    return "".join(c["delta"].get("content") or "" for c in choices), made, choices[-1]["finish_reason"]
+
+
+LISTED = '[{"name": "tree", "parameters": {"name": "oak"}}, {"name": "now", "parameters": {}}]'
+
+
+@pytest.fixture(scope="module")
+def thinking_server(start_server: StartServer) -> RunningServer:
+    """Its tokens are bytes, besides the tags around its thoughts."""
+    return start_server({"specials": ["<think>", "</think>"]}, tool_call_parser="hermes", reasoning_parser="qwen3")
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize(
+    ("length", "calls"),
+    [
+        (1, []),
+        (len('[{"name": "tree'), []),
+        (len('[{"name": "tree"'), [("tree", "")]),
+        (len('[{"name": "tree", "par'), [("tree", "")]),
+        (len('[{"name": "tree", "parameters": {"na'), [("tree", '{"na')]),
+        (LISTED.index("}") + 1, [("tree", '{"name": "oak"}')]),
+        (LISTED.index("now"), [("tree", '{"name": "oak"}')]),
+        (LISTED.index("now") + 4, [("tree", '{"name": "oak"}'), ("now", "")]),
+        (len(LISTED) - 1, [("tree", '{"name": "oak"}'), ("now", "{}")]),
+    ],
+)
+def test_a_demanded_call_that_is_cut_off_leaves_no_frame(
+    thinking_server: RunningServer, length: int, calls: list[tuple[str, str]], thinks: bool
+) -> None:
+    """A call comes as far as it came, once its name is complete; nothing comes as text."""
+    pytest.importorskip("llguidance")
+    thought = "<think>hm</think>" if thinks else ""
+    message = {"role": "user", "content": f"SAY({thought}{LISTED})YAS"}
+    most = length + (len("[hm]") if thinks else 0)
+    ask = {"messages": [message], "tools": TOOLS, "tool_choice": "required", "max_tokens": most}
+    for stream in (False, True):
+        assert chat_parts(thinking_server, ask, stream) == ("", calls, "length")
+    function_tools = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
+    body = {"input": message["content"], "tools": function_tools, "tool_choice": "required", "max_output_tokens": most}
+    response = thinking_server.post("/v1/responses", body).json()
+    assert response["status"] == "incomplete"
+    items = [item for item in response["output"] if item["type"] != "reasoning"]
+    texts = [part["text"] for item in items if item["type"] == "message" for part in item["content"]]
+    assert "".join(texts) == ""
+    assert [(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"] == calls
+    streamed = named_events(thinking_server.post("/v1/responses", {**body, "stream": True}))
+    assert not [event for event in streamed if event["type"] == "response.output_text.delta"]
+    anthropic_tools = [
+        {"name": tool["function"]["name"], "input_schema": tool["function"].get("parameters", {"type": "object"})}  # type: ignore[index]
+        for tool in TOOLS
+    ]
+    body = {"messages": [message], "tools": anthropic_tools, "tool_choice": {"type": "any"}, "max_tokens": most}
+    answer = thinking_server.post("/v1/messages", body).json()
+    blocks = [block for block in answer["content"] if block["type"] != "thinking"]
+    assert [(block["type"], block["name"]) for block in blocks] == [("tool_use", name) for name, _ in calls]
+    assert answer["stop_reason"] == "max_tokens"
+    streamed = named_events(thinking_server.post("/v1/messages", {**body, "stream": True}))
+    assert not [event for event in streamed if event.get("delta", {}).get("type") == "text_delta"]
+
+
+def test_a_named_function_that_is_cut_off_has_the_arguments_so_far(thinking_server: RunningServer) -> None:
+    pytest.importorskip("llguidance")
+    named = {"type": "function", "function": {"name": "tree"}}
+    message = {"role": "user", "content": 'SAY(<think>hm</think>{"name": "oak"})YAS'}
+    for most, calls in ((3, []), (len("[hm]") + 5, [("tree", '{"nam')])):
+        ask = {"messages": [message], "tools": TOOLS, "tool_choice": named, "max_tokens": most}
+        for stream in (False, True):
+            assert chat_parts(thinking_server, ask, stream) == ("", calls, "length")
+
+
+def test_a_chosen_call_that_is_cut_off_leaves_no_frame(thinking_server: RunningServer) -> None:
+    call = '<tool_call>\n{"name": "tree", "arguments": {"name": "oak"}}\n</tool_call>'
+    for said, most, expected in (
+        (call, len('<tool_call>\n{"name": "tr'), ("", [])),
+        (call, len('<tool_call>\n{"name": "tree", "arg'), ("", [("tree", "")])),
+        (call, len(call) - 3, ("", [("tree", '{"name": "oak"}')])),
+        (f"So: {call}", len("So: <tool_call>"), ("So:", [])),
+        ("1 <tool_call> 2", 40, ("1 <tool_call> 2", [])),
+        ("1 < 2", 3, ("1 <", [])),
+    ):
+        ask = {"messages": [{"role": "user", "content": f"SAY({said})YAS"}], "tools": TOOLS, "max_tokens": most}
+        for stream in (False, True):
+            assert chat_parts(thinking_server, ask, stream)[:2] == expected
+
+
+def test_ids_of_demanded_calls_are_those_of_the_models_format(start_server: StartServer) -> None:
+    pytest.importorskip("llguidance")
+    server: RunningServer = start_server(tool_call_parser="mistral")
+    for choice, said in (("required", '[{"name": "now", "parameters": {}}]'), (NOW, "{}")):
+        message = {"role": "user", "content": f"SAY({said})YAS"}
+        answer = server.post(PATH, {"messages": [message], "tools": TOOLS, "tool_choice": choice}).json()
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert len(call["id"]) == 9  # their templates refuse others
 
 
 def test_only_allowed_tools_reach_the_template(start_server: StartServer) -> None:

@@ -120,6 +120,40 @@ def test_calls_at_every_cut(name: str, text: str, expected: Parsed) -> None:
         assert parse(name, text[:cut], text[cut:]) == expected
 
 
+@pytest.mark.parametrize(("name", "text", "expected"), [case for case in CASES if case[2][0] == ""])
+def test_what_is_cut_off_within_calls_is_no_text(name: str, text: str, expected: Parsed) -> None:
+    """But for a tag that is not whole, and calls without tags, whose function is not known to be on offer."""
+    tags = {*TOOL_CALL_PARSERS[name].markers, "functools", "<function="}
+    for cut in range(len(text)):
+        parser = TOOL_CALL_PARSERS[name](TOOLS)
+        turn = Turn.of(parser.feed(text[:cut]) + parser.finish(cut_off=True))
+        if name in ("llama3_json", "pythonic", "llama4_pythonic") and not turn.calls:
+            continue
+        assert any(tag.startswith(turn.content) for tag in tags)
+        made = [call.name for call in turn.calls]
+        assert made == [function for function, _ in expected[1]][: len(made)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "weather", "arg'),
+        ("llama3_json", '{"name": "weather", "par'),
+        ("mistral", "[TOOL_CALLS]weather[ARGS]"),
+        ("mistral", '[TOOL_CALLS] [{"name": "weather"'),
+        ("pythonic", "[weather(city='Par"),
+        ("deepseek_v31", f"{CALLS}<｜tool▁call▁begin｜>weather<｜tool▁sep｜>"),
+        ("deepseek_v3", f"{CALLS}<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"),
+        ("granite", '<|tool_call|>[{"name": "weather", '),
+        ("qwen3_coder", "<tool_call>\n<function=weather>"),
+    ],
+)
+def test_a_call_that_is_cut_off_before_its_arguments_is_given(name: str, text: str) -> None:
+    parser = TOOL_CALL_PARSERS[name](TOOLS)
+    turn = Turn.of(parser.feed(text) + parser.finish(cut_off=True))
+    assert (turn.content, [(call.name, call.arguments) for call in turn.calls]) == ("", [("weather", "")])
+
+
 NO_CALLS: list[tuple[str, str]] = [
     *(("hermes", f"{before}<tool_call>{body}{after}")
       for before in ("", "So \n") for after in ("", "</tool_call>", "\n</tool_call>\n")

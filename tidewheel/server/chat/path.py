@@ -23,6 +23,7 @@ import msgspec
 from starlette.types import Receive
 
 from tidewheel.engine.constraints.constraint import Preface
+from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.request import RequestOutput, SamplingParams
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.chat.answer import Answer
@@ -31,6 +32,7 @@ from tidewheel.server.chat.pieces import Piece, Turn
 from tidewheel.server.chat.prompt import PromptRenderer, RenderedPrompt
 from tidewheel.server.chat.reasoning import REASONING_PARSERS, ReasoningParser
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
+from tidewheel.server.chat.tools.call_format import Calls
 from tidewheel.server.chat.tools.choice import (
     demanded_calls_parser,
     demanded_calls_schema,
@@ -45,7 +47,7 @@ from tidewheel.server.errors import bad_request
 from tidewheel.server.generation import Generation, Generations
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.prompts import PromptEncoder
-from tidewheel.server.protocol.chat import ChatCompletionRequest, Message
+from tidewheel.server.protocol.chat import ChatCompletionRequest, Message, Tool
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.protocol.usage import CompletionTokensDetails, Usage
 from tidewheel.server.streaming import AnswerFrames, client_watch, collect, named_events
@@ -225,8 +227,8 @@ class ChatPath:
         model = self._models.resolve(body.model)
         body.check_supported()
         self._generations.admission.check_shape(1, n=body.n, best_of=body.best_of)
-        calls = demanded_calls_schema(body)
-        if calls is None and self._tool_parser is None and offered_tools(body):
+        tools = offered_tools(body)
+        if tools and self._tool_parser is None and not demands_calls(body):
             raise bad_request(
                 f"tools that the model may call cannot be served: {self._no_calls_because}. Start the server with the "
                 '--tool-call-parser of its model, or set tool_choice to "none", "required" or a function',
@@ -235,12 +237,13 @@ class ChatPath:
             )
         sampling = self._sampling(body)
         prompt, token_ids = await self._renderer.run(raw_size, body.chat_template, lambda: self._checked_prompt(body))
-        constraints = await self._generations.constraints(
-            body,
-            None if calls is None else json_schema_output(compact(calls), "tools"),
-            calls=optional_calls(body, self._tool_parser),
-            preface=self._preface(prompt),
-        )
+        demanded: StructuredOutput | None = None
+        calls: Calls | None = None
+        if tools:  # whose schemas may be long
+            demanded, calls = await self._encoder.run(
+                raw_size, lambda: (_demanded_calls(body), optional_calls(body, self._tool_parser))
+            )
+        constraints = await self._generations.constraints(body, demanded, calls=calls, preface=self._preface(prompt))
         generation = self._generations.start(
             id_prefix,
             [token_ids],
@@ -252,7 +255,7 @@ class ChatPath:
             constraints=constraints,
             request_id=body.request_id,
         )
-        answers = [self._answer(body, prompt) for _ in range(generation.num_choices)]
+        answers = [self._answer(body, tools, prompt) for _ in range(generation.num_choices)]
         return ChatRun(generation, model, token_ids, answers, counts_reasoning=self._reasoning_parser is not None)
 
     async def count_tokens(self, body: ChatCompletionRequest, raw_size: int) -> int:
@@ -317,11 +320,11 @@ class ChatPath:
         tokenizer = self._encoder.tokenizer
         return Preface(reasoning.closing, reasoning.is_open, tokenizer.token_to_id(reasoning.opening))
 
-    def _answer(self, body: ChatCompletionRequest, prompt: RenderedPrompt) -> Answer:
+    def _answer(self, body: ChatCompletionRequest, tools: Sequence[Tool], prompt: RenderedPrompt) -> Answer:
         reasoning_parser, tool_parser = self._reasoning(prompt), None
         if demands_calls(body):
-            tool_parser = demanded_calls_parser(body)
-        elif self._tool_parser is not None and (tools := offered_tools(body)):
+            tool_parser = demanded_calls_parser(body, self._tool_parser)
+        elif self._tool_parser is not None and tools:
             tool_parser = self._tool_parser(tools)
         return Answer(
             self._encoder.tokenizer,
@@ -338,3 +341,8 @@ class ChatPath:
         tokenizer = self._encoder.tokenizer
         token_ids = (tokenizer.token_to_id(tag) for tag in tags)
         return frozenset(i for i in token_ids if i is not None and tokenizer.is_special(i))
+
+
+def _demanded_calls(body: ChatCompletionRequest) -> StructuredOutput | None:
+    schema = demanded_calls_schema(body)
+    return None if schema is None else json_schema_output(compact(schema), "tools")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidewheel.engine.constraints.json_schema import relocated
@@ -34,7 +34,11 @@ def offered_tools(body: ChatCompletionRequest) -> Sequence[Tool]:
     if isinstance(choice, NamedToolChoice):
         _tool(tools, choice.function.name)
     elif isinstance(choice, AllowedToolChoice):
-        return [_tool(tools, allowed.function.name) for allowed in choice.allowed_tools.tools]
+        known = {tool.function.name for tool in tools}
+        allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+        for name in allowed - known:
+            _tool(tools, name)
+        return [tool for tool in tools if tool.function.name in allowed]
     return tools
 
 
@@ -84,21 +88,22 @@ def optional_calls(body: ChatCompletionRequest, parser: type[ToolParser] | None)
     tools = offered_tools(body)
     if parser is None or not tools or demands_calls(body):
         return None
-    placed = {i: tool for i, tool in enumerate(body.tools or ()) if tool in tools}
+    names = {tool.function.name for tool in tools}
+    placed = {i: tool for i, tool in enumerate(body.tools or ()) if tool.function.name in names}
     return calls_of(parser.call_formats, placed, parallel=body.parallel_tool_calls is not False)
 
 
-def demanded_calls_parser(body: ChatCompletionRequest) -> ToolParser:
-    """The parser for an answer that follows `demanded_calls_schema`."""
-    name = demanded_tool(body)
-    return CallListParser(offered_tools(body)) if name is None else ArgumentsParser(offered_tools(body), name)
+def demanded_calls_parser(body: ChatCompletionRequest, model: type[ToolParser] | None = None) -> ToolParser:
+    """The parser for an answer that follows `demanded_calls_schema`. Its ids are those of the `model`'s own format."""
+    name, new_id = demanded_tool(body), model.new_id if model else None
+    return CallListParser((), new_id) if name is None else ArgumentsParser(name, new_id)
 
 
 class ArgumentsParser(ToolParser):
     """An answer that is the arguments of one call."""
 
-    def __init__(self, tools: Sequence[Tool], function: str) -> None:
-        super().__init__(tools)
+    def __init__(self, function: str, new_id: Callable[[], str] | None = None) -> None:
+        super().__init__((), new_id)
         self._function = function
 
     def _parse(self) -> Steps[None]:

@@ -25,7 +25,9 @@ class MistralParser(ToolParser):
         CallFormat(f"{_TAG}NAME{_ARGUMENTS_TAG}"),
     )
 
-    def _new_id(self) -> str:
+    @staticmethod
+    def new_id() -> str:
+        """See ToolParser."""
         return "".join(random.choices(_CHARACTERS, k=9))
 
     def _parse(self) -> Steps[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 from tidewheel.server.chat.pieces import Piece
@@ -43,7 +43,7 @@ class Outcome(enum.Enum):
 
 
 class ToolParser(TextScanner):
-    """A format's parser. `tools` are the ones on offer.
+    """A format's parser. `tools` are the ones on offer. `new_id` makes ids of calls, by default as the format's do.
 
     Once a call's name and the beginning of its arguments are certain, the call is opened and its arguments are given
     as they come. Arguments that break off or turn out malformed stay as the model wrote them, so that whoever is to
@@ -55,11 +55,14 @@ class ToolParser(TextScanner):
     call_formats: ClassVar[tuple[CallFormat, ...]] = ()
     """How models write calls, of several kinds if they differ; none where no grammar can tell."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], new_id: Callable[[], str] | None = None) -> None:
         super().__init__()
         self._tools = tools
+        self._new_id = new_id or self.new_id
 
-    def _new_id(self) -> str:
+    @staticmethod
+    def new_id() -> str:
+        """An id for a call that this format's chat templates take."""
         return f"call_{uuid.uuid4().hex[:24]}"
 
     def _start_call(self, name: str) -> None:
