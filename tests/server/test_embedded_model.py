@@ -75,3 +75,31 @@ def test_it_calls_a_tool(client: openai.OpenAI) -> None:
     call: Any = choice.message.tool_calls[0]
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Paris"}
+
+
+def test_a_forced_call_of_a_function_without_parameters_has_no_arguments(demo_server: ServerProcess) -> None:
+    pytest.importorskip("llguidance")
+    ask: Any = {"temperature": 1.2, "seed": 1, "parallel_tool_calls": False}
+    messages = [{"role": "user", "content": "What is the time in Paris?"}]
+    with httpx.Client(base_url=demo_server.url, timeout=60, trust_env=False) as http:
+        for parameters in ({}, {"parameters": None}, {"parameters": {}}, {"parameters": {"properties": {}}}):
+            tool = {"name": "get_time", "description": "Get the time", **parameters}
+            for chosen in ("required", {"type": "function", "function": {"name": "get_time"}}):
+                tools = [{"type": "function", "function": tool}]
+                body = {"messages": messages, "tools": tools, "tool_choice": chosen, "n": 8, "max_tokens": 200, **ask}
+                choices = http.post("/v1/chat/completions", json=body).json()["choices"]
+                assert {c["function"]["arguments"] for o in choices for c in o["message"]["tool_calls"]} == {"{}"}
+            body = {"input": "What is the time?", "tools": [{"type": "function", **tool}], "tool_choice": "required"}
+            items = http.post("/v1/responses", json={**body, "max_output_tokens": 200, **ask}).json()["output"]
+            assert {item["arguments"] for item in items} == {"{}"}
+        anthropic = [{"name": "get_time", "input_schema": {"type": "object"}}]
+        for forced in ({"type": "any"}, {"type": "tool", "name": "get_time"}):
+            choice = {**forced, "disable_parallel_tool_use": True}
+            body = {"messages": messages, "tools": anthropic, "tool_choice": choice, "max_tokens": 200}
+            blocks = http.post("/v1/messages", json={**body, "temperature": 1.0}).json()["content"]
+            assert [block["input"] for block in blocks] == [{}]
+
+
+def test_calls_are_found_by_the_chat_template(demo_server: ServerProcess) -> None:
+    info = httpx.get(f"{demo_server.url}/server_info", trust_env=False).json()
+    assert (info["tool_call_parser"], info["reasoning_parser"]) == ("hermes", None)

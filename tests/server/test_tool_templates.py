@@ -8,14 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from server.conftest import RunningServer, StartServer
 
 from tidewheel.server.chat.messages import template_messages, template_tools
+from tidewheel.server.chat.model_formats import model_formats
 from tidewheel.server.chat.pieces import Turn
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import ApiError
 from tidewheel.server.protocol.chat import Message, Tool
 
+CHAT = "/v1/chat/completions"
 TOOL = {
     "type": "function",
     "function": {
@@ -144,6 +147,86 @@ FAMILIES: list[tuple[str, str, int, str, str]] = [
     ("deepseek_v3", DEEPSEEK, 2, "<｜Assistant｜>", "<｜tool▁output▁begin｜>sunny"),
     ("phi4_mini_json", PHI, 2, "<|assistant|>", "<|end|><|tool|>sunny"),
 ]  # fmt: skip
+
+
+SHOWS_TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+
+
+@pytest.mark.parametrize(("name", "template"), [family[:2] for family in FAMILIES])
+def test_a_format_is_found_by_what_the_template_writes(name: str, template: str) -> None:
+    assert model_formats(SHOWS_TOOLS + template).tool_calls == name
+    assert model_formats({"default": "{{ messages }}", "tool_use": SHOWS_TOOLS + template}).tool_calls == name
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        # What templates tell the model to write, where they do not write calls themselves.
+        ("hermes", r'{{ "<tool_call>\n{\"name\": <name>, \"arguments\": <arguments>}\n</tool_call>" }}'),
+        ("qwen3_coder", "<tool_call><function=NAME><parameter=KEY>"),
+        ("granite", "write <|tool_call|> and a list of calls"),
+        ("phi4_mini_json", "<|tool_call|>[...]<|/tool_call|>"),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>"),
+        ("pythonic", "[name(key=value), other()]"),
+        ("llama4_pythonic", "<|header_start|>[name(key=value), other()]"),
+        ("llama3_json", r'{{ "\"parameters\": " }}{{- call.function.arguments | tojson }}'),
+        # Formats that no parser reads.
+        (None, "<tool_call>NAME<arg_key>KEY</arg_key> arguments"),
+        (None, "<seed:tool_call><function=NAME><parameter=KEY>"),
+        (None, "<tool_calls><tool_call>NAME</tool_call> arguments"),
+        (None, "<|tool_call_start|>[name(key=value)]<|tool_call_end|>"),
+        (None, '{"name": "f", "parameters": {{ tool.parameters | tojson }}}'),
+        (None, ""),
+    ],
+)
+def test_a_format_is_found_by_what_the_template_tells(name: str | None, told: str) -> None:
+    formats = model_formats(SHOWS_TOOLS + told)
+    assert formats.tool_calls == name
+    assert ("does not tell" in formats.no_calls_because) == (name is None)
+
+
+@pytest.mark.parametrize("source", ["{{ messages }}", "{{ a.tools }}", "{{ a['tools'] }}", "tools", "{% if"])
+def test_a_template_without_tools_tells_of_no_calls(source: str) -> None:
+    formats = model_formats(source + "<tool_call> arguments")
+    assert formats.tool_calls is None
+    assert "no tools" in formats.no_calls_because
+    assert model_formats(source, "hermes").tool_calls == "hermes"
+    assert model_formats(None).tool_calls is model_formats({}).tool_calls is None
+
+
+@pytest.mark.parametrize(
+    ("name", "template"),
+    [
+        ("qwen3", "{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"),
+        ("qwen3", "{{ content.split('</think>')[-1] }}"),
+        ("qwen3", "<｜Assistant｜><think>\n{{ content.split('</think>')[-1] }}"),
+        ("deepseek_r1", "<｜Assistant｜>{{ content.split('</think>')[-1] }}"),
+        ("mistral", "[THINK]{{ thought }}[/THINK]"),
+        ("seed_oss", "<seed:think>{{ thought }}</seed:think>"),
+        (None, "{{ messages }}"),
+    ],
+)
+def test_reasoning_is_found_too(name: str | None, template: str) -> None:
+    assert model_formats(template).reasoning == name
+    assert model_formats(template, reasoning_parser="none").reasoning is None
+    assert model_formats(template, reasoning_parser="glm45").reasoning == "glm45"
+
+
+def test_a_server_says_what_it_found_and_reads_it(start_server: StartServer) -> None:
+    template = "{{ messages[0].content }}{% if tools %}<tool_call>{{ arguments }}{% else %}{% if old %}</think>{% endif %}{% endif %}"
+    server: RunningServer = start_server(engine={"template": template})
+    info = server.http.get("/server_info").json()
+    assert (info["tool_call_parser"], info["reasoning_parser"]) == ("hermes", "qwen3")
+    said = '<think>hm</think>Sure.<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>'
+    asked = {"messages": [{"role": "user", "content": f"SAY({said})YAS"}]}
+    message = server.post(CHAT, {**asked, "tools": [TOOL]}).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "Sure.")
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather"]
+    message = server.post(CHAT, asked).json()["choices"][0]["message"]  # calls are looked for where tools are offered
+    assert message["content"] == said.removeprefix("<think>hm</think>")
+    off: RunningServer = start_server(engine={"template": template}, tool_call_parser="none", reasoning_parser="none")
+    info = off.http.get("/server_info").json()
+    assert (info["tool_call_parser"], info["reasoning_parser"]) == (None, None)
 
 
 @pytest.mark.parametrize(("name", "template", "num_calls", "before", "after"), FAMILIES)
