@@ -213,7 +213,8 @@ def test_reasoning_is_found_too(name: str | None, template: str) -> None:
 
 
 def test_a_server_says_what_it_found_and_reads_it(start_server: StartServer) -> None:
-    template = "{{ messages[0].content }}{% if tools %}<tool_call>{{ arguments }}{% else %}{% if old %}</think>{% endif %}{% endif %}"
+    unused = "{% if not messages and tools %}<tool_call>{{ arguments }}</think>{% endif %}"
+    template = "{{ messages[0].content }}" + unused
     server: RunningServer = start_server(engine={"template": template})
     info = server.http.get("/server_info").json()
     assert (info["tool_call_parser"], info["reasoning_parser"]) == ("hermes", "qwen3")
