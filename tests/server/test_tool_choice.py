@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -10,7 +11,13 @@ import pytest
 from server.conftest import RunningServer, StartServer, events, named_events
 
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Turn
-from tidewheel.server.chat.tools.choice import demanded_calls_parser, demanded_calls_schema, offered_tools
+from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
+from tidewheel.server.chat.tools.choice import (
+    demanded_calls_parser,
+    demanded_calls_schema,
+    offered_tools,
+    optional_calls,
+)
 from tidewheel.server.chat.tools.schema import arguments_schema
 from tidewheel.server.errors import ApiError
 from tidewheel.server.protocol.chat import ChatCompletionRequest, Tool, ToolFunction
@@ -47,6 +54,17 @@ def test_what_is_offered() -> None:
     assert names(body(tool_choice="none")) == names(body(tools=None)) == []
     assert names(body(tool_choice=allowed("auto", "now"))) == ["now"]
     assert names(body(tool_choice=NOW)) == ["tree", "now"]
+
+
+def test_many_tools_are_looked_through_in_linear_time() -> None:
+    """All of them allowed, each by name: if each name were looked for among all tools, it would take minutes."""
+    listed = [f"f{i}" for i in range(50_000)]
+    tools = [{"type": "function", "function": {"name": name}} for name in listed]
+    request = body(tools=tools, tool_choice=allowed("auto", *reversed(listed)))
+    start = time.monotonic()
+    assert names(request) == listed
+    assert len(optional_calls(request, TOOL_CALL_PARSERS["hermes"]).arguments) == len(listed)  # type: ignore[union-attr]
+    assert time.monotonic() - start < 30
 
 
 def test_only_demanded_calls_have_a_schema() -> None:

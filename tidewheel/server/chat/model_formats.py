@@ -55,7 +55,7 @@ _REASONING_SIGNS = (
     _Sign("qwen3", ("</think>",)),
 )
 # Formats without tags. A call's arguments after the key "parameters", which is also that of a tool's schema:
-_JSON_CALL = re.compile(r'"parameters\\?":\W{0,40}[\w.\[\]\'"]*\barguments\b')
+_JSON_CALL = re.compile(r'"parameters\\?":\W{0,40}[\w.\[\]\'"]{0,60}\barguments\b')
 # ... and the list of calls with which a model is told how to write them.
 _PYTHONIC_CALL = re.compile(r"\[\w+\(\w+ ?=")
 _OTHER_LISTS = ("<|tool_call_start|>", "<function_calls>")
