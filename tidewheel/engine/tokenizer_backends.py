@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,12 @@ import tokenizers
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models.wording import one_line
+
+# Calls for batches are what lets other threads run meanwhile. Here a batch is one text, for which the library must not
+# start threads of its own beside the engine's. It looks at this variable with each call.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_LONG = 1024  # tokens that take long enough to let other threads run
 
 
 class TokenizerBackend(Protocol):
@@ -80,7 +87,7 @@ class TokenizersBackend:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """See TokenizerBackend."""
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
             _raise_panic(error)
             raise
@@ -89,6 +96,9 @@ class TokenizersBackend:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """See TokenizerBackend."""
         try:
+            if len(ids) > _LONG:
+                texts: list[str] = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+                return texts[0]
             text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
             _raise_panic(error)

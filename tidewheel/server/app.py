@@ -32,11 +32,13 @@ from tidewheel.server.api.tokenize import TokenizeEndpoints
 from tidewheel.server.api.web import WEB_PATHS, web_routes
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
+from tidewheel.server.body_values import LEAST_VALUES, BodyValues
 from tidewheel.server.chat.model_formats import model_formats
 from tidewheel.server.chat.path import ChatPath
 from tidewheel.server.chat.prompt import PromptRenderer
 from tidewheel.server.chat.request_templates import RequestTemplates
 from tidewheel.server.chat.templates import ChatTemplate
+from tidewheel.server.clients import NameClient
 from tidewheel.server.encoder_metrics import EncoderMetrics
 from tidewheel.server.encoders import ServedEncoders
 from tidewheel.server.errors import exception_handlers
@@ -124,7 +126,7 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             *operations_routes(engine, formats, options.shown_options),
             *(web_routes() if options.web_ui else ()),
         ],
-        middleware=_middleware(options),
+        middleware=_middleware(options, engine.max_model_len),
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )
@@ -149,7 +151,7 @@ def _open_paths(options: AppOptions) -> Set[str]:
     return open_paths
 
 
-def _middleware(options: AppOptions) -> list[Middleware]:
+def _middleware(options: AppOptions, max_model_len: int) -> list[Middleware]:
     """All middleware, outermost first. A browser's preflight request carries no key, so CORS comes before keys."""
     middleware: list[Middleware] = []
     if options.allowed_origins:
@@ -171,10 +173,13 @@ def _middleware(options: AppOptions) -> list[Middleware]:
         ),
         Middleware(TidyPath),
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
+        Middleware(BodyValues, max_values=max(2 * max_model_len, LEAST_VALUES)),
         *options.middleware,
     ]
     if options.tracer is not None:
         middleware.append(Middleware(TraceContext))
     if options.api_keys:
         middleware.append(Middleware(ApiKeyAuth, keys=options.api_keys, open_paths=_open_paths(options)))
+    if options.trust_request_chat_template:
+        middleware.append(Middleware(NameClient, has_keys=bool(options.api_keys)))
     return middleware

@@ -145,10 +145,11 @@ def truncation(encoder: Encoder, truncate_prompt_tokens: int | None) -> int | No
 
 def check_input(encoder: Encoder, item: EncoderInput, param: str) -> None:
     """Raises ApiError or InvalidRequestError (400) for an input that the encoder cannot take."""
-    if len(item) > encoder.max_length:
+    if item.is_too_long or len(item) > encoder.max_length:
         beside = " with what it is scored against" if isinstance(encoder, CrossEncoder) else ""
+        counted = "far more" if item.is_too_long else len(item)  # such a text is not read to its end
         raise bad_request(
-            f"{param} has {len(item)} tokens{beside}, and {encoder.name} takes {encoder.max_length}: shorten it, or "
+            f"{param} has {counted} tokens{beside}, and {encoder.name} takes {encoder.max_length}: shorten it, or "
             "send truncate_prompt_tokens: -1 to have it cut",
             param,
             "context_length_exceeded",

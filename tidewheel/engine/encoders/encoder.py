@@ -83,6 +83,8 @@ class Encoder(ABC):
 
     def check(self, item: EncoderInput, param: str) -> None:
         """Raises InvalidRequestError for an input that the graph must not see."""
+        if item.is_too_long:
+            raise InvalidRequestError(f"{param} has far more tokens; {self.name} takes {self.max_length}", param)
         if not len(item):
             raise InvalidRequestError(f"{param} has no tokens", param)
         if len(item) > self.max_length:
@@ -159,7 +161,11 @@ class Embedder(Encoder):
                 known = ", ".join(self.prompts) or "none"
                 raise InvalidRequestError(f"{self.name} has no prompt {quoted(name)}; it has {known}", "prompt_name")
             prompt = self.prompts[name]
-        item = self.tokenizer.encode(prompt + text, add_special_tokens=add_special_tokens, truncate_to=truncate_to)
+        item = self.tokenizer.encode(
+            prompt + text, add_special_tokens=add_special_tokens, truncate_to=truncate_to, at_most=self.max_length
+        )
+        if item.is_too_long:
+            return item
         if prompt and not self._pools_prompt:
             item = EncoderInput(item.token_ids, item.type_ids, self.tokenizer.prompt_length(prompt))
         return item
@@ -231,10 +237,13 @@ class CrossEncoder(Encoder):
         self, queries: Sequence[str], documents: Sequence[str], *, truncate_to: int | None = None
     ) -> ScorePlan:
         """See Encoder. A score is the logit, through a sigmoid where the model says so."""
-        repeated = [*queries] * len(documents) if len(queries) == 1 else queries
+        tokenizer, limit = self.tokenizer, self.max_length
+        firsts = [tokenizer.part(query, truncate_to, limit) for query in queries]
+        if len(queries) == 1:
+            firsts *= len(documents)
         inputs = [
-            self.tokenizer.encode(query, document, truncate_to=truncate_to)
-            for query, document in zip(repeated, documents, strict=True)
+            tokenizer.join([first, tokenizer.part(document, truncate_to, limit)], truncate_to=truncate_to)
+            for first, document in zip(firsts, documents, strict=True)
         ]
         return ScorePlan(inputs, [(1, i) for i in range(len(inputs))], lambda rows: rows[:, 0].astype(float))
 

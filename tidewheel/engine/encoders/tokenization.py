@@ -9,17 +9,22 @@ from pathlib import Path
 import tokenizers
 
 from tidewheel.engine.errors import InvalidRequestError, ModelError
+from tidewheel.engine.long_texts import encode_at_most, encode_part
 from tidewheel.engine.models.folder import read_json
 from tidewheel.engine.tokenizer_backends import reading_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """One sequence. `type_ids` None are all 0; the first `prompt_length` tokens are left out of the pooled vector."""
+    """One sequence. `type_ids` None are all 0; the first `prompt_length` tokens are left out of the pooled vector.
+
+    One that `is_too_long` for its model has no tokens, because its text was not encoded.
+    """
 
     token_ids: Sequence[int]
     type_ids: Sequence[int] | None = None
     prompt_length: int = 0
+    is_too_long: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -60,13 +65,44 @@ class EncoderTokenizer:
             return made
 
     def encode(
-        self, text: str, pair: str | None = None, *, add_special_tokens: bool = True, truncate_to: int | None = None
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        add_special_tokens: bool = True,
+        truncate_to: int | None = None,
+        at_most: int | None = None,
     ) -> EncoderInput:
         """A text, or two in one sequence. Longer ones are cut at the end to `truncate_to` tokens, the longer of a pair
-        first. Raises InvalidRequestError if that leaves no room for text."""
-        encoding = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
-        if truncate_to is not None and len(encoding.ids) > truncate_to:
-            encoding = self._truncated(text, pair, add_special_tokens, truncate_to)
+        first; without it, one that is far longer than `at_most` tokens is not encoded.
+
+        Raises InvalidRequestError if `truncate_to` leaves no room for text.
+        """
+        parts = [self.part(one, truncate_to, at_most) for one in (text, pair) if one is not None]
+        return self.join(parts, add_special_tokens=add_special_tokens, truncate_to=truncate_to)
+
+    def part(self, text: str, truncate_to: int | None, at_most: int | None) -> tokenizers.Encoding | None:
+        """What `join` makes inputs of: the text's own tokens, as many as can be of use; None for far too many."""
+        if truncate_to is not None:
+            return encode_part(self._tokens, text, truncate_to, end=False)
+        return self._tokens(text) if at_most is None else encode_at_most(self._tokens, text, at_most)
+
+    def join(
+        self,
+        parts: Sequence[tokenizers.Encoding | None],
+        *,
+        add_special_tokens: bool = True,
+        truncate_to: int | None = None,
+    ) -> EncoderInput:
+        """The input of one part or two, as `encode` makes it. Parts may be used again."""
+        encodings = [part for part in parts if part is not None]
+        if len(encodings) < len(parts):
+            return EncoderInput((), is_too_long=True)
+        special = self._tokenizer.num_special_tokens_to_add(len(parts) > 1) if add_special_tokens else 0
+        if truncate_to is not None and sum(len(part.ids) for part in encodings) + special > truncate_to:
+            encodings = _cut(encodings, truncate_to, special)
+        second = encodings[1] if len(encodings) > 1 else None
+        encoding = self._tokenizer.post_process(encodings[0], second, add_special_tokens)
         return EncoderInput(encoding.ids, encoding.type_ids if self._has_type_ids else None)
 
     def prompt_length(self, prompt: str) -> int:
@@ -74,26 +110,23 @@ class EncoderTokenizer:
         ids = self._tokenizer.encode(prompt).ids
         return len(ids) - (1 if ids and ids[-1] in self._special else 0)
 
-    def _truncated(
-        self, text: str, pair: str | None, add_special_tokens: bool, truncate_to: int
-    ) -> tokenizers.Encoding:
-        tokenizer = self._tokenizer
-        special = tokenizer.num_special_tokens_to_add(pair is not None) if add_special_tokens else 0
-        room = truncate_to - special
-        if room < 1:
-            raise InvalidRequestError(
-                f"truncate_prompt_tokens must leave room for text beside {special} special tokens, got {truncate_to}",
-                "truncate_prompt_tokens",
-            )
-        first = tokenizer.encode(text, add_special_tokens=False)
-        if pair is None:
-            first.truncate(room)
-            return tokenizer.post_process(first, None, add_special_tokens)
-        second = tokenizer.encode(pair, add_special_tokens=False)
-        lengths = _fitting(len(first.ids), len(second.ids), room)
-        first.truncate(lengths[0])
-        second.truncate(lengths[1])
-        return tokenizer.post_process(first, second, add_special_tokens)
+    def _tokens(self, text: str) -> tokenizers.Encoding:
+        # Of the calls that encode, those for batches are what lets other threads run meanwhile.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+
+
+def _cut(parts: Sequence[tokenizers.Encoding], truncate_to: int, special: int) -> list[tokenizers.Encoding]:
+    room = truncate_to - special
+    if room < 1:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must leave room for text beside {special} special tokens, got {truncate_to}",
+            "truncate_prompt_tokens",
+        )
+    lengths = [room] if len(parts) == 1 else _fitting(len(parts[0].ids), len(parts[1].ids), room)
+    copies = [tokenizers.Encoding.merge([part]) for part in parts]
+    for copy, length in zip(copies, lengths, strict=True):
+        copy.truncate(length)
+    return copies
 
 
 def _fitting(first: int, second: int, room: int) -> tuple[int, int]:

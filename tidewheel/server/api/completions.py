@@ -15,6 +15,7 @@ from starlette.routing import Route
 from tidewheel.engine.request import PromptLogprobs, RequestOutput
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.api.models import ServedModels
+from tidewheel.server.errors import bad_request
 from tidewheel.server.generation import Generation, Generations
 from tidewheel.server.logprobs import LogprobsFormatter, output_entries, prompt_entries
 from tidewheel.server.metrics import ServerMetrics
@@ -24,6 +25,8 @@ from tidewheel.server.protocol.completions import Completion, CompletionChoice, 
 from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.streaming import AnswerFrames, EventStream, around_text, collect, encode_json, event
+
+_MOST_PROMPT_TOKENS = 2**22  # of all prompts together: 150 MB of Python's integers
 
 
 class CompletionsEndpoint:
@@ -100,18 +103,29 @@ class CompletionsEndpoint:
         encoded: list[_Prompt] = []
         prompts: Sequence[str | list[int]] = body.prompts()
         self._generations.admission.check_shape(len(prompts), n=body.n, best_of=body.best_of)
+        room_left = _MOST_PROMPT_TOKENS
         for i, prompt in enumerate(prompts):
             param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+            truncate_to, side = body.truncate_prompt_tokens, body.truncation_side
             if isinstance(prompt, str):
-                token_ids = self._encoder.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+                special = body.add_special_tokens is not False
+                kept = self._encoder.encode(
+                    prompt, param, add_special_tokens=special, truncate_to=truncate_to, side=side, room=room
+                )
             else:
-                token_ids = prompt
-            kept = self._encoder.truncated(token_ids, body.truncate_prompt_tokens, body.truncation_side, room)
+                kept = self._encoder.truncated(prompt, truncate_to, side, room)
             self._encoder.check_prompt(kept, param, room)
+            room_left -= len(kept)
+            if room_left < 0 and i:
+                raise bad_request(
+                    f"prompt: the first {i + 1} prompts have over {_MOST_PROMPT_TOKENS} tokens, which is more than one "
+                    "request may have together; send them in several",
+                    "prompt",
+                )
             text = ""
             if body.echo:
                 self._encoder.check_vocabulary(kept, param)
-                whole = isinstance(prompt, str) and len(kept) == len(token_ids)
+                whole = isinstance(prompt, str) and truncate_to is None
                 skip = body.skip_special_tokens is not False
                 text = str(prompt) if whole else self._encoder.tokenizer.decode(kept, skip_special_tokens=skip)
             encoded.append(_Prompt(kept, text))

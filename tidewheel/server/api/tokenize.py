@@ -45,16 +45,19 @@ class TokenizeEndpoints:
         raw = await request.body()
         body = self._decode_tokenize(raw)
         self._models.resolve(body.model)
-        tokens = await self._renderer.run(len(raw), body.chat_template, lambda: self._encode(body))
-        tokenizer = self._encoder.tokenizer
-        strings = [tokenizer.id_to_token(t) or "" for t in tokens] if body.return_token_strs else None
+        return await self._renderer.run(len(raw), body.chat_template, lambda: self._tokenized(body))
+
+    def _tokenized(self, body: TokenizeRequest) -> Response:
+        tokens, name = self._encode(body), self._encoder.tokenizer.id_to_token
+        strings = [name(token) or "" for token in tokens] if body.return_token_strs else None
         return json_response(TokenizeResponse(len(tokens), self._encoder.max_model_len, tokens, strings))
 
     def _encode(self, body: TokenizeRequest) -> list[int]:
         if body.messages is None:
             if body.prompt is None:
                 raise bad_request("prompt or messages is required", "prompt", "missing_required_parameter")
-            return self._encoder.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+            special = body.add_special_tokens is not False
+            return self._encoder.count(body.prompt, "prompt", add_special_tokens=special)
         if body.prompt is not None:
             raise bad_request("prompt and messages exclude each other", "prompt")
         prompt = self._renderer.render(
@@ -65,14 +68,15 @@ class TokenizeEndpoints:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        return self._encoder.encode(prompt.text, add_special_tokens=bool(body.add_special_tokens))
+        return self._encoder.count(prompt.text, "messages", add_special_tokens=bool(body.add_special_tokens))
 
     @operation("Token ids to text", DetokenizeRequest, DetokenizeResponse, example={"tokens": [72, 105]})
     async def _detokenize(self, request: Request) -> Response:
         raw = await request.body()
         body = self._decode_detokenize(raw)
         self._models.resolve(body.model)
+        return await self._encoder.run(len(raw), lambda: self._detokenized(body))
+
+    def _detokenized(self, body: DetokenizeRequest) -> Response:
         self._encoder.check_vocabulary(body.tokens, "tokens")
-        decode = self._encoder.tokenizer.decode
-        text = await self._encoder.run(len(raw), lambda: decode(body.tokens, skip_special_tokens=False))
-        return json_response(DetokenizeResponse(text))
+        return json_response(DetokenizeResponse(self._encoder.tokenizer.decode(body.tokens, skip_special_tokens=False)))

@@ -262,14 +262,21 @@ class ChatPath:
         """How many tokens a request's prompt has, be it too long for the context. Raises what `start` raises."""
         self._models.resolve(body.model)
         body.check_supported()
-        _, token_ids = await self._renderer.run(raw_size, body.chat_template, lambda: self._prompt(body))
-        return len(token_ids)
+
+        def count() -> int:
+            text, special = self._rendered(body).text, bool(body.add_special_tokens)
+            return len(self._encoder.count(text, "messages", add_special_tokens=special))
+
+        return await self._renderer.run(raw_size, body.chat_template, count)
 
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
         """The request's messages without the oldest turns, as few as must go for the prompt to fit the context."""
 
         def fits(messages: list[Message]) -> bool:
-            return len(self._prompt(msgspec.structs.replace(body, messages=messages))[1]) < self._encoder.max_model_len
+            if len(messages) >= self._encoder.max_model_len:  # each has a token at least
+                return False
+            prompt = self._rendered(msgspec.structs.replace(body, messages=messages))
+            return self._encoder.fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
 
         return await self._renderer.run(raw_size, body.chat_template, lambda: drop_oldest_turns(body.messages, fits))
 
@@ -278,7 +285,7 @@ class ChatPath:
         shown = self._reasoning_tags | self._tool_tags if offered_tools(body) else self._reasoning_tags
         return replace(sampling, shown_special_tokens=shown) if shown else sampling
 
-    def _prompt(self, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
+    def _rendered(self, body: ChatCompletionRequest) -> RenderedPrompt:
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if body.enable_thinking is not None:
             variables.setdefault("enable_thinking", body.enable_thinking)
@@ -288,7 +295,7 @@ class ChatPath:
                 variables.setdefault("enable_thinking", False)
         if body.documents is not None:
             variables["documents"] = body.documents
-        prompt = self._renderer.render(
+        return self._renderer.render(
             body.messages,
             offered_tools(body),
             variables=variables,
@@ -296,13 +303,16 @@ class ChatPath:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        # The template writes the special tokens itself.
-        token_ids = self._encoder.encode(prompt.text, add_special_tokens=bool(body.add_special_tokens))
-        return prompt, token_ids
 
     def _checked_prompt(self, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
-        prompt, token_ids = self._prompt(body)
-        token_ids = self._encoder.truncated(token_ids, body.truncate_prompt_tokens, body.truncation_side)
+        prompt = self._rendered(body)
+        token_ids = self._encoder.encode(
+            prompt.text,
+            "messages",
+            add_special_tokens=bool(body.add_special_tokens),  # the template writes them itself
+            truncate_to=body.truncate_prompt_tokens,
+            side=body.truncation_side,
+        )
         self._encoder.check_prompt(token_ids, "messages")
         return prompt, token_ids
 

@@ -15,7 +15,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_LONGEST_COMPLAINT = 200  # characters: templates quote messages in theirs
+_MAX_LAYOUT = 1000  # characters
+_MAX_COMPLAINT = 300  # characters, of which some may be the request's
 
 
 class ToolArguments(dict[str, Any]):
@@ -61,6 +62,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > _MAX_LAYOUT:  # writing one of a million takes seconds, in which nothing else runs
+        raise jinja2.TemplateError(f"strftime_now takes at most {_MAX_LAYOUT} characters, got {len(layout)}")
     return datetime.now().strftime(layout)
 
 
@@ -78,4 +81,5 @@ def template_environment() -> ImmutableSandboxedEnvironment:
 def complaint(error: Exception) -> str:
     """What to tell a client whose messages a template did not take."""
     verb = "refused" if isinstance(error, jinja2.TemplateError) else "failed on"
-    return f"the chat template {verb} these messages: {str(error)[:_LONGEST_COMPLAINT]}"
+    text = f"the chat template {verb} these messages: {error}"
+    return text if len(text) <= _MAX_COMPLAINT else text[: _MAX_COMPLAINT - 3] + "..."

@@ -21,6 +21,7 @@ _FAILURES = (
     AttributeError,
     ArithmeticError,
     LookupError,
+    RecursionError,
 )
 
 
