@@ -19,6 +19,7 @@ from tidewheel.engine.models.wording import one_line
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _LONG = 1024  # tokens that take long enough to let other threads run
+_SEARCH_STEP = 4096  # characters
 
 
 class TokenizerBackend(Protocol):
@@ -165,7 +166,8 @@ class SentencePieceBackend:
         self._added_ids = {content: i for i, content in self._added.items()}
         self.vocab_size = max([self._size, *(i + 1 for i in self._added)])
         longest_first = sorted(self._added_ids, key=len, reverse=True)
-        self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+        self._longest_added = len(longest_first[0]) if longest_first else 0
+        self._any_added = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         bos, eos = self._processor.bos_id(), self._processor.eos_id()
         self._prefix = [bos] if bos >= 0 and config.get("add_bos_token", True) else []
         self._suffix = [eos] if eos >= 0 and config.get("add_eos_token", False) else []
@@ -173,12 +175,26 @@ class SentencePieceBackend:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """See TokenizerBackend."""
         ids: list[int] = []
-        for part in self._split.split(text) if self._split else [text]:
+        for part in self._parts(text):
             if part in self._added_ids:
                 ids.append(self._added_ids[part])
             elif part:
                 ids += self._processor.EncodeAsIds(part)
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """The added tokens in a text, and what is between them."""
+        done = start = 0
+        # In steps, because a search lets no other thread run.
+        while self._any_added is not None and start < len(text):
+            found = self._any_added.search(text, start, start + _SEARCH_STEP + self._longest_added)
+            if found is None or found.start() >= start + _SEARCH_STEP:
+                start += _SEARCH_STEP
+                continue
+            yield text[done : found.start()]
+            yield found.group()
+            done = start = found.end()
+        yield text[done:]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """See TokenizerBackend."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 
 from tidewheel.engine.errors import InvalidRequestError, ModelError
-from tidewheel.engine.long_texts import encode_at_most, encode_part
+from tidewheel.engine.long_texts import MARGIN, encode_at_most, encode_part
 from tidewheel.engine.models.folder import read_json
 from tidewheel.engine.tokenizer_backends import reading_tokenizer
 
@@ -28,6 +30,13 @@ class EncoderInput:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+class Part(NamedTuple):
+    """A text's tokens without special ones, of which the end may lack, and how many there are with it."""
+
+    encoding: tokenizers.Encoding
+    num_tokens: int
 
 
 class EncoderTokenizer:
@@ -81,26 +90,28 @@ class EncoderTokenizer:
         parts = [self.part(one, truncate_to, at_most) for one in (text, pair) if one is not None]
         return self.join(parts, add_special_tokens=add_special_tokens, truncate_to=truncate_to)
 
-    def part(self, text: str, truncate_to: int | None, at_most: int | None) -> tokenizers.Encoding | None:
+    def part(self, text: str, truncate_to: int | None, at_most: int | None) -> Part | None:
         """What `join` makes inputs of: the text's own tokens, as many as can be of use; None for far too many."""
         if truncate_to is not None:
-            return encode_part(self._tokens, text, truncate_to, end=False)
-        return self._tokens(text) if at_most is None else encode_at_most(self._tokens, text, at_most)
+            encoding = encode_part(self._tokens, text, truncate_to, end=False)
+            part = Part(encoding, len(encoding))
+            encoding.truncate(truncate_to)
+            return part
+        most = sys.maxsize if at_most is None else at_most
+        found = encode_at_most(self._tokens, text, most)
+        return None if found is None or len(found) > most + MARGIN else Part(found, len(found))
 
     def join(
-        self,
-        parts: Sequence[tokenizers.Encoding | None],
-        *,
-        add_special_tokens: bool = True,
-        truncate_to: int | None = None,
+        self, parts: Sequence[Part | None], *, add_special_tokens: bool = True, truncate_to: int | None = None
     ) -> EncoderInput:
         """The input of one part or two, as `encode` makes it. Parts may be used again."""
-        encodings = [part for part in parts if part is not None]
-        if len(encodings) < len(parts):
+        given = [part for part in parts if part is not None]
+        if len(given) < len(parts):
             return EncoderInput((), is_too_long=True)
+        encodings = [part.encoding for part in given]
         special = self._tokenizer.num_special_tokens_to_add(len(parts) > 1) if add_special_tokens else 0
-        if truncate_to is not None and sum(len(part.ids) for part in encodings) + special > truncate_to:
-            encodings = _cut(encodings, truncate_to, special)
+        if truncate_to is not None and sum(part.num_tokens for part in given) + special > truncate_to:
+            encodings = _cut(given, truncate_to, special)
         second = encodings[1] if len(encodings) > 1 else None
         encoding = self._tokenizer.post_process(encodings[0], second, add_special_tokens)
         return EncoderInput(encoding.ids, encoding.type_ids if self._has_type_ids else None)
@@ -115,15 +126,15 @@ class EncoderTokenizer:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
 
 
-def _cut(parts: Sequence[tokenizers.Encoding], truncate_to: int, special: int) -> list[tokenizers.Encoding]:
+def _cut(parts: Sequence[Part], truncate_to: int, special: int) -> list[tokenizers.Encoding]:
     room = truncate_to - special
     if room < 1:
         raise InvalidRequestError(
             f"truncate_prompt_tokens must leave room for text beside {special} special tokens, got {truncate_to}",
             "truncate_prompt_tokens",
         )
-    lengths = [room] if len(parts) == 1 else _fitting(len(parts[0].ids), len(parts[1].ids), room)
-    copies = [tokenizers.Encoding.merge([part]) for part in parts]
+    lengths = [room] if len(parts) == 1 else _fitting(parts[0].num_tokens, parts[1].num_tokens, room)
+    copies = [tokenizers.Encoding.merge([part.encoding]) for part in parts]
     for copy, length in zip(copies, lengths, strict=True):
         copy.truncate(length)
     return copies
