@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from server.conftest import RunningServer, StartProcess, StartServer
 from server.test_streaming import eventually
@@ -64,6 +65,7 @@ def workers(parent: int) -> list[int]:
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested too deeply"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "nested too deeply"),
         ("{{ range(10**12) | list }}", "Range too big"),
+        ("{{ strftime_now('%Y' * 1000000) }}", "at most 1000 characters"),
         ("{{ '\\ud800' }}", "surrogates"),
         ("{{ raise_exception('no' * 10**6) }}", "nono"),
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
@@ -79,6 +81,49 @@ def test_a_bad_template_is_its_own_requests_fault(trusting: RunningServer, templ
     assert len(error["message"]) < 3000
     assert error["param"] in ("chat_template", "messages")
     assert said(trusting, OWN) == "hello"
+
+
+@pytest.mark.parametrize("keys", [(), ("one", "two")])
+def test_each_client_has_a_place(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    """Clients have different addresses, or different keys. Behind all six the other would be out of time."""
+    monkeypatch.setattr(request_templates, "_MAX_S", 2.5)
+    server = start_server(trust_request_chat_template=True, api_keys=keys)
+    body = {"messages": [ASK], "max_tokens": 1}
+
+    def client(number: int) -> httpx.Client:
+        if keys:
+            headers = {"authorization": f"Bearer {keys[number]}"}
+            return httpx.Client(base_url=server.url, timeout=60, trust_env=False, headers=headers)
+        transport = httpx.HTTPTransport(local_address=f"127.0.0.{number + 1}")
+        return httpx.Client(base_url=server.url, timeout=60, transport=transport)
+
+    with client(0) as spinning, client(1) as other, ThreadPoolExecutor(6) as pool:
+        endless = [pool.submit(spinning.post, CHAT, json={**body, "chat_template": ENDLESS}) for _ in range(6)]
+        eventually(lambda: workers(os.getpid()), "nothing renders")
+        for _ in range(3):
+            assert other.post(CHAT, json={**body, "chat_template": OWN}).status_code == 200
+        errors = [future.result() for future in endless]
+        assert spinning.post(CHAT, json={**body, "chat_template": OWN}).status_code == 200
+    assert {error.status_code for error in errors} == {400, 503}
+    for error in errors:
+        if error.status_code == 503:
+            assert error.json()["error"]["code"] == "template_queue_timeout"
+            assert "retry-after" in error.headers
+
+
+def test_the_server_ends_while_templates_do_not(start_process: StartProcess) -> None:
+    server = start_process("--trust-request-chat-template", "--shutdown-timeout", "0")
+    body = {"messages": [ASK], "chat_template": ENDLESS}
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(3):
+            pool.submit(httpx.post, f"{server.client.base_url}{CHAT}", json=body, trust_env=False, timeout=60)
+        eventually(lambda: workers(server.process.pid), "nothing renders")
+        (worker,) = workers(server.process.pid)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+    eventually(lambda: "\nState:\tZ" in status(worker) or not status(worker), "it outlives the server")
 
 
 def test_others_do_not_notice(trusting: RunningServer) -> None:

@@ -43,6 +43,8 @@ class Turns:
         """End a client's turn."""
         self._free += 1
         self._active.discard(client)
+        if client in self._queues:  # behind all others
+            self._queues[client] = self._queues.pop(client)
         self._hand_out()
 
     def close(self, failure: Exception) -> None:
@@ -59,10 +61,8 @@ class Turns:
 
     def _hand_out(self) -> None:
         for client in [client for client in self._queues if client not in self._active][: self._free]:
-            queue = self._queues.pop(client)
-            place = queue.popleft()
-            if queue:
-                self._queues[client] = queue  # behind all others
+            place = self._queues[client][0]
+            self._leave(client, place)
             self._free -= 1
             self._active.add(client)
             place.set_result(None)
