@@ -43,8 +43,8 @@ class Counted:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=50)
-@given(text=st.text(max_size=50) | st.lists(st.sampled_from(WORDS), max_size=20).map("".join))
-def test_encoding_lets_other_threads_run_and_gives_the_same(kind: str, text: str) -> None:
+@given(text=st.text(max_size=50) | st.lists(st.sampled_from(WORDS), max_size=20).map("".join), long=st.booleans())
+def test_encoding_lets_other_threads_run_and_gives_the_same(kind: str, text: str, long: bool) -> None:
     for special in (True, False):
         assert (
             ours(kind).encode(text, add_special_tokens=special)

@@ -125,6 +125,22 @@ def test_sentencepiece_models(tmp_path: Path, spm: bytes) -> None:
     assert "🦩" in parts
 
 
+def test_added_tokens_of_sentencepiece_models_are_found_anywhere(
+    tmp_path: Path, spm: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(spm)
+    added = {"420": {"content": "<|im_start|>"}, "421": {"content": "<|im"}, "422": {"content": "<"}}
+    write(tmp_path / "tokenizer_config.json", {"added_tokens_decoder": added})
+    tokenizer = Tokenizer.load(tmp_path)
+    texts = ["the tide "[:i] + text for i in range(9) for text in ("<|im_start|><|im_<<|im_star", "<|im_start|>" * 3)]
+    wanted = [tokenizer.encode(text) for text in texts]
+    assert wanted[0].count(420) == 1
+    assert wanted[0].count(421) == 2
+    for step in (1, 2, 5):
+        monkeypatch.setattr("tidewheel.engine.tokenizer_backends._SEARCH_STEP", step)
+        assert [tokenizer.encode(text) for text in texts] == wanted
+
+
 def test_sentencepiece_models_obey_add_bos_token(tmp_path: Path, spm: bytes) -> None:
     (tmp_path / "tokenizer.model").write_bytes(spm)
     write(tmp_path / "tokenizer_config.json", {"add_bos_token": False, "add_eos_token": True})

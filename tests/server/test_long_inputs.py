@@ -116,6 +116,22 @@ def test_all_prompts_together(server: RunningServer, monkeypatch: pytest.MonkeyP
     assert "1000 tokens" in response.json()["error"]["message"]
 
 
+def test_a_conversation_has_no_more_messages_than_tokens(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidewheel.server.prompts._LEAST_COUNTED", 1)
+    server = start_server()
+    for path, field, others in (
+        ("/tokenize", "messages", {}),
+        (CHAT, "messages", {}),
+        ("/v1/responses", "input", {"truncation": "auto", "store": False}),
+    ):
+        response = server.post(path, {field: messages("") * (2 * 8192 + 1), **others})
+        assert response.status_code == 400, response.text
+        assert "at most 16384 entries" in response.json()["error"]["message"]
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_a_template_is_not_broken_by_variables(start_server: StartServer) -> None:
     walks = "{% macro walk(x) %}{% if x %}{{ walk(x[0]) }}{% endif %}{% endmacro %}{{ walk(deep) }}"
     template = f"{walks}{{{{ strftime_now('%Y' * years) }}}}{{{{ messages[0].content }}}}"

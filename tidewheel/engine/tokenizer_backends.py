@@ -18,7 +18,9 @@ from tidewheel.engine.models.wording import one_line
 # start threads of its own beside the engine's. It looks at this variable with each call.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-_LONG = 1024  # tokens that take long enough to let other threads run
+# Less than so much takes less time than it may take to get the interpreter's lock back.
+_LONG_TEXT = 4096  # characters
+_LONG_IDS = 1024  # tokens
 _SEARCH_STEP = 4096  # characters
 
 
@@ -65,6 +67,13 @@ def _raise_panic(error: BaseException) -> None:
         raise RuntimeError(f"the tokenizers library failed: {error}") from error
 
 
+def encoding_of(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+    """`tokenizer.encode` without offsets, which lets other threads run while a long text is encoded."""
+    if len(text) <= _LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+
+
 class TokenizersBackend:
     """A `tokenizer.json`, by the tokenizers library."""
 
@@ -88,7 +97,7 @@ class TokenizersBackend:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """See TokenizerBackend."""
         try:
-            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            ids: list[int] = encoding_of(self._tokenizer, text, add_special_tokens).ids
         except BaseException as error:
             _raise_panic(error)
             raise
@@ -97,7 +106,7 @@ class TokenizersBackend:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """See TokenizerBackend."""
         try:
-            if len(ids) > _LONG:
+            if len(ids) > _LONG_IDS:
                 texts: list[str] = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
                 return texts[0]
             text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -13,7 +13,7 @@ import tokenizers
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 from tidewheel.engine.long_texts import MARGIN, encode_at_most, encode_part
 from tidewheel.engine.models.folder import read_json
-from tidewheel.engine.tokenizer_backends import reading_tokenizer
+from tidewheel.engine.tokenizer_backends import encoding_of, reading_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,7 @@ class EncoderTokenizer:
         return len(ids) - (1 if ids and ids[-1] in self._special else 0)
 
     def _tokens(self, text: str) -> tokenizers.Encoding:
-        # Of the calls that encode, those for batches are what lets other threads run meanwhile.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+        return encoding_of(self._tokenizer, text, add_special_tokens=False)
 
 
 def _cut(parts: Sequence[Part], truncate_to: int, special: int) -> list[tokenizers.Encoding]:

@@ -271,6 +271,7 @@ class ChatPath:
 
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
         """The request's messages without the oldest turns, as few as must go for the prompt to fit the context."""
+        self._encoder.check_messages(len(body.messages))
 
         def fits(messages: list[Message]) -> bool:
             if len(messages) >= self._encoder.max_model_len:  # each has a token at least

@@ -70,14 +70,7 @@ class PromptRenderer:
 
         Raises ApiError (400) naming the field that cannot be used, or with the template's own complaint.
         """
-        most = self._encoder.max_counted
-        if len(messages) > most:
-            raise bad_request(
-                f"messages must have at most {most} entries, twice as many as this model's context has tokens "
-                f"(--max-model-len) or more, got {len(messages)}",
-                "messages",
-                "context_length_exceeded",
-            )
+        self._encoder.check_messages(len(messages))
         rendered = template_messages(messages)
         context = {**self._variables, **(variables or {})}
         final = rendered[-1]
