@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.conftest import RunningServer, ServerProcess, StartServer
+from server.test_long_inputs import heard
 
 from tidewheel.engine.encoders.launch import load_encoders
 from tidewheel.engine.errors import ModelError
@@ -337,3 +338,27 @@ def test_requests_are_logged_without_their_texts(server: RunningServer, caplog: 
     assert "x-request-id=mine model=embed inputs=1 tokens=" in line
     assert line.endswith("finish=stop")
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("text", ["the tide " * 2_000_000, " " * 20_000_000, "7" * 10_000_000])
+def test_far_too_long_texts_are_refused_or_cut(server: RunningServer, text: str) -> None:
+    body = {"model": "embed", "input": text + "corn"}
+    with heard(server.url):
+        error = refusal(server.post(EMBEDDINGS, body))
+    assert error["code"] == "context_length_exceeded"
+    assert "far more tokens" in error["message"]
+    with heard(server.url):
+        cut = vectors(server.post(EMBEDDINGS, {**body, "truncate_prompt_tokens": -1}))
+    np.testing.assert_array_equal(
+        cut, vectors(server.post(EMBEDDINGS, {**body, "input": text[:2000], "truncate_prompt_tokens": -1}))
+    )
+
+
+def test_a_long_query_is_encoded_once(server: RunningServer) -> None:
+    body = {"model": "rank", "query": "the tide " * 500_000, "documents": ["a wheel"] * 200}
+    with heard(server.url):
+        assert refusal(server.post("/v1/rerank", body))["code"] == "context_length_exceeded"
+        answer = server.post("/v1/rerank", {**body, "truncate_prompt_tokens": -1})
+    assert answer.status_code == 200
+    short = server.post("/v1/rerank", {**body, "query": "the tide " * 300, "truncate_prompt_tokens": -1})
+    assert answer.json()["results"] == short.json()["results"]
