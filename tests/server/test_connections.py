@@ -89,8 +89,10 @@ def test_garbage_behind_a_request_does_not_spoil_its_answer(strict: RunningServe
     connection = post_raw(strict, {"prompt": "SAY(whole answer)YAS", "stream": True})
     connection.sendall(b"\x00\x01 nonsense\r\n\r\n")
     response = read_all(connection)
-    assert response.startswith(b"HTTP/1.1 200")
-    assert response.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    answer, end, refusal = response.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert end
+    assert error_code(refusal) == "invalid_http"
 
 
 @pytest.mark.parametrize("head", [GET, POST + b"content-length: 100\r\n\r\n{", POST[:9]])

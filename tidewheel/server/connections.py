@@ -11,10 +11,11 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tidewheel.server.errors import ApiError, bad_request
 from tidewheel.server.limits import ConnectionLimits
+from tidewheel.server.one_at_a_time import OneAtATime
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 # returns False when the reader is behind. Then, and in the end, the response has to `send`, which waits for the reader.
 DIRECT_WRITE = "tidewheel.direct_write"
 
+_VERSIONS = ("1.0", "1.1")
 _LEAST_BYTES_PER_S = 500  # what a sender may be as slow as once its first `read_timeout_s` are over
 
 
@@ -38,7 +40,7 @@ class Refused(Exception):  # noqa: N818 - it is no error of this server
     """Ends the parsing of a request that has been refused."""
 
 
-class Connection(HttpToolsProtocol):
+class Connection(OneAtATime):
     """One client's connection."""
 
     limits: ClassVar[ConnectionLimits]
@@ -49,14 +51,13 @@ class Connection(HttpToolsProtocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._request_began: float | None = None  # on the loop's clock; None between requests
-        self._request_number = 0
         self._request_bytes = 0
         self._in_head = False
         self._refusal: ApiError | None = None
         self._deaf = False  # what comes in is of no use any more
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(cast(asyncio.Transport, transport))
+        super().connection_made(transport)
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -67,22 +68,30 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if not self._deaf:
+            super().data_received(data)
+
+    def feed(self, piece: bytes | bytearray) -> None:
+        super().feed(piece)
         if self._deaf:
             return
-        number = self._request_number
-        super().data_received(data)
-        # The piece that a request begins in may also hold the end of the one before.
-        if self._request_began is not None and self._request_number == number:
-            self._request_bytes += len(data)
+        if self._request_began is not None:
+            self._request_bytes += len(piece)
             if self._in_head and self._request_bytes > self.limits.max_header_bytes:
                 self._refuse(self._header_error())
-        elif self._request_began is None and not self._is_answering():
+        elif not self.is_answering:
             self._await_request()  # stray line ends have stopped the timer
+
+    @property
+    def is_within_request(self) -> bool:
+        return self._request_began is not None
+
+    def refuse_incomplete(self) -> None:
+        self._refuse(bad_request("the request ended before it was complete", code="invalid_http"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
-        self._request_number += 1
         self._request_bytes = 0
         self._request_began = self.loop.time()
         if self._read_timer is None and self.limits.read_timeout_s is not None:
@@ -97,6 +106,12 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.limits.max_header_bytes:
             self._refusal = self._header_error()
+            raise Refused
+        if self.parser.get_http_version() not in _VERSIONS:
+            self._refusal = bad_request(
+                "the request's first line does not end with HTTP/1.1 or HTTP/1.0, the versions that are spoken here",
+                code="invalid_http",
+            )
             raise Refused
         super().on_headers_complete()
         self._in_head = False
@@ -170,12 +185,8 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer a request that is not going to the application, and close."""
         self._deaf = True
-        if self._request_began is not None and not self._in_head:  # the application has its head
-            if self.cycle.response_started or self.pipeline:
-                self.transport.close()
-                return
-        elif self._is_answering():  # the request before
-            self.cycle.keep_alive = False
+        if self._request_began is not None and not self._in_head and self.cycle.response_started:
+            self.transport.close()
             return
         body = error.body()
         head = (
@@ -184,10 +195,6 @@ class Connection(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
-
-    def _is_answering(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle
-        return cycle is not None and not cycle.response_complete
 
     def _header_error(self) -> ApiError:
         return ApiError(
