@@ -260,7 +260,7 @@ class Storm:
         key = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
         head = (
             f"POST /v1/completions HTTP/1.1\r\nhost: {self._address[0]}\r\nconnection: close\r\n{key}"
-            f"content-length: {len(content)}\r\n\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         )
         return head.encode() + content
 

@@ -89,7 +89,12 @@ def start_server() -> Iterator[StartServer]:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         port = listener.getsockname()[1]
-        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
+        client = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}",
+            timeout=30,
+            trust_env=False,
+            headers={"content-type": "application/json"},
+        )
         running.append((server, thread, client))
         for _ in range(1000):
             if server.started:

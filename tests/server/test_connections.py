@@ -13,7 +13,7 @@ from server.test_streaming import eventually, is_idle, post_raw
 
 COMPLETIONS = "/v1/completions"
 GET = b"GET /health HTTP/1.1\r\nhost: test\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
 
 
 def connect(server: RunningServer) -> socket.socket:

@@ -58,7 +58,8 @@ def test_a_client_that_does_not_read_does_not_hold_up_the_end(start_process: Sta
     body = json.dumps({"prompt": "LOOP(", "max_tokens": 8000, "stream": True, "n": 8, "logprobs": 20}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         stuck.sendall(head.encode() + body)
         thread, lines = server.start_stream("LOOP(")
         server.process.send_signal(signal.SIGTERM)

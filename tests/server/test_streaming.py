@@ -26,7 +26,8 @@ def post_raw(server: RunningServer, body: dict[str, Any], path: str = "/v1/compl
     connection.settimeout(20)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     connection.connect(("127.0.0.1", server.port))
-    head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
     return connection
 
@@ -57,7 +58,10 @@ def test_a_client_that_hangs_up_in_its_body_is_no_failure(
     server: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = socket.create_connection(("127.0.0.1", server.port))
-    connection.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 99\r\n\r\n{"prompt"')
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
+    )
+    connection.sendall(head + b'{"prompt"')
     assert server.http.get("/health").status_code == 200
     connection.close()
     assert server.post("/v1/completions", {"prompt": "SAY(hi)YAS"}).status_code == 200
@@ -159,7 +163,8 @@ def test_many_clients_at_once_get_their_own_answers(server: RunningServer) -> No
 def test_pipelined_requests_on_one_connection(server: RunningServer) -> None:
     connection = post_raw(server, {"prompt": "SAY(first)YAS"})
     data = json.dumps({"prompt": "SAY(second)YAS"}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
     received = b""
     while piece := connection.recv(65536):

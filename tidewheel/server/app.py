@@ -45,7 +45,7 @@ from tidewheel.server.errors import exception_handlers
 from tidewheel.server.generation import Generations
 from tidewheel.server.logprobs import LogprobsFormatter
 from tidewheel.server.metrics import ServerMetrics
-from tidewheel.server.middleware import BodyLimit, RequestId
+from tidewheel.server.middleware import BodyLimit, JsonOnly, RequestId
 from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.decode import ParameterNotes
 from tidewheel.server.reports import RequestReports
@@ -182,4 +182,5 @@ def _middleware(options: AppOptions, max_model_len: int) -> list[Middleware]:
         middleware.append(Middleware(ApiKeyAuth, keys=options.api_keys, open_paths=_open_paths(options)))
     if options.trust_request_chat_template:
         middleware.append(Middleware(NameClient, has_keys=bool(options.api_keys)))
+    middleware.append(Middleware(JsonOnly))
     return middleware

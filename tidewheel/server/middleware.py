@@ -1,4 +1,4 @@
-"""Plain ASGI middleware: request ids with the access log, a limit on a body's size, and middleware of users' own."""
+"""Plain ASGI middleware: request ids with the access log, what a body may be, and middleware of users' own."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from tidewheel.server.errors import ApiError, as_api_error, error_response
 access_logger = logging.getLogger("tidewheel.access")
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
+_JSON = re.compile(r"[ \t]*application/(?:[a-z0-9!#$&^_.+-]+\+)?json[ \t]*(?:;.*)?", re.IGNORECASE)
+_METHODS_WITHOUT_JSON = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # a page needs leave for DELETE in any case
+_SHOWN = 100  # characters of what a client has sent
 
 
 class RequestId:
@@ -105,6 +108,38 @@ class BodyLimit:
             f"the body is over this server's limit of {self._max_bytes} bytes (--max-body-size)",
             code="body_too_large",
         )
+
+
+class JsonOnly:
+    """Answers 415 to what changes or computes something and is not sent as JSON.
+
+    A browser lets any web page send a form or plain text to any server, and asks the server first only before it sends
+    JSON. So no page can use a server without keys unless --allowed-origins lets it. Programs may leave the content
+    type out where there is no body; a browser, which always says where a page is from, may not.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] not in _METHODS_WITHOUT_JSON:
+            headers = Headers(scope=scope)
+            has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+            from_page = any(name in headers for name in ("origin", "sec-fetch-site"))
+            if (has_body or from_page) and not _JSON.fullmatch(headers.get("content-type", "")):
+                await error_response(_not_json(headers.get("content-type")))(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def _not_json(content_type: str | None) -> ApiError:
+    given = "without a content type" if content_type is None else f"as {content_type[:_SHOWN]}"
+    return ApiError(
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        f"the request was sent {given}; send it as JSON, with the header 'content-type: application/json' "
+        "(curl: -H 'content-type: application/json')",
+        code="unsupported_media_type",
+    )
 
 
 def import_middleware(path: str) -> Middleware:
