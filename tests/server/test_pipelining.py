@@ -62,7 +62,7 @@ def test_requests_cut_anywhere_are_understood(server: RunningServer, size: int) 
 
 
 def test_a_client_that_sends_ahead_and_does_not_read_costs_little(start_process: StartProcess) -> None:
-    server = start_process("--write-timeout", "1", "--disable-access-log")
+    server = start_process("--write-timeout", "0.3", "--disable-access-log")
     resident = memory(server)
     quick = (completion("a" * 500), chunked("b" * 500, 1))  # to answer
     for request in (GET + b"\r\n", *(one.replace(b"/v1/completions", b"/tokenize") for one in quick)):

@@ -148,3 +148,41 @@ def test_a_taken_port_is_one_clear_line(start_process: StartProcess) -> None:
     second = subprocess.run([*TIDEWHEEL, "serve", "--port", port], capture_output=True, text=True, timeout=30)
     assert second.returncode == 1
     assert second.stderr.splitlines() == [f"tidewheel serve: cannot listen on 127.0.0.1:{port}: Address already in use"]
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_what_runs_at_once(start_process: StartProcess, second: signal.Signals) -> None:
+    server = start_process("--shutdown-timeout", "600")
+    stream, lines = server.start_stream("LOOP(")
+    whole: list[httpx.Response] = []
+    body = {"prompt": "LOOP(", "max_tokens": 8000}
+    asking = threading.Thread(target=lambda: whole.append(server.client.post("/v1/completions", json=body)))
+    asking.start()
+    eventually(lambda: server.log.count("POST") >= 1, "the stream was never begun")
+    time.sleep(0.3)
+    server.process.send_signal(signal.SIGTERM)
+    eventually(lambda: "Waiting for connections" in server.log, "the first signal was not heard")
+    count = len(lines)
+    eventually(lambda: len(lines) > count, "the first signal has ended the stream")
+    server.process.send_signal(second)
+    stream.join(20)
+    asking.join(20)
+    assert "the server stopped" in lines[-4]
+    assert lines[-2] == "data: [DONE]"
+    assert whole[0].status_code == 503
+    assert server.wait() == 0
+
+
+def test_a_second_signal_does_not_wait_for_who_does_not_read(start_process: StartProcess) -> None:
+    server = start_process("--shutdown-timeout", "600", "--write-timeout", "600")
+    body = json.dumps({"prompt": "LOOP(", "max_tokens": 8000, "stream": True, "n": 8, "logprobs": 20}).encode()
+    with socket.socket() as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        stuck.connect(("127.0.0.1", server.port))
+        head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+        stuck.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert stuck.recv(12) == b"HTTP/1.1 200"
+        for _ in range(2):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        assert server.wait() == 0
