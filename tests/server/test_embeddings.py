@@ -256,7 +256,8 @@ def test_a_client_that_has_gone_does_not_keep_the_queue(start_server: StartServe
     server = start_server(encoders=encoders)
     body = json.dumps({"input": [[20 + i % 9] * 64 for i in range(2048)]}).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        head = f"POST {EMBEDDINGS} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {EMBEDDINGS} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         until(lambda: encoders.stats()["embed"].batches_total > 0)
     until(lambda: encoders.stats()["embed"].inputs_waiting == 0)
@@ -306,7 +307,7 @@ def test_models_are_listed_and_kept_apart(server: RunningServer) -> None:
     cards = {card["id"]: card for card in server.http.get("/v1/models").json()["data"]}
     assert list(cards) == ["scripted", "embed", "prompted", "raw", "rank"]
     assert cards["embed"]["max_model_len"] == 64
-    assert cards["embed"]["root"] == str(zoo.folder("bert"))
+    assert cards["embed"]["root"] == "embed"
     assert server.http.get("/v1/models/rank").json()["id"] == "rank"
     error = refusal(server.post("/v1/chat/completions", {"model": "embed", **CHAT}))
     assert error["param"] == "model"

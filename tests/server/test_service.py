@@ -10,6 +10,7 @@ from server.conftest import RunningServer, ServerProcess, StartServer
 from server.test_streaming import eventually
 
 from tidewheel import __version__
+from tidewheel.server.api.models import ServedModels
 
 COMPLETIONS = "/v1/completions"
 
@@ -18,6 +19,21 @@ def test_health_and_version(server: RunningServer) -> None:
     assert server.http.get("/health").status_code == 200
     assert server.http.head("/health").status_code == 200
     assert server.http.get("/version").json() == {"version": __version__}
+
+
+def test_where_a_model_lies_is_not_shown(dummy_server: ServerProcess, demo_server: ServerProcess) -> None:
+    for server, name in ((dummy_server, "tiny"), (demo_server, "tidewheel-demo")):
+        headers = {"authorization": "Bearer secret"}
+        listed, info = (
+            httpx.get(f"{server.url}/{path}", headers=headers, trust_env=False).json()
+            for path in ("v1/models", "server_info")
+        )
+        assert [(card["id"], card["root"]) for card in listed["data"]] == [(name, name)]
+        assert info["model"] == name
+
+
+def test_a_hub_id_is_shown() -> None:
+    assert ServedModels(["short"], "organization/model", 512).root == "organization/model"
 
 
 def test_ping(server: RunningServer) -> None:

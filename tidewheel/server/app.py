@@ -123,7 +123,7 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             *ScoringEndpoints(encoders, encoder, notes=notes).routes(),
             *health_routes(engine, encoder_engine),
             *metrics_routes(metrics, encoder_metrics),
-            *operations_routes(engine, formats, options.shown_options),
+            *operations_routes(engine, models.root, formats, options.shown_options),
             *(web_routes() if options.web_ui else ()),
         ],
         middleware=_middleware(options, engine.max_model_len),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Sequence
 from http import HTTPStatus
@@ -21,13 +22,17 @@ from tidewheel.server.protocol.models import ModelCard, ModelList
 class ServedModels:
     """The names that the chat model is served under; the first one names it in answers to requests that name none.
 
+    `source` is the folder or hub id that the model came from; clients are shown a hub id as the `root`, but no folder.
     `encoders` are listed beside it. Raises ModelError if one of them has one of its names.
     """
 
-    def __init__(self, names: Sequence[str], root: str, max_model_len: int, encoders: Collection[Encoder] = ()) -> None:
+    def __init__(
+        self, names: Sequence[str], source: str, max_model_len: int, encoders: Collection[Encoder] = ()
+    ) -> None:
         created = int(time.time())
+        self.root = _root(source, names[0])
         self._cards = {
-            name: ModelCard(id=name, created=created, root=root, max_model_len=max_model_len) for name in names
+            name: ModelCard(id=name, created=created, root=self.root, max_model_len=max_model_len) for name in names
         }
         self._encoder_names = {encoder.name for encoder in encoders}
         if taken := self._encoder_names & self._cards.keys():
@@ -36,7 +41,7 @@ class ServedModels:
             )
         for one in encoders:
             self._cards[one.name] = ModelCard(
-                id=one.name, created=created, root=one.source, max_model_len=one.max_length
+                id=one.name, created=created, root=_root(one.source, one.name), max_model_len=one.max_length
             )
         self.default = names[0]
 
@@ -74,3 +79,8 @@ class ServedModels:
     @operation("One served model", response=ModelCard)
     async def _retrieve(self, request: Request) -> Response:
         return json_response(self._card(request.path_params["name"]))
+
+
+def _root(source: str, name: str) -> str:
+    """What clients are told of a model's source. A folder says more of the machine than of the model."""
+    return name if os.path.isabs(source) or os.path.exists(source) else source

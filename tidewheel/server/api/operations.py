@@ -43,8 +43,8 @@ class ServerInfo(msgspec.Struct):
     options: Mapping[str, Any]
 
 
-def operations_routes(engine: Engine, formats: ModelFormats, options: Mapping[str, Any]) -> list[Route]:
-    """The endpoints. `options` is what `/server_info` shows of the command line."""
+def operations_routes(engine: Engine, model: str, formats: ModelFormats, options: Mapping[str, Any]) -> list[Route]:
+    """The endpoints. `model` and `options` are what `/server_info` shows of the model's source and the command line."""
 
     @operation("How busy the server is", response=Load)
     async def load(request: Request) -> Response:
@@ -59,7 +59,7 @@ def operations_routes(engine: Engine, formats: ModelFormats, options: Mapping[st
         return json_response(
             ServerInfo(
                 version=__version__,
-                model=engine.model_name,
+                model=model,
                 max_model_len=engine.max_model_len,
                 kv_cache_blocks=limits.num_blocks,
                 kv_cache_block_size=limits.block_size,
