@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import TypeAlias
+
+from msgspec import structs
 
 from tidewheel.engine.request import FinishReason, PromptLogprobs, RequestOutput
 from tidewheel.engine.text import Tokenizer
 from tidewheel.server.protocol.chat import ChatCompletionRequest, ChatLogprobs, TokenLogprobEntry, TopLogprob
 from tidewheel.server.protocol.completions import CompletionLogprobs
-from tidewheel.server.protocol.logprobs import PromptLogprobsList, PromptTokenLogprob
+from tidewheel.server.protocol.logprobs import PromptTokenLogprob
 
 _FLOOR = -9999.0  # JSON has no -inf
 _REMEMBERED_TOKENS = 65536
+_ROWS_AT_ONCE = 64
 
 # A token, its log-probability, and the most likely ones with theirs; no log-probability for a prompt's first token.
-_Entry = tuple[int, float | None, Iterable[tuple[int, float]]]
+Entry: TypeAlias = tuple[int, float | None, Iterable[tuple[int, float]]]
 
 
 class LogprobsFormatter:
@@ -47,37 +52,70 @@ class LogprobsFormatter:
                 entries[-1].bytes = []
         return ChatLogprobs(entries)
 
-    def completion(self, entries: Iterable[_Entry], offset: int, as_token_ids: bool) -> tuple[CompletionLogprobs, int]:
+    def chat_entries(
+        self, body: ChatCompletionRequest, outputs: Iterable[RequestOutput]
+    ) -> Iterator[TokenLogprobEntry]:
+        """The entries of the chat shape for all tokens of a choice."""
+        for output in outputs:
+            # A beam's output has all of its tokens.
+            for start in range(0, len(output.token_ids), _ROWS_AT_ONCE):
+                end = start + _ROWS_AT_ONCE
+                part = structs.replace(
+                    output,
+                    token_ids=output.token_ids[start:end],
+                    logprobs=None if output.logprobs is None else output.logprobs[start:end],
+                    finish_reason=output.finish_reason if end >= len(output.token_ids) else None,
+                )
+                if (shape := self.chat(body, part)) is not None:
+                    yield from shape.content
+
+    def completion(self, entries: Iterable[Entry], offset: int, as_token_ids: bool) -> tuple[CompletionLogprobs, int]:
         """The legacy shape of consecutive tokens of one choice. `offset` is the first one's `text_offset`, and what is
         returned the next one's.
         """
         shape = CompletionLogprobs([], [], [], [])
-        for token_id, logprob, top in entries:
-            name = self._name(token_id, as_token_ids)
-            shape.tokens.append(name)
+        for entry in entries:
+            token_id, logprob, _ = entry
+            shape.tokens.append(self._name(token_id, as_token_ids))
             shape.text_offset.append(offset)
             shape.token_logprobs.append(None if logprob is None else _finite(logprob))
-            # The token itself is always among them, as OpenAI has it.
-            shape.top_logprobs.append(
-                None
-                if logprob is None
-                else {name: _finite(logprob)} | {self._name(t, as_token_ids): _finite(value) for t, value in top}
-            )
+            shape.top_logprobs.append(self._top(entry, as_token_ids))
             offset += len(self._text(token_id))
         return shape, offset
 
-    def prompt(self, token_ids: Sequence[int], logprobs: PromptLogprobs | None, count: int) -> PromptLogprobsList:
+    def completion_columns(
+        self, entries: Callable[[], Iterable[Entry]], as_token_ids: bool
+    ) -> tuple[Iterator[object], ...]:
+        """What is in the lists of `completion`'s shape, in the order of its fields; each asks for the `entries`."""
+        lengths = (len(self._text(token_id)) for token_id, _, _ in entries())
+        return (
+            (start for start, _ in pairwise(accumulate(lengths, initial=0))),
+            (None if logprob is None else _finite(logprob) for _, logprob, _ in entries()),
+            (self._name(token_id, as_token_ids) for token_id, _, _ in entries()),
+            (self._top(entry, as_token_ids) for entry in entries()),
+        )
+
+    def prompt(
+        self, token_ids: Sequence[int], logprobs: PromptLogprobs | None, count: int
+    ) -> Iterator[dict[int, PromptTokenLogprob] | None]:
         """vLLM's shape of a prompt's log-probabilities, with the `count` most likely tokens of each place.
 
         `logprobs` are None for a prompt of one token.
         """
-        shape: PromptLogprobsList = [None]
+        yield None
         for token_id, (logprob, rank, top) in zip(token_ids[1:], _rows(logprobs, count), strict=True):
             place = {token_id: PromptTokenLogprob(_finite(logprob), rank, self._text(token_id))}
             for top_rank, (t, value) in enumerate(top, 1):
                 place.setdefault(t, PromptTokenLogprob(_finite(value), top_rank, self._text(t)))
-            shape.append(place)
-        return shape
+            yield place
+
+    def _top(self, entry: Entry, as_token_ids: bool) -> dict[str, float] | None:
+        token_id, logprob, top = entry
+        if logprob is None:
+            return None
+        # The token itself is always among them, as OpenAI has it.
+        own = {self._name(token_id, as_token_ids): _finite(logprob)}
+        return own | {self._name(t, as_token_ids): _finite(value) for t, value in top}
 
     def _unskipped_bytes(self, token_id: int) -> list[int]:
         return [] if self._tokenizer.is_special(token_id) else self._bytes(token_id)
@@ -86,14 +124,14 @@ class LogprobsFormatter:
         return f"token_id:{token_id}" if as_token_id else self._text(token_id)
 
 
-def output_entries(outputs: Iterable[RequestOutput]) -> Iterator[_Entry]:
+def output_entries(outputs: Iterable[RequestOutput]) -> Iterator[Entry]:
     """The sampled tokens of consecutive outputs."""
     for output in outputs:
         for token_id, logprob in zip(output.token_ids, output.logprobs or (), strict=True):
             yield token_id, logprob.logprob, logprob.top
 
 
-def prompt_entries(token_ids: Sequence[int], logprobs: PromptLogprobs | None, count: int) -> Iterator[_Entry]:
+def prompt_entries(token_ids: Sequence[int], logprobs: PromptLogprobs | None, count: int) -> Iterator[Entry]:
     """The tokens of a prompt, with the `count` most likely ones of each place."""
     yield token_ids[0], None, ()
     for token_id, (logprob, _, top) in zip(token_ids[1:], _rows(logprobs, count), strict=True):
@@ -103,11 +141,14 @@ def prompt_entries(token_ids: Sequence[int], logprobs: PromptLogprobs | None, co
 def _rows(logprobs: PromptLogprobs | None, count: int) -> Iterator[tuple[float, int, list[tuple[int, float]]]]:
     if logprobs is None:
         return
-    top_ids, top_logprobs = logprobs.top_ids[:, :count].tolist(), logprobs.top_logprobs[:, :count].tolist()
-    for logprob, rank, ids, values in zip(
-        logprobs.logprobs.tolist(), logprobs.ranks.tolist(), top_ids, top_logprobs, strict=True
-    ):
-        yield logprob, rank, list(zip(ids, values, strict=True))
+    # Python's numbers take many times the memory of numpy's, so that they are made for some places at a time.
+    for start in range(0, len(logprobs.ranks), _ROWS_AT_ONCE):
+        some = slice(start, start + _ROWS_AT_ONCE)
+        top_ids, top_logprobs = logprobs.top_ids[some, :count].tolist(), logprobs.top_logprobs[some, :count].tolist()
+        for logprob, rank, ids, values in zip(
+            logprobs.logprobs[some].tolist(), logprobs.ranks[some].tolist(), top_ids, top_logprobs, strict=True
+        ):
+            yield logprob, rank, list(zip(ids, values, strict=True))
 
 
 def _finite(value: float) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.engine.request import RequestOutput
-from tidewheel.server.api.json_response import json_response
+from tidewheel.server.api.json_response import HOLE, JsonParts, filled, listed
 from tidewheel.server.chat.path import ChatPath, ChatRun, ChoiceAnswer, ChoiceDelta
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Reasoning
 from tidewheel.server.logprobs import LogprobsFormatter
@@ -82,18 +81,28 @@ class ChatEndpoint:
             created=run.created,
             model=run.model,
             system_fingerprint=self._fingerprint,
-            choices=[self._choice(answer, body) for answer in answers],
+            choices=HOLE,
             usage=run.usage(),
         )
+        holes = [self._choices(answers, body)]
         if body.return_token_ids:
             completion.prompt_token_ids = run.prompt_token_ids
         if body.prompt_logprobs is not None:
+            completion.prompt_logprobs = HOLE
             scores = answers[0].outputs[0].prompt_logprobs
-            # In a thread, for a long prompt's would hold up all streams.
-            completion.prompt_logprobs = await asyncio.to_thread(
-                self._formatter.prompt, run.prompt_token_ids, scores, body.prompt_logprobs
-            )
-        return json_response(completion)
+            holes.append(listed(self._formatter.prompt(run.prompt_token_ids, scores, body.prompt_logprobs)))
+        return JsonParts(filled(completion, *holes))
+
+    def _choices(self, answers: Sequence[ChoiceAnswer], body: ChatCompletionRequest) -> Iterator[bytes]:
+        """Parts of the JSON of the choices."""
+        for i, answer in enumerate(answers):
+            yield b"," if i else b"["
+            choice, holes = self._choice(answer, body), []
+            if answer.outputs[0].logprobs is not None:
+                choice.logprobs = ChatLogprobs(HOLE)
+                holes.append(listed(self._formatter.chat_entries(body, answer.outputs)))
+            yield from filled(choice, *holes)
+        yield b"]"
 
     def _choice(self, answer: ChoiceAnswer, body: ChatCompletionRequest) -> ChatChoice:
         turn = answer.turn
@@ -104,10 +113,7 @@ class ChatEndpoint:
             message.tool_calls = [
                 ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in turn.calls
             ]
-        logprobs_of = partial(self._formatter.chat, body)
-        shapes = [shape.content for shape in map(logprobs_of, answer.outputs) if shape is not None]
-        logprobs = ChatLogprobs(list(chain.from_iterable(shapes))) if shapes else None
-        choice = ChatChoice(answer.index, message, logprobs, answer.finish_reason, answer.stop_reason)
+        choice = ChatChoice(answer.index, message, None, answer.finish_reason, answer.stop_reason)
         if body.return_token_ids:
             choice.token_ids = [token for output in answer.outputs for token in output.token_ids]
         return choice

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,15 +12,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.engine.request import PromptLogprobs, RequestOutput
-from tidewheel.server.api.json_response import json_response
+from tidewheel.server.api.json_response import HOLE, JsonParts, filled, listed
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.errors import bad_request
 from tidewheel.server.generation import Generation, Generations
-from tidewheel.server.logprobs import LogprobsFormatter, output_entries, prompt_entries
+from tidewheel.server.logprobs import Entry, LogprobsFormatter, output_entries, prompt_entries
 from tidewheel.server.metrics import ServerMetrics
 from tidewheel.server.openapi import operation
 from tidewheel.server.prompts import PromptEncoder
-from tidewheel.server.protocol.completions import Completion, CompletionChoice, CompletionRequest
+from tidewheel.server.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.streaming import AnswerFrames, EventStream, around_text, collect, encode_json, event
@@ -92,12 +91,9 @@ class CompletionsEndpoint:
             frames = _Frames(generation, answer, writer, body)
             return EventStream(AnswerFrames(generation, frames.frame, end=frames.end, around_text=frames.around_text))
         outputs = await collect(request.receive, generation)
-        if sampling.prompt_logprobs is None:
-            answer.choices = writer.whole(outputs)
-        else:  # in a thread, for a long prompt's log-probabilities would hold up all streams
-            answer.choices = await asyncio.to_thread(writer.whole, outputs)
+        answer.choices = HOLE
         answer.usage = generation.usage()
-        return json_response(answer)
+        return JsonParts(filled(answer, writer.whole(outputs)))
 
     def _encode(self, body: CompletionRequest, room: int) -> list[_Prompt]:
         encoded: list[_Prompt] = []
@@ -154,55 +150,74 @@ class _ChoiceWriter:
         self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         self._offsets: dict[int, int] = {}  # characters so far of the choices that have begun
 
-    def whole(self, outputs: Sequence[Sequence[RequestOutput]]) -> list[CompletionChoice]:
-        """The answer's choices, of all outputs of each choice; the best ones if more were generated."""
-        choices: list[CompletionChoice] = []
-        for number, prompt in enumerate(self._prompts):
+    def whole(self, outputs: Sequence[Sequence[RequestOutput]]) -> Iterator[bytes]:
+        """Parts of the JSON of the answer's choices, of all outputs of each; the best ones if more were generated."""
+        count = 0
+        for number in range(len(self._prompts)):
             indices: Sequence[int] = range(number * self._per_prompt, (number + 1) * self._per_prompt)
-            scores = self._prompt_logprobs[number] = outputs[indices[0]][0].prompt_logprobs
-            count = self._body.prompt_logprobs
-            shape = None if count is None else self._formatter.prompt(prompt.token_ids, scores, count)
+            self._prompt_logprobs[number] = outputs[indices[0]][0].prompt_logprobs
             if self._body.num_choices < self._per_prompt:
                 # Sorting is stable: of equally good ones the first are taken.
                 best = sorted(indices, key=lambda index: _mean_logprob(outputs[index]), reverse=True)
                 indices = best[: self._body.num_choices]
             for index in indices:
-                choice = self._choice(index, outputs[index])
-                choice.index = len(choices)
-                if shape is not None:
-                    choice.prompt_logprobs = shape
-                choices.append(choice)
-        return choices
+                yield b"," if count else b"["
+                yield from self._whole_choice(index, outputs[index], count)
+                count += 1
+        yield b"]"
+
+    def _whole_choice(self, index: int, outputs: Sequence[RequestOutput], number: int) -> Iterator[bytes]:
+        body, formatter, prompt = self._body, self._formatter, index // self._per_prompt
+        token_ids, scores = self._prompts[prompt].token_ids, self._prompt_logprobs[prompt]
+        choice = self._choice(index, outputs)
+        choice.index = number
+        holes: list[Iterator[object]] = []
+        if body.logprobs is not None:
+            choice.logprobs = CompletionLogprobs(HOLE, HOLE, HOLE, HOLE)
+            holes += formatter.completion_columns(
+                lambda: self._entries(index, outputs, begins=True), bool(body.return_tokens_as_token_ids)
+            )
+        if body.prompt_logprobs is not None:
+            choice.prompt_logprobs = HOLE
+            holes.append(formatter.prompt(token_ids, scores, body.prompt_logprobs))
+        yield from filled(choice, *map(listed, holes))
 
     def piece(self, index: int, output: RequestOutput) -> CompletionChoice | None:
         """What one output adds to a choice; None if that is nothing."""
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[index // self._per_prompt] = output.prompt_logprobs
-        choice = self._choice(index, [output])
+        begins = index not in self._offsets
+        offset = self._offsets.setdefault(index, 0)
+        choice = self._choice(index, [output], begins=begins)
+        if self._body.logprobs is not None:
+            entries = self._entries(index, [output], begins=begins)
+            as_token_ids = bool(self._body.return_tokens_as_token_ids)
+            choice.logprobs, self._offsets[index] = self._formatter.completion(entries, offset, as_token_ids)
         if choice.text or choice.finish_reason or choice.logprobs is not None or choice.token_ids:
             return choice
         return None
 
-    def _choice(self, index: int, outputs: Sequence[RequestOutput]) -> CompletionChoice:
-        body, number, last = self._body, index // self._per_prompt, outputs[-1]
-        prompt, begins = self._prompts[number], index not in self._offsets
-        offset = self._offsets.setdefault(index, 0)
+    def _choice(self, index: int, outputs: Sequence[RequestOutput], *, begins: bool = True) -> CompletionChoice:
+        """A choice, or what `outputs` add to it, without log-probabilities."""
+        body, last = self._body, outputs[-1]
+        prompt = self._prompts[index // self._per_prompt]
         text = "".join([output.text for output in outputs])
         if begins and body.echo:
             text = prompt.text + text
         choice = CompletionChoice(index, text, None, last.finish_reason, last.stop_reason)
-        if body.logprobs is not None:
-            entries = output_entries(outputs)
-            if begins and body.echo:
-                scores = self._prompt_logprobs[number]
-                entries = chain(prompt_entries(prompt.token_ids, scores, body.logprobs), entries)
-            as_token_ids = bool(body.return_tokens_as_token_ids)
-            choice.logprobs, self._offsets[index] = self._formatter.completion(entries, offset, as_token_ids)
         if body.return_token_ids:
             choice.token_ids = [token for output in outputs for token in output.token_ids]
             if begins:
                 choice.prompt_token_ids = prompt.token_ids
         return choice
+
+    def _entries(self, index: int, outputs: Sequence[RequestOutput], *, begins: bool) -> Iterable[Entry]:
+        count, number = self._body.logprobs or 0, index // self._per_prompt
+        entries = output_entries(outputs)
+        if begins and self._body.echo:
+            scores = self._prompt_logprobs[number]
+            return chain(prompt_entries(self._prompts[number].token_ids, scores, count), entries)
+        return entries
 
 
 def _mean_logprob(outputs: Sequence[RequestOutput]) -> float:

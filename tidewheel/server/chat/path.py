@@ -14,6 +14,7 @@ protocol's shape. A translating endpoint builds a ChatCompletionRequest and read
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -141,8 +142,11 @@ class ChatRun:
 
         Raises ApiError if a choice fails or the server stops, and ClientGone if the client hangs up.
         """
-        outputs = await collect(receive, self.generation)
-        return [self._complete(index, parts) for index, parts in enumerate(outputs)]
+        answers = []
+        for index, outputs in enumerate(await collect(receive, self.generation)):
+            answers.append(self._complete(index, outputs))
+            await asyncio.sleep(0)  # a long choice takes milliseconds, and there may be many
+        return answers
 
     async def feed(self, receive: Receive, push: Callable[[ChoiceDelta], Iterable[object]]) -> None:
         """Hands each delta to `push` and exhausts what it gives, for answers that are built as events are made.
