@@ -55,7 +55,7 @@ def test_answers_that_take_too_long_end_with_an_error_event(start_process: Start
 
 def test_a_client_that_does_not_read_does_not_hold_up_the_end(start_process: StartProcess) -> None:
     server = start_process("--shutdown-timeout", "0")
-    body = json.dumps({"prompt": "LOOP(", "max_tokens": 8000, "stream": True, "n": 8, "logprobs": 20}).encode()
+    body = json.dumps({"prompt": "LOOP(", "max_tokens": 4000, "stream": True, "n": 8, "logprobs": 20}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
@@ -175,7 +175,7 @@ def test_a_second_signal_ends_what_runs_at_once(start_process: StartProcess, sec
 
 def test_a_second_signal_does_not_wait_for_who_does_not_read(start_process: StartProcess) -> None:
     server = start_process("--shutdown-timeout", "600", "--write-timeout", "600")
-    body = json.dumps({"prompt": "LOOP(", "max_tokens": 8000, "stream": True, "n": 8, "logprobs": 20}).encode()
+    body = json.dumps({"prompt": "LOOP(", "max_tokens": 4000, "stream": True, "n": 8, "logprobs": 20}).encode()
     with socket.socket() as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         stuck.connect(("127.0.0.1", server.port))

@@ -89,6 +89,7 @@ def read_app_options(options: ServerOptions, names: Sequence[str], shown_options
             max_queue=options.max_queue,
             max_prompts=options.max_prompts,
             max_n=options.max_n,
+            max_answer_bytes=options.max_answer_size,
             request_timeout_s=options.request_timeout,
         ),
         tracer=_tracer(options.otlp_traces_endpoint),

@@ -15,6 +15,7 @@ from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tidewheel.engine.stream import RequestStream
 from tidewheel.server.admission import Admission, request_timeout
+from tidewheel.server.answer_size import bounded
 from tidewheel.server.chat.tools.call_format import Calls
 from tidewheel.server.constraints import token_constraints
 from tidewheel.server.errors import ApiError, ClientGone, bad_request
@@ -188,12 +189,22 @@ class Generations:
         cache_salt: str | None = None,
         constraints: TokenConstraints | None = None,
         request_id: str | None = None,
+        shows_prompt: bool = False,
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
-        `request_id` is the rest of that id, by default one that nobody else has. Raises what Admission.admit and
-        Engine.submit raise, with nothing left running.
+        `request_id` is the rest of that id, by default one that nobody else has. `shows_prompt` says that each choice
+        has the prompt's text or token ids. Raises what `bounded`, Admission.admit and Engine.submit raise, with nothing
+        left running.
         """
+        sampling = bounded(
+            kind,
+            [len(prompt) for prompt in prompts],
+            sampling,
+            shows_prompt=shows_prompt,
+            max_model_len=self._engine.max_model_len,
+            max_bytes=self.admission.limits.max_answer_bytes,
+        )
         demand = self.admission.admit(prompts, sampling)
         generation_id = f"{kind}-{request_id or uuid.uuid4().hex}"
         streams: list[RequestStream] = []

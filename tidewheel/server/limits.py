@@ -21,9 +21,13 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionLimits:
-    """What requests may ask for. None is no limit; `max_queue` counts sequences, of which a request has n a prompt."""
+    """What requests may ask for. None is no limit; `max_queue` counts sequences, of which a request has n a prompt.
+
+    `max_answer_bytes` is for an answer as long as it may become.
+    """
 
     max_queue: int | None = 4096
     max_prompts: int = 1024
     max_n: int = 128
+    max_answer_bytes: int = 64 * 2**20
     request_timeout_s: float | None = None

@@ -212,6 +212,12 @@ class ServerOptions:
     max_body_size: int = option(
         32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
     )
+    max_answer_size: int = option(
+        64 * 2**20,
+        "largest answer in bytes, e.g. 64M, by an estimate from a request's prompts, tokens, choices and logprobs",
+        parse=positive_count,
+        metavar="BYTES",
+    )
     max_header_size: int = option(
         64 * 2**10,
         "largest head of a request in bytes",

@@ -82,6 +82,7 @@ class CompletionsEndpoint:
             cache_salt=body.cache_salt,
             constraints=constraints,
             request_id=body.request_id,
+            shows_prompt=bool(body.echo or body.return_token_ids),
         )
         answer = Completion(
             id=generation.id, created=int(time.time()), model=model, system_fingerprint=self._fingerprint, choices=[]
