@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from http import HTTPStatus
 
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.filters import bad_word_tokens
-from tidewheel.engine.constraints.grammar import Grammar, StructuredOutput
+from tidewheel.engine.constraints.grammar import Grammar, GrammarsBusyError, GrammarsUnavailableError, StructuredOutput
 from tidewheel.engine.constraints.structural_tag import Alternatives
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.server.chat.tools.call_format import Calls
-from tidewheel.server.errors import bad_request
+from tidewheel.server.errors import ApiError, bad_request
 from tidewheel.server.protocol.sampling import GenerationBody
 from tidewheel.server.structured_output import as_format, structured_output, tag_output
 
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_LENGTH = 256  # characters
+_RETRY_AFTER_S = 1
 
 
 async def token_constraints(
@@ -47,13 +49,26 @@ async def token_constraints(
     if wanted is not None and calls is not None and output is None:
         grammar = await _compile_either(engine, wanted, calls)
     elif wanted is not None:
-        grammar = await engine.grammars.compile(wanted)
+        grammar = await _compile(engine, wanted)
     runs: tuple[tuple[int, ...], ...] = ()
     if body.bad_words:
         tokenize = partial(bad_word_tokens, engine.tokenizer, body.bad_words)
         runs = await asyncio.get_running_loop().run_in_executor(None, tokenize)
     allowed = None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
     return TokenConstraints(allowed, runs, grammar, preface)
+
+
+async def _compile(engine: Engine, output: StructuredOutput) -> Grammar:
+    """Raises ApiError: 429 if too many grammars wait, 503 if none can be compiled."""
+    try:
+        return await engine.grammars.compile(output)
+    except GrammarsBusyError as error:
+        headers = {"retry-after": str(_RETRY_AFTER_S)}
+        raise ApiError(
+            HTTPStatus.TOO_MANY_REQUESTS, str(error), param=output.param, code="queue_full", headers=headers
+        ) from None
+    except GrammarsUnavailableError as error:
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), param=output.param) from None
 
 
 async def _compile_either(engine: Engine, answer: StructuredOutput, calls: Calls) -> Grammar:
@@ -66,10 +81,10 @@ async def _compile_either(engine: Engine, answer: StructuredOutput, calls: Calls
             "unsupported_parameter",
         )
     try:
-        return await engine.grammars.compile(tag_output(Alternatives([as_format(answer), calls.format]), answer.param))
+        return await _compile(engine, tag_output(Alternatives([as_format(answer), calls.format]), answer.param))
     except InvalidRequestError:
         for part in (answer, *calls.arguments):  # the one at fault has a better message
-            await engine.grammars.compile(part)
+            await _compile(engine, part)
         raise
 
 

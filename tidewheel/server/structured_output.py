@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tidewheel.engine.constraints.depth import check_nesting
 from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.constraints.structural_tag import (
     Alternatives,
@@ -66,6 +67,7 @@ def json_schema_output(
     Whitespace within the JSON matches `whitespace_pattern`, a regular expression; without `whitespace_flexible` there
     is none.
     """
+    check_depth(schema, param)
     options: dict[str, Any] = {}
     if whitespace_pattern is not None:
         options["whitespace_pattern"] = whitespace_pattern
@@ -74,6 +76,14 @@ def json_schema_output(
     if options:
         schema = {**schema, "x-guidance": options}
     return StructuredOutput("json_schema", json.dumps(schema, ensure_ascii=False), param)
+
+
+def check_depth(schema: Any, param: str) -> None:
+    """Raises ApiError (400) for a schema that is nested too deeply to be read; `param` is the request's field."""
+    try:
+        check_nesting(schema)
+    except ValueError as error:
+        raise bad_request(f"{param} cannot be compiled: {error}", param) from None
 
 
 def tag_output(tag: Format, param: str) -> StructuredOutput:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tidewheel.engine.constraints.filters import AllowedTokens, BadWords, Mask, TokenFilter, mask_of, mask_words
-from tidewheel.engine.constraints.grammar import Grammar, matcher_error
+from tidewheel.engine.constraints.grammar import Grammar
+from tidewheel.engine.constraints.source import matcher_error
 from tidewheel.engine.request import FinishReason, SamplingParams
 from tidewheel.engine.text import Tokenizer
 

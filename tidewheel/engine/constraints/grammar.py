@@ -1,37 +1,43 @@
-"""Grammars: what structured output has to match, compiled by llguidance on threads of their own, and kept."""
+"""Grammars: what structured output has to match, tried by the prover, compiled by llguidance in threads, and kept."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
+import contextlib
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from tidewheel.engine.constraints.json_schema import failing_part
-from tidewheel.engine.constraints.structural_tag import compose, decode_format, schemas_in
-from tidewheel.engine.constraints.vocabulary import make_vocabulary
-from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.engine.constraints.prover import GrammarError, GrammarProver, Proof, ProverError
+from tidewheel.engine.constraints.prover_process import COMPILE_STACK_BYTES, parser_limits
+from tidewheel.engine.constraints.source import matcher_error
+from tidewheel.engine.constraints.vocabulary import TokenTexts, make_vocabulary, token_texts
+from tidewheel.engine.errors import InvalidRequestError, TidewheelError
 from tidewheel.engine.text import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+T = TypeVar("T")
+
 MAX_GRAMMAR_BYTES = 256 * 1024
 _MOST_KEPT = 64
-_MOST_KEPT_BYTES = 4 * MAX_GRAMMAR_BYTES  # of text; compiled it takes up to a hundred times as much
+_MOST_KEPT_TEXT = 4 * MAX_GRAMMAR_BYTES  # characters
+_MOST_KEPT_BYTES = 64 * 2**20  # of compiled grammars
 _LONGEST_MESSAGE = 600
 
-# JSON as people and models lay it out: a space, or a line break and an indentation. Without a bound, a weak model may
-# write nothing else.
-_JSON_WHITESPACE = r" |\r?\n[ \t]{0,32}"
-
-_JSON_KINDS = ("json_schema", "choice")
-_EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_PLACES = 6  # grammars that are tried at once; they share what the engine leaves of the processors
+# One that takes longer than _SLOW_S needs a slow place too. So the other places are free again soon, whatever is sent.
+_SLOW_PLACES = 2
+_SLOW_S = 0.5
+_MOST_WAITING = 64
+_MOST_COMPILED_AT_ONCE = 2  # in this process; the engine needs the cores
+_STACK_BYTES = 4 * COMPILE_STACK_BYTES
+_NICE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +55,19 @@ class StructuredOutput:
     param: str = field(default="structured_outputs", compare=False)
 
 
-class _GrammarError(Exception):
-    """What is wrong with a grammar."""
+class GrammarsBusyError(TidewheelError):
+    """Too many grammars wait to be compiled, or take long; it may be tried again."""
+
+
+class GrammarsUnavailableError(TidewheelError):
+    """No grammar can be compiled now, whatever it is."""
 
 
 class Grammar:
-    """A compiled grammar, shared by all sequences that must match it."""
+    """A compiled grammar, shared by all sequences that must match it. `size` is about how many bytes it takes."""
 
-    def __init__(self, prototype: LLMatcher) -> None:
+    def __init__(self, prototype: LLMatcher, size: int = 0) -> None:
+        self.size = size
         self._prototype = prototype
 
     def new_matcher(self) -> LLMatcher:
@@ -65,16 +76,23 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary. llguidance is imported, and the vocabulary made, for the first of them."""
+    """Compiles grammars for one vocabulary. llguidance is imported, and the vocabulary made, for the first of them.
+
+    A grammar is compiled here only after a process that may be lost has done the same with it and come out well (see
+    prover.py), on a thread with more stack than that had.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
         """`vocab_size` is the model's, which may differ from the tokenizer's; `eos_ids` end an answer."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
-        # Two, so that a huge schema does not hold up all others; no more, for the engine needs the cores.
-        self._threads = ThreadPoolExecutor(2, "grammar-compiler")
+        self._threads = ThreadPoolExecutor(_PLACES, "grammar-compiler", initializer=_be_nice)
+        self._prover = GrammarProver(self._token_texts, tokenizer.special_ids)
+        self._slow_places = threading.Semaphore(_SLOW_PLACES)
+        self._compiling = threading.Semaphore(_MOST_COMPILED_AT_ONCE)
         self._kept: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()  # least recently used first
+        self._unfinished = 0
         self._is_warm = False
         self._vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
@@ -82,7 +100,8 @@ class GrammarCompiler:
     async def compile(self, output: StructuredOutput) -> Grammar:
         """The grammar of `output`, compiled or kept. For the event loop's thread only.
 
-        Raises InvalidRequestError saying what is wrong with it, and where.
+        Raises InvalidRequestError saying what is wrong with it, and where; GrammarsBusyError if it would wait for too
+        many others, or takes long while others do; GrammarsUnavailableError if none can be compiled.
         """
         size = len(output.text.encode())
         if size > MAX_GRAMMAR_BYTES:
@@ -90,138 +109,138 @@ class GrammarCompiler:
                 f"{output.param} has {size} bytes; at most {MAX_GRAMMAR_BYTES} can be compiled", output.param
             )
         future = self._kept.get(output)
-        if future is None or (future.done() and (future.cancelled() or future.exception() is not None)):
-            future = self._kept[output] = self._threads.submit(self._compile, output)
-            self._forget_oldest()
+        if future is None or not _is_worth_keeping(future):
+            if self._unfinished >= _MOST_WAITING:
+                raise GrammarsBusyError(f"the server is busy: {_MOST_WAITING} grammars wait already; try again later")
+            future = self._kept[output] = self._submit(self._compile, output)
+            self._unfinished += 1
+            asyncio.wrap_future(future).add_done_callback(self._count_out)
         self._kept.move_to_end(output)
+        self._forget_oldest()
         try:
             # Shielded: whoever else waits for the same grammar still wants it when this client has gone.
             return await asyncio.shield(asyncio.wrap_future(future))
-        except _GrammarError as error:
+        except GrammarError as error:
             raise InvalidRequestError(f"{output.param} {error}", output.param) from None
+        except ProverError as error:
+            raise GrammarsUnavailableError(f"{output.param} cannot be compiled now: {error}") from error
 
     def warm_up(self) -> None:
-        """Import llguidance and make the vocabulary in a thread, before the first grammar is asked for.
+        """Import llguidance, make the vocabulary and start the prover, in threads, before the first grammar is there.
 
         Calls after the first do nothing. What goes wrong is said to those who want grammars.
         """
         if not self._is_warm:
             self._is_warm = True
-            self._threads.submit(self._made_vocabulary)
+            self._submit(self._start_prover)
+            self._submit(self._made_vocabulary)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and whatever is being tried."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._prover.close()
+
+    def _submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        # The size is for all threads that are started meanwhile; others that start get more address space, no memory.
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            return self._threads.submit(work, *arguments)
+        finally:
+            threading.stack_size(before)
+
+    def _count_out(self, ended: asyncio.Future[Grammar]) -> None:
+        self._unfinished -= 1
+        if not ended.cancelled():
+            ended.exception()  # it is heard of by those who wait
 
     def _forget_oldest(self) -> None:
-        while (
-            len(self._kept) > _MOST_KEPT or sum(len(output.text) for output in self._kept) > _MOST_KEPT_BYTES
-        ) and len(self._kept) > 1:
-            self._kept.popitem(last=False)
+        kept = self._kept
+        texts = sum(len(output.text) for output in kept)
+        size = sum(_size_of(future) for future in kept.values())
+        while len(kept) > 1 and (len(kept) > _MOST_KEPT or texts > _MOST_KEPT_TEXT or size > _MOST_KEPT_BYTES):
+            output, future = kept.popitem(last=False)
+            texts -= len(output.text)
+            size -= _size_of(future)
+
+    def _token_texts(self) -> TokenTexts:
+        return token_texts(self._tokenizer, self._vocab_size, self._eos_ids)
 
     def _made_vocabulary(self) -> LLTokenizer:
         with self._vocabulary_lock:
             if self._vocabulary is None:
-                self._vocabulary = make_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
+                self._vocabulary = make_vocabulary(self._token_texts(), self._tokenizer)
             return self._vocabulary
 
-    def _source(self, output: StructuredOutput) -> str:
-        """llguidance's form of a grammar. Raises ValueError."""
-        if output.kind == "structural_tag":
-            return compose(decode_format(output.text), self._tokenizer.special_ids(), _source)
-        return _source(output.kind, json.loads(output.text) if output.kind in _JSON_KINDS else output.text)
+    def _start_prover(self) -> None:
+        _import_llguidance()
+        self._prover.start()
 
     def _compile(self, output: StructuredOutput) -> Grammar:
-        try:
-            import llguidance
-        except ModuleNotFoundError as error:
-            if error.name != "llguidance":
-                raise
-            raise _GrammarError(
-                "needs the llguidance package, which is not installed: pip install llguidance "
-                "(there are wheels for x86-64 and ARM)"
-            ) from error
+        _import_llguidance()
+        proof = self._proof(output)
         vocabulary = self._made_vocabulary()
-        try:
-            source = self._source(output)
-        except (ValueError, RecursionError) as error:
-            raise _cannot(str(error)) from error
-        limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise _cannot(_located(output, matcher_error(matcher) or ""))
-        # The first mask is the one that takes long, for it makes most of the lexer; copies find it made.
-        matcher.compute_bitmask()
+        from llguidance import LLMatcher
+
+        with self._compiling:
+            matcher = LLMatcher(vocabulary, proof.source, log_level=0, limits=parser_limits())
+            # The first mask is the one that takes long, for it makes most of the lexer; copies find it made.
+            matcher.compute_bitmask()
         if (message := matcher_error(matcher)) is not None:
             raise _cannot(message)
-        return Grammar(matcher)
+        return Grammar(matcher, proof.size)
+
+    def _proof(self, output: StructuredOutput) -> Proof:
+        held = False
+
+        def take_slow_place() -> None:
+            nonlocal held
+            held = self._slow_places.acquire(blocking=False)
+            if not held:
+                raise GrammarsBusyError(
+                    f"the server is busy: {_SLOW_PLACES} grammars that take long to compile are at it already, "
+                    f"and {output.param} takes long too; try again later"
+                )
+
+        try:
+            return self._prover.prove(output.kind, output.text, take_slow_place, _SLOW_S)
+        except GrammarError as error:
+            raise _cannot(str(error)) from None
+        finally:
+            if held:
+                self._slow_places.release()
 
 
-def matcher_error(matcher: LLMatcher) -> str | None:
-    """What has gone wrong with a matcher for good; None if nothing has."""
-    if not matcher.is_error():
-        return None
-    message = matcher.get_error().replace("<non-verbose/>", "").strip()
-    return "no token of this model's can follow" if message == "NoExtensionBias" else message
+def _import_llguidance() -> None:
+    try:
+        import llguidance  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "llguidance":
+            raise
+        raise GrammarError(
+            "needs the llguidance package, which is not installed: pip install llguidance "
+            "(there are wheels for x86-64 and ARM)"
+        ) from error
 
 
-def _cannot(message: str) -> _GrammarError:
+def _is_worth_keeping(future: Future[Grammar]) -> bool:
+    """Whether its result is that of any other try: a grammar that was refused once is not tried again."""
+    if not future.done():
+        return True
+    return not future.cancelled() and isinstance(future.exception(), GrammarError | None)
+
+
+def _size_of(future: Future[Grammar]) -> int:
+    done = future.done() and not future.cancelled() and future.exception() is None
+    return future.result().size if done else 0
+
+
+def _be_nice() -> None:
+    """Leave the processors to those who generate: on Linux each thread has a niceness of its own."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def _cannot(message: str) -> GrammarError:
     if len(message) > _LONGEST_MESSAGE:
         message = message[:_LONGEST_MESSAGE] + "..."
-    return _GrammarError(f"cannot be compiled: {message}")
-
-
-def _source(kind: str, value: Any) -> str:
-    """The same, for all kinds but structural tags; `value` is the schema, the text, or the list of choices."""
-    from llguidance import LLMatcher
-
-    if kind == "json_schema":
-        return _json_source(value)
-    if kind == "regex":
-        return LLMatcher.grammar_from_regex(value)
-    if kind == "choice":
-        # JSON's escapes are Lark's.
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
-    return LLMatcher.grammar_from_lark(_from_ebnf(value) if _EBNF_RULE.search(value) else value)
-
-
-def _json_source(schema: Any) -> str:
-    from llguidance import LLMatcher
-
-    options = schema.get("x-guidance", {}) if isinstance(schema, dict) else None
-    if not isinstance(options, dict):
-        raise ValueError("a JSON schema, and its x-guidance if it has one, must be objects")
-    bounded = "whitespace_flexible" not in options
-    return LLMatcher.grammar_from_json_schema(
-        schema, defaults={"whitespace_pattern": _JSON_WHITESPACE} if bounded else {}
-    )
-
-
-def _from_ebnf(text: str) -> str:
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return gbnf_to_lark(text)
-    except Exception as error:  # the converter raises nothing narrower
-        raise ValueError(f"it is not EBNF that can be read: {error}") from error
-
-
-def _located(output: StructuredOutput, message: str) -> str:
-    """The message, with the place in the schema where it says none."""
-    if output.kind not in ("json_schema", "structural_tag"):
-        return message
-    from llguidance import LLMatcher
-
-    def error_of(part: dict[str, Any]) -> str:
-        try:
-            return LLMatcher.validate_grammar(_json_source(part))
-        except ValueError as error:
-            return str(error)
-
-    whole = json.loads(output.text)
-    schemas = [("", whole)] if output.kind == "json_schema" else schemas_in(whole)
-    for pointer, schema in schemas:
-        if error_of(schema):
-            pointer += failing_part(schema, error_of)
-            return f"{message} (at {pointer})" if pointer else message
-    return message
+    return GrammarError(f"cannot be compiled: {message}")

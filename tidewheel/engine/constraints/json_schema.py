@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tidewheel.engine.constraints.depth import DEFINITIONS, TEXT_KEYS, resolve
+
 _MOST_TRIALS = 200
 _ONE = ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_DEFINITIONS = ("$defs", "definitions")
 _TYPE_NAMES = {
     str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"
 }  # fmt: skip
-_MAX_DEPTH = 16  # references may go round in circles
+_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 
 
 def failing_part(schema: dict[str, Any], error_of: Callable[[dict[str, Any]], str]) -> str:
@@ -23,7 +24,7 @@ def failing_part(schema: dict[str, Any], error_of: Callable[[dict[str, Any]], st
     limited number of times.
     """
     message, pointer, trials = error_of(schema), "", 0
-    definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
     part = schema
     while True:
         for path, child in _parts(part):
@@ -39,7 +40,7 @@ def failing_part(schema: dict[str, Any], error_of: Callable[[dict[str, Any]], st
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     # Definitions first: what refers to a broken one fails alike, and is not the place.
-    for keyword, value in sorted(schema.items(), key=lambda item: item[0] not in _DEFINITIONS):
+    for keyword, value in sorted(schema.items(), key=lambda item: item[0] not in DEFINITIONS):
         if keyword in _ONE:
             parts = [(f"/{keyword}", value)]
         elif keyword in _MANY and isinstance(value, list):
@@ -55,40 +56,40 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def json_types(schema: Any, root: dict[str, Any], depth: int = _MAX_DEPTH) -> set[str]:
-    """The JSON types that `schema`, a part of `root`, allows; empty if it does not say. Follows references so deep."""
-    if not isinstance(schema, dict) or not depth:
-        return set()
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        return {declared}
-    if isinstance(declared, list):
-        return {name for name in declared if isinstance(name, str)}
-    if isinstance(schema.get("$ref"), str):
-        return json_types(_resolve(schema["$ref"], root), root, depth - 1)
+def json_types(schema: Any, root: dict[str, Any]) -> set[str]:
+    """The JSON types that `schema`, a part of `root`, allows; empty if it does not say. Follows references."""
     types = set[str]()
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        if isinstance(schema.get(keyword), list):
-            types.update(*(json_types(option, root, depth - 1) for option in schema[keyword]))
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list):
-        types.update(_TYPE_NAMES[type(value)] for value in values)
-    if "properties" in schema:
-        types.add("object")
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        declared = part.get("type")
+        if isinstance(declared, str):
+            types.add(declared)
+        elif isinstance(declared, list):
+            types.update(name for name in declared if isinstance(name, str))
+        elif isinstance(part.get("$ref"), str):
+            waiting.append(resolve(part["$ref"], root))
+        else:
+            waiting += [option for keyword in _ALTERNATIVES for option in _listed(part.get(keyword))]
+            values = [part["const"]] if "const" in part else _listed(part.get("enum"))
+            types.update(_TYPE_NAMES[type(value)] for value in values)
+            if "properties" in part:
+                types.add("object")
     return types
 
 
-def _resolve(reference: str, root: dict[str, Any]) -> Any:
-    target: Any = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        if not isinstance(target, dict):
-            return None
-        target = target.get(part.replace("~1", "/").replace("~0", "~"))
-    return target
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def relocated(schema: Any, root: str) -> Any:
-    """`schema` with its references to itself pointing to where `root` says it lies: a reference like `#/$defs/a`."""
+    """`schema` with its references to itself pointing to where `root` says it lies: a reference like `#/$defs/a`.
+
+    It calls itself for each level of a schema whose nesting has been checked.
+    """
     if isinstance(schema, list):
         return [relocated(item, root) for item in schema]
     if not isinstance(schema, dict):
@@ -97,7 +98,7 @@ def relocated(schema: Any, root: str) -> Any:
         key: root + value.removeprefix("#")
         if key == "$ref" and isinstance(value, str) and value.startswith("#")
         else value
-        if key in ("const", "enum", "default", "examples")
+        if key in TEXT_KEYS
         else relocated(value, root)
         for key, value in schema.items()
     }

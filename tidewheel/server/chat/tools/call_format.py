@@ -53,10 +53,10 @@ class Calls(NamedTuple):
 
 def calls_of(formats: Sequence[CallFormat], tools: Mapping[int, Tool], *, parallel: bool) -> Calls:
     """One or more calls, one only unless `parallel`, in one of `formats`. `tools` are by their place in the body."""
-    ways = [_in_format(form, [*tools.values()], MAX_CALLS if parallel else 1) for form in formats]
     arguments = [
         json_schema_output(arguments_schema(tool), f"tools[{i}].function.parameters") for i, tool in tools.items()
     ]
+    ways = [_in_format(form, [*tools.values()], MAX_CALLS if parallel else 1) for form in formats]
     return Calls(Alternatives(ways) if ways else None, arguments)
 
 

@@ -20,6 +20,7 @@ from tidewheel.server.protocol.chat import (
     Tool,
 )
 from tidewheel.server.protocol.decode import unsupported
+from tidewheel.server.structured_output import check_depth
 
 
 def offered_tools(body: ChatCompletionRequest) -> Sequence[Tool]:
@@ -68,6 +69,8 @@ def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
     name = demanded_tool(body)
     if name is not None:
         return arguments_schema(_tool(tools, name))
+    for i, tool in enumerate(tools):
+        check_depth(tool.function.parameters, f"tools[{i}].function.parameters")
     # Each tool's schema becomes a definition, and its references to itself are made to point there.
     definitions = {str(i): relocated(arguments_schema(tool), f"#/$defs/{i}") for i, tool in enumerate(tools)}
     calls = [

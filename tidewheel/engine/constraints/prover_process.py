@@ -1,0 +1,220 @@
+"""The process that tries grammars: whatever one does to it, the server only hears of it.
+
+Run as `python -I -c COMMAND SOCKET PATH...` by prover.py. It reads the vocabulary, and then gets a connection for each
+grammar. A process forked for that connection does all that the server is going to do with the grammar, under limits of
+time, memory and stack, and answers; one between the two waits for it and says how it ended.
+
+The server's other threads have more stack than what was enough here, so what passed here is safe there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidewheel.engine.constraints.source import grammar_source, located, matcher_error
+from tidewheel.engine.constraints.vocabulary import make_vocabulary
+from tidewheel.engine.memory import release_free_memory
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+T = TypeVar("T")
+
+MAX_CPU_S = 2
+MAX_WALL_S = 10
+MAX_MEMORY_BYTES = 256 * 2**20  # while it is compiled
+COMPILE_STACK_BYTES = 4 * 2**20
+_USE_STACK_BYTES = 512 * 2**10  # where masks are made, and matchers copied and freed
+_NICE = 10
+_WALKS = 2
+_STEPS = 12
+
+REQUEST = struct.Struct("!Q")  # the size of what follows: pickled TokenTexts and special ids, or kind and text
+ANSWER = struct.Struct("!BQQ")  # an Outcome, a number that goes with it, the size of the UTF-8 text that follows
+READY = b"\n"
+COMMAND = "import sys; sys.path[:] = sys.argv[2:]; from tidewheel.engine.constraints.prover_process import main; main()"
+
+
+class Outcome(IntEnum):
+    """What an answer says. The last is always ENDED, and the only one where the process has not come to another."""
+
+    SOURCE = 0  # the text is llguidance's source of the grammar, the number the bytes that it takes when compiled
+    REFUSED = 1  # the text says what is wrong with the grammar
+    ENDED = 2  # the number is the process's wait status
+
+
+def parser_limits() -> LLParserLimits:
+    """What llguidance may spend on a grammar, here and in the server."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False)
+
+
+def main() -> None:
+    """Serve on the socket that the command line names, until its other end is closed."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process in its time
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forked below
+    os.nice(_NICE)
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
+        resource.setrlimit(limit, (0, 0))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # where memory runs out, it is this that goes and not the server
+    texts, special_ids = _receive(connection)
+    vocabulary = make_vocabulary(texts)
+    del texts
+    gc.collect()
+    gc.freeze()
+    connection.sendall(READY)
+    while True:
+        _, files, _, _ = socket.recv_fds(connection, 1, 1)
+        if not files:
+            os.killpg(0, signal.SIGKILL)  # the server is gone, and nobody waits for what still runs
+        with contextlib.suppress(OSError):  # too many processes: the connection is closed, which says enough
+            if os.fork() == 0:
+                connection.close()
+                _watch(socket.socket(fileno=files[0]), vocabulary, special_ids)
+        os.close(files[0])
+
+
+def _watch(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mapping[str, int]) -> None:
+    """Try a grammar in a process of its own, say how that ended, and exit."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        process = os.fork()
+        if process == 0:
+            _try(connection, vocabulary, special_ids)
+        _, status = os.waitpid(process, 0)
+        connection.sendall(ANSWER.pack(Outcome.ENDED, status, 0))
+    finally:
+        os._exit(0)
+
+
+def _try(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mapping[str, int]) -> None:
+    code = 1
+    try:
+        kind, text = _receive(connection)
+        _bound_process()
+        outcome, size, answer = _proof(kind, text, vocabulary, special_ids)
+        encoded = answer.encode(errors="replace")
+        connection.sendall(ANSWER.pack(outcome, size, len(encoded)) + encoded)
+        code = 0
+    except MemoryError:
+        os.kill(os.getpid(), signal.SIGABRT)  # as llguidance does
+    finally:
+        os._exit(code)
+
+
+def _bound_process() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 1))
+    with contextlib.suppress(OSError):  # macOS has no way to say how large a process is
+        most = _pages(0) + MAX_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)  # nothing handles the signal, so it ends the process
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 2)  # what llguidance has to say of its end
+
+
+def _proof(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[str, int]) -> tuple[Outcome, int, str]:
+    before = _resident_bytes()
+    matchers: list[LLMatcher] = []
+
+    def compiled() -> tuple[Outcome, str]:
+        from llguidance import LLMatcher
+
+        try:
+            source = grammar_source(kind, text, special_ids)
+        except (ValueError, RecursionError) as error:
+            return Outcome.REFUSED, str(error)
+        matchers.append(LLMatcher(vocabulary, source, log_level=0, limits=parser_limits()))
+        message = matcher_error(matchers[0])
+        return (Outcome.SOURCE, source) if message is None else (Outcome.REFUSED, located(kind, text, message))
+
+    def used() -> tuple[str | None, int]:
+        message = _walk(matchers[0])
+        release_free_memory()
+        size = max(_resident_bytes() - before, 0)
+        matchers.clear()
+        return message, size
+
+    outcome, answer = _on_stack(COMPILE_STACK_BYTES, compiled)
+    if outcome == Outcome.REFUSED:
+        return outcome, 0, answer
+    message, size = _on_stack(_USE_STACK_BYTES, used)
+    return (outcome, size, answer) if message is None else (Outcome.REFUSED, 0, message)
+
+
+def _walk(matcher: LLMatcher) -> str | None:
+    """Use a matcher as sequences will; what is wrong with its first mask."""
+    matcher.compute_bitmask()
+    if (message := matcher_error(matcher)) is not None:
+        return message
+    for seed in range(_WALKS):
+        chosen, copy = random.Random(seed), matcher.deep_copy()
+        for _ in range(_STEPS):
+            mask = int.from_bytes(copy.compute_bitmask(), "little")
+            if not mask or copy.is_error() or copy.is_stopped():
+                break
+            tokens = [i for i, bit in enumerate(reversed(bin(mask)[2:])) if bit == "1"]
+            copy.consume_token(chosen.choice(tokens))
+    return None
+
+
+def _on_stack(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`, done on a stack of `size` bytes. Where that is too small, the process ends."""
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as failure:
+            failures.append(failure)
+
+    threading.stack_size(size)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+def _pages(field: int) -> int:
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[field]) * resource.getpagesize()
+
+
+def _resident_bytes() -> int:
+    try:
+        return _pages(1)
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS, in bytes
+
+
+def _receive(connection: socket.socket) -> Any:
+    return pickle.loads(receive(connection.recv, *REQUEST.unpack(receive(connection.recv, REQUEST.size))))
+
+
+def receive(recv: Callable[[int], bytes], size: int) -> bytes:
+    """So many bytes. Raises EOFError if the other end has closed."""
+    received = bytearray()
+    while len(received) < size:
+        piece = recv(min(size - len(received), 2**20))
+        if not piece:
+            raise EOFError
+        received += piece
+    return bytes(received)
