@@ -11,7 +11,7 @@ import numpy as np
 
 from tidewheel.engine.constraints.filters import AllowedTokens, BadWords, Mask, TokenFilter, mask_of, mask_words
 from tidewheel.engine.constraints.grammar import Grammar
-from tidewheel.engine.constraints.source import matcher_error
+from tidewheel.engine.constraints.source import limit_in, matcher_error
 from tidewheel.engine.request import FinishReason, SamplingParams
 from tidewheel.engine.text import Tokenizer
 
@@ -74,6 +74,7 @@ class SequenceConstraint:
         """`eos_ids` and `vocab_size` are the model's."""
         self.failure: Failure | None = None
         self.is_terminated = False
+        self.seconds_behind = 0.0  # see MaskCosts
         words = mask_words(vocab_size)
         self._filters: list[TokenFilter] = []
         if wanted.allowed_token_ids is not None:
@@ -156,7 +157,9 @@ class SequenceConstraint:
         elif self._matcher is not None:
             self._matcher.consume_token(token)
             if (message := matcher_error(self._matcher)) is not None:
-                self.failure = Failure(FinishReason.ERROR, _unfollowed(message))
+                is_too_large = limit_in(self._matcher.get_error()) is not None
+                reason = FinishReason.INVALID if is_too_large else FinishReason.ERROR
+                self.failure = Failure(reason, _unfollowed(message))
             self.is_terminated = self._matcher.is_stopped()
         self._opening_id = None
 

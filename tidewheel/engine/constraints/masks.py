@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ import numpy as np
 
 from tidewheel.engine.batch import TokenMasks
 from tidewheel.engine.constraints.constraint import Failure, SequenceConstraint
+from tidewheel.engine.constraints.costs import MaskCosts
 from tidewheel.engine.constraints.filters import ALL, Mask, mask_words
 from tidewheel.engine.request import FinishReason
 from tidewheel.engine.sequence import Sequence as EngineSequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_THREADS = 8
+_AT_ONCE = 16  # masks that are made without a look at how long they take
 
 
 class MaskWriter:
@@ -40,6 +43,7 @@ class MaskWriter:
         self._thread = ThreadPoolExecutor(1, "token-masks", initializer=lambda: _run_on(processors))
         self._num_threads = max(1, min(_MOST_THREADS, (len(processors) if processors else os.cpu_count() or 1) // 2))
         self._executor: LLExecutor | None = None
+        self._costs = MaskCosts()
 
     def start(self, sequences: Sequence[EngineSequence]) -> TokenMasks | None:
         """The masks of a step's rows, each for one of the sequences; None if none needs one.
@@ -72,13 +76,34 @@ class MaskWriter:
 
             self._executor = LLExecutor(self._num_threads)
         try:
-            self._executor.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, bits.shape[1] * 4, len(bits))
+            self._compute(self._executor, matchers, constraints, bits)
         except BaseException as failure:  # a panic in llguidance is no Exception, and none of other requests' business
             logger.error("llguidance has failed to make masks", exc_info=failure)
             for _, row in matchers:
                 message = "the grammar cannot be followed: llguidance has failed"
                 constraints[row].failure = Failure(FinishReason.ERROR, message)
+        self._costs.weigh([constraints[row] for _, row in matchers])
         _restrict(constraints, bits)
+
+    def _compute(
+        self,
+        executor: LLExecutor,
+        matchers: list[tuple[LLMatcher, int]],
+        constraints: list[SequenceConstraint],
+        bits: Mask,
+    ) -> None:
+        at, size = bits.ctypes.data, bits.shape[1] * 4
+        for first in range(0, len(matchers), _AT_ONCE):
+            together = matchers[first : first + _AT_ONCE]
+            started = time.perf_counter()
+            if len(together) > 1 and not self._costs.is_watching:
+                executor.unsafe_compute_mask_ptr(together, at, size, len(bits))
+            else:
+                for matcher, row in together:
+                    before = time.thread_time()
+                    matcher.unsafe_compute_mask_ptr(at + row * size, size)
+                    self._costs.charge(constraints[row], time.thread_time() - before)
+            self._costs.timed(time.perf_counter() - started)
 
 
 def _restrict(constraints: list[SequenceConstraint], bits: Mask) -> None:

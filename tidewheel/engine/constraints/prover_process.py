@@ -60,7 +60,9 @@ def parser_limits() -> LLParserLimits:
     """What llguidance may spend on a grammar, here and in the server."""
     from llguidance import LLParserLimits
 
-    return LLParserLimits(verbose_errors=False)
+    # Where a grammar is ambiguous, the time of a mask grows with the square of its items: to over a second for the
+    # 50,000 that llguidance allows. A schema of 400 optional properties takes less than 10,000.
+    return LLParserLimits(step_max_items=20_000, verbose_errors=False)
 
 
 def main() -> None:
@@ -158,19 +160,24 @@ def _proof(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[s
 
 
 def _walk(matcher: LLMatcher) -> str | None:
-    """Use a matcher as sequences will; what is wrong with its first mask."""
+    """Use a matcher as sequences will; what is wrong if that fails at once, or soon whichever way it goes."""
     matcher.compute_bitmask()
     if (message := matcher_error(matcher)) is not None:
         return message
     for seed in range(_WALKS):
-        chosen, copy = random.Random(seed), matcher.deep_copy()
-        for _ in range(_STEPS):
-            mask = int.from_bytes(copy.compute_bitmask(), "little")
-            if not mask or copy.is_error() or copy.is_stopped():
-                break
-            tokens = [i for i, bit in enumerate(reversed(bin(mask)[2:])) if bit == "1"]
-            copy.consume_token(chosen.choice(tokens))
-    return None
+        if (message := _failure_on_the_way(matcher.deep_copy(), random.Random(seed))) is None:
+            return None
+    return message
+
+
+def _failure_on_the_way(matcher: LLMatcher, chosen: random.Random) -> str | None:
+    for _ in range(_STEPS):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        tokens = [i for i, bit in enumerate(reversed(bin(mask)[2:])) if bit == "1"]
+        if matcher.is_error() or matcher.is_stopped() or not tokens:
+            break
+        matcher.consume_token(chosen.choice(tokens))
+    return matcher_error(matcher)
 
 
 def _on_stack(size: int, work: Callable[[], T]) -> T:

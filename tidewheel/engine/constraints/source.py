@@ -23,6 +23,29 @@ MAX_CHOICES = 10_000
 # JSON as people and models lay it out: a space, or a line break and an indentation. Without a bound, a weak model may
 # write nothing else.
 _JSON_WHITESPACE = r" |\r?\n[ \t]{0,32}"
+_LIMITS = (
+    (
+        re.compile(r"Current row has (\d+) items; max is (\d+)"),
+        "it is too large: {} possibilities are open at one place, of at most {} (an optional property counts as four)",
+    ),
+    (
+        re.compile(r"Too many items \(limit (\d+)"),
+        "it is too large or too ambiguous: one token takes more than {} steps of its rules",
+    ),
+    (
+        re.compile("too many expressions constructed"),
+        "it is too large: its regular expressions, or the lengths of its strings, take more than 200000 steps a token",
+    ),
+    (
+        re.compile("fuel exhausted|precomputation failed"),
+        "it is too large: its regular expressions, or the lengths of its strings, take more than 1000000 steps",
+    ),
+    (
+        re.compile(r"too many states: \d+ >= (\d+)"),
+        "it is too large: its regular expressions, or the lengths of its strings, take more than {} states",
+    ),
+    (re.compile(r"symbols\.len\(\) < u16::MAX"), "it is too large: it has more than 65525 rules and terminals"),
+)
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -63,8 +86,19 @@ def matcher_error(matcher: LLMatcher) -> str | None:
     """What has gone wrong with a matcher for good; None if nothing has."""
     if not matcher.is_error():
         return None
-    message = matcher.get_error().replace("<non-verbose/>", "").strip()
+    message = matcher.get_error()
+    if (limit := limit_in(message)) is not None:
+        return limit
+    message = message.partition("<backtrace>")[0].replace("<non-verbose/>", "").strip()
     return "no token of this model's can follow" if message == "NoExtensionBias" else message
+
+
+def limit_in(message: str) -> str | None:
+    """What is too large in a grammar, in plain words, where llguidance's message is about one of its limits."""
+    for pattern, plain in _LIMITS:
+        if (match := pattern.search(message)) is not None:
+            return plain.format(*match.groups())
+    return None
 
 
 def _source(kind: str, value: Any) -> str:
