@@ -168,6 +168,7 @@ class Engine:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait for those that run; after `timeout_s` abort the rest."""
         self._refusal = self._refusal or "the server is shutting down"
+        self.grammars.close()  # whoever waits for one would be refused
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except asyncio.TimeoutError:

@@ -16,8 +16,11 @@ from tidewheel.engine.request import FinishReason
 _SLOW_BATCH_S = 0.025
 _WATCHED_STEPS = 16  # after a slow one
 # Of processor time. A sequence whose masks take more falls behind by the rest, and is ended when that is too much.
-_MASK_S = 0.003
+_MASK_S = 0.002
 _MOST_BEHIND_S = 0.1
+# Where a step's masks take longer together, less is enough.
+_MOST_STEP_S = 0.15
+_MOST_BEHIND_IN_SLOW_STEP_S = 0.02
 MAX_MATCHER_BYTES = 64 * 2**20  # of one sequence
 _MAX_MATCHERS_BYTES = 256 * 2**20  # of all together
 _UNWEIGHED_BYTES = 16 * 2**20  # that the process may grow by before they are weighed
@@ -32,6 +35,8 @@ class MaskCosts:
 
     def __init__(self) -> None:
         self._num_watched = 0
+        self._charged: list[SequenceConstraint] = []
+        self._step_s = 0.0
         self._resident = _resident_bytes()
         self._heap_bytes = _heap_meter()
 
@@ -40,15 +45,27 @@ class MaskCosts:
         """Whether masks should be timed one by one."""
         return self._num_watched > 0
 
+    def begin(self) -> None:
+        """A step's masks are begun."""
+        self._charged.clear()
+        self._step_s = 0.0
+
     def timed(self, seconds: float) -> None:
-        """A step's masks have taken so long."""
+        """Some of a step's masks have taken so long."""
         self._num_watched = _WATCHED_STEPS if seconds > _SLOW_BATCH_S else max(self._num_watched - 1, 0)
 
     def charge(self, constraint: SequenceConstraint, seconds: float) -> None:
         """A mask has taken so much processor time."""
         constraint.seconds_behind = max(constraint.seconds_behind + seconds - _MASK_S, 0.0)
-        if constraint.seconds_behind > _MOST_BEHIND_S:
-            _end(constraint, f"it is too ambiguous: its masks take more than {_MASK_S * 1e3:g} ms a token")
+        self._charged.append(constraint)
+        self._step_s += seconds
+
+    def settle(self) -> None:
+        """End those that are too far behind."""
+        most = _MOST_BEHIND_S if self._step_s <= _MOST_STEP_S else _MOST_BEHIND_IN_SLOW_STEP_S
+        for constraint in self._charged:
+            if constraint.seconds_behind > most:
+                _end(constraint, f"it is too ambiguous: its masks take more than {_MASK_S * 1e3:g} ms a token")
 
     def weigh(self, constraints: Sequence[SequenceConstraint]) -> None:
         """Look at what the matchers hold, if the process has grown since the last time."""

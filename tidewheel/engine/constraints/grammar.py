@@ -16,7 +16,7 @@ from tidewheel.engine.constraints.prover import GrammarError, GrammarProver, Pro
 from tidewheel.engine.constraints.prover_process import COMPILE_STACK_BYTES, parser_limits
 from tidewheel.engine.constraints.source import matcher_error
 from tidewheel.engine.constraints.vocabulary import TokenTexts, make_vocabulary, token_texts
-from tidewheel.engine.errors import InvalidRequestError, TidewheelError
+from tidewheel.engine.errors import EngineDeadError, InvalidRequestError, TidewheelError
 from tidewheel.engine.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ _MOST_KEPT_TEXT = 4 * MAX_GRAMMAR_BYTES  # characters
 _MOST_KEPT_BYTES = 64 * 2**20  # of compiled grammars
 _LONGEST_MESSAGE = 600
 
-_PLACES = 6  # grammars that are tried at once; they share what the engine leaves of the processors
-# One that takes longer than _SLOW_S needs a slow place too. So the other places are free again soon, whatever is sent.
+_PLACES = 12  # grammars that are tried at once; they share what the engine leaves of the processors
+# One that takes long (SLOW_CPU_S) needs a slow place too. So the others are free again soon, whatever is sent.
 _SLOW_PLACES = 2
-_SLOW_S = 0.5
 _MOST_WAITING = 64
 _MOST_COMPILED_AT_ONCE = 2  # in this process; the engine needs the cores
 _STACK_BYTES = 4 * COMPILE_STACK_BYTES
 _NICE = 10
+_SHUTTING_DOWN = "the server is shutting down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ class GrammarCompiler:
         self._kept: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()  # least recently used first
         self._unfinished = 0
         self._is_warm = False
+        self._is_closed = False
         self._vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
 
@@ -101,7 +102,8 @@ class GrammarCompiler:
         """The grammar of `output`, compiled or kept. For the event loop's thread only.
 
         Raises InvalidRequestError saying what is wrong with it, and where; GrammarsBusyError if it would wait for too
-        many others, or takes long while others do; GrammarsUnavailableError if none can be compiled.
+        many others, or takes long while others do; GrammarsUnavailableError if none can be compiled; EngineDeadError
+        after `close`.
         """
         size = len(output.text.encode())
         if size > MAX_GRAMMAR_BYTES:
@@ -110,6 +112,8 @@ class GrammarCompiler:
             )
         future = self._kept.get(output)
         if future is None or not _is_worth_keeping(future):
+            if self._is_closed:
+                raise EngineDeadError(_SHUTTING_DOWN)
             if self._unfinished >= _MOST_WAITING:
                 raise GrammarsBusyError(f"the server is busy: {_MOST_WAITING} grammars wait already; try again later")
             future = self._kept[output] = self._submit(self._compile, output)
@@ -120,9 +124,15 @@ class GrammarCompiler:
         try:
             # Shielded: whoever else waits for the same grammar still wants it when this client has gone.
             return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if future.cancelled():  # by `close`, and not this client's request
+                raise EngineDeadError(_SHUTTING_DOWN) from None
+            raise
         except GrammarError as error:
             raise InvalidRequestError(f"{output.param} {error}", output.param) from None
         except ProverError as error:
+            if self._is_closed:
+                raise EngineDeadError(_SHUTTING_DOWN) from None
             raise GrammarsUnavailableError(f"{output.param} cannot be compiled now: {error}") from error
 
     def warm_up(self) -> None:
@@ -130,13 +140,14 @@ class GrammarCompiler:
 
         Calls after the first do nothing. What goes wrong is said to those who want grammars.
         """
-        if not self._is_warm:
+        if not self._is_warm and not self._is_closed:
             self._is_warm = True
             self._submit(self._start_prover)
             self._submit(self._made_vocabulary)
 
     def close(self) -> None:
-        """End the threads, and whatever is being tried."""
+        """End the threads, and whatever is being tried. Calling it twice is allowed."""
+        self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._prover.close()
 
@@ -202,7 +213,7 @@ class GrammarCompiler:
                 )
 
         try:
-            return self._prover.prove(output.kind, output.text, take_slow_place, _SLOW_S)
+            return self._prover.prove(output.kind, output.text, take_slow_place)
         except GrammarError as error:
             raise _cannot(str(error)) from None
         finally:

@@ -92,6 +92,7 @@ class MaskWriter:
         constraints: list[SequenceConstraint],
         bits: Mask,
     ) -> None:
+        self._costs.begin()
         at, size = bits.ctypes.data, bits.shape[1] * 4
         for first in range(0, len(matchers), _AT_ONCE):
             together = matchers[first : first + _AT_ONCE]
@@ -104,6 +105,7 @@ class MaskWriter:
                     matcher.unsafe_compute_mask_ptr(at + row * size, size)
                     self._costs.charge(constraints[row], time.thread_time() - before)
             self._costs.timed(time.perf_counter() - started)
+        self._costs.settle()
 
 
 def _restrict(constraints: list[SequenceConstraint], bits: Mask) -> None:

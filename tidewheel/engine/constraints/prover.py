@@ -92,8 +92,8 @@ class GrammarProver:
                 logger.exception("The process that tries grammars does not start")
                 raise ProverError("this server cannot start the process that grammars are tried in") from error
 
-    def prove(self, kind: str, text: str, is_slow: Callable[[], None], slow_s: float) -> Proof:
-        """Try a grammar, by the kinds of StructuredOutput. `is_slow` is called after `slow_s`, and may raise.
+    def prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
+        """Try a grammar, by the kinds of StructuredOutput. `on_slow` is called if it takes long, and may raise.
 
         Raises GrammarError if it cannot be compiled, ProverError if it cannot be told.
         """
@@ -106,7 +106,7 @@ class GrammarProver:
                     socket.send_fds(self._socket, [b"\n"], [theirs.fileno()])
                 except OSError as error:
                     raise ProverError("the process that grammars are tried in has ended") from error
-            return _Trial(ours, is_slow, slow_s).proof(kind, text)
+            return _proof(ours, kind, text, on_slow)
 
     def close(self) -> None:
         """End the process and all that it tries. Those who wait are told at once."""
@@ -146,44 +146,33 @@ class GrammarProver:
             self._socket = None
 
 
-class _Trial:
-    """A grammar that is tried at the other end of a connection."""
+def _proof(connection: socket.socket, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
+    """What comes of a grammar that is tried at the other end of a connection."""
+    deadline = time.monotonic() + MAX_WALL_S + _GRACE_S
 
-    def __init__(self, connection: socket.socket, is_slow: Callable[[], None], slow_s: float) -> None:
-        self._connection = connection
-        self._is_slow: Callable[[], None] | None = is_slow
-        now = time.monotonic()
-        self._slow_at = now + slow_s
-        self._deadline = now + MAX_WALL_S + _GRACE_S
+    def recv(size: int) -> bytes:
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        return connection.recv(size)
 
-    def proof(self, kind: str, text: str) -> Proof:
-        request = pickle.dumps((kind, text))
-        try:
-            self._connection.settimeout(MAX_WALL_S)
-            self._connection.sendall(REQUEST.pack(len(request)) + request)
-            outcome, number, length = ANSWER.unpack(receive(self._recv, ANSWER.size))
+    request = pickle.dumps((kind, text))
+    try:
+        connection.settimeout(MAX_WALL_S)
+        connection.sendall(REQUEST.pack(len(request)) + request)
+        while True:
+            outcome, number, length = ANSWER.unpack(receive(recv, ANSWER.size))
             if length > _MAX_ANSWER_BYTES:
                 raise EOFError
-            answer = receive(self._recv, length).decode()
-        except TimeoutError:
-            raise GrammarError(_end_of(signal.SIGALRM)) from None
-        except (OSError, EOFError) as error:
-            raise ProverError("the process that grammars are tried in has ended") from error
-        if outcome != Outcome.SOURCE:
-            raise GrammarError(answer if outcome == Outcome.REFUSED else _end_of(number))
-        return Proof(answer, number)
-
-    def _recv(self, size: int) -> bytes:
-        while True:
-            until = self._deadline if self._is_slow is None else min(self._slow_at, self._deadline)
-            self._connection.settimeout(max(until - time.monotonic(), 1e-3))
-            try:
-                return self._connection.recv(size)
-            except TimeoutError:
-                if self._is_slow is None:
-                    raise
-                self._is_slow()
-                self._is_slow = None
+            answer = receive(recv, length).decode()
+            if outcome != Outcome.SLOW:
+                break
+            on_slow()
+    except TimeoutError:
+        raise GrammarError(_end_of(signal.SIGALRM)) from None
+    except (OSError, EOFError) as error:
+        raise ProverError("the process that grammars are tried in has ended") from error
+    if outcome != Outcome.SOURCE:
+        raise GrammarError(answer if outcome == Outcome.REFUSED else _end_of(number))
+    return Proof(answer, number)
 
 
 def _end_of(status: int) -> str:

@@ -20,6 +20,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,7 +39,10 @@ MAX_WALL_S = 10
 MAX_MEMORY_BYTES = 256 * 2**20  # while it is compiled
 COMPILE_STACK_BYTES = 4 * 2**20
 _USE_STACK_BYTES = 512 * 2**10  # where masks are made, and matchers copied and freed
+SLOW_CPU_S = 0.1
+_LOOK_S = 0.02
 _NICE = 10
+_SLOW_NICE = 19
 _WALKS = 2
 _STEPS = 12
 
@@ -49,11 +53,12 @@ COMMAND = "import sys; sys.path[:] = sys.argv[2:]; from tidewheel.engine.constra
 
 
 class Outcome(IntEnum):
-    """What an answer says. The last is always ENDED, and the only one where the process has not come to another."""
+    """What an answer says. The last is ENDED, without a SOURCE or REFUSED before it if the process was ended."""
 
     SOURCE = 0  # the text is llguidance's source of the grammar, the number the bytes that it takes when compiled
     REFUSED = 1  # the text says what is wrong with the grammar
     ENDED = 2  # the number is the process's wait status
+    SLOW = 3  # it has taken SLOW_CPU_S, and goes on; another answer follows
 
 
 def parser_limits() -> LLParserLimits:
@@ -99,10 +104,50 @@ def _watch(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mapp
         process = os.fork()
         if process == 0:
             _try(connection, vocabulary, special_ids)
-        _, status = os.waitpid(process, 0)
+        status = _waited(process, connection)
         connection.sendall(ANSWER.pack(Outcome.ENDED, status, 0))
     finally:
         os._exit(0)
+
+
+def _waited(process: int, connection: socket.socket) -> int:
+    """The status of a process once it has ended. It is ended here if nobody waits for its answer any more."""
+    is_slow = False
+    while True:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(_LOOK_S)
+        if _is_closed(connection):
+            os.kill(process, signal.SIGKILL)
+        elif not is_slow and _cpu_seconds(process) > SLOW_CPU_S:
+            is_slow = True
+            _let_others_first(process)
+            connection.sendall(ANSWER.pack(Outcome.SLOW, 0, 0))
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _cpu_seconds(process: int) -> float:
+    try:
+        with open(f"/proc/{process}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0  # macOS, where all are taken to be quick
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _let_others_first(process: int) -> None:
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):  # each has a niceness of its own
+            os.setpriority(os.PRIO_PROCESS, int(thread), _SLOW_NICE)
 
 
 def _try(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mapping[str, int]) -> None:
