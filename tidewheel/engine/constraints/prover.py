@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -53,6 +54,10 @@ class ProverError(Exception):
     """No grammar can be tried now."""
 
 
+class _LostError(Exception):
+    """The process has ended before it answered."""
+
+
 class Proof(NamedTuple):
     """llguidance's source of a grammar that is safe to compile, and about how many bytes that takes."""
 
@@ -97,6 +102,14 @@ class GrammarProver:
 
         Raises GrammarError if it cannot be compiled, ProverError if it cannot be told.
         """
+        with contextlib.suppress(_LostError):  # it may have been ended from outside
+            return self._prove(kind, text, on_slow)
+        try:
+            return self._prove(kind, text, on_slow)
+        except _LostError as error:
+            raise ProverError("the process that grammars are tried in has ended") from error
+
+    def _prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -105,7 +118,7 @@ class GrammarProver:
                     assert self._socket is not None
                     socket.send_fds(self._socket, [b"\n"], [theirs.fileno()])
                 except OSError as error:
-                    raise ProverError("the process that grammars are tried in has ended") from error
+                    raise _LostError from error
             return _proof(ours, kind, text, on_slow)
 
     def close(self) -> None:
@@ -169,7 +182,7 @@ def _proof(connection: socket.socket, kind: str, text: str, on_slow: Callable[[]
     except TimeoutError:
         raise GrammarError(_end_of(signal.SIGALRM)) from None
     except (OSError, EOFError) as error:
-        raise ProverError("the process that grammars are tried in has ended") from error
+        raise _LostError from error
     if outcome != Outcome.SOURCE:
         raise GrammarError(answer if outcome == Outcome.REFUSED else _end_of(number))
     return Proof(answer, number)

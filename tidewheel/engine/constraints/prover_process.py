@@ -80,7 +80,10 @@ def main() -> None:
         resource.setrlimit(limit, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # where memory runs out, it is this that goes and not the server
-    texts, special_ids = _receive(connection)
+    try:
+        texts, special_ids = _receive(connection)
+    except EOFError:  # the server has ended meanwhile
+        return
     vocabulary = make_vocabulary(texts)
     del texts
     gc.collect()

@@ -1,0 +1,108 @@
+"""The prover: whatever a grammar does to the process that tries it, its request is told, and the next one works."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.constraints.grammars import EOS, VOCAB_SIZE
+from engine.tiny_tokenizers import tiny
+
+from tidewheel.engine.constraints.grammar import (
+    Grammar,
+    GrammarCompiler,
+    GrammarsBusyError,
+    StructuredOutput,
+)
+from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
+
+pytest.importorskip("llguidance")  # not there on every machine
+
+# Grammars that no look at their text tells from others: a schema inside a rule, endless alternatives, intersections.
+CHAIN = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(1500)}
+DEEP = "start: %json " + json.dumps({"$ref": "#/$defs/d0", "$defs": {**CHAIN, "d1500": {}}})
+SLOW = "start: " + "|".join(['"a"'] * 60_000)
+LARGE = "start: T\nT: " + " & ".join(f"/(.*a.{{{i}}}b.*)/" for i in range(1, 60))
+
+
+@pytest.fixture
+def one() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(tiny("byte-level"), VOCAB_SIZE, EOS)
+    yield made
+    made.close()
+
+
+def compile_(one: GrammarCompiler, text: str, kind: Any = "grammar") -> Grammar:
+    return asyncio.run(one.compile(StructuredOutput(kind, text, "field")))
+
+
+def children() -> set[int]:
+    listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(child) for tasks in listed for child in tasks.read_text().split()}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [(DEEP, "4 MiB of stack"), (SLOW, "2 s of processor time|longer than 10 s"), (LARGE, "256 MiB|2 s of|longer")],
+    ids=["deep", "slow", "large"],
+)
+def test_what_ends_the_process_is_refused_saying_what_it_took(one: GrammarCompiler, grammar: str, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"field cannot be compiled: compiling it takes .*({reason})"):
+        compile_(one, grammar)
+    assert isinstance(compile_(one, "[a-z]+", "regex"), Grammar)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc to see processes in")
+def test_the_process_is_started_again_if_it_is_lost(one: GrammarCompiler) -> None:
+    before = children()
+    compile_(one, "a", "regex")
+    (process,) = children() - before
+    os.kill(process, signal.SIGKILL)
+    compile_(one, "b", "regex")
+    (other,) = children() - before - {process}
+    assert other != process
+
+
+def test_a_refusal_is_kept(one: GrammarCompiler) -> None:
+    async def refuse() -> list[str]:
+        wanted = StructuredOutput("grammar", DEEP, "field")
+        return [str((await asyncio.gather(one.compile(wanted), return_exceptions=True))[0]) for _ in range(3)]
+
+    tried: list[str] = []
+    prove = one._prover.prove
+
+    def counted(kind: str, text: str, on_slow: Any) -> Any:
+        tried.append(kind)
+        return prove(kind, text, on_slow)
+
+    one._prover.prove = counted  # type: ignore[method-assign]
+    assert len(set(asyncio.run(refuse()))) == 1
+    assert len(tried) == 1
+
+
+def test_slow_grammars_leave_places_to_others_and_closing_ends_them(one: GrammarCompiler) -> None:
+    async def crowd() -> None:
+        def slow(name: str) -> asyncio.Task[Grammar]:
+            return asyncio.create_task(one.compile(StructuredOutput("grammar", f'{SLOW}|"{name}"', "field")))
+
+        tasks = [slow(f"few {i}") for i in range(8)]
+        await asyncio.sleep(0)
+        assert isinstance(await one.compile(StructuredOutput("regex", "first")), Grammar)
+        tasks += [slow(f"many {i}") for i in range(200)]
+        await asyncio.sleep(0)
+        refused = [task.exception() for task in tasks if task.done()]
+        assert len(refused) > 100, "only so many may wait"
+        one.close()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        allowed = (GrammarsBusyError, EngineDeadError, InvalidRequestError)
+        assert all(isinstance(result, allowed) for result in results), results
+        with pytest.raises(EngineDeadError):
+            await one.compile(StructuredOutput("regex", "late"))
+
+    asyncio.run(crowd())
