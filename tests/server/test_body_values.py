@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.conftest import RunningServer
 
@@ -29,6 +29,7 @@ def counted(value: Any) -> Iterator[tuple[int, int]]:
             yield from counted(inner)
 
 
+@settings(deadline=None)
 @given(value=JSON, ascii_only=st.booleans(), size=st.integers(1, 40))
 def test_what_is_between_strings_is_counted(value: Any, ascii_only: bool, size: int) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_only).encode(errors="replace")

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Scope
 
@@ -35,6 +35,7 @@ def test_turns_go_round() -> None:
     run(main())
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["stay", "time out", "cancel"])), max_size=30),
     count=st.integers(1, 3),

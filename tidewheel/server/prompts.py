@@ -68,7 +68,7 @@ class PromptEncoder:
     def count(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text that may be too long for the context, as `/tokenize` has them.
 
-        Raises ApiError (400) for one of over `max_counted` tokens.
+        Raises ApiError (400) for one of far more than `max_counted` tokens.
         """
         return self._at_most(text, param, self.max_counted, add_special_tokens)
 
