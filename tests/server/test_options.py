@@ -36,6 +36,8 @@ def test_defaults_are_the_engines() -> None:
     theirs = dataclasses.asdict(EngineOptions("m"))
     theirs.pop("model")
     assert ours == theirs
+    assert (server.tool_call_parser, server.reasoning_parser) == ("auto", "auto")
+    assert parse("--tool-call-parser", "none")[1].tool_call_parser == "none"
 
 
 def test_a_vllm_command_line_works() -> None:
