@@ -6,10 +6,12 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import pytest
-from server.conftest import RunningServer, StartProcess, StartServer
+from server.conftest import RunningServer, StartProcess, StartServer, events
 from server.test_connections import read_all
 from server.test_pipelining import memory
 from server.test_streaming import post_raw
@@ -121,6 +123,27 @@ def test_large_answers_are_whole(server: RunningServer, path: str, body: Any) ->
         assert len(tokens) == (body["max_tokens"] if path == CHAT else 303 if "echo" in body else 3)
         if path == COMPLETIONS:
             assert {len(column) for column in logprobs.values()} == {len(tokens)}
+
+
+def joined(lists: Iterable[list[Any]]) -> list[Any]:
+    return list(chain.from_iterable(lists))
+
+
+@pytest.mark.parametrize("length", [1, 255, 256, 257, 600])
+def test_a_streamed_echo_is_told_in_pieces(server: RunningServer, length: int) -> None:
+    body = {"prompt": prompts(1, length)[0], "echo": True, "logprobs": 2, "n": 2, "return_token_ids": True}
+    whole = server.post(COMPLETIONS, body).json()["choices"]
+    chunks = events(server.post(COMPLETIONS, {**body, "stream": True}))
+    for index, expected in enumerate(whole):
+        pieces = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        assert "".join(piece["text"] for piece in pieces) == expected["text"]
+        assert pieces[-1]["finish_reason"] == expected["finish_reason"]
+        assert [piece["prompt_token_ids"] for piece in pieces if "prompt_token_ids" in piece] == [body["prompt"]]
+        assert joined(piece.get("token_ids", []) for piece in pieces) == expected["token_ids"]
+        told = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
+        assert all(len(one["tokens"]) <= 257 for one in told)
+        for column, values in expected["logprobs"].items():
+            assert joined(one[column] for one in told) == values
 
 
 def test_others_are_served_while_a_large_answer_is_made(server: RunningServer) -> None:

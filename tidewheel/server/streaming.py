@@ -88,9 +88,11 @@ class FrameSource(Protocol):
 class AnswerFrames:
     """The frames of a generation: `begin`'s, if any, `frame`'s for each choice's output, and `end`'s.
 
-    Each may be empty. They are called in this order, as the frames are wanted. `around_text` says what comes before and
-    after the JSON of the text in the frames that a choice has from now on for tokens that say nothing else; None if
-    `frame` is to make all of them.
+    Each may be empty. They are called in this order, as the frames are wanted. `parts` takes the place of `frame` where
+    one output may be much to tell; it and `end` give several frames, between which others have their turn.
+
+    `around_text` says what comes before and after the JSON of the text in the frames that a choice has from now on for
+    tokens that say nothing else; None if `frame` is to make all of them.
     """
 
     def __init__(
@@ -99,7 +101,8 @@ class AnswerFrames:
         frame: Callable[[int, RequestOutput], bytes],
         *,
         begin: Callable[[], bytes] = bytes,
-        end: Callable[[], bytes] = bytes,
+        end: Callable[[], Iterable[bytes]] = tuple,
+        parts: Callable[[int, RequestOutput], Iterable[bytes]] | None = None,
         around_text: Callable[[int], tuple[bytes, bytes] | None] = lambda choice: None,
     ) -> None:
         self._generation = generation
@@ -107,19 +110,28 @@ class AnswerFrames:
         self._around_text = around_text
         self._begin = begin
         self._end = end
+        self._parts = parts
 
     async def frames(self) -> AsyncIterator[bytes]:
         """See FrameSource."""
         if first := self._begin():
             yield first
         async for choice, output in self._generation.outputs():
-            if frame := self._frame(choice, output):
-                yield frame
-        if last := self._end():
+            if self._parts is None:
+                if frame := self._frame(choice, output):
+                    yield frame
+                continue
+            for part in self._parts(choice, output):
+                yield part
+                await asyncio.sleep(0)
+        for last in self._end():
             yield last
+            await asyncio.sleep(0)
 
     async def forward(self, write: Callable[[bytes], bool]) -> None:
         """See FrameSource."""
+        if self._parts is not None:
+            return
         make = self._frame
 
         def sink(choice: int, output: RequestOutput) -> bool:

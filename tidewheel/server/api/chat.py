@@ -177,12 +177,12 @@ class _Frames:
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         return self._around_text.get(index) if self._run.is_plain(index) else None
 
-    def end(self) -> bytes:
+    def end(self) -> Iterator[bytes]:
         if not self._include_usage:
-            return b""
+            return
         self._chunk.choices = []
         self._chunk.usage = self._run.usage()
-        return event(self._chunk)
+        yield event(self._chunk)
 
     def _choices(self, delta: ChoiceDelta) -> list[ChunkChoice]:
         logprobs = self._logprobs_of(delta.output)

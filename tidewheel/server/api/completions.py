@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,6 +26,7 @@ from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.streaming import AnswerFrames, EventStream, around_text, collect, encode_json, event
 
 _MOST_PROMPT_TOKENS = 2**22  # of all prompts together: 150 MB of Python's integers
+_TOKENS_A_PIECE = 256  # of a prompt: with all that may be known of them they take some milliseconds
 
 
 class CompletionsEndpoint:
@@ -90,7 +91,9 @@ class CompletionsEndpoint:
         writer = _ChoiceWriter(body, prompts, self._formatter, sampling.n)
         if body.stream:
             frames = _Frames(generation, answer, writer, body)
-            return EventStream(AnswerFrames(generation, frames.frame, end=frames.end, around_text=frames.around_text))
+            parts = frames.parts if body.echo and body.logprobs is not None else None
+            source = AnswerFrames(generation, frames.frame, end=frames.end, parts=parts, around_text=frames.around_text)
+            return EventStream(source)
         outputs = await collect(request.receive, generation)
         answer.choices = HOLE
         answer.usage = generation.usage()
@@ -150,6 +153,7 @@ class _ChoiceWriter:
         self._per_prompt = per_prompt
         self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         self._offsets: dict[int, int] = {}  # characters so far of the choices that have begun
+        self._awaited: dict[int, Iterator[Entry]] = {}  # what `prompt_pieces` has left to `piece`
 
     def whole(self, outputs: Sequence[Sequence[RequestOutput]]) -> Iterator[bytes]:
         """Parts of the JSON of the answer's choices, of all outputs of each; the best ones if more were generated."""
@@ -198,6 +202,29 @@ class _ChoiceWriter:
             return choice
         return None
 
+    def prompt_pieces(self, index: int, output: RequestOutput) -> Iterator[CompletionChoice]:
+        """What a choice that begins has to say of its echoed prompt's tokens, before the last of them.
+
+        `piece` tells the rest; it is all for a prompt that is not long.
+        """
+        if index in self._offsets:
+            return
+        number, body = index // self._per_prompt, self._body
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[number] = output.prompt_logprobs
+        prompt, offset = self._prompts[number], 0
+        entries = prompt_entries(prompt.token_ids, self._prompt_logprobs[number], body.logprobs or 0)
+        as_token_ids = bool(body.return_tokens_as_token_ids)
+        for start in range(0, len(prompt.token_ids) - _TOKENS_A_PIECE, _TOKENS_A_PIECE):
+            choice = CompletionChoice(index, "" if start else prompt.text)
+            some = islice(entries, _TOKENS_A_PIECE)
+            choice.logprobs, offset = self._formatter.completion(some, offset, as_token_ids)
+            if body.return_token_ids and not start:
+                choice.prompt_token_ids = prompt.token_ids
+            self._offsets[index] = offset
+            self._awaited[index] = entries
+            yield choice
+
     def _choice(self, index: int, outputs: Sequence[RequestOutput], *, begins: bool = True) -> CompletionChoice:
         """A choice, or what `outputs` add to it, without log-probabilities."""
         body, last = self._body, outputs[-1]
@@ -214,7 +241,7 @@ class _ChoiceWriter:
 
     def _entries(self, index: int, outputs: Sequence[RequestOutput], *, begins: bool) -> Iterable[Entry]:
         count, number = self._body.logprobs or 0, index // self._per_prompt
-        entries = output_entries(outputs)
+        entries = chain(self._awaited.pop(index, ()), output_entries(outputs))
         if begins and self._body.echo:
             scores = self._prompt_logprobs[number]
             return chain(prompt_entries(self._prompts[number].token_ids, scores, count), entries)
@@ -257,12 +284,22 @@ class _Frames:
             answer.usage = self._generation.usage()
         return event(answer)
 
+    def parts(self, index: int, output: RequestOutput) -> Iterator[bytes]:
+        """The frames of an output, where the first one of a choice may tell of a long prompt."""
+        for choice in self._writer.prompt_pieces(index, output):
+            self._answer.choices = [choice]
+            if self._continuous_usage:
+                self._answer.usage = self._generation.usage()
+            yield event(self._answer)
+        if frame := self.frame(index, output):
+            yield frame
+
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         return self._around_text.get(index)
 
-    def end(self) -> bytes:
+    def end(self) -> Iterator[bytes]:
         if not self._include_usage:
-            return b""
+            return
         self._answer.choices = []
         self._answer.usage = self._generation.usage()
-        return event(self._answer)
+        yield event(self._answer)

@@ -51,7 +51,7 @@ from tidewheel.server.prompts import PromptEncoder
 from tidewheel.server.protocol.chat import ChatCompletionRequest, Message, Tool
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.protocol.usage import CompletionTokensDetails, Usage
-from tidewheel.server.streaming import AnswerFrames, client_watch, collect, named_events
+from tidewheel.server.streaming import AnswerFrames, client_watch, collect, named_event, named_events
 from tidewheel.server.structured_output import compact, json_schema_output
 
 
@@ -117,7 +117,7 @@ class ChatRun:
             self.generation,
             lambda index, output: named_events(push(self.delta(index, output))),
             begin=lambda: named_events(begin()),
-            end=lambda: named_events(end()),
+            end=lambda: map(named_event, end()),
         )
 
     async def deltas(self) -> AsyncIterator[ChoiceDelta]:
