@@ -7,10 +7,10 @@ patterns that people write take a fraction of a millisecond a mask, and less tha
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 
 from tidewheel.engine.constraints.constraint import Failure, SequenceConstraint
+from tidewheel.engine.memory import resident_bytes
 from tidewheel.engine.request import FinishReason
 
 _SLOW_BATCH_S = 0.025
@@ -37,7 +37,7 @@ class MaskCosts:
         self._num_watched = 0
         self._charged: list[SequenceConstraint] = []
         self._step_s = 0.0
-        self._resident = _resident_bytes()
+        self._resident = resident_bytes()
         self._heap_bytes = _heap_meter()
 
     @property
@@ -69,7 +69,7 @@ class MaskCosts:
 
     def weigh(self, constraints: Sequence[SequenceConstraint]) -> None:
         """Look at what the matchers hold, if the process has grown since the last time."""
-        resident = _resident_bytes()
+        resident = resident_bytes()
         self._resident = min(self._resident, resident)
         if self._heap_bytes is None or resident < self._resident + _UNWEIGHED_BYTES:
             return
@@ -98,14 +98,6 @@ def _end(constraint: SequenceConstraint, message: str) -> None:
     constraint.failure = constraint.failure or Failure(
         FinishReason.INVALID, f"the grammar cannot be followed: {message}"
     )
-
-
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-    except OSError:
-        return 0  # macOS: nothing is weighed there
 
 
 class _MallInfo(ctypes.Structure):

@@ -17,6 +17,7 @@ from tidewheel.engine.constraints.prover_process import COMPILE_STACK_BYTES, par
 from tidewheel.engine.constraints.source import matcher_error
 from tidewheel.engine.constraints.vocabulary import TokenTexts, make_vocabulary, token_texts
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError, TidewheelError
+from tidewheel.engine.memory import release_free_memory, resident_bytes
 from tidewheel.engine.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 _MOST_KEPT = 64
 _MOST_KEPT_TEXT = 4 * MAX_GRAMMAR_BYTES  # characters
 _MOST_KEPT_BYTES = 64 * 2**20  # of compiled grammars
+_UNRELEASED_BYTES = 16 * 2**20  # that the process may grow by before it gives back what is free
 _LONGEST_MESSAGE = 600
 
 _PLACES = 12  # grammars that are tried at once; they share what the engine leaves of the processors
@@ -93,6 +95,8 @@ class GrammarCompiler:
         self._compiling = threading.Semaphore(_MOST_COMPILED_AT_ONCE)
         self._kept: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()  # least recently used first
         self._unfinished = 0
+        self._release_lock = threading.Lock()
+        self._resident = resident_bytes()
         self._is_warm = False
         self._is_closed = False
         self._vocabulary: LLTokenizer | None = None
@@ -198,7 +202,16 @@ class GrammarCompiler:
             matcher.compute_bitmask()
         if (message := matcher_error(matcher)) is not None:
             raise _cannot(message)
+        self._release_memory()
         return Grammar(matcher, proof.size)
+
+    def _release_memory(self) -> None:
+        """Compiling takes many times what is kept of it, and the C library keeps the rest, for each thread."""
+        with self._release_lock:
+            resident = resident_bytes()
+            if resident > self._resident + _UNRELEASED_BYTES:
+                release_free_memory()
+                self._resident = resident_bytes()
 
     def _proof(self, output: StructuredOutput) -> Proof:
         held = False

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidewheel.engine.constraints.source import grammar_source, located, matcher_error
 from tidewheel.engine.constraints.vocabulary import make_vocabulary
-from tidewheel.engine.memory import release_free_memory
+from tidewheel.engine.memory import release_free_memory, resident_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -170,8 +170,8 @@ def _try(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mappin
 
 def _bound_process() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 1))
-    with contextlib.suppress(OSError):  # macOS has no way to say how large a process is
-        most = _pages(0) + MAX_MEMORY_BYTES
+    with contextlib.suppress(OSError), open("/proc/self/statm", "rb") as statm:  # macOS has none, and no such limit
+        most = int(statm.read().split()[0]) * resource.getpagesize() + MAX_MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)  # nothing handles the signal, so it ends the process
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -179,7 +179,7 @@ def _bound_process() -> None:
 
 
 def _proof(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[str, int]) -> tuple[Outcome, int, str]:
-    before = _resident_bytes()
+    before = resident_bytes()
     matchers: list[LLMatcher] = []
 
     def compiled() -> tuple[Outcome, str]:
@@ -196,7 +196,7 @@ def _proof(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[s
     def used() -> tuple[str | None, int]:
         message = _walk(matchers[0])
         release_free_memory()
-        size = max(_resident_bytes() - before, 0)
+        size = max(resident_bytes() - before, 0)
         matchers.clear()
         return message, size
 
@@ -246,18 +246,6 @@ def _on_stack(size: int, work: Callable[[], T]) -> T:
     if failures:
         raise failures[0]
     return results[0]
-
-
-def _pages(field: int) -> int:
-    with open("/proc/self/statm", "rb") as statm:
-        return int(statm.read().split()[field]) * resource.getpagesize()
-
-
-def _resident_bytes() -> int:
-    try:
-        return _pages(1)
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS, in bytes
 
 
 def _receive(connection: socket.socket) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_CHOICES = 10_000
+_MOST_LOCATING_S = 0.5  # of processor time
 
 # JSON as people and models lay it out: a space, or a line break and an indentation. Without a bound, a weak model may
 # write nothing else.
@@ -62,12 +64,16 @@ def grammar_source(kind: str, text: str, special_ids: Mapping[str, int]) -> str:
 
 
 def located(kind: str, text: str, message: str) -> str:
-    """The message, with the place in the schema where it says none. May take long."""
+    """The message, with the place in the schema where it says none, as far as that is found in time."""
     if kind not in ("json_schema", "structural_tag"):
         return message
     from llguidance import LLMatcher
 
+    until = time.process_time() + _MOST_LOCATING_S
+
     def error_of(part: dict[str, Any]) -> str:
+        if time.process_time() > until:
+            return ""
         try:
             return LLMatcher.validate_grammar(_json_source(part))
         except ValueError as error:
