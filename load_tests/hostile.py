@@ -160,7 +160,7 @@ class Attacks:
         fields: Sequence[dict[str, Any]] = (
             {"logit_bias": {"abc": 1}}, {"n": 10**9}, {"max_tokens": -1}, {"temperature": "hot"}, {"seed": 2**70},
             {"stop": ["x"] * 1000}, {"bad_words": ["a" * 10_000]}, {"top_k": 1.5}, {"prompt": [[-1]]},
-            {_salt(rng) * 100: 1}, {"priority": 2**80}, {"allowed_token_ids": []}, {"model": _salt(rng) * 1000},
+            {_salt(rng) * 100: 1}, {"allowed_token_ids": []}, {"model": _salt(rng) * 1000},
         )  # fmt: skip
         return self._post("bad field", _COMPLETIONS, {**_ASK, **rng.choice(fields)}, frozenset({400, 404}))
 
@@ -168,7 +168,7 @@ class Attacks:
         opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
         depth = rng.randint(1000, 100_000)
         content = b'{"prompt": "a", "metadata": ' + opening * depth + b"1" + closing * depth + b"}"
-        return Attack("deep json", self._request(_COMPLETIONS, content), frozenset({200, 400}))
+        return Attack("deep json", self._request(_COMPLETIONS, content), SERVED_OR_REFUSED)
 
     def _own_template(self, rng: random.Random) -> Attack:
         template = rng.choice((
