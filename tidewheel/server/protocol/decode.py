@@ -97,6 +97,7 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOT
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*?)`")
 _UNKNOWN_TYPE = re.compile(r"^Invalid value (?P<value>'.*')$", re.DOTALL)
 _STEP = re.compile(r"\[[^]]*\]|[^.[\]]+")
+_LONGEST_MESSAGE = 1000  # characters of msgspec's that are looked at, at either end
 _LONGEST_PATH = 200  # it has indices, and names that are not the client's
 _UNKNOWN_REASON = "this server does not know it (--unknown-parameters refuse answers it with an error)"
 _MOST_NAMES = 8  # of one body, in the log
@@ -223,7 +224,9 @@ def _within(one: Type, step: str) -> Iterator[Type]:
 
 
 def _located(text: str) -> tuple[str, str]:
-    """The path that msgspec's error leads to, and what is wrong there."""
+    """The path that msgspec's error leads to, and what is wrong there. It may quote a name of any length in between."""
+    if len(text) > 2 * _LONGEST_MESSAGE:
+        text = text[:_LONGEST_MESSAGE] + text[-_LONGEST_MESSAGE:]
     reason, _, place = text.rpartition(" - at ")
     located = _PATH.match(place)
     return (located["path"][:_LONGEST_PATH], reason) if located else ("", text)
