@@ -94,16 +94,6 @@ class PromptEncoder:
                 "context_length_exceeded",
             )
 
-    def check_messages(self, count: int) -> None:
-        """Raises ApiError (400) for a conversation of more messages than are rendered, each of which is a token."""
-        if count > self.max_counted:
-            raise bad_request(
-                f"messages must have at most {self.max_counted} entries, as this model's context is "
-                f"{self.max_model_len} tokens (--max-model-len), got {count}",
-                "messages",
-                "context_length_exceeded",
-            )
-
     def check_vocabulary(self, token_ids: Sequence[int], param: str) -> None:
         """Raises ApiError (400) for a token id that the tokenizer cannot decode."""
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):

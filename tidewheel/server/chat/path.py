@@ -48,7 +48,7 @@ from tidewheel.server.errors import bad_request
 from tidewheel.server.generation import Generation, Generations
 from tidewheel.server.metrics import RequestTimer
 from tidewheel.server.prompts import PromptEncoder
-from tidewheel.server.protocol.chat import ChatCompletionRequest, Message, Tool
+from tidewheel.server.protocol.chat import ChatCompletionRequest, Message, Tool, check_parts
 from tidewheel.server.protocol.sampling import sampling_params
 from tidewheel.server.protocol.usage import CompletionTokensDetails, Usage
 from tidewheel.server.streaming import AnswerFrames, client_watch, collect, named_event, named_events
@@ -275,7 +275,7 @@ class ChatPath:
 
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
         """The request's messages without the oldest turns, as few as must go for the prompt to fit the context."""
-        self._encoder.check_messages(len(body.messages))
+        check_parts(len(body.messages), "messages")
 
         def fits(messages: list[Message]) -> bool:
             if len(messages) >= self._encoder.max_model_len:  # each has a token at least

@@ -10,7 +10,7 @@ from tidewheel.server.chat.request_templates import RequestTemplates
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.errors import bad_request
 from tidewheel.server.prompts import PromptEncoder
-from tidewheel.server.protocol.chat import Message, Tool
+from tidewheel.server.protocol.chat import Message, Tool, check_parts
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class PromptRenderer:
 
         Raises ApiError (400) naming the field that cannot be used, or with the template's own complaint.
         """
-        self._encoder.check_messages(len(messages))
+        check_parts(len(messages), "messages")
         rendered = template_messages(messages)
         context = {**self._variables, **(variables or {})}
         final = rendered[-1]
