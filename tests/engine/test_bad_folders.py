@@ -86,6 +86,10 @@ def weights(content: bytes) -> Change:
     return change
 
 
+def template(text: str) -> Change:
+    return lambda folder: (folder / "chat_template.jinja").write_text(text)
+
+
 def index(**weight_map: str) -> Change:
     def change(folder: Path) -> None:
         (folder / WEIGHTS).rename(folder / "a.safetensors")
@@ -129,6 +133,13 @@ BAD: dict[str, tuple[Change, str]] = {
     "path outside": (index(**{NORM: "../../etc/passwd"}), "'../../etc/passwd', which is not a file name"),
     "many lines": (index(**{NORM: "a\nb\x1b[31m"}), r"'a\nb\x1b[31m', which is not a file name"),
     "many names": (index(**{f"{NORM}{i}": "a.safetensors" for i in range(10**5)}), "lacks tensor"),
+    "nested template": (template("{% if a %}" * 9_000 + "{% endif %}" * 9_000), "the chat template does not compile"),
+    "long expression": (template("{{ 1" + "+1" * 50_000 + " }}"), "the chat template does not compile"),
+    "long template": (template("a" * 300_000), "chat_template.jinja has 300000 bytes; a file of its kind may have"),
+    "long template inside": (
+        fields("tokenizer_config.json", chat_template="a" * 300_000),
+        "the chat template 'default' has more than 262144 characters",
+    ),
     "nan": (
         poisoned("model.layers.3.mlp.up_proj.weight", float("nan")),
         "model.safetensors: tensor model.layers.3.mlp.up_proj.weight has 1 value that is not finite (infinite or NaN)",

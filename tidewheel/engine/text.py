@@ -17,6 +17,7 @@ from tidewheel.engine.models.files import (
     require_no_special_files,
 )
 from tidewheel.engine.models.folder import read_json_if_there
+from tidewheel.engine.models.wording import shown
 from tidewheel.engine.tokenizer_backends import (
     SentencePieceBackend,
     TokenizerBackend,
@@ -217,6 +218,9 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | No
     single = folder / "chat_template.jinja"
     if is_there(single):
         templates["default"] = _read_text(single)
+    for name, text in templates.items():
+        if len(text) > MAX_TEMPLATE_BYTES:
+            raise ModelError(f"{folder}: the chat template {shown(name)} has more than {MAX_TEMPLATE_BYTES} characters")
     return templates.get("default") if set(templates) <= {"default"} else templates
 
 

@@ -13,7 +13,7 @@ from tidewheel.engine.errors import ModelError
 
 # Each is several times what the largest of the models at hand has.
 MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint of a trillion parameters has a quarter
-MAX_TEMPLATE_BYTES = 1 << 20
+MAX_TEMPLATE_BYTES = 256 << 10  # which take seconds to compile if they are all expressions
 MAX_TOKENIZER_BYTES = 256 << 20
 
 

@@ -70,7 +70,10 @@ def _strftime_now(layout: str) -> str:
 def template_environment() -> ImmutableSandboxedEnvironment:
     """A new environment. Its templates neither change their arguments nor see what is behind them."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, loopcontrols],
+        optimized=False,  # or a template that is never used could fill the memory while it is compiled: 'a' * 10**10
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

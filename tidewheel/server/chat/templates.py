@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models.wording import one_line
 from tidewheel.server.chat.template_environment import complaint, template_environment
 from tidewheel.server.errors import bad_request
 
@@ -37,8 +38,8 @@ class ChatTemplate:
         environment = template_environment()
         try:
             self._by_name = {name: environment.from_string(text) for name, text in by_name.items()}
-        except jinja2.TemplateError as error:
-            raise ModelError(f"the chat template does not compile: {error}") from error
+        except Exception as error:  # jinja2's own, and whatever Python's compiler makes of the code that comes of it
+            raise ModelError(f"the chat template does not compile: {one_line(error)}") from error
         self._special_tokens = dict(special_tokens)
 
     def context(
