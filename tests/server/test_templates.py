@@ -83,3 +83,15 @@ def test_the_option_is_a_file_or_a_template(tmp_path: Path) -> None:
     assert read_template_option("{{ bos_token }}") == "{{ bos_token }}"
     with pytest.raises(ModelError, match=r"nowhere\.jinja"):
         read_template_option("nowhere.jinja")
+
+
+@pytest.mark.parametrize("constant", ["'a' * 10**12", "'a' | center(10**12)", "'%1000000000000d' % 1"])
+def test_constants_are_not_computed_while_a_template_is_compiled(constant: str) -> None:
+    template = ChatTemplate("{% if tools %}{% set x = " + constant + " %}{{ " + constant + " }}{% endif %}.", {})
+    assert template.render([]) == "."
+
+
+@pytest.mark.parametrize("text", ["{% if a %}" * 5000 + "{% endif %}" * 5000, "{{ " + "(" * 5000 + ")" * 5000 + " }}"])
+def test_a_template_too_deep_to_compile_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="the chat template does not compile"):
+        ChatTemplate(text, {})

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -46,6 +47,14 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _WithoutConstants(CodeGenerator):
+    # With `optimized=False`: or 'a' * 10**10 would fill the memory while the template is compiled.
+    def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -73,8 +82,9 @@ def template_environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, loopcontrols],
-        optimized=False,  # or a template that is never used could fill the memory while it is compiled: 'a' * 10**10
+        optimized=False,
     )
+    environment.code_generator_class = _WithoutConstants
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
