@@ -61,6 +61,13 @@ def test_a_file_is_as_large_as_it_may_be_and_no_larger(tmp_path: Path) -> None:
         read_json(path)
 
 
+def test_a_file_that_this_user_may_not_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").touch(mode=0)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # also where the tests run as root
+    with pytest.raises(ModelError, match="x cannot be read: Permission denied"):
+        require_file(tmp_path / "x")
+
+
 def test_a_folder_whose_files_a_library_opens_may_have_subfolders_and_links_that_lead_nowhere(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "file").touch()

@@ -45,6 +45,8 @@ def require_file(path: Path, max_bytes: int | None = None) -> None:
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{path} is {_kind(status.st_mode)}; it must be a regular file")
+    if not os.access(path, os.R_OK):  # libraries have other words for that
+        raise ModelError(f"{path} cannot be read: Permission denied")
     if max_bytes is not None and status.st_size > max_bytes:
         raise ModelError(f"{path} has {status.st_size} bytes; a file of its kind may have at most {_size(max_bytes)}")
 
