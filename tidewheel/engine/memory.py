@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,10 +73,27 @@ def resident_bytes() -> int:
         return 0
 
 
+class _MallInfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    ]  # fmt: skip
+
+
+def heap_bytes() -> int:
+    """How many bytes are allocated and not freed; 0 where the C library is not a glibc that can tell."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0
+    mallinfo.restype = _MallInfo
+    info = mallinfo()
+    return int(info.uordblks) + int(info.hblkhd)
+
+
 def release_free_memory() -> None:
     """Give what has been freed back to the system, for once, where the C library otherwise keeps it."""
-    import ctypes
-
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)

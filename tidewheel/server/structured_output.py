@@ -12,9 +12,8 @@ import msgspec
 
 from tidewheel.engine.constraints.depth import check_nesting
 from tidewheel.engine.constraints.grammar import StructuredOutput
+from tidewheel.engine.constraints.source import choice_rules
 from tidewheel.engine.constraints.structural_tag import (
-    Alternatives,
-    ConstString,
     EmbeddedGrammar,
     Format,
     JsonSchema,
@@ -98,7 +97,7 @@ def as_format(output: StructuredOutput) -> Format:
     if output.kind == "regex":
         return Regex(output.text)
     if output.kind == "choice":
-        return Alternatives([ConstString(choice) for choice in json.loads(output.text)])
+        return EmbeddedGrammar(choice_rules(json.loads(output.text)))
     return EmbeddedGrammar(output.text) if output.kind == "grammar" else decode_format(output.text)
 
 

@@ -104,6 +104,11 @@ class SequenceConstraint:
         other._detokenizer = self._tokenizer.detokenizer(skip_special_tokens=False)
         return other
 
+    @property
+    def grammar(self) -> Grammar | None:
+        """The grammar, whether or not it rules the next token."""
+        return self._grammar
+
     def matcher(self) -> LLMatcher | None:
         """The grammar's matcher, if the grammar rules the next token."""
         if self._grammar is None or self._is_in_preface:
@@ -125,6 +130,7 @@ class SequenceConstraint:
         """
         if self._matcher is not None and (message := matcher_error(self._matcher)) is not None:
             self.failure = self.failure or Failure(FinishReason.INVALID, _unfollowed(message))
+            self._note_limit()
         if self._opening_id is not None:
             mask[self._opening_id >> 5] |= np.uint32(1 << (self._opening_id & 31))
         for token_filter in self._filters:
@@ -158,10 +164,15 @@ class SequenceConstraint:
             self._matcher.consume_token(token)
             if (message := matcher_error(self._matcher)) is not None:
                 is_too_large = limit_in(self._matcher.get_error()) is not None
+                self._note_limit()
                 reason = FinishReason.INVALID if is_too_large else FinishReason.ERROR
                 self.failure = Failure(reason, _unfollowed(message))
             self.is_terminated = self._matcher.is_stopped()
         self._opening_id = None
+
+    def _note_limit(self) -> None:
+        if self._grammar is not None and self._matcher is not None:
+            self._grammar.is_spent = self._grammar.is_spent or limit_in(self._matcher.get_error()) is not None
 
 
 def _unfollowed(message: str) -> str:

@@ -6,31 +6,28 @@ patterns that people write take a fraction of a millisecond a mask, and less tha
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
-
 from tidewheel.engine.constraints.constraint import Failure, SequenceConstraint
 from tidewheel.engine.memory import resident_bytes
 from tidewheel.engine.request import FinishReason
 
 _SLOW_BATCH_S = 0.025
-_WATCHED_STEPS = 16  # after a slow one
+_WATCHED_STEPS = 64  # after a slow one
 # Of processor time. A sequence whose masks take more falls behind by the rest, and is ended when that is too much.
 _MASK_S = 0.002
 _MOST_BEHIND_S = 0.1
 # Where a step's masks take longer together, less is enough.
 _MOST_STEP_S = 0.15
 _MOST_BEHIND_IN_SLOW_STEP_S = 0.02
-MAX_MATCHER_BYTES = 64 * 2**20  # of one sequence
-_MAX_MATCHERS_BYTES = 256 * 2**20  # of all together
-_UNWEIGHED_BYTES = 16 * 2**20  # that the process may grow by before they are weighed
+# What llguidance remembers of a grammar's regular expressions is the grammar's: all its sequences share it.
+_MAX_GROWN_BYTES = 64 * 2**20
+_UNWEIGHED_BYTES = 4 * 2**20  # that the process may grow by before it is found out why
 
 
 class MaskCosts:
     """Ends the sequences whose grammars cost too much. They alone: what the others are given stays the same.
 
-    Masks are timed one by one only for some steps after a slow one, since together they are faster. Matchers are
-    weighed only when the process has grown.
+    Masks are timed and weighed one by one only for some steps after a slow one, or after the process has grown, since
+    together they are faster.
     """
 
     def __init__(self) -> None:
@@ -38,11 +35,10 @@ class MaskCosts:
         self._charged: list[SequenceConstraint] = []
         self._step_s = 0.0
         self._resident = resident_bytes()
-        self._heap_bytes = _heap_meter()
 
     @property
     def is_watching(self) -> bool:
-        """Whether masks should be timed one by one."""
+        """Whether masks should be made one by one, each to be charged."""
         return self._num_watched > 0
 
     def begin(self) -> None:
@@ -52,10 +48,16 @@ class MaskCosts:
 
     def timed(self, seconds: float) -> None:
         """Some of a step's masks have taken so long."""
-        self._num_watched = _WATCHED_STEPS if seconds > _SLOW_BATCH_S else max(self._num_watched - 1, 0)
+        resident = resident_bytes()
+        has_grown = resident > self._resident + _UNWEIGHED_BYTES
+        self._resident = resident if has_grown else min(self._resident, resident)
+        is_slow = seconds > _SLOW_BATCH_S
+        self._num_watched = _WATCHED_STEPS if is_slow or has_grown else max(self._num_watched - 1, 0)
 
-    def charge(self, constraint: SequenceConstraint, seconds: float) -> None:
-        """A mask has taken so much processor time."""
+    def charge(self, constraint: SequenceConstraint, seconds: float, grown_bytes: int) -> None:
+        """A mask has taken so much processor time, and so much memory that it has not given back."""
+        assert constraint.grammar is not None
+        constraint.grammar.grown_bytes += grown_bytes
         constraint.seconds_behind = max(constraint.seconds_behind + seconds - _MASK_S, 0.0)
         self._charged.append(constraint)
         self._step_s += seconds
@@ -64,60 +66,13 @@ class MaskCosts:
         """End those that are too far behind."""
         most = _MOST_BEHIND_S if self._step_s <= _MOST_STEP_S else _MOST_BEHIND_IN_SLOW_STEP_S
         for constraint in self._charged:
+            if constraint.grammar is not None and constraint.grammar.grown_bytes > _MAX_GROWN_BYTES:
+                _end(constraint, f"what must be remembered to follow it takes more than {_MAX_GROWN_BYTES >> 20} MiB")
             if constraint.seconds_behind > most:
                 _end(constraint, f"it is too ambiguous: its masks take more than {_MASK_S * 1e3:g} ms a token")
-
-    def weigh(self, constraints: Sequence[SequenceConstraint]) -> None:
-        """Look at what the matchers hold, if the process has grown since the last time."""
-        resident = resident_bytes()
-        self._resident = min(self._resident, resident)
-        if self._heap_bytes is None or resident < self._resident + _UNWEIGHED_BYTES:
-            return
-        weights = sorted(((self._weight(c, self._heap_bytes), c) for c in constraints), key=lambda pair: -pair[0])
-        total = sum(weight for weight, _ in weights)
-        for weight, constraint in weights:
-            if weight <= MAX_MATCHER_BYTES and total <= _MAX_MATCHERS_BYTES:
-                break
-            total -= weight
-            _end(constraint, f"what must be remembered to follow it takes {weight >> 20} MiB, which is too much")
-        self._resident = resident
-
-    @staticmethod
-    def _weight(constraint: SequenceConstraint, heap_bytes: Callable[[], int]) -> int:
-        matcher = constraint.matcher()
-        if matcher is None:
-            return 0
-        before = heap_bytes()
-        copy = matcher.deep_copy()  # takes what the matcher takes
-        weight = heap_bytes() - before
-        del copy
-        return max(weight, 0)
 
 
 def _end(constraint: SequenceConstraint, message: str) -> None:
     constraint.failure = constraint.failure or Failure(
         FinishReason.INVALID, f"the grammar cannot be followed: {message}"
     )
-
-
-class _MallInfo(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
-        )
-    ]  # fmt: skip
-
-
-def _heap_meter() -> Callable[[], int] | None:
-    """A function that says how many bytes are allocated; None where the C library is not a glibc that can tell."""
-    info = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if info is None:
-        return None
-    info.restype = _MallInfo
-
-    def heap_bytes() -> int:
-        now = info()
-        return int(now.uordblks) + int(now.hblkhd)
-
-    return heap_bytes

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -29,6 +27,7 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 _MOST_KEPT = 64
 _MOST_KEPT_TEXT = 4 * MAX_GRAMMAR_BYTES  # characters
 _MOST_KEPT_BYTES = 64 * 2**20  # of compiled grammars
+_MAX_KEPT_GROWTH = 8 * 2**20
 _UNRELEASED_BYTES = 16 * 2**20  # that the process may grow by before it gives back what is free
 _LONGEST_MESSAGE = 600
 
@@ -38,7 +37,6 @@ _SLOW_PLACES = 2
 _MOST_WAITING = 64
 _MOST_COMPILED_AT_ONCE = 2  # in this process; the engine needs the cores
 _STACK_BYTES = 4 * COMPILE_STACK_BYTES
-_NICE = 10
 _SHUTTING_DOWN = "the server is shutting down"
 
 
@@ -66,14 +64,26 @@ class GrammarsUnavailableError(TidewheelError):
 
 
 class Grammar:
-    """A compiled grammar, shared by all sequences that must match it. `size` is about how many bytes it takes."""
+    """A compiled grammar, shared by all sequences that must match it.
+
+    `size` is about how many bytes it takes. llguidance keeps what it learns of the regular expressions with the
+    grammar, for all its sequences, and once it has met a limit there it fails them all. So one that has met a limit
+    `is_spent`, or has grown by much (`grown_bytes`): who asks for it next gets it compiled anew.
+    """
 
     def __init__(self, prototype: LLMatcher, size: int = 0) -> None:
         self.size = size
+        self.grown_bytes = 0
+        self.is_spent = False
         self._prototype = prototype
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is worth using for another request."""
+        return not self.is_spent and self.grown_bytes < _MAX_KEPT_GROWTH
+
     def new_matcher(self) -> LLMatcher:
-        """A matcher at the grammar's beginning, which shares no state with others. For the engine thread only."""
+        """A matcher at the grammar's beginning, with a place of its own in it. For the engine thread only."""
         return self._prototype.deep_copy()
 
 
@@ -89,7 +99,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
-        self._threads = ThreadPoolExecutor(_PLACES, "grammar-compiler", initializer=_be_nice)
+        self._threads = ThreadPoolExecutor(_PLACES, "grammar-compiler")
         self._prover = GrammarProver(self._token_texts, tokenizer.special_ids)
         self._slow_places = threading.Semaphore(_SLOW_PLACES)
         self._compiling = threading.Semaphore(_MOST_COMPILED_AT_ONCE)
@@ -250,18 +260,14 @@ def _is_worth_keeping(future: Future[Grammar]) -> bool:
     """Whether its result is that of any other try: a grammar that was refused once is not tried again."""
     if not future.done():
         return True
-    return not future.cancelled() and isinstance(future.exception(), GrammarError | None)
+    if future.cancelled() or not isinstance(error := future.exception(), GrammarError | None):
+        return False
+    return error is not None or future.result().is_fresh
 
 
 def _size_of(future: Future[Grammar]) -> int:
     done = future.done() and not future.cancelled() and future.exception() is None
-    return future.result().size if done else 0
-
-
-def _be_nice() -> None:
-    """Leave the processors to those who generate: on Linux each thread has a niceness of its own."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    return future.result().size + future.result().grown_bytes if done else 0
 
 
 def _cannot(message: str) -> GrammarError:

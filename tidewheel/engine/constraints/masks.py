@@ -21,6 +21,7 @@ from tidewheel.engine.batch import TokenMasks
 from tidewheel.engine.constraints.constraint import Failure, SequenceConstraint
 from tidewheel.engine.constraints.costs import MaskCosts
 from tidewheel.engine.constraints.filters import ALL, Mask, mask_words
+from tidewheel.engine.memory import heap_bytes
 from tidewheel.engine.request import FinishReason
 from tidewheel.engine.sequence import Sequence as EngineSequence
 
@@ -82,7 +83,6 @@ class MaskWriter:
             for _, row in matchers:
                 message = "the grammar cannot be followed: llguidance has failed"
                 constraints[row].failure = Failure(FinishReason.ERROR, message)
-        self._costs.weigh([constraints[row] for _, row in matchers])
         _restrict(constraints, bits)
 
     def _compute(
@@ -101,9 +101,10 @@ class MaskWriter:
                 executor.unsafe_compute_mask_ptr(together, at, size, len(bits))
             else:
                 for matcher, row in together:
-                    before = time.thread_time()
+                    before, held = time.thread_time(), heap_bytes() if self._costs.is_watching else 0
                     matcher.unsafe_compute_mask_ptr(at + row * size, size)
-                    self._costs.charge(constraints[row], time.thread_time() - before)
+                    grown = heap_bytes() - held if self._costs.is_watching else 0
+                    self._costs.charge(constraints[row], time.thread_time() - before, grown)
             self._costs.timed(time.perf_counter() - started)
         self._costs.settle()
 

@@ -32,6 +32,7 @@ from tidewheel.engine.constraints.vocabulary import TokenTexts
 logger = logging.getLogger(__name__)
 
 _START_S = 60.0  # that the process may take to start, on a slow machine
+_END_S = 1.0
 _GRACE_S = 5.0  # beyond its own limit, for a process to say how it ended
 _MAX_ANSWER_BYTES = 64 * 2**20
 _ENVIRONMENT = ("LD_LIBRARY_PATH",)  # what Python itself may need
@@ -102,12 +103,19 @@ class GrammarProver:
 
         Raises GrammarError if it cannot be compiled, ProverError if it cannot be told.
         """
-        with contextlib.suppress(_LostError):  # it may have been ended from outside
+        with contextlib.suppress(_LostError):
             return self._prove(kind, text, on_slow)
+        self._let_it_end()  # from outside it may have been ended, which takes a moment
         try:
             return self._prove(kind, text, on_slow)
         except _LostError as error:
             raise ProverError("the process that grammars are tried in has ended") from error
+
+    def _let_it_end(self) -> None:
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
 
     def _prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
         ours, theirs = socket.socketpair()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidewheel.engine.constraints.source import grammar_source, located, matcher_error
 from tidewheel.engine.constraints.vocabulary import make_vocabulary
-from tidewheel.engine.memory import release_free_memory, resident_bytes
+from tidewheel.engine.memory import heap_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -37,6 +37,7 @@ T = TypeVar("T")
 MAX_CPU_S = 2
 MAX_WALL_S = 10
 MAX_MEMORY_BYTES = 256 * 2**20  # while it is compiled
+MAX_COMPILED_BYTES = 64 * 2**20
 COMPILE_STACK_BYTES = 4 * 2**20
 _USE_STACK_BYTES = 512 * 2**10  # where masks are made, and matchers copied and freed
 SLOW_CPU_S = 0.1
@@ -179,7 +180,7 @@ def _bound_process() -> None:
 
 
 def _proof(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[str, int]) -> tuple[Outcome, int, str]:
-    before = resident_bytes()
+    before = heap_bytes()
     matchers: list[LLMatcher] = []
 
     def compiled() -> tuple[Outcome, str]:
@@ -195,8 +196,7 @@ def _proof(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[s
 
     def used() -> tuple[str | None, int]:
         message = _walk(matchers[0])
-        release_free_memory()
-        size = max(resident_bytes() - before, 0)
+        size = max(heap_bytes() - before, 0)
         matchers.clear()
         return message, size
 
@@ -204,6 +204,8 @@ def _proof(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[s
     if outcome == Outcome.REFUSED:
         return outcome, 0, answer
     message, size = _on_stack(_USE_STACK_BYTES, used)
+    if message is None and size > MAX_COMPILED_BYTES:
+        message = f"compiled it takes {size >> 20} MiB; at most {MAX_COMPILED_BYTES >> 20} can be kept"
     return (outcome, size, answer) if message is None else (Outcome.REFUSED, 0, message)
 
 
@@ -221,10 +223,11 @@ def _walk(matcher: LLMatcher) -> str | None:
 def _failure_on_the_way(matcher: LLMatcher, chosen: random.Random) -> str | None:
     for _ in range(_STEPS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        tokens = [i for i, bit in enumerate(reversed(bin(mask)[2:])) if bit == "1"]
-        if matcher.is_error() or matcher.is_stopped() or not tokens:
+        if matcher.is_error() or matcher.is_stopped() or not mask:
             break
-        matcher.consume_token(chosen.choice(tokens))
+        start = chosen.randrange(mask.bit_length())
+        rest = mask >> start  # the first token that is allowed from there on
+        matcher.consume_token(start + (rest & -rest).bit_length() - 1)
     return matcher_error(matcher)
 
 

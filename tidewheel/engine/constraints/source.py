@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidewheel.engine.constraints.depth import check_nesting, check_regex, check_rules, check_schema
@@ -61,6 +61,11 @@ def grammar_source(kind: str, text: str, special_ids: Mapping[str, int]) -> str:
     value = json.loads(text)
     check_nesting(value)
     return compose(decode_format(text), special_ids, _source) if kind == "structural_tag" else _source(kind, value)
+
+
+def choice_rules(choices: Sequence[str]) -> str:
+    """A grammar in Lark of one of these texts. It is one terminal: as a rule, each would be followed on its own."""
+    return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices))  # JSON's escapes are Lark's
 
 
 def located(kind: str, text: str, message: str) -> str:
@@ -119,8 +124,7 @@ def _source(kind: str, value: Any) -> str:
     if kind == "choice":
         if len(value) > MAX_CHOICES:
             raise ValueError(f"it has {len(value)} choices; at most {MAX_CHOICES} can be compiled")
-        # One terminal: as a rule, each choice would take a place in the parser's row. JSON's escapes are Lark's.
-        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, value)))
+        return LLMatcher.grammar_from_lark(choice_rules(value))
     check_rules(value)
     return LLMatcher.grammar_from_lark(_from_ebnf(value) if _EBNF_RULE.search(value) else value)
 
