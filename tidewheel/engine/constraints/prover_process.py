@@ -44,8 +44,9 @@ SLOW_CPU_S = 0.1
 _LOOK_S = 0.02
 _NICE = 10
 _SLOW_NICE = 19
-_WALKS = 2
+_WALKS = 3
 _STEPS = 12
+_FIRST_STEPS = 2  # where a failure is the grammar's, whichever other ways there are
 
 REQUEST = struct.Struct("!Q")  # the size of what follows: pickled TokenTexts and special ids, or kind and text
 ANSWER = struct.Struct("!BQQ")  # an Outcome, a number that goes with it, the size of the UTF-8 text that follows
@@ -214,21 +215,25 @@ def _walk(matcher: LLMatcher) -> str | None:
     matcher.compute_bitmask()
     if (message := matcher_error(matcher)) is not None:
         return message
+    messages: list[str | None] = []
     for seed in range(_WALKS):
-        if (message := _failure_on_the_way(matcher.deep_copy(), random.Random(seed))) is None:
-            return None
-    return message
+        steps, message = _walked(matcher.deep_copy(), random.Random(seed))
+        messages.append(message)
+        if steps <= _FIRST_STEPS and message is not None:
+            return message
+    return messages[0] if all(messages) else None
 
 
-def _failure_on_the_way(matcher: LLMatcher, chosen: random.Random) -> str | None:
-    for _ in range(_STEPS):
+def _walked(matcher: LLMatcher, chosen: random.Random) -> tuple[int, str | None]:
+    """How many tokens of those that are allowed could be taken, and what was wrong then."""
+    for step in range(_STEPS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error() or matcher.is_stopped() or not mask:
-            break
+            return step, matcher_error(matcher)
         start = chosen.randrange(mask.bit_length())
         rest = mask >> start  # the first token that is allowed from there on
         matcher.consume_token(start + (rest & -rest).bit_length() - 1)
-    return matcher_error(matcher)
+    return _STEPS, matcher_error(matcher)
 
 
 def _on_stack(size: int, work: Callable[[], T]) -> T:
