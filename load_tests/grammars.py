@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 from soak import Server
-from storm import StormError
+from verdict import verdict
 
 Body = dict[str, Any]
 
@@ -336,13 +336,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and say what was wrong; 1 if anything was."""
-    try:
-        wrong = asyncio.run(run(parse(arguments)))
-    except (StormError, httpx.HTTPError) as error:
-        wrong = [f"{type(error).__name__}: {error}"]
-    for line in wrong[:20]:
-        print(f"wrong: {line}", file=sys.stderr)
-    return 1 if wrong else 0
+    options = parse(arguments)
+    return verdict(lambda: asyncio.run(run(options)))
 
 
 if __name__ == "__main__":

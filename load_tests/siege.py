@@ -26,7 +26,8 @@ from hostile import Attacks
 from measure import summarize
 from soak import Server
 from storm import Storm, StormError
-from target import TargetError, discover
+from target import discover
+from verdict import verdict
 
 _START_TIMEOUT_S = 120
 _EXIT_TIMEOUT_S = 40  # its --shutdown-timeout of 30 s, and some
@@ -139,13 +140,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and say what was wrong; 1 if anything was."""
-    try:
-        wrong = serve_and_besiege(parse(arguments))
-    except (StormError, TargetError, httpx.HTTPError) as error:
-        wrong = [f"{type(error).__name__}: {error}"]
-    for line in wrong[:20]:
-        print(f"wrong: {line}", file=sys.stderr)
-    return 1 if wrong else 0
+    options = parse(arguments)
+    return verdict(lambda: serve_and_besiege(options))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 import httpx
 from storm import Storm, StormError
-from target import TargetError, discover
+from target import discover
+from verdict import verdict
 
 _ROUND = 200  # requests
 _IDLE_TIMEOUT_S = 60
@@ -108,13 +109,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and say what was wrong; 1 if anything was."""
-    try:
-        wrong = asyncio.run(soak(parse(arguments)))
-    except (StormError, TargetError, httpx.HTTPError) as error:
-        wrong = [f"{type(error).__name__}: {error}"]
-    for line in wrong[:20]:
-        print(f"wrong: {line}", file=sys.stderr)
-    return 1 if wrong else 0
+    options = parse(arguments)
+    return verdict(lambda: asyncio.run(soak(options)))
 
 
 if __name__ == "__main__":

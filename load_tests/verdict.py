@@ -1,0 +1,23 @@
+"""What a scenario that looks for faults ends with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import httpx
+from storm import StormError
+from target import TargetError
+
+_MOST_SHOWN = 20
+
+
+def verdict(run: Callable[[], list[str]]) -> int:
+    """Run it and say what was wrong, on stderr: 1 if anything was, else 0."""
+    try:
+        wrong = run()
+    except (StormError, TargetError, httpx.HTTPError) as error:
+        wrong = [f"{type(error).__name__}: {error}"]
+    for line in wrong[:_MOST_SHOWN]:
+        print(f"wrong: {line}", file=sys.stderr)
+    return 1 if wrong else 0
