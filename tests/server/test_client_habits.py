@@ -12,7 +12,14 @@ from server.processes import ScriptedProcess
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 SAY = {"role": "user", "content": "SAY(hi)YAS"}
+JSON = {"content-type": "application/json"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer) -> RunningServer:
+    """It reads calls, for tools are among what clients send."""
+    return start_server(tool_call_parser="hermes")
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +186,7 @@ def test_what_has_no_effect_is_said_once(start_process: StartProcess) -> None:
     flood = json.dumps({"messages": [SAY], "max_tokens": 2, **dict.fromkeys(map(str, range(300)), 0)}).encode()
     for i in range(100):
         content = flood.replace(b'{"messages"', b'{"%d": 0, "messages"' % (1000 + i))
-        assert process.client.post(CHAT, content=content).status_code == 200
+        assert process.client.post(CHAT, content=content, headers=JSON).status_code == 200
     eventually_logged(process, "'1020'")
     assert process.log.count("has no effect") <= 256
 

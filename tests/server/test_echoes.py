@@ -114,12 +114,12 @@ def test_conversations_have_so_many_pieces(server: RunningServer, path: str) -> 
     part = {"type": "input_text" if path == RESPONSES else "text", "text": ""}
     name = "input" if path == RESPONSES else "messages"
     for messages in (
-        [{"role": "user", "content": "a"}] * (2**16 + 1),
-        [{"role": "user", "content": [part] * 2**16}],
+        [{"role": "user", "content": "a"}] * (2**14 + 1),
+        [{"role": "user", "content": [part] * 2**14}],
     ):
         response = server.post(path, {name: messages, **({"max_tokens": 4} if path == MESSAGES else {})})
         assert response.status_code == 400
-        assert f"{name} may have at most 65536 messages" in response.json()["error"]["message"]
+        assert f"{name} may have at most 16384 messages" in response.json()["error"]["message"]
     tools = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(1025)]
     refused = server.post(CHAT, {"messages": HELLO, "tools": tools}).json()["error"]
     assert (refused["param"], refused["message"]) == ("tools", "tools may have at most 1024 tools, got 1025")

@@ -15,7 +15,7 @@ from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody,
 from tidewheel.server.protocol.usage import Usage
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-MAX_PARTS = 2**16
+MAX_PARTS = 2**14
 MAX_TOOLS = 1024
 _TOOL_NAME = re.compile(r"[\w.:/@-]{1,128}")
 
