@@ -303,9 +303,10 @@ def test_a_failure_of_llguidance_is_that_of_its_requests_alone() -> None:
     job = Job((5, 6, 7), SamplingParams(max_tokens=5, ignore_eos=True))
     keys = [
         driver.add(dataclasses.replace(job, constraints=wanted))[0]
-        for wanted in (constraints("json"), None, TokenConstraints(allowed_token_ids=(40, 50)))
+        # Two, for a mask by itself needs no executor.
+        for wanted in (constraints("json"), constraints("json"), None, TokenConstraints(allowed_token_ids=(40, 50)))
     ]
     driver.run()
     ends = [driver.finished[key] for key in keys]
-    assert [end.reason for end in ends] == [FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH]
+    assert [end.reason for end in ends] == [FinishReason.ERROR] * 2 + [FinishReason.LENGTH] * 2
     assert "llguidance has failed" in (ends[0].error or "")
