@@ -339,7 +339,7 @@ def test_masks_are_waited_for() -> None:
     def finish() -> None:
         masks.bits[:] = 1 << 7
 
-    masks.wait = finish
+    masks.written = finish
     logits = np.zeros((1, 40), np.float32)
     assert native_sample(LEVELS[0], logits, batch).token_ids[0] == 7
     masks.bits[:] = 0xFFFFFFFF

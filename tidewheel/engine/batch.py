@@ -5,6 +5,7 @@ T tokens of S sequences, ragged; R of the tokens want a next token sampled ("row
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
@@ -21,11 +22,19 @@ class TokenMasks:
     """Which tokens the rows of a step may sample: bit `t % 32` of word `t // 32` is set if token t is allowed.
 
     The bits may be written until `wait` returns, while the forward pass runs: a device calls it before it samples.
+    `waited_s` is how long that has kept the device.
     """
 
     bits: NDArray[np.uint32]  # [M, W]; a mask has at least a bit for every token of the vocabulary
     index: NDArray[np.int32]  # [R]; which mask is the row's, -1: every token is allowed
-    wait: Callable[[], None] = _complete
+    written: Callable[[], None] = _complete  # returns when they are
+    waited_s: float = 0.0
+
+    def wait(self) -> None:
+        """Return when the bits are written."""
+        started = time.perf_counter()
+        self.written()
+        self.waited_s += time.perf_counter() - started
 
 
 @dataclass(slots=True)
