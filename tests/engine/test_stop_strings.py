@@ -53,3 +53,12 @@ def test_only_what_may_become_a_stop_string_is_held_back(pieces: list[str]) -> N
         held = text[len(shown) :]
         assert stop.startswith(held)
         assert len(held) < len(stop)
+
+
+def test_a_long_stop_string_that_nearly_comes_costs_little() -> None:
+    stop = "a" * 4_000 + "b"
+    others = ["b" * i + stop for i in range(1, 64)]  # of which nothing has come while all of `stop` nearly has
+    watcher = StopStrings([stop, *others], include_in_output=False)
+    shown = [watcher.push("a") for _ in range(8_000)]
+    assert shown == [("", None)] * 4_000 + [("a", None)] * 4_000
+    assert watcher.push("b") == ("", stop)

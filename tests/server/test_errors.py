@@ -65,6 +65,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "stop": [""]}, "stop"),
     (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop[0]"),
     (COMPLETIONS, {"prompt": "a", "stop": ["x"] * 65}, "stop"),
+    (COMPLETIONS, {"prompt": "a", "stop": ["x", "x" * 4097]}, "stop"),
     (COMPLETIONS, {"prompt": "a", "min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     (COMPLETIONS, {"prompt": "a", "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
     (COMPLETIONS, {"prompt": "a", "logprobs": -1}, "logprobs"),

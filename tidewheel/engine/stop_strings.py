@@ -13,7 +13,7 @@ class StopStrings:
     """
 
     def __init__(self, stop: Sequence[str], include_in_output: bool) -> None:
-        self._stop = stop
+        self._stop = [_Search(one) for one in stop]
         self._include = include_in_output
         self._held = ""
 
@@ -21,15 +21,17 @@ class StopStrings:
         """Add text. Returns what may be shown now, and the stop string if one has been found."""
         text = self._held + piece
         found: tuple[int, int, str] | None = None
-        for stop in self._stop:
-            start = text.find(stop)
-            if start >= 0 and (found is None or (start + len(stop), start) < found[:2]):
-                found = (start + len(stop), start, stop)
+        held = 0
+        for search in self._stop:
+            end = search.push(piece)
+            if end and (found is None or (end, -len(search.stop)) < found[:2]):
+                found = (end, -len(search.stop), search.stop)
+            held = max(held, search.matched)
         if found is not None:
-            end, start, stop = found
+            end, length, stop = found
+            end += len(self._held)
             self._held = ""
-            return text[: end if self._include else start], stop
-        held = max((_overlap(text, stop) for stop in self._stop), default=0)
+            return text[: end if self._include else end + length], stop
         self._held = text[len(text) - held :]
         return text[: len(text) - held], None
 
@@ -39,9 +41,44 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+class _Search:
+    """Looks for one text as Knuth, Morris and Pratt do: each character that comes is compared about once.
+
+    Otherwise a long stop string of the kind `aaaa` would cost its length squared for each token.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0  # characters of `stop` that the text so far ends with
+        # For each number of matched characters, the next smaller one that the text ends with too; as far as needed.
+        self._next = [0, 0]
+
+    def push(self, piece: str) -> int:
+        """Add text; where in it `stop` has its end, 0 if it has none."""
+        stop, at, matched = self.stop, 0, self.matched
+        while at < len(piece):
+            if not matched:
+                at = piece.find(stop[0], at) + 1
+                if not at:
+                    break
+                matched = 1
+            elif piece[at] == stop[matched]:
+                matched += 1
+                at += 1
+                if matched == len(self._next):
+                    self._extend()
+            else:
+                matched = self._next[matched]
+                continue
+            if matched == len(stop):
+                return at
+        self.matched = matched
+        return 0
+
+    def _extend(self) -> None:
+        stop, known = self.stop, self._next
+        last = stop[len(known) - 1]
+        shorter = known[-1]
+        while shorter and stop[shorter] != last:
+            shorter = known[shorter]
+        known.append(shorter + (stop[shorter] == last))

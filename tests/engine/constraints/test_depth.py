@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -19,6 +20,7 @@ from tidewheel.engine.constraints.depth import (
     nesting,
 )
 from tidewheel.engine.constraints.json_schema import json_types
+from tidewheel.engine.constraints.source import is_ebnf
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(max_size=3),
@@ -129,3 +131,16 @@ def test_types_of_references_that_go_round_in_circles() -> None:
     chain = definitions(5000, lambda ref: ref)
     assert json_types(chain, chain) == {"string"}
     assert json_types(json.loads('{"$ref": "#"}'), {"$ref": "#"}) == set()
+
+
+@pytest.mark.parametrize(
+    "repeated", [" ", "\t", "\n", "[", "/", '"', '\\"', "\\/", "\\[", "a\n", "a [", "a ::=", "[a(", '"\\']
+)
+@pytest.mark.parametrize("beginning", ["", "a", '"', "[", "/", "a::="])
+def test_texts_of_any_kind_are_read_in_one_pass(beginning: str, repeated: str) -> None:
+    """What takes time that grows with the square of the text takes minutes here."""
+    text = beginning + repeated * (2**18 // len(repeated))
+    assert is_ebnf(text) in (True, False)
+    for check in (check_regex, check_rules):
+        with contextlib.suppress(ValueError):
+            check(text)

@@ -48,7 +48,7 @@ _LIMITS = (
     ),
     (re.compile(r"symbols\.len\(\) < u16::MAX"), "it is too large: it has more than 65525 rules and terminals"),
 )
-_EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_EBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 
 
 def grammar_source(kind: str, text: str, special_ids: Mapping[str, int]) -> str:
@@ -93,6 +93,11 @@ def located(kind: str, text: str, message: str) -> str:
     return message
 
 
+def is_ebnf(grammar: str) -> bool:
+    """Whether a grammar is in EBNF, not in Lark."""
+    return _EBNF_RULE.search(grammar) is not None
+
+
 def matcher_error(matcher: LLMatcher) -> str | None:
     """What has gone wrong with a matcher for good; None if nothing has."""
     if not matcher.is_error():
@@ -126,7 +131,7 @@ def _source(kind: str, value: Any) -> str:
             raise ValueError(f"it has {len(value)} choices; at most {MAX_CHOICES} can be compiled")
         return LLMatcher.grammar_from_lark(choice_rules(value))
     check_rules(value)
-    return LLMatcher.grammar_from_lark(_from_ebnf(value) if _EBNF_RULE.search(value) else value)
+    return LLMatcher.grammar_from_lark(_from_ebnf(value) if is_ebnf(value) else value)
 
 
 def _json_source(schema: Any) -> str:

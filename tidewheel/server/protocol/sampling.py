@@ -16,6 +16,7 @@ from tidewheel.server.protocol.decode import Body, Ignored, Unsupported, documen
 from tidewheel.server.protocol.structured import ResponseFormat, StructuredOutputsField
 
 MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 4096  # characters; as much of an answer may be held back
 
 MAX_BIASES = 2**18  # as many as there are tokens in any vocabulary
 
@@ -187,6 +188,8 @@ def sampling_params(
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stop) > MAX_STOP_STRINGS:
         raise bad_request(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(stop)}", "stop")
+    if any(len(one) > MAX_STOP_LENGTH for one in stop):
+        raise bad_request(f"a stop string must have at most {MAX_STOP_LENGTH} characters", "stop")
     n = body.num_choices if endpoint.n is None else endpoint.n
     names = endpoint.names
     if body.use_beam_search:
