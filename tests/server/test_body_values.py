@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.conftest import RunningServer
 
-from tidewheel.server.body_values import LEAST_VALUES, MOST_PARTS, JsonCounts
+from tidewheel.server.body_values import LEAST_VALUES, LONGEST_NAME, MOST_PARTS, JsonCounts
 
 TEXT = st.text(st.sampled_from('",:[]{}\\ \n\taé') | st.characters(), max_size=8)
 JSON = st.recursive(
@@ -29,6 +29,15 @@ def counted(value: Any) -> Iterator[tuple[int, int]]:
             yield from counted(inner)
 
 
+def names(value: Any) -> Iterator[str]:
+    """The names of all fields."""
+    if isinstance(value, dict):
+        yield from value
+    if isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from names(inner)
+
+
 @settings(deadline=None)
 @given(value=JSON, ascii_only=st.booleans(), size=st.integers(1, 40))
 def test_what_is_between_strings_is_counted(value: Any, ascii_only: bool, size: int) -> None:
@@ -38,6 +47,9 @@ def test_what_is_between_strings_is_counted(value: Any, ascii_only: bool, size: 
         counts.add(raw[start : start + size])
     found = list(counted(value))
     assert (counts.values, counts.parts) == (sum(n for n, _ in found), sum(n for _, n in found))
+    written = [json.dumps(name, ensure_ascii=ascii_only).encode(errors="replace")[1:-1] for name in names(value)]
+    lengths = [len(name.replace(b"\\\\", b"").replace(b'\\"', b"")) for name in written]
+    assert counts.longest_name == max(lengths, default=0)
 
 
 def test_any_bytes_are_counted_somehow() -> None:
@@ -55,6 +67,12 @@ def test_too_many_values_are_refused(server: RunningServer) -> None:
         error = response.json()["error"]
         assert error["code"] == "body_too_large"
         assert str(limit) in error["message"]
+
+
+def test_a_long_name_is_refused(server: RunningServer) -> None:
+    response = server.post("/v1/completions", {"prompt": "a", "n" * (LONGEST_NAME + 2**16): 1})
+    assert response.status_code == 413
+    assert f"{LONGEST_NAME} bytes" in response.json()["error"]["message"]
 
 
 def test_text_is_no_value(server: RunningServer) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from http import HTTPStatus
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.server.errors import ApiError
 
 LEAST_VALUES = 2**20  # that any server takes; they take 20 to 30 ms
 MOST_PARTS = 2**17  # objects, lists and the fields of objects, which take 30 to 100 ms: 40,000 messages
+LONGEST_NAME = 2**14  # bytes of a field's name, which msgspec puts into its errors
 
 _COMMA, _COLON, _QUOTE, _LIST, _OBJECT = b',:"[{'
 
@@ -25,28 +27,48 @@ class JsonCounts:
     def __init__(self) -> None:
         self.values = 0
         self.parts = 0
+        self.longest_name = 0  # bytes, escapes not among them
         self._in_string = False
+        self._offset = 0
+        self._last_quotes = np.zeros(2, np.int64)  # where the last string began and ended
         self._kept = b""  # a backslash whose other half is in the next piece
 
     def add(self, piece: bytes) -> None:
         """Take in the next bytes."""
         # Without what is escaped, each quote begins a string or ends one. Backslashes come in pairs first.
-        text = (self._kept + piece).replace(b"\\\\", b"").replace(b'\\"', b"")
+        text = self._kept + piece
+        if self._in_string and b'"' not in text:
+            self._kept = b"\\" if (len(text) - len(text.rstrip(b"\\"))) % 2 else b""
+            self._offset += len(text)
+            return
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         self._kept = text[-1:] if text.endswith(b"\\") else b""
         characters = np.frombuffer(text, np.uint8)
-        inside = np.cumsum(characters == _QUOTE, dtype=np.uint8) & 1  # it may wrap: only the last bit counts
+        quotes = characters == _QUOTE
+        inside = np.cumsum(quotes, dtype=np.uint8) & 1  # it may wrap: only the last bit counts
         outside = inside == self._in_string
         self.values += int(np.count_nonzero((characters == _COMMA) & outside))
-        opening = (characters == _LIST) | (characters == _OBJECT) | (characters == _COLON)
-        self.parts += int(np.count_nonzero(opening & outside))
+        names = (characters == _COLON) & outside
+        self.parts += int(np.count_nonzero(((characters == _LIST) | (characters == _OBJECT)) & outside))
+        self._note_names(np.flatnonzero(names), np.flatnonzero(quotes))
+        self._offset += len(text)
         if len(inside):
             self._in_string ^= bool(inside[-1])
+
+    def _note_names(self, colons: NDArray[np.int64], quotes: NDArray[np.int64]) -> None:
+        """Take in where names end, and where strings begin and end."""
+        self.parts += len(colons)
+        ends = np.concatenate([self._last_quotes, quotes + self._offset])
+        self._last_quotes = ends[-2:]
+        if len(colons):
+            last = np.searchsorted(ends, colons + self._offset) - 1  # the quote ahead of each colon
+            self.longest_name = max(self.longest_name, int((ends[last] - ends[last - 1]).max()) - 1)
 
 
 class BodyValues:
     """Answers 413 to a body whose JSON has more values than any request needs, while it comes in.
 
-    That are `max_values` values, and MOST_PARTS objects, lists and fields of objects.
+    That are `max_values` values, MOST_PARTS objects, lists and fields of objects, and names of LONGEST_NAME bytes.
     """
 
     def __init__(self, app: ASGIApp, max_values: int) -> None:
@@ -76,6 +98,8 @@ class BodyValues:
             limit = f"{self._max_values} values, such as token ids; send several requests"
         elif counts.parts > MOST_PARTS:
             limit = f"{MOST_PARTS} objects, lists and fields of objects; send several requests, or text instead"
+        elif counts.longest_name > LONGEST_NAME:
+            limit = f"{LONGEST_NAME} bytes in a field's name"
         else:
             return
         raise ApiError(

@@ -16,8 +16,8 @@ K = TypeVar("K", bound=Hashable)
 MAX_NESTING = 100  # objects and lists in JSON (llguidance reads 128, with its own around them), groups in a grammar
 MAX_CHAIN = 256  # definitions or rules, each of which refers to the next
 
-# What is never closed is read to its end, so that no part of it is read again, and white space is read by one part of an
-# expression alone: they take time that is linear in the text, whatever it is.
+# What is never closed is read to its end, so that no part of it is read again, and white space is read by one part of
+# an expression alone: they take time that is linear in the text, whatever it is.
 _CLASS_OR_GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|([()])", re.DOTALL)
 _LARK = re.compile(
     r'//[^\n]*|"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])+/?'

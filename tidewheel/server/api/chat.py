@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.engine.request import RequestOutput
+from tidewheel.server.api.body import whole_body
 from tidewheel.server.api.json_response import HOLE, JsonParts, filled, listed
 from tidewheel.server.chat.path import ChatPath, ChatRun, ChoiceAnswer, ChoiceDelta
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Reasoning
@@ -67,7 +68,7 @@ class ChatEndpoint:
     )
     async def _create(self, request: Request) -> Response:
         timer = self._metrics.start_timer()
-        raw = await request.body()
+        raw = await whole_body(request)
         body = self._decode(raw)
         run = await self._path.start(body, len(raw), timer, request.state.request_id)
         if body.stream:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.engine.request import PromptLogprobs, RequestOutput
+from tidewheel.server.api.body import whole_body
 from tidewheel.server.api.json_response import HOLE, JsonParts, filled, listed
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.errors import bad_request
@@ -65,7 +66,7 @@ class CompletionsEndpoint:
     )
     async def _create(self, request: Request) -> Response:
         timer = self._metrics.start_timer()
-        raw = await request.body()
+        raw = await whole_body(request)
         body = self._decode(raw)
         model = self._models.resolve(body.model)
         body.check_supported()

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from tidewheel.engine.encoders.encoder import Embedder
 from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.server.api.body import whole_body
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.encoders import EncoderAnswer, ServedEncoders, check_input, truncation
 from tidewheel.server.openapi import operation
@@ -38,7 +39,7 @@ class EmbeddingsEndpoint:
 
     @operation("Texts to vectors", EmbeddingRequest, EmbeddingList, example={"input": ["high tide", "low tide"]})
     async def _create(self, request: Request) -> Response:
-        raw = await request.body()
+        raw = await whole_body(request)
         body = self._decode(raw)
         model = self._encoders.embedder(body.model)
         model.check_vectors(dimensions=body.dimensions, normalize=body.normalize)

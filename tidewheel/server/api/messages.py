@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from tidewheel.server.anthropic.assembly import MessageBuilder
 from tidewheel.server.anthropic.translation import chat_request, check_tool_types
+from tidewheel.server.api.body import whole_body
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.chat.field_names import renamed_fields
 from tidewheel.server.chat.path import ChatPath
@@ -47,7 +48,7 @@ class MessagesEndpoints:
     )
     async def _create(self, request: Request) -> Response:
         timer = self._metrics.start_timer()
-        raw = await request.body()
+        raw = await whole_body(request)
         body = self._decode(raw)
         chat, names = chat_request(body)
         with renamed_fields(names):
@@ -72,7 +73,7 @@ class MessagesEndpoints:
         example={"messages": [{"role": "user", "content": "Who are you?"}]},
     )
     async def _count_tokens(self, request: Request) -> Response:
-        raw = await request.body()
+        raw = await whole_body(request)
         chat, names = chat_request(self._decode_count(raw))
         with renamed_fields(names):
             return json_response(TokenCount(await self._path.count_tokens(chat, len(raw))))

@@ -13,6 +13,7 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
 from tidewheel.engine.errors import quoted
+from tidewheel.server.api.body import whole_body
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.chat.field_names import renamed_fields
 from tidewheel.server.chat.path import ChatPath, ChatRun
@@ -87,7 +88,7 @@ class ResponsesEndpoints:
     )
     async def _create(self, request: Request) -> HttpResponse:
         timer = self._metrics.start_timer()
-        ask = self._understand(await request.body())
+        ask = self._understand(await whole_body(request))
         body = ask.body
         with renamed_fields(ask.names):
             if body.truncation == "auto":
@@ -126,7 +127,7 @@ class ResponsesEndpoints:
 
     @operation("Count a conversation's tokens", ResponsesRequest, InputTokens, example={"input": "Who are you?"})
     async def _count_tokens(self, request: Request) -> HttpResponse:
-        ask = self._understand(await request.body())
+        ask = self._understand(await whole_body(request))
         with renamed_fields(ask.names):
             return json_response(InputTokens(await self._path.count_tokens(ask.chat, ask.size)))
 
@@ -137,7 +138,7 @@ class ResponsesEndpoints:
             'this server does not compact conversations; ask for "truncation": "auto", or leave items out',
         )
 
-    def _understand(self, raw: bytes) -> _Ask:
+    def _understand(self, raw: bytearray) -> _Ask:
         body = self._decode(raw)
         body.check_input()
         if not self._store.is_enabled:

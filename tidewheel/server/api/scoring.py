@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.engine.encoders.encoder import Encoder, ScorePlan
+from tidewheel.server.api.body import whole_body
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.encoders import EncoderAnswer, ServedEncoders, check_input, truncation
 from tidewheel.server.openapi import operation
@@ -53,7 +54,7 @@ class ScoringEndpoints:
         example={"text_1": "When is high tide?", "text_2": ["At noon.", "It is a boat."]},
     )
     async def _score(self, request: Request) -> Response:
-        raw = await request.body()
+        raw = await whole_body(request)
         body = self._decode_score(raw)
         model = self._encoders.scorer(body.model)
         queries, documents = body.texts()
@@ -71,7 +72,7 @@ class ScoringEndpoints:
         example={"query": "When is high tide?", "documents": ["At noon.", "It is a boat."]},
     )
     async def _rerank(self, request: Request) -> Response:
-        raw = await request.body()
+        raw = await whole_body(request)
         body = self._decode_rerank(raw)
         model = self._encoders.scorer(body.model)
         documents, top = body.texts(), body.limit()

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidewheel.server.api.body import whole_body
 from tidewheel.server.api.json_response import json_response
 from tidewheel.server.api.models import ServedModels
 from tidewheel.server.chat.prompt import PromptRenderer
@@ -42,7 +43,7 @@ class TokenizeEndpoints:
 
     @operation("Text or messages to token ids", TokenizeRequest, TokenizeResponse, example={"prompt": "high tide"})
     async def _tokenize(self, request: Request) -> Response:
-        raw = await request.body()
+        raw = await whole_body(request)
         body = self._decode_tokenize(raw)
         self._models.resolve(body.model)
         return await self._renderer.run(len(raw), body.chat_template, lambda: self._tokenized(body))
@@ -72,7 +73,7 @@ class TokenizeEndpoints:
 
     @operation("Token ids to text", DetokenizeRequest, DetokenizeResponse, example={"tokens": [72, 105]})
     async def _detokenize(self, request: Request) -> Response:
-        raw = await request.body()
+        raw = await whole_body(request)
         body = self._decode_detokenize(raw)
         self._models.resolve(body.model)
         return await self._encoder.run(len(raw), lambda: self._detokenized(body))

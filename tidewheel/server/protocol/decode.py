@@ -127,7 +127,7 @@ class BodyDecoder(Generic[T]):
         self._type = self._lenient if notes.unknown == "ignore" else body_type
         self._decoder = msgspec.json.Decoder(self._type)
 
-    def __call__(self, body: bytes) -> T:
+    def __call__(self, body: bytes | bytearray) -> T:
         collects = len(body) >= _LARGE_BODY and gc.isenabled()
         if collects:
             gc.disable()
@@ -146,7 +146,7 @@ class BodyDecoder(Generic[T]):
             self._notes.unheeded(name, reason)
         return decoded
 
-    def _decode(self, body: bytes) -> T:
+    def _decode(self, body: bytes | bytearray) -> T:
         warns = self._notes.unknown == "warn"
         try:
             return self._decoder.decode(body)
