@@ -70,7 +70,7 @@ def test_too_many_values_are_refused(server: RunningServer) -> None:
 
 
 def test_a_long_name_is_refused(server: RunningServer) -> None:
-    response = server.post("/v1/completions", {"prompt": "a", "n" * (LONGEST_NAME + 2**16): 1})
+    response = server.post("/v1/completions", {"prompt": "a", "n" * 2**20: 1})
     assert response.status_code == 413
     assert f"{LONGEST_NAME} bytes" in response.json()["error"]["message"]
 

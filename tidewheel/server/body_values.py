@@ -37,6 +37,7 @@ class JsonCounts:
         """Take in the next bytes."""
         # Without what is escaped, each quote begins a string or ends one. Backslashes come in pairs first.
         text = self._kept + piece
+        self._offset -= len(self._kept)
         if self._in_string and b'"' not in text:
             self._kept = b"\\" if (len(text) - len(text.rstrip(b"\\"))) % 2 else b""
             self._offset += len(text)
