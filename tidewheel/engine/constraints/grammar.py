@@ -31,7 +31,7 @@ _MAX_KEPT_GROWTH = 8 * 2**20
 _UNRELEASED_BYTES = 16 * 2**20  # that the process may grow by before it gives back what is free
 _LONGEST_MESSAGE = 600
 
-_PLACES = 12  # grammars that are tried at once; they share what the engine leaves of the processors
+_PLACES = 4  # grammars that are tried at once, in 256 MiB each; they share what the engine leaves of the processors
 # One that takes long (SLOW_CPU_S) needs a slow place too. So the others are free again soon, whatever is sent.
 _SLOW_PLACES = 2
 _MOST_WAITING = 64
