@@ -3,8 +3,9 @@
     python load_tests/grammars.py --url http://127.0.0.1:8000
 
 Clients send grammars of every kind, made up or mangled: deep, long, ambiguous, endless. Meanwhile /health is asked, an
-honest answer is asked for again and again, and it has to stay the same. Ends with 1 and says what was wrong if any of
-it fails, an attack is answered with anything but 200, 400 or 429, or the memory goes on growing.
+honest answer is asked for again and again, and it has to stay the same; and a stream is read, which may not stand
+still. Ends with 1 and says what was wrong if any of it fails, an attack is answered with anything but 200, 400 or 429,
+or the memory goes on growing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ Body = dict[str, Any]
 
 _ALLOWED = (200, 400, 429)
 _SLOWEST_HEALTH_S = 5.0
+_LONGEST_GAP_S = 5.0  # between two texts of a stream
 _ASK = [{"role": "user", "content": "Describe yourself."}]
 _HONEST: Body = {
     "type": "object",
@@ -276,6 +278,31 @@ class Attack:
                 self.wrong.append(f"/health said {response.status_code} after {self.slowest['health']} ms")
             await asyncio.sleep(0.2)
 
+    async def steady(self) -> None:
+        """One client that reads plain answers as they come."""
+        # A special token's text is shown, since a token without text is not sent: it would look like a stall.
+        spoken = {"max_tokens": 1000, "temperature": 1.0, "ignore_eos": True, "skip_special_tokens": False}
+        body = {"model": self._model, "messages": _ASK, "stream": True, **spoken}
+        while self.goes_on:
+            async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                last: float | None = None
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    now = time.monotonic()
+                    gap = 0.0 if last is None else now - last
+                    last = now
+                    self.slowest["gap"] = max(self.slowest["gap"], int(gap * 1e3))
+                    if gap > _LONGEST_GAP_S:
+                        self.wrong.append(f"a stream stood still for {gap:.1f} s")
+                    if not self.goes_on:
+                        break
+                status = response.status_code
+            if status == 429:
+                await asyncio.sleep(1)
+            elif status != 200:
+                self.wrong.append(f"a stream was answered with {status}")
+
     async def _post(self, body: Body) -> httpx.Response:
         return await self._client.post("/v1/chat/completions", json={"model": self._model, **body})
 
@@ -296,7 +323,7 @@ async def run(options: argparse.Namespace) -> list[str]:
         model = options.model or (await client.get("/v1/models")).json()["data"][0]["id"]
         server, attack = Server(client), Attack(client, model, options)
         clients = [attack.hostile(i) for i in range(options.clients)]
-        tasks = [asyncio.create_task(work) for work in (*clients, attack.honest(), attack.healthy())]
+        tasks = [asyncio.create_task(work) for work in (*clients, attack.honest(), attack.healthy(), attack.steady())]
         started, steady = time.monotonic(), 0.0
         while attack.goes_on:
             await asyncio.wait(tasks, timeout=min(10.0, options.seconds / 8), return_when=asyncio.FIRST_EXCEPTION)
