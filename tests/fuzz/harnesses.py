@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
+from fuzz.connections import CONNECTIONS
 from fuzz.folders import FOLDERS, TEMPLATE
+from fuzz.grammars import GRAMMARS
 from fuzz.harness import Harness, written
+from fuzz.request_heads import REQUEST_HARNESSES
 
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 from tidewheel.server.anthropic.translation import chat_request as from_messages
 from tidewheel.server.anthropic.translation import check_tool_types
 from tidewheel.server.chat.messages import template_messages, template_tools
+from tidewheel.server.chat.model_formats import model_formats
 from tidewheel.server.chat.pieces import Turn
 from tidewheel.server.chat.reasoning import REASONING_PARSERS
 from tidewheel.server.chat.templates import ChatTemplate
@@ -112,13 +117,25 @@ def body(
     prepare: Callable[[Any], None] | None = None,
 ) -> Harness:
     decode = BodyDecoder(body_type, prepare, notes=ParameterNotes())
+    lenient = [BodyDecoder(body_type, prepare, notes=ParameterNotes(unknown)) for unknown in ("warn", "ignore")]
 
     def run(data: bytes) -> None:
+        decoded = [decoded_or_none(one, data) for one in (decode, *lenient)]
+        assert decoded[0] is None or decoded[1:] == [decoded[0]] * 2
+        assert decoded[1] == decoded[2]
         # `as_api_error` answers a RecursionError as a body that is nested too deeply.
         with contextlib.suppress(ApiError, InvalidRequestError, RecursionError):
             understand(decode(data))
 
     return Harness(run, written(*seeds))
+
+
+def decoded_or_none(decode: BodyDecoder[Any], data: bytes) -> Any:
+    """What a body says, as plain values."""
+    try:
+        return msgspec.to_builtins(decode(data))
+    except (ApiError, RecursionError):
+        return None
 
 
 def understand_generation(request: Any) -> None:
@@ -150,13 +167,25 @@ def understand_response(request: ResponsesRequest) -> None:
 
 
 def tool_calls(name: str) -> Harness:
-    def parsed(*texts: str) -> tuple[str, list[tuple[str, str]]]:
+    def parsed(*texts: str, cut_off: bool = False) -> tuple[str, list[tuple[str, str]]]:
         parser = TOOL_CALL_PARSERS[name](TOOLS)
-        pieces = [piece for text in texts for piece in parser.feed(text)] + parser.finish()
+        pieces = [piece for text in texts for piece in parser.feed(text)] + parser.finish(cut_off=cut_off)
         turn = Turn.of(pieces)
         return turn.content, [(call.name, call.arguments) for call in turn.calls]
 
-    return Harness(lambda data: split_everywhere(parsed, data), [call.encode() for call in CALLS])
+    tags = {*TOOL_CALL_PARSERS[name].markers, "functools", "<function="}
+
+    def run(data: bytes) -> None:
+        split_everywhere(parsed, data)
+        split_everywhere(partial(parsed, cut_off=True), data)
+        text = data.decode(errors="replace")[:LONGEST_TEXT]
+        content, calls = parsed(text)
+        for cut in range(0, len(text) if calls and not content else 0, 5):
+            content, known = parsed(text[:cut], cut_off=True)
+            is_frame = known or name not in ("llama3_json", "pythonic", "llama4_pythonic")
+            assert not is_frame or any(tag.startswith(content.strip()) for tag in tags)
+
+    return Harness(run, [call.encode() for call in CALLS])
 
 
 def reasoning(name: str) -> Harness:
@@ -178,6 +207,7 @@ def split_everywhere(parsed: Callable[..., object], data: bytes) -> None:
 
 
 def chat_template(data: bytes) -> None:
+    model_formats(data.decode(errors="replace"))
     try:
         template = ChatTemplate(data.decode(errors="replace"), {"bos_token": "<s>"})
     except ModelError:
@@ -213,5 +243,8 @@ HARNESSES: dict[str, Harness] = {
     "template": Harness(
         chat_template, [TEMPLATE.encode(), b"{{ messages[0]['content'] | upper }}{% set x = 1 %}{{ x }}"]
     ),
+    **CONNECTIONS,
+    **GRAMMARS,
+    **REQUEST_HARNESSES,
     **FOLDERS,
 }  # fmt: skip

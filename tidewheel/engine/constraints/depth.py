@@ -16,8 +16,8 @@ K = TypeVar("K", bound=Hashable)
 MAX_NESTING = 100  # objects and lists in JSON (llguidance reads 128, with its own around them), groups in a grammar
 MAX_CHAIN = 256  # definitions or rules, each of which refers to the next
 
-# What is never closed is read to its end, so that no part of it is read again, and white space is read by one part of
-# an expression alone: they take time that is linear in the text, whatever it is.
+# These take time that is linear in the text, whatever it is: what is never closed is read to its end, so that no part
+# of it is read again, and only one part of an expression can read a run of white space.
 _CLASS_OR_GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|([()])", re.DOTALL)
 _LARK = re.compile(
     r'//[^\n]*|"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])+/?'
@@ -100,8 +100,8 @@ def longest_chain(references: Mapping[K, Iterable[K]]) -> int:
 
 def resolve(reference: str, root: dict[str, Any]) -> Any:
     """The part of a schema that a reference like `#/$defs/a` is to, None if there is none."""
-    target: Any = root
-    for part in reference.removeprefix("#").split("/")[1:]:
+    target: Any = root if reference == "#" or reference.startswith("#/") else None
+    for part in reference.split("/")[1:]:
         if not isinstance(target, dict):
             return None
         target = target.get(part.replace("~1", "/").replace("~0", "~"))
