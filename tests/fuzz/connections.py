@@ -24,6 +24,7 @@ REQUESTS = [
     POST + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 3\r\n\r\nabcHEAD / HTTP/1.1\r\n\r\n",
     b"\r\n\r\nCONNECT a:1 HTTP/1.1\r\n\r\n\x16\x03\x01",
     b"GET /%ff//b HTTP/1.1\r\n" + b"x: y\r\n" * 9 + b"\r\n",
+    b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 9 + b"z\n",
 ]  # fmt: skip
 
 
@@ -64,7 +65,7 @@ class Transport(asyncio.Transport):
 
 
 async def answered(pieces: Iterable[bytes]) -> tuple[list[Any], bytes]:
-    """The requests that reach the application, and all that is written."""
+    """The requests that reach the application, and what is written, up to a refusal."""
     requests: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -108,7 +109,9 @@ async def answered(pieces: Iterable[bytes]) -> tuple[list[Any], bytes]:
         protocol.eof_received()
         await settle()
     assert transport.is_closing(), "it never ends"
-    return requests, bytes(transport.written)
+    # Which of two mistakes a refusal is for depends on what the parser saw at once.
+    answers, refused, _ = bytes(transport.written).partition(b"HTTP/1.1 4")
+    return requests, answers + refused
 
 
 def run(data: bytes) -> None:

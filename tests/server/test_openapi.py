@@ -73,6 +73,22 @@ def test_examples_are_answered(server: RunningServer, api: Any) -> None:
         assert response.status_code == 200, (path, response.text)
 
 
+def test_refusals_are_described(server: RunningServer, api: Any) -> None:
+    many_values = b'{"a": [' + b"0," * 2**21 + b"0]}"
+    for path, method, operation in operations(api):
+        if "requestBody" not in operation:
+            continue
+        for status, content, content_type in (
+            (400, b"[]", "application/json"),
+            (413, many_values, "application/json"),
+            (415, b"{}", "text/plain"),
+        ):
+            response = server.http.request(method, path, content=content, headers={"content-type": content_type})
+            assert response.status_code == status, (path, response.text)
+            schema = operation["responses"][str(status)]["content"]["application/json"]["schema"]
+            jsonschema.validate(response.json(), {**schema, "components": api["components"]})
+
+
 def test_unsupported_parameters_are_left_out(api: Any) -> None:
     completion = body_of(api, "/v1/completions")["properties"]
     assert "logits_processors" not in completion

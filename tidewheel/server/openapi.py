@@ -17,6 +17,16 @@ from tidewheel.server.protocol.errors import ErrorResponse
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 
 _ATTRIBUTE = "openapi_operation"
+_REFUSALS = {
+    "400": "The body is not what is described here; the error says what is wrong with which field",
+    "413": "The body is too large, or has too many values",
+    "415": "The body was not sent as JSON",
+}
+_REFUSALS_OF_WAITING = {
+    "429": "Too many requests wait already; the header retry-after says how many seconds to wait",
+    "503": "The server cannot answer now, or is shutting down",
+    "504": "The answer took longer than the server allows",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +34,8 @@ class Operation:
     """What a handler takes and gives, for the document. All types are msgspec's to describe.
 
     `request` is a JSON body's type, `query` a struct of query parameters, `response` the answer's type (None: it has no
-    body), `events` the type of one event's data where answers can be streamed, `example` a body to try.
+    body), `events` the type of one event's data where answers can be streamed, `example` a body to try. `waits` says
+    whether a request with a body may have to wait for others, so that it can be refused when too many do.
     """
 
     summary: str
@@ -35,6 +46,7 @@ class Operation:
     media_type: str = "application/json"
     error: Any = ErrorResponse
     example: Mapping[str, Any] | None = None
+    waits: bool = True
 
 
 def operation(summary: str, request: Any = None, response: Any = None, **more: Any) -> Callable[[HandlerT], HandlerT]:
@@ -155,8 +167,14 @@ def _operation(
     if found.events is not None:
         answer["description"] = "The answer; with stream, events whose data have the second schema"
         answer["content"]["text/event-stream"] = {"schema": refs(found.events)}
-    failure = {"description": "An error", "content": {"application/json": {"schema": refs(found.error)}}}
-    described["responses"] = {"200": answer, "default": failure}
+    failures = {"default": "An error"}
+    if found.request is not None:
+        failures = {**_REFUSALS, **(_REFUSALS_OF_WAITING if found.waits else {}), **failures}
+    content = {"application/json": {"schema": refs(found.error)}}
+    described["responses"] = {
+        "200": answer,
+        **{status: {"description": text, "content": content} for status, text in failures.items()},
+    }
     return described
 
 

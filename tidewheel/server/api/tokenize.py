@@ -71,7 +71,7 @@ class TokenizeEndpoints:
         )
         return self._encoder.count(prompt.text, "messages", add_special_tokens=bool(body.add_special_tokens))
 
-    @operation("Token ids to text", DetokenizeRequest, DetokenizeResponse, example={"tokens": [72, 105]})
+    @operation("Token ids to text", DetokenizeRequest, DetokenizeResponse, example={"tokens": [72, 105]}, waits=False)
     async def _detokenize(self, request: Request) -> Response:
         raw = await whole_body(request)
         body = self._decode_detokenize(raw)
