@@ -295,8 +295,6 @@ class Attack:
                     self.slowest["gap"] = max(self.slowest["gap"], int(gap * 1e3))
                     if gap > _LONGEST_GAP_S:
                         self.wrong.append(f"a stream stood still for {gap:.1f} s")
-                    if not self.goes_on:
-                        break
                 status = response.status_code
             if status == 429:
                 await asyncio.sleep(1)

@@ -37,7 +37,7 @@ class Attack(NamedTuple):
 class Attacks:
     """Attacks on a server at `host`. `size` is that of the largest bodies, in bytes."""
 
-    def __init__(self, host: str, api_key: str | None = None, size: int = 30_000_000) -> None:
+    def __init__(self, host: str, api_key: str | None = None, size: int = 16_000_000) -> None:
         self._size = size
         self._head = f"host: {host}\r\nconnection: close\r\n"
         if api_key:

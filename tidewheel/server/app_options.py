@@ -51,7 +51,7 @@ class AppOptions:
     trust_request_chat_template: bool = False
     max_stored_responses: int = 1000
     unknown_parameters: str = "refuse"
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: int = 16 * 2**20
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     tracer: Tracer | None = None
     shown_options: Mapping[str, Any] = field(default_factory=dict)

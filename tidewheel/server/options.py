@@ -210,7 +210,7 @@ class ServerOptions:
         choices=("refuse", "warn", "ignore"),
     )
     max_body_size: int = option(
-        32 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
+        16 * 2**20, "largest request body in bytes, e.g. 32M", parse=positive_count, metavar="BYTES"
     )
     max_answer_size: int = option(
         64 * 2**20,
