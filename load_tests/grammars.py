@@ -4,8 +4,8 @@
 
 Clients send grammars of every kind, made up or mangled: deep, long, ambiguous, endless. Meanwhile /health is asked, an
 honest answer is asked for again and again, and it has to stay the same; and a stream is read, which may not stand
-still. Ends with 1 and says what was wrong if any of it fails, an attack is answered with anything but 200, 400 or 429,
-or the memory goes on growing.
+still. Ends with 1 and says what was wrong if any of it fails, an attack is answered with anything but 200, 400, 413 or
+429, or the memory goes on growing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from verdict import verdict
 
 Body = dict[str, Any]
 
-_ALLOWED = (200, 400, 429)
+_ALLOWED = (200, 400, 413, 429)
 _SLOWEST_HEALTH_S = 5.0
 _LONGEST_GAP_S = 5.0  # between two texts of a stream
 _ASK = [{"role": "user", "content": "Describe yourself."}]
