@@ -29,6 +29,10 @@ from storm import Storm, StormError
 from target import discover
 from verdict import verdict
 
+import tidewheel
+
+# The file and not `-m tidewheel`, which would look for the package in the current folder first.
+_PROGRAM = str(Path(tidewheel.__file__).with_name("__main__.py"))
 _START_TIMEOUT_S = 120
 _EXIT_TIMEOUT_S = 40  # its --shutdown-timeout of 30 s, and some
 _ROUND = 500  # requests
@@ -91,7 +95,7 @@ async def besiege(url: str, pid: int, args: argparse.Namespace) -> list[str]:
 def serve_and_besiege(args: argparse.Namespace) -> list[str]:
     """Start a server, besiege it, end it; return what was wrong."""
     url = f"http://127.0.0.1:{args.port}"
-    command = [sys.executable, "-m", "tidewheel", "serve", "--port", str(args.port), *args.server]
+    command = [sys.executable, _PROGRAM, "serve", "--port", str(args.port), *args.server]
     with open(args.log, "w") as log, subprocess.Popen(command, stderr=log) as process:
         try:
             _await_health(url, process)

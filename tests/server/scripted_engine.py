@@ -103,8 +103,9 @@ class RecitingExecutor:
 
     def learn(self, prompt: Sequence[int], answer: list[int] | None) -> None:
         key = np.asarray(prompt, np.int32).tobytes()
-        # The newest last, as the next step most likely asks for it; the oldest have long been answered.
-        self.prompts = {**dict(list(self.prompts.items())[-1000:]), key: (len(prompt), answer)}
+        # The newest last, even if it was known: it may begin like one that has come since. The oldest are answered.
+        known = {other: said for other, said in list(self.prompts.items())[-1000:] if other != key}
+        self.prompts = {**known, key: (len(prompt), answer)}
 
     def step(self, batch: StepBatch) -> StepOutput:
         time.sleep(self.step_s)

@@ -48,15 +48,15 @@ def messages(text: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (CHAT, {"messages": messages("a" * 20_000_000)}),
-        (CHAT, {"messages": messages("a ") * 20_000}),
-        (COMPLETIONS, {"prompt": " " * 20_000_000}),
+        (CHAT, {"messages": messages("a" * 11_500_000)}),
+        (CHAT, {"messages": messages("a ") * 10_000}),
+        (COMPLETIONS, {"prompt": " " * 12_000_000}),
         (COMPLETIONS, {"prompt": "7" * 10_000_000}),
         (COMPLETIONS, {"prompt": "<|im_start|>" * 1_000_000}),
         (COMPLETIONS, {"prompt": "é" * 250_000}),
-        ("/tokenize", {"prompt": "a b " * 5_000_000}),
-        ("/v1/messages/count_tokens", {"messages": messages("a b " * 5_000_000)}),
-        ("/v1/responses", {"input": "a b " * 5_000_000, "truncation": "auto"}),
+        ("/tokenize", {"prompt": "a b " * 3_000_000}),
+        ("/v1/messages/count_tokens", {"messages": messages("a b " * 3_000_000)}),
+        ("/v1/responses", {"input": "a b " * 3_000_000, "truncation": "auto"}),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
@@ -100,9 +100,9 @@ def test_only_the_end_of_a_truncated_text_is_encoded(demo_server: ServerProcess)
         return response.json()["choices"][0]["prompt_token_ids"]
 
     for count in (5, -1):
-        assert ids("the tide " * 2_000_000 + end, count, None) == ids("the tide " * 5000 + end, count, None)
-    assert ids(end[1:] + " the tide" * 2_000_000, 15, "right") == ids(end[1:] + " the tide" * 9, 15, "right")
-    body = {"messages": messages("the tide " * 2_000_000), "max_tokens": 1, "truncate_prompt_tokens": 7}
+        assert ids("the tide " * 1_500_000 + end, count, None) == ids("the tide " * 5000 + end, count, None)
+    assert ids(end[1:] + " the tide" * 1_500_000, 15, "right") == ids(end[1:] + " the tide" * 9, 15, "right")
+    body = {"messages": messages("the tide " * 1_500_000), "max_tokens": 1, "truncate_prompt_tokens": 7}
     answer = httpx.post(demo_server.url + CHAT, json=body, timeout=60, trust_env=False)
     assert answer.json()["usage"]["prompt_tokens"] == 7
 
@@ -116,11 +116,7 @@ def test_all_prompts_together(server: RunningServer, monkeypatch: pytest.MonkeyP
     assert "1000 tokens" in response.json()["error"]["message"]
 
 
-def test_a_conversation_has_no_more_messages_than_tokens(
-    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tidewheel.server.prompts._LEAST_COUNTED", 1)
-    server = start_server()
+def test_a_conversation_has_no_more_messages_than_it_may(server: RunningServer) -> None:
     for path, field, others in (
         ("/tokenize", "messages", {}),
         (CHAT, "messages", {}),
@@ -128,8 +124,7 @@ def test_a_conversation_has_no_more_messages_than_tokens(
     ):
         response = server.post(path, {field: messages("") * (2 * 8192 + 1), **others})
         assert response.status_code == 400, response.text
-        assert "at most 16384 entries" in response.json()["error"]["message"]
-        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert "at most 16384 messages" in response.json()["error"]["message"]
 
 
 def test_a_template_is_not_broken_by_variables(start_server: StartServer) -> None:

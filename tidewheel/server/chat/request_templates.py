@@ -149,7 +149,7 @@ class _Renderer:
         except TimeoutError:
             if self._waited_s > _MAX_S / 2:
                 raise _waited() from None
-            raise _bad_template(f"rendering it takes longer than {_MAX_S - self._waited_s:.3g} s") from None
+            raise _bad_template(f"rendering it takes longer than {_MAX_S - self._waited_s:.2g} s") from None
         finally:
             self._left_s -= time.monotonic() - began
 
