@@ -68,9 +68,18 @@ def _meminfo(root: Path) -> Iterator[tuple[str, int]]:
 def resident_bytes() -> int:
     """How much memory this process has, with what it shares; 0 where the system does not say."""
     try:
-        return int((_ROOT / "proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        return _statm_bytes(1)
     except OSError:
         return 0
+
+
+def address_space_bytes() -> int:
+    """How much address space this process has, which RLIMIT_AS bounds. Raises OSError where the system does not say."""
+    return _statm_bytes(0)
+
+
+def _statm_bytes(field: int) -> int:
+    return int((_ROOT / "proc/self/statm").read_text().split()[field]) * os.sysconf("SC_PAGESIZE")
 
 
 class _MallInfo(ctypes.Structure):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidewheel.engine.constraints.source import grammar_source, located, matcher_error
 from tidewheel.engine.constraints.vocabulary import make_vocabulary
-from tidewheel.engine.memory import heap_bytes
+from tidewheel.engine.memory import address_space_bytes, heap_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -172,8 +172,8 @@ def _try(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mappin
 
 def _bound_process() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 1))
-    with contextlib.suppress(OSError), open("/proc/self/statm", "rb") as statm:  # macOS has none, and no such limit
-        most = int(statm.read().split()[0]) * resource.getpagesize() + MAX_MEMORY_BYTES
+    with contextlib.suppress(OSError):  # macOS does not say, and has no such limit
+        most = address_space_bytes() + MAX_MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)  # nothing handles the signal, so it ends the process
     silence = os.open(os.devnull, os.O_WRONLY)

@@ -20,6 +20,7 @@ from typing import Any
 
 import jinja2
 
+from tidewheel.engine.memory import address_space_bytes
 from tidewheel.server.chat.template_environment import complaint, template_environment
 
 MAX_MEMORY_BYTES = 512 * 2**20
@@ -51,21 +52,16 @@ def main() -> None:
     _bound_process()
     connection.sendall(READY)
     stream = connection.makefile("rb")
-    size_at_start = _address_space_bytes()
+    # Not getrusage, whose peak begins with that of the process that this one was started by.
+    size_at_start = address_space_bytes()
     compiled = functools.lru_cache(maxsize=16)(template_environment().from_string)
     while head := stream.read(REQUEST.size):
         source, variables = pickle.loads(stream.read(*REQUEST.unpack(head)))
         outcome, text = _answer(compiled, source, variables)
-        retires = _address_space_bytes() > size_at_start + _MAX_KEPT_BYTES
+        retires = address_space_bytes() > size_at_start + _MAX_KEPT_BYTES
         connection.sendall(REPLY.pack(outcome, retires, len(text)) + text)
         if retires:
             return
-
-
-def _address_space_bytes() -> int:
-    # Not getrusage, whose peak begins with that of the process that this one was started by.
-    with open("/proc/self/statm", "rb") as statm:
-        return int(statm.read().split()[0]) * resource.getpagesize()
 
 
 def _bound_process() -> None:
