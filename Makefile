@@ -27,7 +27,7 @@ LOCK := $(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-versio
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 # Directories are listed too: a file that goes away changes nothing but its directory.
 SOURCES := pyproject.toml CMakeLists.txt \
-    $(shell find tidewheel native \( -name __pycache__ -o -path tidewheel/server/demo/training \) -prune -o -print)
+    $(shell find tidewheel server engine native -name __pycache__ -prune -o -print)
 
 # What a target leaves out is a line of a file of its own in $(SKIPPED).
 SKIPPED := $(abspath $(VENV))/skipped
@@ -120,7 +120,7 @@ lock: | $(VENV)/.tools  ## resolve anew, with hashes, what the images install: r
 
 clean:  ## remove everything that was made
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find tidewheel tests load_tests -name __pycache__ -prune -exec rm -rf {} +
+	find server engine tidewheel tests load_tests tools -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.tools:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 from peer_runners.job import Arrivals, Job, Scenario
 
-from tidewheel.server.bench.engine_runs import common_rate
-from tidewheel.server.bench.spread import Spread
+from tidewheel.server.commands.bench.engine_runs import common_rate
+from tidewheel.server.commands.bench.spread import Spread
 
 READY = "start to ready"
 RUNNERS = Path(__file__).with_name("peer_runners")

@@ -27,10 +27,10 @@ from typing import Any
 import uvloop
 
 import tidewheel
-from tidewheel.engine.launch import load_engine
-from tidewheel.server.bench.engine_runs import Arrivals, common_rate, generate
-from tidewheel.server.options import parse_options
-from tidewheel.server.start import engine_options
+from tidewheel.engine.load import load_engine
+from tidewheel.server.commands.bench.engine_runs import Arrivals, common_rate, generate
+from tidewheel.server.commands.serve import engine_options
+from tidewheel.server.options.serve import parse_options
 
 # The file and not `-m tidewheel`, which would look for the package in the current folder first.
 _PROGRAM = str(Path(tidewheel.__file__).with_name("__main__.py"))

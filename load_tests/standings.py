@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from contest import READY, Contestant
 
-from tidewheel.server.bench import text
+from tidewheel.server.commands.bench import text
 
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "BF16": 16, "F16": 16,
         "int8": 8, "int8-channel": 8, "Q8_0": 8, "int4": 4, "Q4_0": 4}  # fmt: skip

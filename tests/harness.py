@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.batch import SamplingBatch, StepBatch
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Device, DType, Executor, ExecutorOptions, KvCacheDType
+from tidewheel.engine.devices.base import Device, Executor, ExecutorOptions
+from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.models import describe
-from tidewheel.engine.quantization import Quantization
 from tidewheel.engine.weights import open_weights, read_config
+from tidewheel.engine.weights.dtypes import DType, KvCacheDType
+from tidewheel.engine.weights.quantization import Quantization
 
 
 def device_ids() -> list[str]:

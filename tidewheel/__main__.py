@@ -2,7 +2,7 @@
 
 import sys
 
-from tidewheel.server.cli import main
+from tidewheel.server.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

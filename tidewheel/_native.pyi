@@ -6,7 +6,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.batch import SamplingBatch, StepBatch
+from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 
 class Processor(TypedDict):
     cpu: int

@@ -15,7 +15,7 @@ class Tidewheel:
 
     def __init__(self, given: job.Job) -> None:
         from tidewheel import __version__
-        from tidewheel.engine.launch import EngineOptions, load_engine
+        from tidewheel.engine.load import EngineOptions, load_engine
 
         is_dtype = given.weights in ("float32", "bfloat16", "float16")
         weights: dict[str, Any] = {"dtype" if is_dtype else "quantization": given.weights}
@@ -36,7 +36,7 @@ class Tidewheel:
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> list[job.Arrivals]:
         """Decode greedily exactly `new_tokens` after each prompt: when each sequence's tokens came."""
-        from tidewheel.server.bench.engine_runs import generate
+        from tidewheel.server.commands.bench.engine_runs import generate
 
         return self._loop.run_until_complete(generate(self._engine, prompts, new_tokens))
 

@@ -1,4 +1,4 @@
-// Logits to a token, bit for bit what tidewheel/engine/sampling.py computes; that file says what each step is and where
+// Logits to a token, bit for bit what engine/devices/sampling.py computes; that file says what each step is and where
 // it comes from. Compiled without contraction of a * b + c, because numpy does not contract.
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// A decoder as the native executor sees it: tidewheel/engine/models/spec.py's DecoderSpec, field by field.
+// A decoder as the native executor sees it: engine/models/spec.py's DecoderSpec, field by field.
 #pragma once
 
 #include <optional>

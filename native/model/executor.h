@@ -18,7 +18,7 @@
 
 namespace tidewheel {
 
-// The arrays of tidewheel/engine/batch.py's StepBatch.
+// The arrays of engine/devices/batch.py's StepBatch.
 struct Step {
   std::span<const int32_t> token_ids, positions;  // [T]
   std::span<const int32_t> query_start;           // [S + 1]

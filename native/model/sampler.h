@@ -9,7 +9,7 @@
 
 namespace tidewheel {
 
-// The arrays of tidewheel/engine/batch.py's SamplingBatch, one entry a row, and where the results go.
+// The arrays of engine/devices/batch.py's SamplingBatch, one entry a row, and where the results go.
 struct Sampling {
   std::span<const float> temperature, top_p, min_p;
   std::span<const int32_t> top_k;

@@ -16,7 +16,7 @@ import pytest
 from server.conftest import RunningServer, StartServer, demo_server, start_server
 from system_tools import require
 
-from tidewheel.engine.encoders.launch import load_encoders
+from tidewheel.engine.encoders.load import load_encoders
 
 __all__ = ["demo_server", "start_server"]  # fixtures
 

@@ -15,7 +15,7 @@ import pytest
 from clients.conftest import say, until_idle
 from server.conftest import RunningServer, ServerProcess, StartServer
 
-from tidewheel.server.limits import AdmissionLimits
+from tidewheel.server.http.limits import AdmissionLimits
 
 CALL = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
 

@@ -17,7 +17,7 @@ from deploy.proxies import ROOT
 from server.conftest import ServerProcess, StartServer, dummy_model, start_server
 from system_tools import require
 
-from tidewheel.server.options import ModelOptions, ServerOptions, parse_options
+from tidewheel.server.options.serve import ModelOptions, ServerOptions, parse_options
 
 __all__ = ["dummy_model", "start_server"]  # fixtures
 

@@ -12,18 +12,19 @@ from engine.tiny_tokenizers import tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.batch import StepBatch, StepOutput
-from tidewheel.engine.batch_builder import BatchBuilder
-from tidewheel.engine.beam_search import BeamSearch, Hypothesis
-from tidewheel.engine.blocks import BlockPool
+from tidewheel.engine.cache.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
-from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
-from tidewheel.engine.request import FinishReason, SamplingParams
-from tidewheel.engine.scheduler import Scheduler
-from tidewheel.engine.sequence import Sequence as EngineSequence
-from tidewheel.engine.step import Finished, Step
+from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.outputs import FinishReason
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling.batch_builder import BatchBuilder
+from tidewheel.engine.scheduling.beam_search import BeamSearch, Hypothesis
+from tidewheel.engine.scheduling.cost_model import CostModel
+from tidewheel.engine.scheduling.scheduler import Scheduler
+from tidewheel.engine.scheduling.sequence import Sequence as EngineSequence
+from tidewheel.engine.scheduling.step import Finished, Step
 
 Sampled = tuple[int, float | None, bytes]  # token, logprob, most likely tokens
 Scored = tuple[int, float, int, bytes]  # position, logprob, rank, most likely tokens before
@@ -121,7 +122,7 @@ class Driver:
             assert not (step.decodes and step.chunks)
         if not self.limits.chunked_prefill:
             assert all(chunk.is_last for chunk in step.chunks)
-        masks = self.masks.start(step.sampled()) if self.scheduler.has_constraints else None
+        masks = self.masks.start([s.constraint for s in step.sampled()]) if self.scheduler.has_constraints else None
         batch = self.builder.build(step, masks)
         if step.copies:
             self._check_copies(step.copies)

@@ -11,9 +11,9 @@ import hashlib
 
 import numpy as np
 
-from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.base import ExecutorLimits
-from tidewheel.engine.sampling import NO_TOKEN
+from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.sampling import NO_TOKEN
 
 
 class FakeExecutor:

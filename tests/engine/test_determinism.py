@@ -17,11 +17,12 @@ from engine.driving import Job, check_any_company
 from harness import device_ids, make_device
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.base import DType, Executor, ExecutorOptions, KvCacheDType
+from tidewheel.engine.devices.base import Executor, ExecutorOptions
 from tidewheel.engine.models import describe
-from tidewheel.engine.quantization import Quantization
-from tidewheel.engine.request import SamplingParams
+from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_weights, read_config
+from tidewheel.engine.weights.dtypes import DType, KvCacheDType
+from tidewheel.engine.weights.quantization import Quantization
 
 pytest.importorskip("transformers")
 

@@ -14,14 +14,16 @@ from engine.tiny_tokenizers import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.constraints.grammar import GrammarCompiler
 from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.sampling import NO_TOKEN
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
-from tidewheel.engine.request import FinishReason, Request, RequestOutput, SamplingParams
-from tidewheel.engine.sampling import NO_TOKEN
+from tidewheel.engine.outputs import FinishReason, RequestOutput
+from tidewheel.engine.request import Request
+from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.stream import RequestStream
 
 TOKENIZER = tiny("byte-level")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import pytest
 from engine.fake_executor import FakeExecutor
 from engine.tiny_tokenizers import tiny
 
-from tidewheel.engine.batch import StepBatch, StepOutput, TokenMasks
-from tidewheel.engine.blocks import BlockPool
+from tidewheel.engine.cache.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
-from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.batch import StepBatch, StepOutput, TokenMasks
 from tidewheel.engine.loop import Delivery, EngineLoop
-from tidewheel.engine.request import SamplingParams
-from tidewheel.engine.scheduler import Scheduler
-from tidewheel.engine.sequence import Sequence
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling.cost_model import CostModel
+from tidewheel.engine.scheduling.scheduler import Scheduler
+from tidewheel.engine.scheduling.sequence import Sequence
 
 LIMITS = ExecutorLimits(16, 512, max_num_seqs=8, max_num_batched_tokens=1024)
 PLAIN, CONSTRAINED, PROMPTS = 0, (1, 2, 3), (4, 5, 6)
@@ -63,8 +64,8 @@ class SlowMasks(MaskWriter):
         self.longest_s = longest_s
         self.num_steps = 0
 
-    def start(self, sequences: list[Sequence]) -> TokenMasks | None:  # type: ignore[override]
-        masks = super().start(sequences)
+    def start(self, constraints: Seq[SequenceConstraint | None]) -> TokenMasks | None:
+        masks = super().start(constraints)
         if masks is not None:
             self.num_steps += 1
             until_s = self.longest_s * (self.num_steps % 7) / 6

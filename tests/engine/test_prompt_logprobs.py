@@ -13,9 +13,10 @@ from engine.fake_executor import FakeExecutor
 from harness import device_ids, make_device
 
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
+from tidewheel.engine.devices.sampling import NO_TOKEN
 from tidewheel.engine.models import describe
-from tidewheel.engine.request import FinishReason, SamplingParams
-from tidewheel.engine.sampling import NO_TOKEN
+from tidewheel.engine.outputs import FinishReason
+from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_weights, read_config
 
 torch = pytest.importorskip("torch")

@@ -9,8 +9,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tidewheel.engine.text import Tokenizer
-from tidewheel.engine.tokenizer_backends import TokenizersBackend
+from tidewheel.engine.text.tokenizer import Tokenizer
+from tidewheel.engine.text.tokenizer_backends import TokenizersBackend
 
 TEXT = [
     "The tide turns the wheel, and the wheel grinds the corn.",

@@ -11,9 +11,9 @@ from fuzz.harness import Harness
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from tidewheel.server import one_at_a_time
-from tidewheel.server.connections import connection_class
-from tidewheel.server.limits import ConnectionLimits
+from tidewheel.server.http import one_at_a_time
+from tidewheel.server.http.connections import connection_class
+from tidewheel.server.http.limits import ConnectionLimits
 
 MOST_AHEAD = 64
 POST = b"POST /v1/completions?a=%20 HTTP/1.1\r\nhost: a\r\n"

@@ -11,7 +11,7 @@ import onnx
 import tokenizers
 from fuzz.harness import Harness, in_folder, written
 
-from tidewheel.engine.encoders.launch import load_encoders
+from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.errors import InvalidRequestError
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "hi", "there"]

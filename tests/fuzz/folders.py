@@ -13,11 +13,11 @@ import tokenizers
 from fuzz.encoder_folders import ENCODERS
 from fuzz.harness import Harness, in_folder, written
 
+from tidewheel.engine.files.folder import read_config
 from tidewheel.engine.models import describe
-from tidewheel.engine.models.folder import read_config
 from tidewheel.engine.models.generation import read_generation_config, sampling_defaults
 from tidewheel.engine.models.spec import tensor_shapes
-from tidewheel.engine.text import Tokenizer
+from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.weights.checkpoint import CheckpointWeights, open_checkpoint
 from tidewheel.engine.weights.finite import require_finite
 from tidewheel.server.chat.templates import ChatTemplate

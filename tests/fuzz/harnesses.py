@@ -28,6 +28,7 @@ from tidewheel.server.chat.reasoning import REASONING_PARSERS
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import ApiError
+from tidewheel.server.generation.structured_output import structured_output
 from tidewheel.server.protocol.chat import ChatCompletionRequest, Tool, ToolFunction
 from tidewheel.server.protocol.completions import CompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
@@ -40,7 +41,6 @@ from tidewheel.server.protocol.scoring import RerankRequest, ScoreRequest
 from tidewheel.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from tidewheel.server.responses.translation import chat_request as from_responses
 from tidewheel.server.responses.translation import prepare_body
-from tidewheel.server.structured_output import structured_output
 
 LONGEST_TEXT = 300  # characters that a parser is given one by one
 

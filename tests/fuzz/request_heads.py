@@ -8,9 +8,9 @@ from typing import Any
 
 from fuzz.harness import Harness, written
 
-from tidewheel.server.body_values import JsonCounts
-from tidewheel.server.middleware import BodyLimit, JsonOnly, RequestId
-from tidewheel.server.tidy_path import TidyPath
+from tidewheel.server.http.body_values import JsonCounts
+from tidewheel.server.http.middleware import BodyLimit, JsonOnly, RequestId
+from tidewheel.server.http.tidy_path import TidyPath
 
 HEADS: list[dict[str, Any]] = [
     {"method": "POST", "path": "//v1//chat/completions/", "root": "",

@@ -34,19 +34,19 @@ exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs \
 # The device says that it loads, and goes on until it is ended.
 NEVER_LOADS = """
 import sys, threading
-from tidewheel.engine import launch
-from tidewheel.server.cli import main
+from tidewheel.engine import load
+from tidewheel.server.commands.cli import main
 def get_device(name):
     print("loading", flush=True)
     threading.Event().wait()
-launch.get_device = get_device
+load.get_device = get_device
 sys.exit(main(sys.argv[1:]))
 """
 
 WITHOUT_UVLOOP = """
 import sys
 sys.modules["uvloop"] = None
-from tidewheel.server.cli import main
+from tidewheel.server.commands.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import Request
 from tidewheel.engine.stream import RequestStream
-from tidewheel.engine.text import Tokenizer
+from tidewheel.engine.text.tokenizer import Tokenizer
 
 BOS, EOS, BROKEN, FATAL = 256, 257, 258, 259
 STALL, HANG = -2, -3  # no tokens: a step that takes a second, and one that never ends
@@ -207,8 +207,8 @@ class ScriptedLoad(contextlib.nullcontext):
 
 def serve(arguments: list[str]) -> int:
     """`tidewheel serve` around a ScriptedEngine, for tests that need a process."""
-    from tidewheel.server import start
-    from tidewheel.server.cli import main
+    from tidewheel.server.commands import serve as start
+    from tidewheel.server.commands.cli import main
 
     start.EngineLoad = ScriptedLoad
     return main(["serve", "--model", str(Path(__file__).parent), *arguments])

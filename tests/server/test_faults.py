@@ -16,14 +16,14 @@ import httpx
 import pytest
 import soak
 from server.conftest import RunningServer, ServerProcess, StartProcess, StartServer
-from server.test_streaming import eventually, is_idle
+from server.generation.test_streaming import eventually, is_idle
 from storm import Storm
 
 from tidewheel.engine.choice import Choice
-from tidewheel.engine.launch import EngineOptions, load_engine
-from tidewheel.engine.sequence import Sequence
+from tidewheel.engine.load import EngineOptions, load_engine
+from tidewheel.engine.scheduling.sequence import Sequence
 from tidewheel.engine.stream import RequestStream
-from tidewheel.server.generation import Generation
+from tidewheel.server.generation.generations import Generation
 
 REQUESTS, AT_A_TIME = 2000, 48
 

@@ -7,10 +7,10 @@ import socket
 import httpx
 import pytest
 from server.conftest import RunningServer, ServerProcess, StartServer
-from server.test_streaming import eventually
+from server.generation.test_streaming import eventually
 
 from tidewheel import __version__
-from tidewheel.server.api.models import ServedModels
+from tidewheel.server.served_models import ServedModels
 
 COMPLETIONS = "/v1/completions"
 

@@ -17,13 +17,14 @@ from engine.tiny_tokenizers import tiny
 from harness import device_ids, make_device
 from hypothesis import strategies as st
 
-from tidewheel.engine.batch import StepBatch, StepOutput
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.filters import bad_word_tokens
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
+from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.models import describe
-from tidewheel.engine.request import FinishReason, SamplingParams
-from tidewheel.engine.scheduler import Finished
+from tidewheel.engine.outputs import FinishReason
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling.scheduler import Finished
 from tidewheel.engine.weights import open_weights, read_config
 
 pytest.importorskip("llguidance")  # not there on every machine

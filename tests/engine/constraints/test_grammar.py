@@ -23,7 +23,7 @@ from tidewheel.engine.constraints import grammar as grammar_module
 from tidewheel.engine.constraints.grammar import Grammar, GrammarCompiler, StructuredOutput
 from tidewheel.engine.constraints.vocabulary import make_vocabulary
 from tidewheel.engine.errors import InvalidRequestError
-from tidewheel.engine.text import Tokenizer
+from tidewheel.engine.text.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")  # not there on every machine
 

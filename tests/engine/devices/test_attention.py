@@ -13,7 +13,7 @@ import pytest
 from harness import Harness, device_ids, make_device
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.base import DType, Executor, ExecutorOptions, KvCacheDType, WeightTensor
+from tidewheel.engine.devices.base import Executor, ExecutorOptions
 from tidewheel.engine.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -24,6 +24,8 @@ from tidewheel.engine.models.spec import (
     RopeSpec,
     tensor_shapes,
 )
+from tidewheel.engine.weights.dtypes import DType, KvCacheDType
+from tidewheel.engine.weights.tensor import WeightTensor
 
 torch = pytest.importorskip("torch")
 

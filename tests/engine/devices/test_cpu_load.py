@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tidewheel.engine.devices.base import ExecutorOptions, WeightTensor
-from tidewheel.engine.devices.cancellation import Cancellation, LoadCancelledError
+from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
+from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.weights import open_weights
 from tidewheel.engine.weights.checkpoint import CheckpointWeights
+from tidewheel.engine.weights.tensor import WeightTensor
 
 pytest.importorskip("tidewheel._native")
 from tidewheel import _native

@@ -10,7 +10,7 @@ import encoder_zoo as zoo
 import pytest
 
 from tidewheel.engine.encoders.description import describe_encoder
-from tidewheel.engine.encoders.launch import load_encoders
+from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.errors import DeviceError, ModelError
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder
-from tidewheel.engine.encoders.launch import load_encoders
+from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 

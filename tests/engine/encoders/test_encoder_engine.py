@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.encoders.encoder import Embedder
 from tidewheel.engine.encoders.engine import EncoderEngine
-from tidewheel.engine.encoders.launch import load_encoders
+from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import EngineDeadError, TidewheelError
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from harness import Harness, device_ids, load, make_device
 
-from tidewheel.engine.devices.base import Device, DType, KvCacheDType
+from tidewheel.engine.devices.base import Device
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.models.folder import read_config
+from tidewheel.engine.files.folder import read_config
 from tidewheel.engine.models.generation import GenerationConfig, read_generation_config, sampling_defaults
 
 

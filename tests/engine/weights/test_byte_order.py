@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.base import DType, ExecutorOptions, WeightSource, WeightTensor
+from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
-from tidewheel.engine.quantization import Quantization
 from tidewheel.engine.weights import open_weights
-from tidewheel.engine.weights.dtypes import STORAGE, to_float32
+from tidewheel.engine.weights.dtypes import STORAGE, DType
 from tidewheel.engine.weights.packed_cache import PackedCache
+from tidewheel.engine.weights.quantization import Quantization
+from tidewheel.engine.weights.tensor import WeightSource, WeightTensor, to_float32
 
 pytest.importorskip("tidewheel._native")
 from tidewheel.engine.devices.cpu import CpuDevice

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.base import DType, WeightTensor
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.weights import open_weights
-from tidewheel.engine.weights.dtypes import STORAGE, bfloat16_bits, dtype_from_config, to_float32
+from tidewheel.engine.weights.dtypes import STORAGE, DType, bfloat16_bits, dtype_from_config
+from tidewheel.engine.weights.tensor import WeightTensor, to_float32
 
 CONFIG = {
     "architectures": ["OPTForCausalLM"],

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from tidewheel.engine.devices.base import DType, WeightTensor
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
-from tidewheel.engine.quantization import Quantization
 from tidewheel.engine.weights import finite
+from tidewheel.engine.weights.dtypes import DType
 from tidewheel.engine.weights.finite import require_finite
+from tidewheel.engine.weights.quantization import Quantization
+from tidewheel.engine.weights.tensor import WeightTensor
 
 DTYPES: dict[DType, tuple[str, int]] = {"float32": ("u4", 23), "float16": ("u2", 10), "bfloat16": ("u2", 7)}
 CONFIG = {

@@ -21,14 +21,15 @@ from harness import Harness
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tidewheel.engine.devices.base import DType, ExecutorOptions
-from tidewheel.engine.launch import EngineOptions, load_engine
+from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.load import EngineOptions, load_engine
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
-from tidewheel.engine.quantization import Quantization
 from tidewheel.engine.weights import open_weights, read_config
 from tidewheel.engine.weights.checkpoint import CheckpointWeights
+from tidewheel.engine.weights.dtypes import DType
 from tidewheel.engine.weights.packed_cache import PackedCache
+from tidewheel.engine.weights.quantization import Quantization
 
 _native = pytest.importorskip("tidewheel._native")
 from tidewheel.engine.devices.cpu import CpuDevice, CpuExecutor  # noqa: E402

@@ -1,0 +1,1 @@
+"""KV blocks: which are free, what they hold, and who shares them."""

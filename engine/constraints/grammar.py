@@ -1,0 +1,276 @@
+"""Grammars: what structured output has to match, tried by the prover, compiled by llguidance in threads, and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ..errors import EngineDeadError, InvalidRequestError, TidewheelError
+from ..machine.memory import release_free_memory, resident_bytes
+from ..text.tokenizer import Tokenizer
+from .prover import GrammarError, GrammarProver, Proof, ProverError
+from .prover_process import COMPILE_STACK_BYTES, parser_limits
+from .source import matcher_error
+from .vocabulary import TokenTexts, make_vocabulary, token_texts
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+T = TypeVar("T")
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+_MOST_KEPT = 64
+_MOST_KEPT_TEXT = 4 * MAX_GRAMMAR_BYTES  # characters
+_MOST_KEPT_BYTES = 64 * 2**20  # of compiled grammars
+_MAX_KEPT_GROWTH = 8 * 2**20
+_UNRELEASED_BYTES = 16 * 2**20  # that the process may grow by before it gives back what is free
+_LONGEST_MESSAGE = 600
+
+_PLACES = 4  # grammars that are tried at once, in 256 MiB each; they share what the engine leaves of the processors
+# One that takes long (SLOW_CPU_S) needs a slow place too. So the others are free again soon, whatever is sent.
+_SLOW_PLACES = 2
+_MOST_WAITING = 64
+_MOST_COMPILED_AT_ONCE = 2  # in this process; the engine needs the cores
+_STACK_BYTES = 4 * COMPILE_STACK_BYTES
+_SHUTTING_DOWN = "the server is shutting down"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What an answer has to match, as text of a kind.
+
+    `json_schema`: a JSON schema. `regex`: a regular expression in Rust's syntax, for the whole answer. `choice`: a
+    JSON list of strings, of which the answer is one. `grammar`: llguidance's dialect of Lark, or EBNF as llama.cpp and
+    xgrammar have it, told by its `::=`. `structural_tag`: JSON of a structural_tag.Format. `param` is the request's
+    field that it comes from.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
+    text: str
+    param: str = field(default="structured_outputs", compare=False)
+
+
+class GrammarsBusyError(TidewheelError):
+    """Too many grammars wait to be compiled, or take long; it may be tried again."""
+
+
+class GrammarsUnavailableError(TidewheelError):
+    """No grammar can be compiled now, whatever it is."""
+
+
+class Grammar:
+    """A compiled grammar, shared by all sequences that must match it.
+
+    `size` is about how many bytes it takes. llguidance keeps what it learns of the regular expressions with the
+    grammar, for all its sequences, and once it has met a limit there it fails them all. So one that has met a limit
+    `is_spent`, or has grown by much (`grown_bytes`): who asks for it next gets it compiled anew.
+    """
+
+    def __init__(self, prototype: LLMatcher, size: int = 0) -> None:
+        self.size = size
+        self.grown_bytes = 0
+        self.is_spent = False
+        self._prototype = prototype
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is worth using for another request."""
+        return not self.is_spent and self.grown_bytes < _MAX_KEPT_GROWTH
+
+    def new_matcher(self) -> LLMatcher:
+        """A matcher at the grammar's beginning, with a place of its own in it. For the engine thread only."""
+        return self._prototype.deep_copy()
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary. llguidance is imported, and the vocabulary made, for the first of them.
+
+    A grammar is compiled here only after a process that may be lost has done the same with it and come out well (see
+    prover.py), on a thread with more stack than that had.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
+        """`vocab_size` is the model's, which may differ from the tokenizer's; `eos_ids` end an answer."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._threads = ThreadPoolExecutor(_PLACES, "grammar-compiler")
+        self._prover = GrammarProver(self._token_texts, tokenizer.special_ids)
+        self._slow_places = threading.Semaphore(_SLOW_PLACES)
+        self._compiling = threading.Semaphore(_MOST_COMPILED_AT_ONCE)
+        self._kept: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()  # least recently used first
+        self._unfinished = 0
+        self._release_lock = threading.Lock()
+        self._resident = resident_bytes()
+        self._is_warm = False
+        self._is_closed = False
+        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary_lock = threading.Lock()
+
+    async def compile(self, output: StructuredOutput) -> Grammar:
+        """The grammar of `output`, compiled or kept. For the event loop's thread only.
+
+        Raises InvalidRequestError saying what is wrong with it, and where; GrammarsBusyError if it would wait for too
+        many others, or takes long while others do; GrammarsUnavailableError if none can be compiled; EngineDeadError
+        after `close`.
+        """
+        size = len(output.text.encode())
+        if size > MAX_GRAMMAR_BYTES:
+            raise InvalidRequestError(
+                f"{output.param} has {size} bytes; at most {MAX_GRAMMAR_BYTES} can be compiled", output.param
+            )
+        future = self._kept.get(output)
+        if future is None or not _is_worth_keeping(future):
+            if self._is_closed:
+                raise EngineDeadError(_SHUTTING_DOWN)
+            if self._unfinished >= _MOST_WAITING:
+                raise GrammarsBusyError(f"the server is busy: {_MOST_WAITING} grammars wait already; try again later")
+            future = self._kept[output] = self._submit(self._compile, output)
+            self._unfinished += 1
+            asyncio.wrap_future(future).add_done_callback(self._count_out)
+        self._kept.move_to_end(output)
+        self._forget_oldest()
+        try:
+            # Shielded: whoever else waits for the same grammar still wants it when this client has gone.
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if future.cancelled():  # by `close`, and not this client's request
+                raise EngineDeadError(_SHUTTING_DOWN) from None
+            raise
+        except GrammarError as error:
+            raise InvalidRequestError(f"{output.param} {error}", output.param) from None
+        except ProverError as error:
+            if self._is_closed:
+                raise EngineDeadError(_SHUTTING_DOWN) from None
+            raise GrammarsUnavailableError(f"{output.param} cannot be compiled now: {error}") from error
+
+    def warm_up(self) -> None:
+        """Import llguidance, make the vocabulary and start the prover, in threads, before the first grammar is there.
+
+        Calls after the first do nothing. What goes wrong is said to those who want grammars.
+        """
+        if not self._is_warm and not self._is_closed:
+            self._is_warm = True
+            self._submit(self._start_prover)
+            self._submit(self._made_vocabulary)
+
+    def close(self) -> None:
+        """End the threads, and whatever is being tried. Calling it twice is allowed."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._prover.close()
+
+    def _submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        # The size is for all threads that are started meanwhile; others that start get more address space, no memory.
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            return self._threads.submit(work, *arguments)
+        finally:
+            threading.stack_size(before)
+
+    def _count_out(self, ended: asyncio.Future[Grammar]) -> None:
+        self._unfinished -= 1
+        if not ended.cancelled():
+            ended.exception()  # it is heard of by those who wait
+
+    def _forget_oldest(self) -> None:
+        kept = self._kept
+        texts = sum(len(output.text) for output in kept)
+        size = sum(_size_of(future) for future in kept.values())
+        while len(kept) > 1 and (len(kept) > _MOST_KEPT or texts > _MOST_KEPT_TEXT or size > _MOST_KEPT_BYTES):
+            output, future = kept.popitem(last=False)
+            texts -= len(output.text)
+            size -= _size_of(future)
+
+    def _token_texts(self) -> TokenTexts:
+        return token_texts(self._tokenizer, self._vocab_size, self._eos_ids)
+
+    def _made_vocabulary(self) -> LLTokenizer:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = make_vocabulary(self._token_texts(), self._tokenizer)
+            return self._vocabulary
+
+    def _start_prover(self) -> None:
+        _import_llguidance()
+        self._prover.start()
+
+    def _compile(self, output: StructuredOutput) -> Grammar:
+        _import_llguidance()
+        proof = self._proof(output)
+        vocabulary = self._made_vocabulary()
+        from llguidance import LLMatcher
+
+        with self._compiling:
+            matcher = LLMatcher(vocabulary, proof.source, log_level=0, limits=parser_limits())
+            # The first mask is the one that takes long, for it makes most of the lexer; copies find it made.
+            matcher.compute_bitmask()
+        if (message := matcher_error(matcher)) is not None:
+            raise _cannot(message)
+        self._release_memory()
+        return Grammar(matcher, proof.size)
+
+    def _release_memory(self) -> None:
+        """Compiling takes many times what is kept of it, and the C library keeps the rest, for each thread."""
+        with self._release_lock:
+            resident = resident_bytes()
+            if resident > self._resident + _UNRELEASED_BYTES:
+                release_free_memory()
+                self._resident = resident_bytes()
+
+    def _proof(self, output: StructuredOutput) -> Proof:
+        held = False
+
+        def take_slow_place() -> None:
+            nonlocal held
+            held = self._slow_places.acquire(blocking=False)
+            if not held:
+                raise GrammarsBusyError(
+                    f"the server is busy: {_SLOW_PLACES} grammars that take long to compile are at it already, "
+                    f"and {output.param} takes long too; try again later"
+                )
+
+        try:
+            return self._prover.prove(output.kind, output.text, take_slow_place)
+        except GrammarError as error:
+            raise _cannot(str(error)) from None
+        finally:
+            if held:
+                self._slow_places.release()
+
+
+def _import_llguidance() -> None:
+    try:
+        import llguidance  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "llguidance":
+            raise
+        raise GrammarError(
+            "needs the llguidance package, which is not installed: pip install llguidance "
+            "(there are wheels for x86-64 and ARM)"
+        ) from error
+
+
+def _is_worth_keeping(future: Future[Grammar]) -> bool:
+    """Whether its result is that of any other try: a grammar that was refused once is not tried again."""
+    if not future.done():
+        return True
+    if future.cancelled() or not isinstance(error := future.exception(), GrammarError | None):
+        return False
+    return error is not None or future.result().is_fresh
+
+
+def _size_of(future: Future[Grammar]) -> int:
+    done = future.done() and not future.cancelled() and future.exception() is None
+    return future.result().size + future.result().grown_bytes if done else 0
+
+
+def _cannot(message: str) -> GrammarError:
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + "..."
+    return GrammarError(f"cannot be compiled: {message}")

@@ -1,0 +1,117 @@
+"""MaskWriter: the masks of a step, written while the device computes the step's logits.
+
+A mask depends on the token before it, so it cannot be made before that token is sampled; and it is not needed before
+the next forward pass is over and its logits are sampled from. In between, llguidance works without the GIL on threads
+of its own. Most masks of a 49,000-token vocabulary take it 5 to 200 microseconds, a few some milliseconds, and its
+limits end any after about 15; a forward pass takes longer than a batch of them, so nobody waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..devices.batch import TokenMasks
+from ..machine.memory import heap_bytes
+from ..outputs import FinishReason
+from .constraint import Failure, SequenceConstraint
+from .costs import MaskCosts
+from .filters import ALL, Mask, mask_words
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
+logger = logging.getLogger(__name__)
+
+_MOST_THREADS = 8
+_AT_ONCE = 16  # masks that are made without a look at how long they take
+
+
+class MaskWriter:
+    """Writes masks, for the engine thread. Its threads start with the first grammar."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = mask_words(vocab_size)
+        # The engine thread is pinned to a core, and what it starts would inherit that.
+        processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        self._thread = ThreadPoolExecutor(1, "token-masks", initializer=lambda: _run_on(processors))
+        self._num_threads = max(1, min(_MOST_THREADS, (len(processors) if processors else os.cpu_count() or 1) // 2))
+        self._executor: LLExecutor | None = None
+        self._costs = MaskCosts()
+
+    def start(self, constraints: Sequence[SequenceConstraint | None]) -> TokenMasks | None:
+        """The masks of a step's rows, each for one of the constraints; None if none needs one.
+
+        The constraints must not be touched before the masks' `wait` has returned.
+        """
+        index = np.full(len(constraints), -1, np.int32)
+        masked: list[SequenceConstraint] = []
+        for row, constraint in enumerate(constraints):
+            if constraint is not None and constraint.has_mask:
+                index[row] = len(masked)
+                masked.append(constraint)
+        if not masked:
+            return None
+        bits = np.full((len(masked), self._words), ALL, np.uint32)
+        matchers = [(matcher, i) for i, c in enumerate(masked) if (matcher := c.matcher()) is not None]
+        if not matchers:
+            _restrict(masked, bits)
+            return TokenMasks(bits, index)
+        return TokenMasks(bits, index, self._thread.submit(self._write, matchers, masked, bits).result)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._thread.shutdown()
+
+    def _write(self, matchers: list[tuple[LLMatcher, int]], constraints: list[SequenceConstraint], bits: Mask) -> None:
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            self._executor = LLExecutor(self._num_threads)
+        try:
+            self._compute(self._executor, matchers, constraints, bits)
+        except BaseException as failure:  # a panic in llguidance is no Exception, and none of other requests' business
+            logger.error("llguidance has failed to make masks", exc_info=failure)
+            for _, row in matchers:
+                message = "the grammar cannot be followed: llguidance has failed"
+                constraints[row].failure = Failure(FinishReason.ERROR, message)
+        _restrict(constraints, bits)
+
+    def _compute(
+        self,
+        executor: LLExecutor,
+        matchers: list[tuple[LLMatcher, int]],
+        constraints: list[SequenceConstraint],
+        bits: Mask,
+    ) -> None:
+        self._costs.begin()
+        at, size = bits.ctypes.data, bits.shape[1] * 4
+        for first in range(0, len(matchers), _AT_ONCE):
+            together = matchers[first : first + _AT_ONCE]
+            started = time.perf_counter()
+            if len(together) > 1 and not self._costs.is_watching:
+                executor.unsafe_compute_mask_ptr(together, at, size, len(bits))
+            else:
+                for matcher, row in together:
+                    before, held = time.thread_time(), heap_bytes() if self._costs.is_watching else 0
+                    matcher.unsafe_compute_mask_ptr(at + row * size, size)
+                    grown = heap_bytes() - held if self._costs.is_watching else 0
+                    self._costs.charge(constraints[row], time.thread_time() - before, grown)
+            self._costs.timed(time.perf_counter() - started)
+        self._costs.settle()
+
+
+def _restrict(constraints: list[SequenceConstraint], bits: Mask) -> None:
+    for constraint, mask in zip(constraints, bits, strict=True):
+        constraint.restrict(mask)
+
+
+def _run_on(processors: set[int] | None) -> None:
+    if processors is not None:
+        os.sched_setaffinity(0, processors)

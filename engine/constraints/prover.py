@@ -1,0 +1,206 @@
+"""The prover: has each grammar tried in a process that may be lost, before this one compiles it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from .prover_process import (
+    ANSWER,
+    COMMAND,
+    COMPILE_STACK_BYTES,
+    MAX_CPU_S,
+    MAX_MEMORY_BYTES,
+    MAX_WALL_S,
+    READY,
+    REQUEST,
+    Outcome,
+    receive,
+)
+from .vocabulary import TokenTexts
+
+logger = logging.getLogger(__name__)
+
+_START_S = 60.0  # that the process may take to start, on a slow machine
+_END_S = 1.0
+_GRACE_S = 5.0  # beyond its own limit, for a process to say how it ended
+_MAX_ANSWER_BYTES = 64 * 2**20
+_ENVIRONMENT = ("LD_LIBRARY_PATH",)  # what Python itself may need
+
+_ENDS: Mapping[int, str] = {
+    signal.SIGXCPU: f"takes more than {MAX_CPU_S} s of processor time",
+    signal.SIGALRM: f"takes longer than {MAX_WALL_S} s",
+    signal.SIGABRT: f"takes more than {MAX_MEMORY_BYTES >> 20} MiB of memory",
+    signal.SIGKILL: f"takes more than {MAX_MEMORY_BYTES >> 20} MiB of memory",
+    signal.SIGSEGV: f"takes more than {COMPILE_STACK_BYTES >> 20} MiB of stack: it is nested too deeply",
+    signal.SIGBUS: f"takes more than {COMPILE_STACK_BYTES >> 20} MiB of stack: it is nested too deeply",
+}
+
+
+class GrammarError(Exception):
+    """What is wrong with a grammar."""
+
+
+class ProverError(Exception):
+    """No grammar can be tried now."""
+
+
+class _LostError(Exception):
+    """The process has ended before it answered."""
+
+
+class Proof(NamedTuple):
+    """llguidance's source of a grammar that is safe to compile, and about how many bytes that takes."""
+
+    source: str
+    size: int
+
+
+class GrammarProver:
+    """Has grammars tried, several at once. The process starts with the first, and again if it has been lost.
+
+    May be used from several threads.
+    """
+
+    def __init__(self, texts: Callable[[], TokenTexts], special_ids: Callable[[], Mapping[str, int]]) -> None:
+        """`texts` and `special_ids` are the vocabulary's, asked for when the process starts."""
+        self._texts = texts
+        self._special_ids = special_ids
+        self._lock = threading.Lock()  # of the process
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Start the process unless it runs. Raises ProverError."""
+        with self._lock:
+            if self._is_closed:
+                raise ProverError("the server is shutting down")
+            if self._process is not None and self._process.poll() is None:
+                return
+            self._end()
+            try:
+                self._start()
+            except (OSError, EOFError) as error:
+                self._end()
+                if self._is_closed:
+                    raise ProverError("the server is shutting down") from error
+                logger.exception("The process that tries grammars does not start")
+                raise ProverError("this server cannot start the process that grammars are tried in") from error
+
+    def prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
+        """Try a grammar, by the kinds of StructuredOutput. `on_slow` is called if it takes long, and may raise.
+
+        Raises GrammarError if it cannot be compiled, ProverError if it cannot be told.
+        """
+        with contextlib.suppress(_LostError):
+            return self._prove(kind, text, on_slow)
+        self._let_it_end()  # from outside it may have been ended, which takes a moment
+        try:
+            return self._prove(kind, text, on_slow)
+        except _LostError as error:
+            raise ProverError("the process that grammars are tried in has ended") from error
+
+    def _let_it_end(self) -> None:
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+
+    def _prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self.start()
+                try:
+                    assert self._socket is not None
+                    socket.send_fds(self._socket, [b"\n"], [theirs.fileno()])
+                except OSError as error:
+                    raise _LostError from error
+            return _proof(ours, kind, text, on_slow)
+
+    def close(self) -> None:
+        """End the process and all that it tries. Those who wait are told at once."""
+        self._is_closed = True
+        if self._process is not None:  # without the lock, which who starts it may hold for long
+            _kill(self._process)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        path = [os.path.abspath(entry) for entry in sys.path]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", COMMAND, str(theirs.fileno()), *path],
+                # One arena: each thread's own would take address space from what a grammar may have.
+                env={**environment, "MALLOC_ARENA_MAX": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # so that it ends together with all that it has forked
+            )
+        if self._is_closed:
+            raise EOFError
+        request = pickle.dumps((self._texts(), dict(self._special_ids())))
+        ours.settimeout(_START_S)
+        ours.sendall(REQUEST.pack(len(request)) + request)
+        receive(ours.recv, len(READY))
+
+    def _end(self) -> None:
+        if self._process is not None:
+            _kill(self._process)
+            self._process.wait()
+            self._process = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _proof(connection: socket.socket, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
+    """What comes of a grammar that is tried at the other end of a connection."""
+    deadline = time.monotonic() + MAX_WALL_S + _GRACE_S
+
+    def recv(size: int) -> bytes:
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        return connection.recv(size)
+
+    request = pickle.dumps((kind, text))
+    try:
+        connection.settimeout(MAX_WALL_S)
+        connection.sendall(REQUEST.pack(len(request)) + request)
+        while True:
+            outcome, number, length = ANSWER.unpack(receive(recv, ANSWER.size))
+            if length > _MAX_ANSWER_BYTES:
+                raise EOFError
+            answer = receive(recv, length).decode()
+            if outcome != Outcome.SLOW:
+                break
+            on_slow()
+    except TimeoutError:
+        raise GrammarError(_end_of(signal.SIGALRM)) from None
+    except (OSError, EOFError) as error:
+        raise _LostError from error
+    if outcome != Outcome.SOURCE:
+        raise GrammarError(answer if outcome == Outcome.REFUSED else _end_of(number))
+    return Proof(answer, number)
+
+
+def _end_of(status: int) -> str:
+    end = _ENDS.get(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
+    return f"compiling it {end or 'makes the grammar library fail'}"
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own

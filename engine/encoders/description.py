@@ -1,0 +1,219 @@
+"""EncoderDescription: what a model folder in sentence-transformers' layout says about its encoder."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from ..files.folder import read_config, read_json, read_json_array, read_json_if_there
+from ..files.reading import is_there, require_file, require_no_special_files
+from ..files.wording import shown
+from .pooling import POOLING_MODES
+
+logger = logging.getLogger(__name__)
+
+_GRAPHS = ("onnx/model.onnx", "model.onnx")
+_MAX_GRAPH_BYTES = 2**31 - 1  # of protobuf; larger models keep their weights in files beside it
+_MODE_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_ACTIVATIONS = {"Sigmoid": True, "Identity": False}
+# Their positions start after the padding token's id, so that many fewer tokens fit.
+_POSITIONS_AFTER_PADDING = frozenset(
+    "camembert data2vec-text longformer mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod".split()
+)
+_NO_LIMIT = 10**6  # tokenizers without one say 10**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDescription:
+    """An encoder's files, its limits in tokens, and how its output becomes an answer.
+
+    `pooling` are the modes of an embedding model. `foreign_modules` are those of its modules that Tidewheel does not
+    compute: if there are any, the graph has to give the finished embedding. `sigmoid` is a cross-encoder's activation.
+    """
+
+    graph: Path
+    tokenizer_folder: Path
+    is_cross_encoder: bool
+    max_length: int
+    vocab_size: int | None
+    pad_token_id: int | None
+    lower_case: bool = False
+    pooling: tuple[str, ...] = ()
+    pools_prompt: bool = True
+    foreign_modules: tuple[str, ...] = ()
+    normalize: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    sigmoid: bool = True
+
+
+def describe_encoder(folder: Path) -> EncoderDescription:
+    """Read a model folder. Raises ModelError, naming the file and what would be right."""
+    modules = _Modules(folder)
+    config = read_config(modules.transformer_folder)
+    graph = next((path for name in _GRAPHS if is_there(path := folder / name)), None)
+    if graph is None:
+        raise ModelError(
+            f"{folder} has no onnx/model.onnx: sentence-transformers writes one with "
+            "SentenceTransformer(MODEL, backend='onnx').save_pretrained(FOLDER), or CrossEncoder for a reranker"
+        )
+    require_file(graph, _MAX_GRAPH_BYTES)
+    require_no_special_files(graph.parent)  # whose files the graph may name as its weights
+    is_cross_encoder = str(config["architectures"][0]).endswith("ForSequenceClassification")
+    shared: dict[str, Any] = {
+        "graph": graph,
+        "tokenizer_folder": modules.transformer_folder,
+        "is_cross_encoder": is_cross_encoder,
+        "max_length": _max_length(modules, config),
+        "vocab_size": _integer(config, "vocab_size"),
+        "pad_token_id": _integer(config, "pad_token_id"),
+        "lower_case": bool(modules.transformer_config.get("do_lower_case")),
+    }
+    settings_path = folder / "config_sentence_transformers.json"
+    settings = read_json_if_there(settings_path)
+    if is_cross_encoder:
+        if settings.get("default_prompt_name") is not None:
+            raise ModelError(f"{settings_path} has a default prompt, which is not supported in a cross-encoder")
+        path = modules.transformer_folder / "config.json"
+        return EncoderDescription(**shared, sigmoid=_cross_encoder_sigmoid(path, config, settings_path, settings))
+    model_type = settings.get("model_type", "SentenceTransformer")
+    if model_type != "SentenceTransformer":
+        raise ModelError(
+            f"{settings_path}: the model is a {shown(model_type)}; of these only sequence classifiers with one label "
+            "are served"
+        )
+    if not is_there(folder / "modules.json"):
+        logger.info("%s has no modules.json: its vectors are means of its tokens', as in sentence-transformers", folder)
+    prompts = _prompts(settings_path, settings)
+    default = settings.get("default_prompt_name")
+    if default is not None and not (isinstance(default, str) and default in prompts):
+        raise ModelError(
+            f"{settings_path}: the default prompt {shown(default)} is not one of its prompts {shown(sorted(prompts))}"
+        )
+    return EncoderDescription(
+        **shared,
+        pooling=modules.pooling,
+        pools_prompt=modules.pools_prompt,
+        foreign_modules=modules.foreign,
+        normalize=modules.normalize,
+        prompts=prompts,
+        default_prompt_name=default,
+    )
+
+
+class _Modules:
+    """What `modules.json` lists: a transformer, and what makes one vector of its output."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "modules.json"
+        self.transformer_folder = folder
+        self.pooling: tuple[str, ...] = ()
+        self.pools_prompt = True
+        self.normalize = False
+        foreign: list[str] = []
+        for i, module in enumerate(read_json_array(path) if is_there(path) else []):
+            if not isinstance(module, dict) or not isinstance(module.get("type"), str):
+                raise ModelError(f"{path}: entry {i} does not name the module's type")
+            kind, place = module["type"].rpartition(".")[2], folder / str(module.get("path", ""))
+            if not os.path.isdir(place) and (i == 0 or kind == "Pooling"):
+                raise ModelError(f"{path}: entry {i} is in {shown(str(place))}, which is not a folder")
+            if i == 0 and kind != "Transformer":
+                raise ModelError(
+                    f"{path}: the first module is a {shown(kind)}; only models of a Transformer are served"
+                )
+            self.normalize = kind == "Normalize"
+            if i == 0:
+                self.transformer_folder = place
+            elif kind == "Pooling" and not self.pooling:
+                self._read_pooling(place / "config.json")
+            elif kind not in ("Normalize", "Dropout"):
+                foreign.append(kind)
+        if not is_there(path):
+            self.pooling = ("mean",)
+        elif not self.pooling:
+            foreign.append("no Pooling")
+        self.foreign = tuple(foreign)
+        self.transformer_config = self._transformer_config()
+
+    def _transformer_config(self) -> dict[str, Any]:
+        """`sentence_bert_config.json`, which older versions named after the architecture."""
+        paths = sorted(self.transformer_folder.glob("sentence_*_config.json"))
+        return read_json(paths[0]) if paths else {}
+
+    def _read_pooling(self, path: Path) -> None:
+        config = read_json(path)
+        modes = config.get("pooling_mode") or [mode for flag, mode in _MODE_FLAGS.items() if config.get(flag)]
+        modes = modes if isinstance(modes, list) else [modes]
+        for mode in modes or ["mean"]:
+            if not isinstance(mode, str) or mode not in POOLING_MODES:
+                raise ModelError(
+                    f"{path}: pooling mode {shown(mode)} is not known; known are {', '.join(POOLING_MODES)}"
+                )
+        self.pooling = tuple(modes or ["mean"])
+        self.pools_prompt = config.get("include_prompt", True) is not False
+
+
+def _integer(config: Mapping[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _max_length(modules: _Modules, config: Mapping[str, Any]) -> int:
+    """The longest input in tokens: what sentence-transformers or else the tokenizer says, within the positions."""
+    folder = modules.transformer_folder
+    tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
+    said = modules.transformer_config.get("max_seq_length") or tokenizer_config.get("model_max_length")
+    positions = _integer(config, "max_position_embeddings")
+    if positions and str(config.get("model_type")) in _POSITIONS_AFTER_PADDING:
+        positions -= (_integer(config, "pad_token_id") or 0) + 1
+    limits = [int(limit) for limit in (said, positions) if isinstance(limit, int | float) and 1 <= limit < _NO_LIMIT]
+    if not limits:
+        raise ModelError(
+            f"{folder} does not say how long an input may be: add max_seq_length to sentence_bert_config.json"
+        )
+    return min(limits)
+
+
+def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    prompts = settings.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise ModelError(f"{path}: prompts must be an object of texts by name")
+    return {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
+
+
+def _cross_encoder_sigmoid(
+    path: Path, config: Mapping[str, Any], settings_path: Path, settings: Mapping[str, Any]
+) -> bool:
+    """Whether a cross-encoder's logit goes through a sigmoid. Raises ModelError for one that is not for scoring."""
+    labels = config.get("id2label")
+    num_labels = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
+    if num_labels != 1:
+        raise ModelError(
+            f"{path} tells {shown(num_labels)} labels apart; only cross-encoders with one, a score, are served"
+        )
+    own = config.get("sentence_transformers")
+    name = settings.get("activation_fn")
+    if name:
+        path = settings_path
+    else:
+        name = (
+            (own.get("activation_fn") if isinstance(own, dict) else None)
+            or config.get("sbert_ce_default_activation_function")
+            or "Sigmoid"
+        )
+    sigmoid = _ACTIVATIONS.get(str(name).rpartition(".")[2])
+    if sigmoid is None:
+        raise ModelError(f"{path} has the activation {shown(name)}; known are {', '.join(_ACTIVATIONS)}")
+    return sigmoid

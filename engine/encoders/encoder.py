@@ -1,0 +1,260 @@
+"""Encoder: a model that reads texts at once. An Embedder gives vectors, a CrossEncoder scores pairs of texts."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidRequestError, ModelError, quoted
+from ..files.wording import one_line
+from .description import EncoderDescription
+from .graph import OnnxGraph
+from .pooling import Floats, cosines, normalized, pool
+from .tokenization import EncoderInput, EncoderTokenizer
+
+logger = logging.getLogger(__name__)
+
+_TOKEN_OUTPUTS = ("token_embeddings", "last_hidden_state")
+_POOLED_OUTPUT = "sentence_embedding"
+_LOGITS = "logits"
+_QUERY_PROMPTS = ("query",)
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+# What rounding may do to a vector, as a share of its largest component: half precision inside the graph included.
+_ROUNDING = 2e-3
+
+
+@dataclass(frozen=True)
+class ScorePlan:
+    """What an encoder has to compute to score pairs, and how the scores come of it.
+
+    `sources[i]` says which text `inputs[i]` is: (0, a query's index) or (1, a document's), which stands for a pair too.
+    `scores` takes the rows that the inputs gave and returns one number a pair.
+    """
+
+    inputs: list[EncoderInput]
+    sources: list[tuple[int, int]]
+    scores: Callable[[Floats], NDArray[np.float64]]
+
+
+class Encoder(ABC):
+    """A loaded encoder. Everything but `run` may be called from any thread, `run` from one at a time.
+
+    `name` is the one it is served under, `source` the folder or hub id it came from. `takes_batches` is False for a
+    graph whose results would depend on the other inputs of a batch.
+    """
+
+    def __init__(
+        self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: OnnxGraph
+    ) -> None:
+        self.name = name
+        self.source = source
+        self.tokenizer = tokenizer
+        self.max_length = description.max_length
+        self.vocab_size = description.vocab_size or tokenizer.vocab_size
+        pads = (description.pad_token_id, tokenizer.pad_token_id, 0)
+        self._pad_token_id = next(i for i in pads if i is not None)
+        self._graph = graph
+        self._output = self._choose_output(description)
+        self.width, self.takes_batches = self._probe()
+
+    @abstractmethod
+    def plan_scores(
+        self, queries: Sequence[str], documents: Sequence[str], *, truncate_to: int | None = None
+    ) -> ScorePlan:
+        """How to score each document against the query of the same index, or all against a single one."""
+
+    def run(self, inputs: Sequence[EncoderInput]) -> Floats:
+        """The rows of a batch: pooled vectors before they are normalized, or scores. Shape [len(inputs), width]."""
+        lengths = np.array([len(item) for item in inputs])
+        ids = np.full((len(inputs), lengths.max()), self._pad_token_id, np.int64)
+        types = np.zeros_like(ids)
+        for row, item in enumerate(inputs):
+            ids[row, : len(item)] = item.token_ids
+            if item.type_ids is not None:
+                types[row, : len(item)] = item.type_ids
+        mask = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
+        values = self._graph.run(self._output, {"input_ids": ids, "attention_mask": mask, "token_type_ids": types})
+        return self._rows(values, lengths, np.array([item.prompt_length for item in inputs]))
+
+    def check(self, item: EncoderInput, param: str) -> None:
+        """Raises InvalidRequestError for an input that the graph must not see."""
+        if item.is_too_long:
+            raise InvalidRequestError(f"{param} has far more tokens; {self.name} takes {self.max_length}", param)
+        if not len(item):
+            raise InvalidRequestError(f"{param} has no tokens", param)
+        if len(item) > self.max_length:
+            raise InvalidRequestError(f"{param} has {len(item)} tokens; {self.name} takes {self.max_length}", param)
+        if not (min(item.token_ids) >= 0 and max(item.token_ids) < self.vocab_size):
+            raise InvalidRequestError(f"{param}: token ids must be between 0 and {self.vocab_size - 1}", param)
+
+    def interrupt(self) -> None:
+        """End what `run` is computing; it is of no use afterwards."""
+        self._graph.interrupt()
+
+    @abstractmethod
+    def _choose_output(self, description: EncoderDescription) -> str: ...
+
+    @abstractmethod
+    def _rows(self, values: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Floats: ...
+
+    def _probe(self) -> tuple[int, bool]:
+        """Runs a short input alone and padded beside a longer one: the width of a row, and whether batches are safe."""
+        ids = [i for i in range(1, 64) if i < self.vocab_size and i != self._pad_token_id]
+        short, long = (EncoderInput(ids[start : start + min(n, self.max_length)]) for start, n in ((0, 3), (3, 12)))
+        try:
+            alone, beside = self.run([short])[0], self.run([short, long])[0]
+            if not np.isfinite(alone).all():
+                raise ValueError("it gives values that are not finite (infinite or NaN)")
+            width = len(alone)
+            safe = bool(np.abs(alone - beside).max() <= _ROUNDING * np.abs(alone).max() + 1e-5)
+        except Exception as error:  # onnxruntime's own have no common base
+            raise ModelError(f"{self._graph.path} does not run: {one_line(error)}") from error
+        if not safe:
+            logger.warning(
+                "%s: the results of %s depend on the padding or the other inputs of a batch, so inputs run one by one; "
+                "export it again with an attention mask and without dynamic quantization for speed",
+                self.name,
+                self._graph.path,
+            )
+        return width, safe
+
+    def _missing(self, wanted: Iterable[str]) -> ModelError:
+        return ModelError(
+            f"{self._graph.path} has no output {' or '.join(wanted)}; it has {', '.join(self._graph.outputs)}"
+        )
+
+
+class Embedder(Encoder):
+    """A model that makes a vector of a text."""
+
+    def __init__(
+        self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: OnnxGraph
+    ) -> None:
+        self.prompts = description.prompts
+        self.default_prompt_name = description.default_prompt_name
+        self._pooling = description.pooling
+        self._pools_prompt = description.pools_prompt
+        self._normalizes = description.normalize
+        super().__init__(name, source, description, tokenizer, graph)
+
+    def encode(
+        self,
+        text: str,
+        *,
+        prompt_name: str | None = None,
+        add_special_tokens: bool = True,
+        truncate_to: int | None = None,
+    ) -> EncoderInput:
+        """The input for a text behind one of the model's prompts, its default one if none is named.
+
+        Raises InvalidRequestError for a prompt that the model does not have.
+        """
+        prompt = ""
+        name = self.default_prompt_name if prompt_name is None else prompt_name
+        if name is not None:
+            if name not in self.prompts:
+                known = ", ".join(self.prompts) or "none"
+                raise InvalidRequestError(f"{self.name} has no prompt {quoted(name)}; it has {known}", "prompt_name")
+            prompt = self.prompts[name]
+        item = self.tokenizer.encode(
+            prompt + text, add_special_tokens=add_special_tokens, truncate_to=truncate_to, at_most=self.max_length
+        )
+        if item.is_too_long:
+            return item
+        if prompt and not self._pools_prompt:
+            item = EncoderInput(item.token_ids, item.type_ids, self.tokenizer.prompt_length(prompt))
+        return item
+
+    def check_vectors(self, *, dimensions: int | None, normalize: bool | None) -> None:
+        """Raises InvalidRequestError for more dimensions than there are, and where normalizing cannot be left out."""
+        if dimensions is not None and not 1 <= dimensions <= self.width:
+            raise InvalidRequestError(
+                f"dimensions must be between 1 and {self.width}, what {self.name} has, got {dimensions}", "dimensions"
+            )
+        if normalize is False and self._normalizes and self._output == _POOLED_OUTPUT:
+            raise InvalidRequestError(f"normalize must not be false: the graph of {self.name} normalizes", "normalize")
+
+    def vectors(self, rows: Floats, *, dimensions: int | None = None, normalize: bool | None = None) -> Floats:
+        """The embeddings that rows of `run` stand for, normalized as the model says if `normalize` does not.
+
+        `dimensions` cuts them to their first components (Matryoshka, arXiv 2205.13147). Shape [N, dimensions].
+        """
+        vectors = rows[:, :dimensions]
+        return normalized(vectors) if normalize or (normalize is None and self._normalizes) else vectors
+
+    def plan_scores(
+        self, queries: Sequence[str], documents: Sequence[str], *, truncate_to: int | None = None
+    ) -> ScorePlan:
+        """See Encoder. A score is the cosine of the two vectors, each of a text behind its prompt if there is one."""
+        query_prompt, document_prompt = self._prompt_among(_QUERY_PROMPTS), self._prompt_among(_DOCUMENT_PROMPTS)
+        inputs = [self.encode(text, prompt_name=query_prompt, truncate_to=truncate_to) for text in queries]
+        inputs += [self.encode(text, prompt_name=document_prompt, truncate_to=truncate_to) for text in documents]
+        n = len(queries)
+        sources = [*((0, i) for i in range(n)), *((1, i) for i in range(len(documents)))]
+        return ScorePlan(inputs, sources, lambda rows: cosines(rows[:n], rows[n:]))
+
+    def _prompt_among(self, names: Sequence[str]) -> str | None:
+        return next((name for name in names if name in self.prompts), None)
+
+    def _choose_output(self, description: EncoderDescription) -> str:
+        outputs = self._graph.outputs
+        if not description.foreign_modules:
+            tokens = next((name for name in _TOKEN_OUTPUTS if name in outputs), None)
+            if tokens is not None:
+                return tokens
+        if _POOLED_OUTPUT not in outputs:
+            if description.foreign_modules:
+                raise ModelError(
+                    f"{self.source} has modules that are not supported outside of the graph "
+                    f"({', '.join(description.foreign_modules)}), and {self._graph.path} has no output {_POOLED_OUTPUT}"
+                )
+            raise self._missing((*_TOKEN_OUTPUTS, _POOLED_OUTPUT))
+        if not self._pools_prompt and any(self.prompts.values()):
+            raise ModelError(f"{self.source} pools without its prompts, which {_POOLED_OUTPUT} of its graph does not")
+        return _POOLED_OUTPUT
+
+    def _rows(self, values: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Floats:
+        return values if self._output == _POOLED_OUTPUT else pool(values, lengths, prompt_lengths, self._pooling)
+
+
+class CrossEncoder(Encoder):
+    """A model that reads two texts at once and says how well the second answers the first."""
+
+    def __init__(
+        self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: OnnxGraph
+    ) -> None:
+        self._sigmoid = description.sigmoid
+        super().__init__(name, source, description, tokenizer, graph)
+        if self.width != 1:
+            raise ModelError(f"{graph.path} gives {self.width} logits; only cross-encoders with one are served")
+
+    def plan_scores(
+        self, queries: Sequence[str], documents: Sequence[str], *, truncate_to: int | None = None
+    ) -> ScorePlan:
+        """See Encoder. A score is the logit, through a sigmoid where the model says so."""
+        tokenizer, limit = self.tokenizer, self.max_length
+        firsts = [tokenizer.part(query, truncate_to, limit) for query in queries]
+        if len(queries) == 1:
+            firsts *= len(documents)
+        inputs = [
+            tokenizer.join([first, tokenizer.part(document, truncate_to, limit)], truncate_to=truncate_to)
+            for first, document in zip(firsts, documents, strict=True)
+        ]
+        return ScorePlan(inputs, [(1, i) for i in range(len(inputs))], lambda rows: rows[:, 0].astype(float))
+
+    def _choose_output(self, description: EncoderDescription) -> str:
+        if _LOGITS not in self._graph.outputs:
+            raise self._missing([_LOGITS])
+        return _LOGITS
+
+    def _rows(self, values: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Floats:
+        if not self._sigmoid:
+            return values
+        with np.errstate(over="ignore"):
+            scores: Floats = (1 / (1 + np.exp(-values.astype(np.float64)))).astype(np.float32)
+        return scores

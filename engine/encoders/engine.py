@@ -1,0 +1,134 @@
+"""EncoderEngine: what the server talks to. `submit` inputs, await their rows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import EngineDeadError
+from .batching import Job
+from .encoder import Encoder
+from .loop import EncoderLoop
+from .tokenization import EncoderInput
+
+logger = logging.getLogger(__name__)
+
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderStats:
+    """A look at one encoder from outside; totals count since the start."""
+
+    inputs_waiting: int
+    batches_total: int
+    tokens_total: int
+    padding_total: int  # tokens computed for nothing
+
+
+class EncoderEngine:
+    """Runs encoders, by the names they are served under. Everything but `stats` is called on the event loop's thread.
+
+    One thread runs them all, so that together they take no more of the machine than one alone.
+    """
+
+    def __init__(self, encoders: Sequence[Encoder] = ()) -> None:
+        self.failure: BaseException | None = None
+        self.encoders: Mapping[str, Encoder] = {encoder.name: encoder for encoder in encoders}
+        self._encoder_loop = EncoderLoop(encoders, self._post)
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._futures: dict[Job, asyncio.Future[Rows]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._refusal: str | None = None
+
+    def start(self) -> None:
+        """Start the thread, if there is anything to run; rows are delivered on the running event loop."""
+        self._event_loop = asyncio.get_running_loop()
+        if self.encoders:
+            self._encoder_loop.start()
+
+    def submit(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> asyncio.Future[Rows]:
+        """Queue inputs, at least one, which `encoder.check` has let pass.
+
+        The future has their rows, [len(inputs), width]; cancelling it takes them from the queue. Raises
+        EngineDeadError if nothing can run.
+        """
+        if self._refusal is not None or self._event_loop is None:
+            raise EngineDeadError(self._refusal or "the encoders have not been started")
+        job = Job(encoder, inputs)
+        future: asyncio.Future[Rows] = self._event_loop.create_future()
+        self._futures[job] = future
+        self._idle.clear()
+        future.add_done_callback(lambda done: self._forget(job, done))
+        self._encoder_loop.add(job)
+        return future
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new inputs and wait for those that run; after `timeout_s` fail the rest."""
+        self._refusal = self._refusal or "the server is shutting down"
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            logger.warning("Giving up %d embedding requests that did not finish in %g s", len(self._futures), timeout_s)
+            self._fail_all("the server stopped before the answer was complete")
+
+    async def stop(self) -> None:
+        """Fail everything and end the thread. Calling it twice is allowed."""
+        self._refusal = self._refusal or "the encoders have been stopped"
+        self._fail_all(self._refusal)
+        self._encoder_loop.stop()
+        await asyncio.get_running_loop().run_in_executor(None, self._encoder_loop.join)
+
+    @property
+    def backlog(self) -> int:
+        """Inputs that were submitted and have not been computed."""
+        return sum(job.num_unfinished for job in self._futures)
+
+    def stats(self) -> Mapping[str, EncoderStats]:
+        """Figures for metrics, by the encoders' names; may be called from any thread."""
+        queue = self._encoder_loop.queue
+        return {
+            encoder.name: EncoderStats(queue.num_waiting(encoder), counts.batches, counts.tokens, counts.padding)
+            for encoder, counts in self._encoder_loop.counts.items()
+        }
+
+    def _post(self, ended: list[Job], death: BaseException | None) -> None:
+        """Pass jobs from the encoder thread to the event loop."""
+        assert self._event_loop is not None
+        try:
+            self._event_loop.call_soon_threadsafe(self._distribute, ended, death)
+        except RuntimeError:
+            logger.debug("The event loop is closed; nobody is left to deliver to")
+
+    def _distribute(self, ended: list[Job], death: BaseException | None) -> None:
+        for job in ended:
+            future = self._futures.get(job)
+            if future is None or future.done():
+                continue  # nobody waits for it any more
+            if job.failure is None:
+                future.set_result(job.rows)
+            else:
+                future.set_exception(job.failure)
+        if death is not None:
+            self.failure = death
+            self._refusal = f"the encoders have failed: {death}"
+            self._fail_all(self._refusal)
+
+    def _forget(self, job: Job, future: asyncio.Future[Rows]) -> None:
+        del self._futures[job]
+        if future.cancelled():
+            self._encoder_loop.abort(job)
+        if not self._futures:
+            self._idle.set()
+
+    def _fail_all(self, reason: str) -> None:
+        for job, future in self._futures.items():
+            if not future.done():
+                future.set_exception(EngineDeadError(reason))
+                self._encoder_loop.abort(job)

@@ -1,0 +1,79 @@
+"""OnnxGraph: an encoder's graph in onnxruntime, which is imported only here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DeviceError, ModelError
+from ..files.wording import one_line
+
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_INPUT_TYPES: dict[str, type[np.signedinteger[Any]]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+_FATAL_ONLY = 4  # other errors are raised
+
+
+class OnnxGraph:
+    """A graph that takes token ids, and a mask and type ids where it wants them, each [batch, tokens]."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        """Raises DeviceError without onnxruntime, ModelError for a graph that cannot be loaded or fed."""
+        onnxruntime = import_onnxruntime()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        # Waiting threads sleep: those that spin would take the chat model's cores.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.enable_mem_pattern = False  # plans memory for shapes that come again, and these hardly do
+        options.log_severity_level = _FATAL_ONLY
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
+            inputs = [(node.name, node.type, node.shape) for node in self._session.get_inputs()]
+            self.outputs: tuple[str, ...] = tuple(node.name for node in self._session.get_outputs())
+        except Exception as error:  # onnxruntime's own have no common base
+            raise ModelError(f"{path} cannot be loaded: {one_line(error)}") from error
+        self._run_options = onnxruntime.RunOptions()
+        self._run_options.log_severity_level = _FATAL_ONLY
+        self.path = path
+        self._types = {name: self._input_type(name, kind, shape) for name, kind, shape in inputs}
+        if "input_ids" not in self._types:
+            raise ModelError(f"{path} has no input input_ids; it has {', '.join(self._types)}")
+
+    def run(self, output: str, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        """One of the outputs. `inputs` has all three by name; the graph takes those that it knows."""
+        feeds = {name: inputs[name].astype(kind, copy=False) for name, kind in self._types.items()}
+        (values,) = self._session.run([output], feeds, self._run_options)
+        floats: NDArray[np.float32] = np.asarray(values, dtype=np.float32)
+        return floats
+
+    def interrupt(self) -> None:
+        """Make a run that goes on in another thread fail, and every later one."""
+        self._run_options.terminate = True
+
+    def _input_type(self, name: str, kind: str, shape: Sequence[int | str | None]) -> type[np.signedinteger[Any]]:
+        if name not in _INPUTS:
+            raise ModelError(f"{self.path} wants the input {name}; known are {', '.join(_INPUTS)}")
+        if kind not in _INPUT_TYPES:
+            raise ModelError(f"{self.path} wants {name} as {kind}; known are {', '.join(_INPUT_TYPES)}")
+        if len(shape) != 2 or any(isinstance(size, int) for size in shape):
+            raise ModelError(
+                f"{self.path} takes {name} of shape {shape} only: export it with dynamic axes for batch and sequence"
+            )
+        return _INPUT_TYPES[kind]
+
+
+def import_onnxruntime() -> Any:
+    """onnxruntime. Raises DeviceError, saying how to install it."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would report to its makers from its import on
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise DeviceError("embedding models need onnxruntime: pip install 'tidewheel[onnx]'") from error
+    return onnxruntime

@@ -1,0 +1,58 @@
+"""From the names of encoder models to an engine that runs them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
+from ..weights.hub import resolve_encoder
+from .description import describe_encoder
+from .encoder import CrossEncoder, Embedder, Encoder
+from .engine import EncoderEngine
+from .graph import OnnxGraph, import_onnxruntime
+from .loop import lower_thread_priority
+from .tokenization import EncoderTokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def load_encoders(
+    models: Sequence[str], names: Sequence[str] = (), *, threads: int = 1, download_dir: str | Path | None = None
+) -> EncoderEngine:
+    """Load encoders, each a folder or a hub id, under `names` or their own; the engine still has to be started.
+
+    Raises DeviceError without onnxruntime and ModelError for a model that cannot be served, saying what to change.
+    """
+    import_onnxruntime()  # before anything is downloaded
+    # The threads that a graph computes with are started here and inherit this one's priority.
+    with ThreadPoolExecutor(1, initializer=lower_thread_priority) as loader:
+        return EncoderEngine(
+            [
+                loader.submit(_load, model, name, threads, download_dir).result()
+                for model, name in zip(models, names or models, strict=True)
+            ]
+        )
+
+
+def _load(model: str, name: str, threads: int, download_dir: str | Path | None) -> Encoder:
+    started = time.perf_counter()
+    description = describe_encoder(resolve_encoder(model, download_dir))
+    if is_there(path := description.tokenizer_folder / "tokenizer.json"):
+        require_file(path, MAX_TOKENIZER_BYTES)
+    tokenizer = EncoderTokenizer.load(
+        description.tokenizer_folder, lower_case=description.lower_case, pairs=description.is_cross_encoder
+    )
+    kind = CrossEncoder if description.is_cross_encoder else Embedder
+    encoder = kind(name, model, description, tokenizer, OnnxGraph(description.graph, threads))
+    logger.info(
+        "Loaded %s (%s, up to %d tokens) in %.2f s",
+        model,
+        "cross-encoder" if description.is_cross_encoder else f"embeddings of {encoder.width} numbers",
+        encoder.max_length,
+        time.perf_counter() - started,
+    )
+    return encoder

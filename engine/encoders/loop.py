@@ -1,0 +1,137 @@
+"""EncoderLoop: the encoder thread. Over and over: take in messages, form a batch, run it, deliver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import TidewheelError
+from .batching import BatchQueue, Item, Job
+from .encoder import Encoder
+
+logger = logging.getLogger(__name__)
+
+_NICE = 10  # about a tenth of a core that the chat model wants, all of one that it does not
+
+
+@dataclass(slots=True)
+class EncoderCounts:
+    """What one encoder has computed since the start. Padding counts apart from the tokens."""
+
+    batches: int = 0
+    tokens: int = 0
+    padding: int = 0
+
+
+class EncoderLoop:
+    """Owns the queue and runs all encoders, from `start` on. Other threads only leave messages."""
+
+    def __init__(self, encoders: Sequence[Encoder], deliver: Callable[[list[Job], BaseException | None], None]) -> None:
+        """`deliver` is called on the encoder thread, with jobs that ended, or with what has killed the thread."""
+        self.counts = {encoder: EncoderCounts() for encoder in encoders}
+        self.queue = BatchQueue()
+        self._deliver = deliver
+        self._inbox: deque[tuple[Callable[[Job], None], Job] | None] = deque()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidewheel-encoders", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def add(self, job: Job) -> None:
+        """Hand over a new job."""
+        self._post((self.queue.add, job))
+
+    def abort(self, job: Job) -> None:
+        """Take what still waits of a job from the queue."""
+        self._post((self.queue.remove, job))
+
+    def stop(self) -> None:
+        """End the thread, in the middle of a batch if need be."""
+        self._post(None)
+        for encoder in self.counts:
+            encoder.interrupt()
+
+    def join(self) -> None:
+        """Wait for the thread to end, if it was ever started."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _post(self, message: tuple[Callable[[Job], None], Job] | None) -> None:
+        self._inbox.append(message)
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            lower_thread_priority()
+            while self._take_messages():
+                batch = self.queue.next_batch()
+                if batch and (ended := self._run_batch(batch)):
+                    self._deliver(ended, None)
+        except BaseException as failure:  # whatever it was, nobody may be left waiting
+            logger.exception("The encoders have failed")
+            self._deliver([], failure)
+
+    def _take_messages(self) -> bool:
+        """Act on all messages, waiting for some if there is nothing to run; False when told to stop."""
+        if not self.queue:
+            self._wake.wait()
+        self._wake.clear()  # before the inbox is read: a message that comes later wakes again
+        while self._inbox:
+            message = self._inbox.popleft()
+            if message is None:
+                return False
+            act, job = message
+            act(job)
+        return True
+
+    def _run_batch(self, batch: list[Item]) -> list[Job]:
+        """Runs inputs, and returns the jobs that ended with them."""
+        encoder = batch[0].job.encoder
+        try:
+            rows = encoder.run([item.input for item in batch])
+        except Exception as failure:
+            if len(batch) == 1:
+                return self._fail(batch[0], failure)
+            # One input must not take its neighbours with it.
+            return [job for item in batch if item.job.failure is None for job in self._run_batch([item])]
+        lengths = [item.length for item in batch]
+        counts = self.counts[encoder]
+        counts.batches += 1
+        counts.tokens += sum(lengths)
+        counts.padding += max(lengths) * len(lengths) - sum(lengths)
+        ended: list[Job] = []
+        for i, item in enumerate(batch):
+            job = item.job
+            if job.failure is not None:
+                continue
+            if not np.isfinite(rows[i]).all():
+                ended += self._fail(item, TidewheelError("the model gave values that are not finite"))
+                continue
+            job.rows[item.index] = rows[i]
+            job.num_unfinished -= 1
+            if not job.num_unfinished:
+                ended.append(job)
+        return ended
+
+    def _fail(self, item: Item, failure: Exception) -> list[Job]:
+        item.job.failure = failure
+        self.queue.remove(item.job)
+        return [item.job]
+
+
+def lower_thread_priority() -> None:
+    """Let the chat model's threads go before the calling one and those it starts, where the system can."""
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        try:
+            os.nice(_NICE)
+        except OSError as error:  # a sandbox may forbid it
+            logger.warning("The encoders' threads keep their priority and may slow the chat model: %s", error)

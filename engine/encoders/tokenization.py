@@ -1,0 +1,147 @@
+"""EncoderTokenizer: texts and pairs of texts to an encoder's inputs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+
+from ..errors import InvalidRequestError, ModelError
+from ..files.folder import read_json
+from ..text.long_texts import MARGIN, encode_at_most, encode_part
+from ..text.tokenizer_backends import encoding_of, reading_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """One sequence. `type_ids` None are all 0; the first `prompt_length` tokens are left out of the pooled vector.
+
+    One that `is_too_long` for its model has no tokens, because its text was not encoded.
+    """
+
+    token_ids: Sequence[int]
+    type_ids: Sequence[int] | None = None
+    prompt_length: int = 0
+    is_too_long: bool = False
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class Part(NamedTuple):
+    """A text's tokens without special ones, of which the end may lack, and how many there are with it."""
+
+    encoding: tokenizers.Encoding
+    num_tokens: int
+
+
+class EncoderTokenizer:
+    """A model folder's `tokenizer.json`. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, lower_case: bool = False, has_type_ids: bool = True) -> None:
+        """`lower_case` is for models whose tokenizer expects it to be done before. Without `has_type_ids` all are 0."""
+        self.pad_token_id: int | None = (tokenizer.padding or {}).get("pad_id")
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        if lower_case:
+            own = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+            tokenizer.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.Lowercase(), *own])
+        self._tokenizer = tokenizer
+        self._has_type_ids = has_type_ids
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+    @classmethod
+    def load(cls, folder: Path, *, lower_case: bool = False, pairs: bool = False) -> EncoderTokenizer:
+        """A model folder's tokenizer, for `pairs` of texts too. Raises ModelError if there is none or it is broken."""
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise ModelError(
+                f"{folder} has no tokenizer.json: transformers writes one with "
+                "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)"
+            )
+        config_path = folder / "tokenizer_config.json"
+        names = (read_json(config_path) if config_path.exists() else {}).get("model_input_names")
+        has_type_ids = not isinstance(names, list) or "token_type_ids" in names
+        with reading_tokenizer(path):
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            made = cls(tokenizer, lower_case=lower_case, has_type_ids=has_type_ids)
+            made.encode("a", "a" if pairs else None)
+            return made
+
+    def encode(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        add_special_tokens: bool = True,
+        truncate_to: int | None = None,
+        at_most: int | None = None,
+    ) -> EncoderInput:
+        """A text, or two in one sequence. Longer ones are cut at the end to `truncate_to` tokens, the longer of a pair
+        first; without it, one that is far longer than `at_most` tokens is not encoded.
+
+        Raises InvalidRequestError if `truncate_to` leaves no room for text.
+        """
+        parts = [self.part(one, truncate_to, at_most) for one in (text, pair) if one is not None]
+        return self.join(parts, add_special_tokens=add_special_tokens, truncate_to=truncate_to)
+
+    def part(self, text: str, truncate_to: int | None, at_most: int | None) -> Part | None:
+        """What `join` makes inputs of: the text's own tokens, as many as can be of use; None for far too many."""
+        if truncate_to is not None:
+            encoding = encode_part(self._tokens, text, truncate_to, end=False)
+            part = Part(encoding, len(encoding))
+            encoding.truncate(truncate_to)
+            return part
+        most = sys.maxsize if at_most is None else at_most
+        found = encode_at_most(self._tokens, text, most)
+        return None if found is None or len(found) > most + MARGIN else Part(found, len(found))
+
+    def join(
+        self, parts: Sequence[Part | None], *, add_special_tokens: bool = True, truncate_to: int | None = None
+    ) -> EncoderInput:
+        """The input of one part or two, as `encode` makes it. Parts may be used again."""
+        given = [part for part in parts if part is not None]
+        if len(given) < len(parts):
+            return EncoderInput((), is_too_long=True)
+        encodings = [part.encoding for part in given]
+        special = self._tokenizer.num_special_tokens_to_add(len(parts) > 1) if add_special_tokens else 0
+        if truncate_to is not None and sum(part.num_tokens for part in given) + special > truncate_to:
+            encodings = _cut(given, truncate_to, special)
+        second = encodings[1] if len(encodings) > 1 else None
+        encoding = self._tokenizer.post_process(encodings[0], second, add_special_tokens)
+        return EncoderInput(encoding.ids, encoding.type_ids if self._has_type_ids else None)
+
+    def prompt_length(self, prompt: str) -> int:
+        """How many tokens a prompt takes at the beginning of a text, special ones included."""
+        ids = self._tokenizer.encode(prompt).ids
+        return len(ids) - (1 if ids and ids[-1] in self._special else 0)
+
+    def _tokens(self, text: str) -> tokenizers.Encoding:
+        return encoding_of(self._tokenizer, text, add_special_tokens=False)
+
+
+def _cut(parts: Sequence[Part], truncate_to: int, special: int) -> list[tokenizers.Encoding]:
+    room = truncate_to - special
+    if room < 1:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must leave room for text beside {special} special tokens, got {truncate_to}",
+            "truncate_prompt_tokens",
+        )
+    lengths = [room] if len(parts) == 1 else _fitting(parts[0].num_tokens, parts[1].num_tokens, room)
+    copies = [tokenizers.Encoding.merge([part.encoding]) for part in parts]
+    for copy, length in zip(copies, lengths, strict=True):
+        copy.truncate(length)
+    return copies
+
+
+def _fitting(first: int, second: int, room: int) -> tuple[int, int]:
+    """The lengths of a pair after tokens were taken from its longer part until both have `room` (longest first)."""
+    shorter = min(first, second, room // 2)
+    if first <= second:
+        return shorter, min(second, room - shorter)
+    return min(first, room - shorter), shorter

@@ -1,0 +1,389 @@
+"""Engine: what the server talks to. `submit` a request, read its stream."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cache.blocks import BlockPool
+from .choice import Choice
+from .constraints.constraint import SequenceConstraint
+from .constraints.grammar import GrammarCompiler
+from .constraints.masks import MaskWriter
+from .devices.base import Executor, ExecutorLimits
+from .devices.sampling import NO_TOKEN
+from .errors import EngineDeadError, InvalidRequestError
+from .histogram import Histogram
+from .loop import Delivery, EngineLoop
+from .outputs import FinishReason
+from .request import Request
+from .sampling_params import SamplingParams
+from .scheduling.beam_search import BeamSearch
+from .scheduling.cost_model import CostModel
+from .scheduling.scheduler import Scheduler
+from .scheduling.sequence import Sequence
+from .stream import RequestStream
+from .text.tokenizer import Tokenizer
+from .watchdog import StepWatchdog
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_STOP_S = 3.0  # for the step that runs when the engine is told to stop
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A look at the engine from outside; totals count since the start, and the histograms go on counting."""
+
+    num_running: int
+    num_waiting: int
+    num_deferred: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    prompt_tokens_total: int
+    generation_tokens_total: int
+    cached_prompt_tokens_total: int
+    preemptions_total: int
+    steps_total: int
+    stalled_steps_total: int
+    step_seconds: Histogram
+    step_tokens: Histogram
+
+
+class Engine:
+    """A loaded model that serves requests. Everything but `stats` is called on the event loop's thread.
+
+    The engine thread owns scheduler, blocks and sequences; this side owns the streams. They exchange messages:
+    sequences and aborts one way, one Delivery a step the other way.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        *,
+        model_name: str,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        generation_defaults: Mapping[str, float | int] | None = None,
+        max_step_ms: float = 75.0,
+        enable_prefix_caching: bool = True,
+        step_timeout_s: float | None = None,
+        info: Mapping[str, str] | None = None,
+    ) -> None:
+        """`max_model_len` is lowered to what the executor's KV cache can hold. `info` says how the model was loaded.
+
+        Stacks are written to stderr when a step takes longer than `step_timeout_s`.
+        """
+        limits = executor.limits
+        self.model_name = model_name
+        self.tokenizer = tokenizer
+        self.info: Mapping[str, str] = info or {}
+        self.generation_defaults: Mapping[str, float | int] = generation_defaults or {}
+        self.failure: BaseException | None = None
+        self.max_model_len = min(max_model_len, limits.num_blocks * limits.block_size)
+        if not limits.chunked_prefill:
+            self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(i for i in eos_token_ids if i < vocab_size)
+        self.grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
+        self._block_size = limits.block_size
+        self._executor = executor
+        self._scheduler = Scheduler(
+            BlockPool(limits.num_blocks, limits.block_size),
+            CostModel(max_step_ms),
+            limits,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._post)
+        self._watchdog = None if step_timeout_s is None else StepWatchdog(self._engine_loop, step_timeout_s)
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[int, tuple[Choice, RequestStream]] = {}
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+        self._refusal: str | None = "the engine has not been started"
+        self._keys = itertools.count()
+        self._arrivals = itertools.count()
+
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Start the engine thread; outputs are delivered on `loop`, by default the running one."""
+        self._event_loop = loop or asyncio.get_running_loop()
+        self._refusal = None
+        self._engine_loop.start()
+        if self._watchdog is not None:
+            self._watchdog.start()
+
+    def submit(self, request: Request) -> RequestStream:
+        """Queue a request. Raises InvalidRequestError if it can never be served, EngineDeadError if nothing can."""
+        if self._refusal is not None:
+            raise EngineDeadError(self._refusal)
+        prompt = self._checked_prompt(request)
+        self._check_token_ids(request)
+        sampling = request.sampling
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
+        arrival = next(self._arrivals)
+        constraint = self._constraint(request)
+        beams = None if sampling.beam_width is None else self._beam_search(len(prompt), sampling)
+        sequences = [
+            Sequence(
+                next(self._keys),
+                prompt,
+                sampling,
+                index=index,
+                seed=seed,
+                arrival=arrival,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                eos_ids=self._eos_token_ids,
+                max_length=self.max_model_len,
+                block_size=self._block_size,
+                constraint=None if constraint is None else constraint.fresh(),
+                beams=beams,
+            )
+            for index in range(sampling.num_sequences)
+        ]
+        if beams is not None:
+            beams.start(sequences)
+        text = (
+            request.prompt_token_ids,
+            sampling.skip_special_tokens,
+            sampling.shown_special_tokens,
+            sampling.spaces_between_special_tokens,
+        )
+        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(*text)) for s in sequences[: sampling.n]]
+        stream = RequestStream(choices, self._abort)
+        for choice in choices:
+            self._streams[choice.key] = (choice, stream)
+        self._idle.clear()
+        self._engine_loop.add(sequences)
+        return stream
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and wait for those that run; after `timeout_s` abort the rest."""
+        self._refusal = self._refusal or "the server is shutting down"
+        self.grammars.close()  # whoever waits for one would be refused
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            logger.warning("Aborting %d sequences that did not finish in %g s", len(self._streams), timeout_s)
+            self._abort_all()
+
+    async def stop(self) -> None:
+        """Abort everything and end the engine thread; the executor is closed. Calling it twice is allowed.
+
+        A thread that is stuck in a step is waited for only so long: `is_alive` then stays true.
+        """
+        self._refusal = self._refusal or "the engine has been stopped"
+        self._abort_all()
+        self.grammars.close()
+        if self._event_loop is None:
+            self._executor.close()
+            return
+        self._engine_loop.stop()
+        if not await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.join, _LONGEST_STOP_S):
+            logger.error("The engine thread did not end within %g s; it is left behind", _LONGEST_STOP_S)
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    def warm_up(self) -> None:
+        """Prepare for grammars in a thread, unless requests are there.
+
+        The first grammar would do it, but it holds the GIL for tens of milliseconds: streams would stand still.
+        """
+        if self._refusal is None and self._idle.is_set():
+            self.grammars.warm_up()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine thread runs."""
+        return self._engine_loop.is_alive
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What the executor can hold and run."""
+        return self._executor.limits
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prompts; requests submitted from now on find none of what was computed before.
+
+        Raises EngineDeadError.
+        """
+        if self._refusal is not None:
+            raise EngineDeadError(self._refusal)
+        self._engine_loop.call(self._scheduler.pool.forget)
+
+    def stats(self) -> EngineStats:
+        """Figures for metrics; may be called from any thread."""
+        scheduler, pool = self._scheduler, self._scheduler.pool
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_deferred=scheduler.num_deferred,
+            kv_blocks_total=pool.num_blocks,
+            kv_blocks_used=pool.num_used,
+            prompt_tokens_total=scheduler.prompt_tokens_total,
+            generation_tokens_total=scheduler.generation_tokens_total,
+            cached_prompt_tokens_total=scheduler.cached_prompt_tokens_total,
+            preemptions_total=scheduler.preemptions_total,
+            steps_total=self._engine_loop.steps_total,
+            stalled_steps_total=0 if self._watchdog is None else self._watchdog.stalled_steps_total,
+            step_seconds=self._engine_loop.step_seconds,
+            step_tokens=self._engine_loop.step_tokens,
+        )
+
+    def _checked_prompt(self, request: Request) -> NDArray[np.int32]:
+        ids = request.prompt_token_ids
+        longest = self.max_model_len - (request.sampling.max_tokens != 0)
+        if len(ids) == 0:
+            raise InvalidRequestError("the prompt must have at least one token", "prompt")
+        if len(ids) > longest:
+            raise InvalidRequestError(
+                f"the prompt has {len(ids)} tokens, but this model's context of {self.max_model_len} tokens leaves "
+                f"room for at most {self.max_model_len - 1} and one to generate",
+                "prompt",
+            )
+        self._require_in_vocabulary(ids, "prompt")
+        return np.asarray(ids, dtype=np.int32)
+
+    def _beam_search(self, prompt_len: int, sampling: SamplingParams) -> BeamSearch:
+        """Raises InvalidRequestError for a search that could never have all its beams in one step, or in the cache."""
+        assert sampling.beam_width is not None
+        limits, block_size = self._executor.limits, self._block_size
+        widest = min(limits.max_num_seqs, limits.max_num_batched_tokens, self._vocab_size)
+        if sampling.beam_width > widest:
+            raise InvalidRequestError(
+                f"n: a beam search may be at most {widest} beams wide on this server, got {sampling.beam_width}", "n"
+            )
+        room = self.max_model_len - prompt_len
+        longest = prompt_len + (room if sampling.max_tokens is None else min(sampling.max_tokens, room))
+        shared = prompt_len // block_size
+        wanted = shared + sampling.beam_width * (-(-longest // block_size) - shared)
+        if wanted > limits.num_blocks:
+            raise InvalidRequestError(
+                f"max_tokens must be lower, or there must be fewer beams: {sampling.beam_width} beams of up to "
+                f"{longest} tokens take {wanted} KV blocks, and this server has {limits.num_blocks}",
+                "max_tokens",
+            )
+        return BeamSearch(sampling, self._eos_token_ids, self._vocab_size)
+
+    def _check_token_ids(self, request: Request) -> None:
+        sampling = request.sampling
+        self._require_in_vocabulary(list(sampling.logit_bias), "logit_bias")
+        self._require_in_vocabulary(sampling.stop_token_ids, "stop_token_ids")
+        constraints = request.constraints
+        if constraints is not None:
+            self._require_in_vocabulary(constraints.allowed_token_ids or (), "allowed_token_ids")
+            self._require_in_vocabulary(list(chain.from_iterable(constraints.bad_words)), "bad_words")
+            preface = constraints.preface
+            if preface is not None and preface.opening_id is not None:
+                self._require_in_vocabulary((preface.opening_id,), "reasoning")
+
+    def _constraint(self, request: Request) -> SequenceConstraint | None:
+        if request.constraints is None:
+            return None
+        return SequenceConstraint(
+            request.constraints,
+            request.sampling,
+            self.tokenizer,
+            eos_ids=self._eos_token_ids,
+            vocab_size=self._vocab_size,
+        )
+
+    def _require_in_vocabulary(self, ids: Collection[int], param: str) -> None:
+        for token in (min(ids), max(ids)) if ids else ():
+            if not 0 <= token < self._vocab_size:
+                raise InvalidRequestError(
+                    f"{param} has token id {token}, which is not in the vocabulary of {self._vocab_size} tokens", param
+                )
+
+    def _post(self, delivery: Delivery) -> None:
+        """Pass a delivery from the engine thread to the event loop."""
+        assert self._event_loop is not None
+        try:
+            self._event_loop.call_soon_threadsafe(self._receive, delivery)
+        except RuntimeError:
+            logger.debug("The event loop is closed; nobody is left to deliver to")
+
+    def _receive(self, delivery: Delivery) -> None:
+        try:
+            self._distribute(delivery)
+        except Exception as failure:  # streams that may have missed something must not wait for it
+            logger.exception("What the engine delivered cannot be passed on")
+            self._fail(failure)
+            self._engine_loop.stop()
+        finally:
+            if delivery.lends_core:
+                self._executor.take_back_core()
+
+    def _distribute(self, delivery: Delivery) -> None:
+        if delivery.failure is not None:
+            self._fail(delivery.failure)
+            return
+        streams, logprobs = self._streams, delivery.logprobs
+        for start in delivery.started:
+            if start.key in streams:
+                choice = streams[start.key][0]
+                choice.num_cached_tokens, choice.times = start.num_cached_tokens, start.times
+        for key in delivery.preempted:
+            if key in streams:
+                streams[key][0].num_preemptions += 1
+        for key, scored in delivery.scored:
+            if key in streams:
+                streams[key][0].push_prompt(scored)
+        finished = {end.key: end for end in delivery.finished}
+        for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
+            entry = streams.get(key)
+            if entry is None:
+                continue
+            choice, stream = entry
+            end = finished.get(key)
+            if token == NO_TOKEN:
+                continue
+            if end is None and stream.pass_on(choice, token):
+                continue
+            ends = end is not None and end.reason is FinishReason.STOP and not end.is_complete
+            stopped = choice.push(token, logprobs.get(key) if logprobs else None, ends=ends)
+            if stopped:
+                self._abort([choice])
+            if stopped or end is None:
+                stream.notify(choice)
+        for end in delivery.finished:
+            entry = streams.pop(end.key, None)
+            if entry is not None:
+                choice, stream = entry
+                if end.hypothesis is not None:
+                    choice.push_all(end.hypothesis)
+                choice.finish(end.reason, end.stop_reason, end.error)
+                stream.notify(choice)
+        if not streams:
+            self._idle.set()
+
+    def _abort(self, choices: list[Choice]) -> None:
+        """Forget choices that ended on this side, and let the engine thread know."""
+        for choice in choices:
+            self._streams.pop(choice.key, None)
+        self._engine_loop.abort([choice.key for choice in choices])
+        if not self._streams:
+            self._idle.set()
+
+    def _abort_all(self) -> None:
+        for _, stream in list(self._streams.values()):
+            stream.abort()
+
+    def _fail(self, failure: BaseException) -> None:
+        self.failure = failure
+        self._refusal = f"the engine has failed: {failure}"
+        for choice, stream in list(self._streams.values()):
+            choice.finish(FinishReason.ERROR, error=self._refusal)
+            stream.notify(choice)
+        self._streams.clear()
+        self._idle.set()

@@ -1,0 +1,1 @@
+"""Reading a model folder's files within bounds, and quoting them in errors."""

@@ -1,0 +1,359 @@
+"""From options to an engine: find the model, size the KV cache, load the weights.
+
+What the loading of weights need not wait for is imported and read meanwhile: see `EngineLoad`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .cancellation import Cancellation
+from .devices import get_device
+from .devices.base import Device, Executor, ExecutorOptions
+from .errors import ModelError
+from .machine.memory import Memory, read_memory
+from .models import describe
+from .models.generation import read_generation_config, sampling_defaults
+from .models.spec import DecoderSpec, tensor_shapes
+from .weights import open_weights, read_config, resolve
+from .weights.dtypes import STORAGE, DType, KvCacheDType, parse_dtype, parse_kv_cache_dtype
+from .weights.quantization import Quantization, parse_quantization
+from .weights.tensor import WeightSource
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+_LARGEST_DEFAULT_CACHE = 4 * _GIB
+_ACTIVATION_BYTES = 4
+_ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
+
+    `kv_cache_space` is in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the other maxima in tokens
+    and sequences.
+    """
+
+    model: str
+    revision: str | None = None
+    download_dir: str | None = None
+    load_format: str = "auto"
+    tokenizer: str | None = None
+    dtype: str = "auto"
+    quantization: str | None = None
+    quantization_group_size: int | None = None
+    quantization_zero_points: bool = False
+    cache_dir: str | None = None
+    kv_cache_dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    max_step_ms: float = 75.0
+    kv_cache_space: float | None = None
+    enable_prefix_caching: bool = True
+    threads_bind: str = "auto"
+    seed: int = 0
+    step_timeout: float | None = 120.0
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model that has been found, and what it will be computed with; its weights are still to be read.
+
+    `weight_bytes` and `kv_bytes_per_token` are what it will take in memory.
+    """
+
+    folder: Path
+    tokenizer_folder: Path
+    config: dict[str, Any]
+    spec: DecoderSpec
+    weights: WeightSource
+    device: Device
+    dtype: DType
+    quantization: Quantization | None
+    kv_cache_dtype: KvCacheDType
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+    def load(
+        self,
+        options: EngineOptions,
+        *,
+        kv_cache_bytes: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        cancellation: Cancellation | None = None,
+    ) -> Executor:
+        """Load the weights and reserve the cache. Raises DeviceError, naming what is not supported."""
+        return self.device.load(
+            self.spec,
+            self.weights,
+            ExecutorOptions(
+                dtype=self.dtype,
+                kv_cache_bytes=kv_cache_bytes,
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                threads_bind=options.threads_bind,
+                kv_cache_dtype=self.kv_cache_dtype,
+                quantization=self.quantization,
+                cache_dir=options.cache_dir,
+            ),
+            cancellation,
+        )
+
+
+def open_model(options: EngineOptions) -> OpenedModel:
+    """Find the model that the options name. Raises ModelError and DeviceError, saying what to change."""
+    with_weights = options.load_format != "dummy"
+    folder = resolve(options.model, options.revision, options.download_dir, with_weights)
+    config = read_config(folder)
+    description = describe(config, options.max_model_len)
+    weights = open_weights(folder, description, options.load_format, options.seed)
+    device = get_device(options.device)
+    dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else parse_dtype(options.dtype)
+    quantization = parse_quantization(
+        options.quantization, options.quantization_group_size, options.quantization_zero_points
+    )
+    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_kv_cache_dtype(options.kv_cache_dtype)
+    parameters = sum(math.prod(shape) for shape in tensor_shapes(description.spec).values())
+    bytes_per_parameter = quantization.bytes_per_parameter if quantization else STORAGE[dtype].itemsize
+    return OpenedModel(
+        folder=folder,
+        tokenizer_folder=_tokenizer_folder(options, folder),
+        config=config,
+        spec=description.spec,
+        weights=weights,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        weight_bytes=round(parameters * bytes_per_parameter),
+        kv_bytes_per_token=device.kv_bytes_per_token(description.spec, kv_cache_dtype),
+    )
+
+
+class EngineLoad:
+    """A model whose weights are being loaded, in a thread of their own, while the caller does something else.
+
+    A context manager that waits for that thread. If it is left by an exception, or without the engine, loading is given
+    up and what there is of it is freed.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Find the model. Raises ModelError and DeviceError, saying what to change."""
+        self._started = time.perf_counter()
+        self._options = options
+        self._model = model = open_model(options)
+        self._generation = read_generation_config(model.folder, model.config)
+        memory = read_memory()
+        self._max_model_len, self._kv_cache_bytes = plan_kv_cache(
+            options,
+            model_limit=model.spec.max_positions,
+            bytes_per_token=model.kv_bytes_per_token,
+            weight_bytes=model.weight_bytes,
+            memory=memory,
+        )
+        _check_step(options, model.spec, memory)
+        logger.info("%s", _memory_text(memory, model.weight_bytes))
+        self._cancellation = Cancellation()
+        self._executor: Executor | None = None
+        self._failure: BaseException | None = None
+        self._finished = False
+        self._thread = threading.Thread(target=self._load, name="weights")
+
+    def __enter__(self) -> EngineLoad:
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C while it waits for the thread to begin: nobody would end that thread
+            self._cancellation.cancel()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None or not self._finished:
+            self._cancellation.cancel()
+            self._thread.join()
+            if self._executor is not None:
+                self._executor.close()
+
+    def engine(self) -> Engine:
+        """The engine, which still has to be started. Raises ModelError and DeviceError, saying what to change."""
+        from .engine import Engine
+        from .text.tokenizer import Tokenizer
+
+        model, options = self._model, self._options
+        defaults = sampling_defaults(model.folder, self._generation)
+        tokenizer = Tokenizer.load(model.tokenizer_folder)
+        executor = self._wait()
+        # A chat model's files may name the end of a turn in one place and the end of a text in another.
+        eos_token_ids = {*self._generation.eos_token_ids, tokenizer.eos_token_id}
+        engine = Engine(
+            executor,
+            tokenizer,
+            model_name=options.model,
+            max_model_len=self._max_model_len,
+            vocab_size=model.spec.vocab_size,
+            eos_token_ids=frozenset(i for i in eos_token_ids if i is not None),
+            generation_defaults=defaults,
+            max_step_ms=options.max_step_ms,
+            enable_prefix_caching=options.enable_prefix_caching,
+            step_timeout_s=options.step_timeout,
+            info={
+                "device": model.device.name,
+                "isa": model.device.isa or "",
+                "dtype": model.dtype,
+                "quantization": str(model.quantization or ""),
+                "kv_cache_dtype": model.kv_cache_dtype,
+                "enable_prefix_caching": str(options.enable_prefix_caching),
+            },
+        )
+        self._finished = True
+        limits = executor.limits
+        logger.info(
+            "Loaded %s (%s, %s on %s) in %.2f s: context %d tokens, KV cache %.2f GiB (%d blocks of %d tokens)",
+            options.model,
+            model.spec.family,
+            model.quantization or model.dtype,
+            model.device.name,
+            time.perf_counter() - self._started,
+            engine.max_model_len,
+            self._kv_cache_bytes / _GIB,
+            limits.num_blocks,
+            limits.block_size,
+        )
+        return engine
+
+    def _load(self) -> None:
+        try:
+            self._executor = self._model.load(
+                self._options,
+                kv_cache_bytes=self._kv_cache_bytes,
+                max_model_len=self._max_model_len,
+                max_num_seqs=self._options.max_num_seqs,
+                max_num_batched_tokens=self._options.max_num_batched_tokens,
+                cancellation=self._cancellation,
+            )
+        except BaseException as error:  # it is raised again in the thread that waits
+            self._failure = error
+
+    def _wait(self) -> Executor:
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        assert self._executor is not None
+        return self._executor
+
+
+def load_engine(options: EngineOptions) -> Engine:
+    """Load a model; the engine still has to be started. Raises ModelError and DeviceError, saying what to change."""
+    with EngineLoad(options) as load:
+        return load.engine()
+
+
+def plan_kv_cache(
+    options: EngineOptions, *, model_limit: int, bytes_per_token: int, weight_bytes: int, memory: Memory
+) -> tuple[int, int]:
+    """The context length, in tokens, and the KV cache, in bytes.
+
+    Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB and
+    at most half of the memory that is available beside the weights. A context that was not asked for is cut to what
+    one sequence can have of the cache. Raises ModelError if the one that was asked for does not fit, or if weights and
+    cache need more than the control group or the machine could ever give.
+    """
+    wanted = options.max_model_len or model_limit
+    full_length = _rounded(wanted) * bytes_per_token
+    if options.kv_cache_space is None:
+        left = None if memory.available is None else max(memory.available - weight_bytes, 0)
+        half = _LARGEST_DEFAULT_CACHE if left is None else left // 2
+        cache_bytes = min(options.max_num_seqs * full_length, _LARGEST_DEFAULT_CACHE, half)
+    else:
+        cache_bytes = int(options.kv_cache_space * _GIB)
+    _check_room(weight_bytes, cache_bytes, memory)
+    if cache_bytes >= full_length:
+        return wanted, cache_bytes
+    fitting = cache_bytes // bytes_per_token // _ROUND_TOKENS * _ROUND_TOKENS
+    what = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
+    given = options.kv_cache_space is not None
+    why = "" if given else f" ({_memory_text(memory, weight_bytes)})"
+    raised = "--kv-cache-space" if given or memory.cgroup_limit is None else "--kv-cache-space or that limit"
+    if options.max_model_len is not None or fitting < 1:
+        raise ModelError(
+            f"{what}, less than one sequence of {wanted}, which takes {full_length / _GIB:.2f} GiB{why}: "
+            f"lower --max-model-len or raise {raised}"
+        )
+    logger.warning(
+        "The context is cut from the model's %d tokens to %d, because %s%s; raise %s for more",
+        wanted,
+        fitting,
+        what,
+        why,
+        raised,
+    )
+    return fitting, cache_bytes
+
+
+def _check_room(weight_bytes: int, cache_bytes: int, memory: Memory) -> None:
+    # The cache's pages appear as it fills: without this a server could run well for hours before it is killed.
+    if memory.ceiling is None or memory.available is None:
+        return
+    needed = f"weights of {weight_bytes / _GIB:.2f} GiB and a KV cache of {cache_bytes / _GIB:.2f} GiB"
+    if weight_bytes + cache_bytes > memory.ceiling:
+        advice = ["take fewer bits for the weights with --quantization"]
+        if weight_bytes < memory.ceiling:
+            advice.insert(0, "lower --kv-cache-space")
+        if memory.cgroup_limit is not None:
+            advice.append("raise that limit")
+        owner = "this machine has" if memory.cgroup_limit is None else "its control group allows this process"
+        ceiling = f"{memory.ceiling / _GIB:.2f} GiB of memory that {owner}"
+        raise ModelError(f"{needed} do not fit into the {ceiling}: {', or '.join(advice)}")
+    if weight_bytes + cache_bytes > memory.available:
+        logger.warning("There is less memory than %s may come to take: %s", needed, _memory_text(memory, weight_bytes))
+
+
+def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> None:
+    # Its pages appear with the first long prompt, which would end the server.
+    widest = max(
+        layer.attention.head_dim * 2 * (layer.attention.num_heads + layer.attention.num_kv_heads)
+        + layer.mlp.intermediate_size * (2 if layer.mlp.gated else 1)
+        for layer in spec.layers
+    )
+    tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
+    needed = (tokens * (widest + 2 * spec.hidden_size) + rows * spec.vocab_size) * _ACTIVATION_BYTES
+    if memory.ceiling is not None and needed > memory.ceiling:
+        raise ModelError(
+            f"a step of {tokens} tokens takes {needed / _GIB:.2f} GiB beside the weights, more than the "
+            f"{memory.ceiling / _GIB:.2f} GiB of memory there are: lower --max-num-batched-tokens or --max-num-seqs"
+        )
+
+
+def _memory_text(memory: Memory, weight_bytes: int) -> str:
+    available = "an unknown amount" if memory.available is None else f"{memory.available / _GIB:.2f} GiB"
+    limit = "" if memory.cgroup_limit is None else f" the control group's {memory.cgroup_limit / _GIB:.2f} GiB of"
+    return f"{available} of{limit} memory is available, and the weights take {weight_bytes / _GIB:.2f} GiB"
+
+
+def _rounded(num_tokens: int) -> int:
+    return -(-num_tokens // _ROUND_TOKENS) * _ROUND_TOKENS
+
+
+def _tokenizer_folder(options: EngineOptions, folder: Path) -> Path:
+    if options.tokenizer is None:
+        return folder
+    return resolve(options.tokenizer, None, options.download_dir, with_weights=False)

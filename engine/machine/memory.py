@@ -1,0 +1,108 @@
+"""How much memory this process may use: the machine's, and what its control groups leave of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cgroup import memory_limits
+
+_ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Amounts in bytes; None where the system does not say, or no control group limits this process.
+
+    `available` is what this process may still take: the lesser of what the machine has available and what each
+    control group above the process has left. Page cache that can be dropped counts as available. `cgroup_limit` and
+    `cgroup_used` are those of the group with the lowest limit.
+    """
+
+    total: int | None
+    available: int | None
+    cgroup_limit: int | None
+    cgroup_used: int | None
+
+    @property
+    def ceiling(self) -> int | None:
+        """What this process could have if it were alone."""
+        return self.total if self.cgroup_limit is None else self.cgroup_limit
+
+
+def read_memory(root: Path = _ROOT) -> Memory:
+    """What this process may use. `root` is where `/proc` and `/sys` are found."""
+    machine = dict(_meminfo(root))
+    total, available = machine.get("MemTotal"), machine.get("MemAvailable")
+    # Version 1 writes no limit as a number far above what any machine has.
+    groups = [group for group in memory_limits(root) if total is None or group.limit < total]
+    lowest = min(groups, key=lambda group: group.limit, default=None)
+    left = [group.limit - group.used for group in groups] + ([] if available is None else [available])
+    return Memory(
+        total=total,
+        available=max(min(left), 0) if left else None,
+        cgroup_limit=lowest.limit if lowest else None,
+        cgroup_used=lowest.used if lowest else None,
+    )
+
+
+def available_memory_bytes() -> int | None:
+    """`Memory.available` of this machine."""
+    return read_memory().available
+
+
+def _meminfo(root: Path) -> Iterator[tuple[str, int]]:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name in ("MemTotal", "MemAvailable"):
+            yield name, int(value.split()[0]) * 1024
+
+
+def resident_bytes() -> int:
+    """How much memory this process has, with what it shares; 0 where the system does not say."""
+    try:
+        return _statm_bytes(1)
+    except OSError:
+        return 0
+
+
+def address_space_bytes() -> int:
+    """How much address space this process has, which RLIMIT_AS bounds. Raises OSError where the system does not say."""
+    return _statm_bytes(0)
+
+
+def _statm_bytes(field: int) -> int:
+    return int((_ROOT / "proc/self/statm").read_text().split()[field]) * os.sysconf("SC_PAGESIZE")
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    ]  # fmt: skip
+
+
+def heap_bytes() -> int:
+    """How many bytes are allocated and not freed; 0 where the C library is not a glibc that can tell."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0
+    mallinfo.restype = _MallInfo
+    info = mallinfo()
+    return int(info.uordblks) + int(info.hblkhd)
+
+
+def release_free_memory() -> None:
+    """Give what has been freed back to the system, for once, where the C library otherwise keeps it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,48 @@
+"""Model families: from a Hugging Face config to a DecoderSpec and the names of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import ModelError
+from ..files.wording import shown
+from ..models import gpt2, llama, opt, qwen2, qwen3
+from .config import ConfigReader
+from .description import ModelDescription
+
+__all__ = ["SUPPORTED_ARCHITECTURES", "ModelDescription", "describe"]
+
+_Describe = Callable[[str, ConfigReader, int | None], ModelDescription]
+
+_FAMILIES: dict[str, _Describe] = {
+    architecture: family.describe
+    for family in (llama, qwen2, qwen3, opt, gpt2)
+    for architecture in family.ARCHITECTURES
+}
+
+SUPPORTED_ARCHITECTURES: tuple[str, ...] = tuple(sorted(_FAMILIES))
+
+
+def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> ModelDescription:
+    """What a config's model is and where its weights lie.
+
+    `max_model_len`, in tokens, is the length that the model will be served with. None is the longest that needs no
+    extension of a rope scheme that depends on the length (see `rope.py`), which is then `spec.max_positions`.
+
+    Raises ModelError for an architecture or an option that is not supported, and for a `max_model_len` that is more
+    than the model can do.
+    """
+    architectures = config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    if not isinstance(name, str) or name not in _FAMILIES:
+        what = f"architecture {shown(name)} is" if name else "a config.json without architectures is"
+        raise ModelError(f"{what} not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
+    reader = ConfigReader(config)
+    for option in ("quantization_config", "compression_config", "per_layer_config"):
+        reader.refuse(option)
+    description = _FAMILIES[name](name, reader, max_model_len)
+    longest = description.spec.max_positions
+    if max_model_len is not None and max_model_len > longest:
+        raise ModelError(f"a context of {max_model_len} tokens is more than this model's {longest}")
+    return description

@@ -1,0 +1,92 @@
+"""GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019).
+
+Its checkpoints hold linear weights as `(in_features, out_features)`, and query, key and value in one matrix.
+"""
+
+from __future__ import annotations
+
+from ..errors import ModelError
+from .config import ConfigReader
+from .description import ModelDescription
+from .spec import (
+    AttentionSpec,
+    DecoderSpec,
+    EmbeddingSpec,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+    TensorRef,
+    tensor_shapes,
+)
+
+ARCHITECTURES = ("GPT2LMHeadModel",)
+
+_NORMS = {"attention_norm": "ln_1", "mlp_norm": "ln_2"}
+_LINEARS = {"o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
+_FUSED = ("q", "k", "v")
+_TOP = {
+    "embed.weight": "transformer.wte.weight",
+    "embed.positions": "transformer.wpe.weight",
+    "final_norm.weight": "transformer.ln_f.weight",
+    "final_norm.bias": "transformer.ln_f.bias",
+    "head.weight": "lm_head.weight",
+}
+
+
+def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
+    """GPT-2. `reorder_and_upcast_attn` asks for attention scores in float32, which is what devices do anyway."""
+    config.refuse("add_cross_attention", False)
+    hidden, num_heads = config.integer("n_embd"), config.integer("n_head")
+    if hidden % num_heads:
+        raise ModelError(f"config.json: n_head {num_heads} must divide n_embd {hidden}")
+    head_dim, num_positions = hidden // num_heads, config.integer("n_positions")
+    base_scale = head_dim**-0.5 if config.flag("scale_attn_weights", True) else 1.0
+    by_depth = config.flag("scale_attn_by_inverse_layer_idx", False)
+    norm = NormSpec("layer", config.number("layer_norm_epsilon", 1e-5), bias=True)
+    mlp = MlpSpec(
+        config.integer("n_inner", 4 * hidden),
+        config.activation("activation_function", "gelu_new"),
+        gated=False,
+        bias=True,
+    )
+    layers = tuple(
+        LayerSpec(
+            attention=AttentionSpec(
+                num_heads=num_heads,
+                num_kv_heads=num_heads,
+                head_dim=head_dim,
+                scale=base_scale / (i + 1) if by_depth else base_scale,
+                qkv_bias=True,
+                out_bias=True,
+            ),
+            mlp=mlp,
+            norm=norm,
+        )
+        for i in range(config.num_layers("n_layer"))
+    )
+    spec = DecoderSpec(
+        family="gpt2",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=num_positions,
+        embedding=EmbeddingSpec(size=hidden, num_positions=num_positions),
+        layers=layers,
+        final_norm=norm,
+        tied_head=config.flag("tie_word_embeddings", True),
+    )
+    tensors = {name: _reference(name, hidden) for name in tensor_shapes(spec)}
+    return ModelDescription(spec, tensors, base_prefix="transformer.")
+
+
+def _reference(name: str, hidden: int) -> TensorRef:
+    if name in _TOP:
+        return TensorRef(_TOP[name])
+    _, layer, module, kind = name.split(".")
+    prefix = f"transformer.h.{layer}"
+    if module in _NORMS:
+        return TensorRef(f"{prefix}.{_NORMS[module]}.{kind}")
+    transpose = kind == "weight"
+    if module in _FUSED:
+        start = _FUSED.index(module) * hidden
+        return TensorRef(f"{prefix}.attn.c_attn.{kind}", transpose, rows=(start, start + hidden))
+    return TensorRef(f"{prefix}.{_LINEARS[module]}.{kind}", transpose)

@@ -1,0 +1,227 @@
+"""Rotary embeddings: from a config's rope settings to a table of inverse frequencies.
+
+Some schemes define a table for each length of the sequence so far. Here a token's keys never change once they are
+cached, so these get one table for a model's whole life, chosen by the length that it is served with:
+
+- dynamic (NTK): the table for sequences of `max_model_len`;
+- longrope: the short factors where `max_model_len` is within the original training length, the long ones beyond it.
+
+Served without an explicit length both stay within the original training length, where the scheme is the plain one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+from ..files.wording import shown
+from .config import MAX_INTEGER, ConfigReader
+from .spec import RopeSpec
+
+_DEFAULT_THETA = 10000.0
+# Present in many configs, and without effect on the table of the scheme that carries them.
+_NEUTRAL_KEYS = {
+    "type",
+    "rope_type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+    "finetuned",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rope table and the longest context, in tokens, that it serves."""
+
+    spec: RopeSpec
+    max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What every scheme starts from. `max_positions` is the config's; `original` that of the training."""
+
+    dim: int
+    theta: float
+    max_positions: int
+    original: int
+    served: int | None
+    scaling: ConfigReader
+
+    def inv_freq(self, theta: float | None = None) -> NDArray[np.float64]:
+        """`theta ** (-2i / dim)` for each pair i, as in https://arxiv.org/abs/2104.09864. Shape `[dim / 2]`."""
+        return (theta or self.theta) ** -(np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
+
+
+def rope_from_config(config: ConfigReader, head_dim: int, max_model_len: int | None) -> Rope:
+    """The rope of a config in either spelling: `rope_scaling` beside `rope_theta`, or `rope_parameters` with all.
+
+    Raises ModelError for a scheme or a parameter that is not known.
+    """
+    parameters = _parameters(config)
+    scaling = ConfigReader(parameters, "config.json: rope parameters")
+    name = parameters.get("rope_type") or parameters.get("type") or "default"
+    if not isinstance(name, str) or name not in _SCHEMES:
+        raise ModelError(
+            f"config.json: rope type {shown(name)} is not supported; known are {', '.join(sorted(_SCHEMES))}"
+        )
+    build, keys = _SCHEMES[name]
+    for key, value in parameters.items():
+        if key not in keys and key not in _NEUTRAL_KEYS and value is not None:
+            raise ModelError(f"config.json: rope parameter {shown(key)} is not supported with rope type {name!r}")
+
+    source = scaling if scaling.raw("rope_theta") is not None else config
+    theta = source.number("rope_theta", _DEFAULT_THETA)
+    source = scaling if scaling.raw("partial_rotary_factor") is not None else config
+    partial = source.number("partial_rotary_factor", 1.0)
+    dim = int(head_dim * partial)
+    if partial > 1 or dim < 2 or dim % 2:
+        raise ModelError(f"config.json: rope needs an even number of rotated dimensions in a head, got {dim}")
+    max_positions = config.integer("max_position_embeddings")
+    source = config if config.raw("original_max_position_embeddings") is not None else scaling
+    original = source.integer("original_max_position_embeddings", max_positions)
+    try:
+        with np.errstate(all="raise", under="ignore"):
+            table, attention_factor, longest = build(
+                _Setting(dim, theta, max_positions, original, max_model_len, scaling)
+            )
+            # Rounded once, here, so that every device starts from the same float32 values.
+            inv_freq = tuple(table.astype(np.float32).tolist())
+    except (ArithmeticError, ValueError) as error:
+        raise ModelError(
+            f"config.json: rope parameters {shown(parameters)} cannot be computed with: {error}"
+        ) from error
+    if longest > MAX_INTEGER:
+        raise ModelError(
+            f"config.json: rope parameters {shown(parameters)} stretch the context beyond {MAX_INTEGER} tokens"
+        )
+    return Rope(RopeSpec(inv_freq, attention_factor), longest)
+
+
+def _parameters(config: ConfigReader) -> Mapping[str, Any]:
+    for name in ("rope_scaling", "rope_parameters"):
+        value = config.raw(name)
+        if value is None or value == {}:
+            continue
+        if not isinstance(value, dict):
+            raise config.error(name, "an object")
+        nested = [key for key, inner in value.items() if isinstance(inner, dict)]
+        if nested:
+            raise ModelError(f"config.json: {name} by layer type ({shown(', '.join(nested))}) is not supported")
+        return value
+    return {}
+
+
+_Table = tuple[NDArray[np.float64], float, int]
+
+
+def _default(setting: _Setting) -> _Table:
+    return setting.inv_freq(), 1.0, setting.max_positions
+
+
+def _linear(setting: _Setting) -> _Table:
+    """Position interpolation, https://arxiv.org/abs/2306.15595."""
+    factor = setting.scaling.number("factor")
+    return setting.inv_freq() / factor, 1.0, max(setting.max_positions, int(setting.max_positions * factor))
+
+
+def _dynamic(setting: _Setting) -> _Table:
+    """NTK-aware scaling by length: theta grows as `(factor * length / trained - (factor - 1)) ** (dim / (dim - 2))`.
+
+    See https://arxiv.org/abs/2309.00071, appendix B. The config's `max_position_embeddings` is the trained length.
+    """
+    factor, trained = setting.scaling.number("factor"), setting.max_positions
+    longest = max(trained, int(trained * factor))
+    served = min(max(setting.served or trained, trained), longest)
+    growth = factor * served / trained - (factor - 1)
+    theta = setting.theta * growth ** (setting.dim / (setting.dim - 2)) if served > trained else setting.theta
+    return setting.inv_freq(theta), 1.0, longest if served > trained else trained
+
+
+def _yarn(setting: _Setting) -> _Table:
+    """YaRN, https://arxiv.org/abs/2309.00071, section 3.
+
+    Pairs that turn more than `beta_fast` times within the trained length keep their frequency, those that turn less
+    than `beta_slow` times are interpolated, and a linear ramp over the pair's index lies between.
+    """
+    scaling, dim = setting.scaling, setting.dim
+    factor = scaling.number("factor", setting.max_positions / setting.original)
+    beta_fast, beta_slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
+
+    def pair_with_turns(turns: float) -> float:
+        return dim * math.log(setting.original / (turns * 2 * math.pi)) / (2 * math.log(setting.theta))
+
+    low, high = pair_with_turns(beta_fast), pair_with_turns(beta_slow)
+    if scaling.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    # Where the ramp has no width, any small one makes it a step.
+    ramp = np.clip((np.arange(dim // 2) - low) / ((high - low) or 0.001), 0.0, 1.0)
+    plain = setting.inv_freq()
+    inv_freq = plain / factor * ramp + plain * (1.0 - ramp)
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if scaling.raw("attention_factor") is not None:
+        attention_factor = scaling.number("attention_factor")
+    elif scaling.raw("mscale") and scaling.raw("mscale_all_dim"):
+        attention_factor = magnitude(scaling.number("mscale")) / magnitude(scaling.number("mscale_all_dim"))
+    else:
+        attention_factor = magnitude(1.0)
+    return inv_freq, attention_factor, max(setting.max_positions, int(setting.original * factor))
+
+
+def _longrope(setting: _Setting) -> _Table:
+    """LongRoPE, https://arxiv.org/abs/2402.13753: each pair's frequency is divided by a factor found by search."""
+    scaling, original = setting.scaling, setting.original
+    extended = (setting.served or original) > original
+    pairs = setting.dim // 2
+    for name in ("short_factor", "long_factor"):
+        factors = scaling.raw(name)
+        if not isinstance(factors, list) or not all(type(f) in (int, float) and 0 < f < math.inf for f in factors):
+            raise scaling.error(name, "a list of positive numbers")
+        if len(factors) != pairs:
+            raise ModelError(f"config.json: {name} must have {pairs} entries, got {len(factors)}")
+    factors = np.array(scaling.raw("long_factor" if extended else "short_factor"), np.float64)
+    factor = scaling.number("factor", setting.max_positions / original)
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    longest = setting.max_positions if extended else min(original, setting.max_positions)
+    return setting.inv_freq() / factors, scaling.number("attention_factor", default), longest
+
+
+def _llama3(setting: _Setting) -> _Table:
+    """Llama 3.1's scaling: https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py.
+
+    Wavelengths longer than `original / low_freq_factor` are divided by `factor`, those shorter than
+    `original / high_freq_factor` are kept, and those between are blended.
+    """
+    scaling = setting.scaling
+    factor = scaling.number("factor")
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    if high <= low:
+        raise ModelError("config.json: rope parameter high_freq_factor must be greater than low_freq_factor")
+    inv_freq = setting.inv_freq()
+    turns = setting.original * inv_freq / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return inv_freq * (kept + (1.0 - kept) / factor), 1.0, setting.max_positions
+
+
+_SCHEMES: dict[str, tuple[Callable[[_Setting], _Table], frozenset[str]]] = {
+    "default": (_default, frozenset()),
+    "linear": (_linear, frozenset({"factor"})),
+    "dynamic": (_dynamic, frozenset({"factor"})),
+    "yarn": (
+        _yarn,
+        frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+    ),
+    "longrope": (_longrope, frozenset({"factor", "attention_factor", "short_factor", "long_factor"})),
+    "llama3": (_llama3, frozenset({"factor", "low_freq_factor", "high_freq_factor"})),
+}

@@ -1,0 +1,76 @@
+"""What the engine answers: each choice's tokens and text as they come, and why it ended."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+
+class FinishReason(str, enum.Enum):
+    """Why a sequence ended, in OpenAI's words where it has one."""
+
+    STOP = "stop"  # end of sequence, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or the context is full
+    ABORT = "abort"  # the client went away, or the server stopped
+    ERROR = "error"  # this request failed; the message is in the output
+    INVALID = "invalid"  # it turned out that the request asks for what cannot be; the message is in the output
+
+
+class SequenceTimes(NamedTuple):
+    """When a sequence was queued, first scheduled, and gave its first token, by `time.perf_counter`."""
+
+    queued: float
+    scheduled: float
+    first_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A sampled token's log-probability, and the most likely tokens' at that place, as `(token id, logprob)`."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of N tokens of a prompt in a row, and of the K most likely ones at their places.
+
+    `ranks` count from 1: how likely the token was among all. The first token of a prompt has none.
+    """
+
+    logprobs: NDArray[np.float32]  # [N]
+    ranks: NDArray[np.int32]  # [N]
+    top_ids: NDArray[np.int32]  # [N, K]
+    top_logprobs: NDArray[np.float32]  # [N, K]
+
+    @classmethod
+    def join(cls, parts: Sequence[PromptLogprobs]) -> PromptLogprobs:
+        """The log-probabilities of consecutive parts of a prompt, at least one."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+class RequestOutput(msgspec.Struct, frozen=True, gc=False):  # made for every token: much cheaper than a dataclass
+    """What one step added to one of a request's `n` choices. The last one of a choice has a `finish_reason`.
+
+    `text` is what these tokens added once it is certain: incomplete UTF-8 and possible stop strings are held back.
+    `token_ids` are all tokens sampled so far that were not reported before, also when `text` is empty.
+    `stop_reason` is the stop string or stop token id that ended the choice, None for end of sequence.
+    `prompt_logprobs` are in the first output of the first choice, of all tokens of the prompt but the first.
+    """
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    error: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None

@@ -1,0 +1,433 @@
+"""Scheduler: which sequences run how many tokens in the next step, and what the step's tokens mean for them."""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from itertools import zip_longest
+
+from ..cache.blocks import BlockPool
+from ..devices.base import ExecutorLimits
+from ..devices.batch import StepOutput
+from ..devices.sampling import NO_TOKEN
+from ..outputs import FinishReason
+from .beam_search import BeamSearch
+from .cost_model import CostModel, StepLoad
+from .sequence import Sequence, SequenceState
+from .sequence_blocks import SequenceBlocks
+from .step import Chunk, Finished, Step
+from .waiting import WaitingQueue
+
+_NO_TOKEN_ERROR = "the model gave no token that may be sampled: its logits are not finite"
+_ALIGNED_BLOCKS = 4  # chunks of this many and more end where a block does
+
+
+class Scheduler:
+    """Continuous batching: decodes first, prompt chunks in what is left of the step's tokens and time.
+
+    Order is by priority, then arrival. When blocks run out the last in that order is preempted: it gives up its
+    blocks, keeps its tokens, and is computed again when there is room. The first in order can always go on, because
+    no sequence is longer than the pool; so everything ends.
+
+    The choices of a request start together from the end of its prompt, which is computed once. So do the beams of a
+    search, which run in the same steps, are preempted together, and then start over.
+    """
+
+    def __init__(
+        self, pool: BlockPool, cost_model: CostModel, limits: ExecutorLimits, *, enable_prefix_caching: bool = True
+    ) -> None:
+        self.pool = pool
+        self.cost_model = cost_model
+        self.prompt_tokens_total = 0
+        self.cached_prompt_tokens_total = 0
+        self.generation_tokens_total = 0
+        self.preemptions_total = 0
+        self._max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._max_num_batched_tokens = limits.max_num_batched_tokens
+        self._chunked_prefill = limits.chunked_prefill
+        # Whole prompts may be too long to fit beside the decodes, so they get steps of their own.
+        self._mixed_steps = limits.mixed_steps and limits.chunked_prefill
+        self._blocks = SequenceBlocks(pool, prefix_caching=enable_prefix_caching)
+        self._sequences: dict[int, Sequence] = {}
+        self._waiting = WaitingQueue()
+        self._prefilling: list[Sequence] = []  # in order
+        self._decoding: list[Sequence] = []  # replaced, never changed in place: steps refer to it
+        self._decode_version = 0
+        self._searches: list[BeamSearch] = []  # those that run
+        self._prefilled_last = False
+        self._num_constrained = 0
+        self._num_deferred = 0
+
+    @property
+    def has_constraints(self) -> bool:
+        """Whether any sequence has a constraint."""
+        return self._num_constrained > 0
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that do not run yet, or not any more for now."""
+        return len(self._sequences) - self.num_running
+
+    @property
+    def num_deferred(self) -> int:
+        """Those of them that wait for a prefix that they share with a sequence which computes it now."""
+        return min(self._num_deferred, self.num_waiting)
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether any of the sequences that run are beams."""
+        return bool(self._searches)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence has not ended."""
+        return bool(self._sequences)
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The keys of all sequences that have been added and have not ended."""
+        return list(self._sequences)
+
+    def add(self, choices: Seq[Sequence]) -> None:
+        """Queue the choices of one request, which have one prompt."""
+        for sequence in choices:
+            self._sequences[sequence.key] = sequence
+            self._num_constrained += sequence.constraint is not None
+        self.prompt_tokens_total += choices[0].prompt_len
+        self._push_with_forks(choices)
+
+    def abort(self, key: int) -> list[Finished]:
+        """End a sequence now, and its search if it is a beam, and free the blocks. Nothing if it has already ended."""
+        sequence = self._sequences.get(key)
+        return [] if sequence is None else self._finish_all(sequence, FinishReason.ABORT)
+
+    def schedule(self) -> Step | None:
+        """Choose the next step; None when there is nothing to run."""
+        step = Step()
+        self._make_way(step)
+        if self._mixed_steps:
+            self._add_decodes(step)
+            self._add_chunks(step)
+        else:
+            # Steps of one kind alternate, so that neither kind waits for the other to run dry.
+            kinds = [self._add_chunks, self._add_decodes]
+            for add in reversed(kinds) if self._prefilled_last else kinds:
+                if not step.decodes and not step.chunks:
+                    add(step)
+            self._prefilled_last = bool(step.chunks)
+        return step if step.decodes or step.chunks else None
+
+    def commit(self, step: Step, output: StepOutput) -> list[Finished]:
+        """Take in the tokens of the step's rows, sampled and scored; return what has ended."""
+        block_size = self.pool.block_size
+        token_ids: list[int] = output.token_ids.tolist()
+        beam_rows: dict[int, int] = {}
+        finished: list[Finished] = []
+        score_row = len(step.sampled())
+        row = 0
+        for sequence, token in zip(step.decodes, token_ids, strict=False):  # the chunks' tokens follow
+            sequence.num_computed += 1
+            if sequence.num_computed % block_size == 0:
+                self._blocks.register_full(sequence)
+            if sequence.beams is None:
+                self._append(sequence, token, finished)
+            else:
+                beam_rows[sequence.key] = row
+            row += 1
+        for chunk in step.chunks:
+            sequence, sampled, is_last = chunk.sequence, chunk.sampled(), chunk.is_last
+            scored = token_ids[score_row : score_row + chunk.num_scored]
+            score_row += chunk.num_scored
+            sequence.num_computed += chunk.num_tokens
+            sequence.num_scored += chunk.num_scored
+            self._blocks.register_full(sequence)
+            if sampled:
+                self._start_decoding(sampled)
+            elif is_last:
+                finished += [self._finish(choice, FinishReason.LENGTH) for choice in self._choices(sequence)]
+            for started in sampled:
+                if started.beams is None:
+                    self._append(started, token_ids[row], finished)
+                else:
+                    beam_rows[started.key] = row
+                row += 1
+            if NO_TOKEN in scored and sequence.key in self._sequences:
+                finished += self._finish_all(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR)
+        if beam_rows:
+            for search in [s for s in self._searches if s.live[0].key in beam_rows]:
+                self._advance(search, [beam_rows[beam.key] for beam in search.live], output, finished)
+        self.generation_tokens_total += row
+        return finished
+
+    def check(self) -> None:
+        """Raise AssertionError unless queues and blocks agree with each other."""
+        running = self._prefilling + self._decoding
+        waiting = self._waiting.sequences()
+        waiting += [fork for s in self._sequences.values() for fork in s.waiting_forks]
+        searches = {id(s.beams): s.beams for s in self._sequences.values() if s.beams is not None}
+        waiting += [s for search in searches.values() for s in search.sequences if s not in search.live]
+        assert all(id(search) in searches for search in self._searches)
+        assert all(len({s.num_tokens for s in search.live}) == 1 for search in self._searches)
+        assert self._num_taken <= self._max_num_seqs
+        assert sorted(s.key for s in running + waiting) == sorted(self._sequences)
+        assert all(s.state is SequenceState.PREFILLING for s in self._prefilling)
+        assert all(s.state is SequenceState.DECODING for s in self._decoding)
+        assert all(s.num_computed == s.num_tokens - 1 for s in self._decoding)
+        assert all(s.num_blocks == s.num_computed == 0 and not s.announced for s in waiting)
+        assert all(s.num_computed <= s.num_blocks * self.pool.block_size for s in running)
+        self.pool.check([s.blocks() for s in running])
+
+    @property
+    def _num_taken(self) -> int:
+        """Sequences that run, and those that running searches may need."""
+        return self.num_running + sum([search.num_idle for search in self._searches])
+
+    @staticmethod
+    def _choices(sequence: Sequence) -> Seq[Sequence]:
+        """The choices that depend on a sequence's prompt, itself last."""
+        return sequence.beams.sequences[::-1] if sequence.beams else (*sequence.waiting_forks, sequence)
+
+    def _make_way(self, step: Step) -> None:
+        """Preempt running sequences of a lower priority than one that waits and could not run otherwise."""
+        while (head := self._waiting.peek()) is not None and self.num_running:
+            last = max(self._prefilling + self._decoding, key=_order)
+            if last.priority <= head.priority or self._can_admit(head, self._blocks.cached(head)):
+                return
+            self._preempt(last, step)
+
+    def _add_decodes(self, step: Step) -> None:
+        """One token of every decoding sequence, each with room for it in a block of its own."""
+        block_size = self.pool.block_size
+        short = [s for s in self._decoding if s.num_tokens > s.num_blocks * block_size]
+        if short or self._blocks.has_forked:
+            self._make_room(step)
+        step.decodes, step.decode_version = self._decoding, self._decode_version
+        step.load = StepLoad(len(self._decoding), sum([s.num_tokens for s in self._decoding]))
+
+    def _make_room(self, step: Step) -> None:
+        """See to it that each decoding sequence has a block of its own to write to."""
+        while True:
+            short, sharing = self._blocks.lacking(self._decoding)
+            if len(short) + len(sharing) <= self.pool.num_free:
+                break
+            self._preempt(max(self._prefilling + self._decoding, key=_order), step)
+        step.copies, moved = self._blocks.provide(short, sharing)
+        step.moved = [row for row, sequence in enumerate(self._decoding) if sequence.key in moved]
+
+    def _add_chunks(self, step: Step) -> None:
+        """Fill the step with prompt tokens: of prompts already begun, then of new ones, in order."""
+        self._num_deferred = 0
+        if not self._prefilling and self._waiting.peek() is None:
+            return
+        limit_ms = self.cost_model.limit_ms(step.load) if self._decoding else None
+        for sequence in self._prefilling:
+            if not self._add_chunk(step, sequence, limit_ms):
+                return
+        deferred: list[Sequence] = []
+        while (sequence_or_none := self._waiting.peek()) is not None:
+            sequence = sequence_or_none
+            if self._blocks.should_await_prefix(sequence):
+                deferred.append(self._waiting.pop())
+                continue
+            cached = self._blocks.cached(sequence)
+            start = len(cached) * self.pool.block_size
+            if (
+                not self._can_admit(sequence, cached, step.num_starting)
+                or self._chunk_size(step, sequence, start, limit_ms) == 0
+            ):
+                break
+            self._admit(self._waiting.pop(), cached)
+            if not self._add_chunk(step, sequence, limit_ms):
+                break
+        for sequence in deferred:
+            self._waiting.push(sequence)
+            self._num_deferred += len(self._choices(sequence))
+
+    def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
+        """Run what fits of a prompt; whether all of it did, so that the next one may come."""
+        start = sequence.num_computed
+        tokens = self._chunk_size(step, sequence, start, limit_ms)
+        complete = start + tokens == sequence.num_tokens
+        if tokens:
+            end = min(start + tokens, sequence.prompt_len - 1)
+            num_scored = max(end - max(start, sequence.num_scored), 0)
+            forks = self._startable_forks(step, sequence) if complete else ()
+            step.chunks.append(Chunk(sequence, tokens, num_scored, forks))
+            step.load = step.load.plus_chunk(start, tokens, num_scored)
+        return complete
+
+    def _chunk_size(self, step: Step, sequence: Sequence, start: int, limit_ms: float | None) -> int:
+        """How many tokens from position `start` fit in the step; with `limit_ms`, also in that time."""
+        left = sequence.num_tokens - start
+        room = self._max_num_batched_tokens - step.load.num_tokens
+        scored = sequence.num_scored < sequence.prompt_len - 1
+        fitting = left if limit_ms is None else self.cost_model.chunk_tokens(step.load, start, limit_ms, scored=scored)
+        if not self._chunked_prefill:
+            return left if left <= room and (left <= fitting or not step.chunks) else 0
+        block_size = self.pool.block_size
+        if _ALIGNED_BLOCKS * block_size <= fitting < left:
+            # Ending at a block's end makes the block available to others at once; a small chunk would lose too much.
+            fitting = (start + fitting) // block_size * block_size - start
+        return min(left, room, fitting)
+
+    def _push_with_forks(self, choices: Seq[Sequence]) -> None:
+        """Queue the first of some choices to compute the prompt for all."""
+        first, *forks = choices
+        if first.beams is None:
+            first.forks = forks
+        self._waiting.push(first)
+
+    def _can_admit(self, sequence: Sequence, cached: list[int], num_starting: int = 0) -> bool:
+        """Whether a prompt has room as a whole, with a block to spare for each running sequence to grow into.
+
+        `num_starting` sequences will run after this step, besides those that already do.
+        """
+        beams = 1 if sequence.beams is None else sequence.beams.width
+        running = self._num_taken + num_starting + beams
+        wanted = self._blocks.num_wanted(sequence, cached)
+        return running <= self._max_num_seqs and wanted + running - 1 <= self.pool.num_free
+
+    def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
+        """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
+        running = self._num_taken + step.num_starting
+        return sequence.waiting_forks[: max(min(self._max_num_seqs, self.pool.num_free) - running, 0)]
+
+    def _admit(self, sequence: Sequence, cached: list[int]) -> None:
+        self._blocks.hold(sequence, cached)
+        if sequence.num_cached_tokens is None:
+            sequence.scheduled_at = time.perf_counter()
+            sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
+            if sequence.index == 0:
+                self.cached_prompt_tokens_total += sequence.num_cached_tokens
+        if sequence.beams is not None:
+            self._searches.append(sequence.beams)
+        sequence.state = SequenceState.PREFILLING
+        insort(self._prefilling, sequence, key=_order)
+
+    def _start_decoding(self, sampled: list[Sequence]) -> None:
+        """A prompt is computed: its sequence goes on to decode, and so do those forks that had room."""
+        sequence, *starting = sampled
+        self._prefilling.remove(sequence)
+        for fork in starting:
+            self._blocks.share(sequence, fork)
+        for started in sampled:
+            started.state = SequenceState.DECODING
+        for fork in sequence.waiting_forks:
+            self._waiting.push(fork)
+        sequence.forks = []
+        self._decoding = [*self._decoding, *sampled]
+        self._decode_version += 1
+
+    def _advance(self, search: BeamSearch, rows: list[int], output: StepOutput, finished: list[Finished]) -> None:
+        """Let a search take in the step's rows of its live beams, and do what it makes of them."""
+        assert output.top_ids is not None
+        assert output.top_logprobs is not None
+        if (output.token_ids[rows] == NO_TOKEN).any():
+            finished += self._finish_all(search.live[0], FinishReason.ERROR, error=_NO_TOKEN_ERROR)
+            return
+        before, count = search.live, search.num_candidates
+        moves = search.advance(output.top_ids[rows, :count], output.top_logprobs[rows, :count])
+        if not moves:
+            for sequence, result in zip_longest(search.sequences, search.results):
+                if result is None:  # more beams than results: the first choices have the results
+                    finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
+                else:
+                    end = self._finish(sequence, result.finish_reason, result.stop_reason)
+                    finished.append(replace(end, hypothesis=result))
+            return
+        for move in moves:
+            if move.sequence is not move.parent:
+                self._blocks.share(move.parent, move.sequence)
+        for move in moves:
+            move.sequence.append(move.token)
+        starting = [s for s in search.live if s.state is SequenceState.WAITING]
+        idle = {s.key for s in before} - {s.key for s in search.live}
+        if starting or idle:
+            for sequence in starting:
+                sequence.state = SequenceState.DECODING
+            for sequence in before:
+                if sequence.key in idle:
+                    self._blocks.release(sequence)
+                    sequence.state = SequenceState.WAITING
+            self._decoding = [*(s for s in self._decoding if s.key not in idle), *starting]
+            self._decode_version += 1
+
+    def _append(self, sequence: Sequence, token: int, finished: list[Finished]) -> None:
+        constraint = sequence.constraint
+        if token != NO_TOKEN:
+            sequence.append(token)
+        if constraint is not None:
+            if token != NO_TOKEN:
+                constraint.advance(token)
+            if (failure := constraint.failure) is not None:
+                finished.append(self._finish(sequence, failure.reason, error=failure.message))
+                return
+        if token == NO_TOKEN:
+            finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
+        elif token in sequence.stop_ids:
+            stop_reason = None if token in sequence.eos_ids else token
+            finished.append(self._finish(sequence, FinishReason.STOP, stop_reason))
+        elif constraint is not None and constraint.is_terminated:
+            finished.append(self._finish(sequence, FinishReason.STOP, is_complete=True))
+        elif sequence.num_tokens >= sequence.max_length:
+            finished.append(self._finish(sequence, FinishReason.LENGTH))
+        elif constraint is None and sequence.num_tokens == sequence.min_length:
+            sequence.set_bias(forbid_stopping=False)
+            self._decode_version += 1
+
+    def _preempt(self, sequence: Sequence, step: Step) -> None:
+        search = sequence.beams
+        for preempted in [sequence] if search is None else search.live:
+            self._stop_running(preempted)
+            preempted.state = SequenceState.WAITING
+        if search is not None:
+            sequence = search.sequences[0]
+            sequence.rewind()
+            search.start(search.sequences)
+        self._waiting.push(sequence)
+        self.preemptions_total += 1
+        step.preempted.append(sequence.key)
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        stop_reason: int | None = None,
+        error: str | None = None,
+        is_complete: bool = False,
+    ) -> Finished:
+        self._stop_running(sequence)
+        sequence.state = SequenceState.FINISHED
+        del self._sequences[sequence.key]
+        self._num_constrained -= sequence.constraint is not None
+        if forks := sequence.waiting_forks:
+            self._push_with_forks(forks)
+        self._waiting.shrink(self.num_waiting)
+        return Finished(sequence.key, reason, stop_reason, error, is_complete=is_complete)
+
+    def _finish_all(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> list[Finished]:
+        """End a sequence, and with one beam of a search all of them."""
+        ending = [sequence] if sequence.beams is None else sequence.beams.sequences
+        return [self._finish(s, reason, error=error) for s in ending]
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        """Take a sequence out of its queue and free its blocks, whatever it was doing."""
+        if sequence.state is SequenceState.PREFILLING:
+            self._prefilling.remove(sequence)
+        elif sequence.state is SequenceState.DECODING:
+            self._decoding = [s for s in self._decoding if s is not sequence]
+            self._decode_version += 1
+        if sequence.beams in self._searches:
+            self._searches.remove(sequence.beams)
+        self._blocks.release(sequence)
+
+
+def _order(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.order

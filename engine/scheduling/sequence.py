@@ -1,0 +1,232 @@
+"""Sequence: one choice of one request while the engine computes it."""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.blocks import Digest, block_digest, root_digest
+from ..constraints.constraint import SequenceConstraint
+from ..sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .beam_search import BeamSearch
+
+# Odd, so that all choices of a request get different seeds (2^64 divided by the golden ratio).
+_SEED_STRIDE = 0x9E3779B97F4A7C15
+
+_FIRST_GROWTH = 256
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence is. Preempted sequences are waiting again."""
+
+    WAITING = enum.auto()
+    PREFILLING = enum.auto()
+    DECODING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class Sequence:
+    """Tokens, KV blocks and sampling parameters of one choice. Built by `submit`, then owned by the engine thread.
+
+    `key` names the sequence in messages. The first `num_computed` of its `num_tokens` tokens are in the KV cache;
+    a sequence that is not computed up to its last token is in prefill, whether those tokens came from the prompt or
+    were sampled before a preemption. The log-probabilities of the tokens that follow the first `num_scored` have been
+    reported, or nobody wants them. `forks` are the request's other choices, until they start from the end of the
+    prompt that this one computes. `beams` is the search that the sequence computes a beam of.
+    """
+
+    __slots__ = (
+        "_digests",
+        "announced",
+        "arrival",
+        "awaited",
+        "beams",
+        "bias_ids",
+        "bias_values",
+        "block_table",
+        "cache_salt",
+        "constraint",
+        "eos_ids",
+        "float_params",
+        "forks",
+        "index",
+        "int_params",
+        "key",
+        "last_token",
+        "logprob_temperature",
+        "max_length",
+        "min_length",
+        "num_blocks",
+        "num_cached_tokens",
+        "num_computed",
+        "num_logprobs",
+        "num_prompt_logprobs",
+        "num_registered",
+        "num_scored",
+        "num_tokens",
+        "order",
+        "plain_bias",
+        "priority",
+        "prompt_len",
+        "queued_at",
+        "scheduled_at",
+        "seed",
+        "state",
+        "stop_ids",
+        "tokens",
+        "uses_history",
+    )
+
+    def __init__(
+        self,
+        key: int,
+        prompt: NDArray[np.int32],
+        sampling: SamplingParams,
+        *,
+        index: int = 0,
+        seed: int,
+        arrival: int = 0,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        eos_ids: frozenset[int] = frozenset(),
+        max_length: int,
+        block_size: int,
+        constraint: SequenceConstraint | None = None,
+        beams: BeamSearch | None = None,
+    ) -> None:
+        """`max_length` is the context's limit in tokens, prompt and output together; `seed` is the request's."""
+        self.key = key
+        self.index = index
+        self.priority = priority
+        self.order = (priority, arrival, index)
+        self.cache_salt = cache_salt
+        self.constraint = constraint
+        self.state = SequenceState.WAITING
+        self.queued_at = time.perf_counter()
+        self.scheduled_at = 0.0  # for the first time
+        self.forks: list[Sequence] = []
+
+        self.prompt_len = self.num_tokens = len(prompt)
+        room = max_length - self.prompt_len
+        max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        self.max_length = self.prompt_len + max_tokens
+        self.min_length = self.prompt_len + min(sampling.min_tokens, max_tokens)
+        self.tokens = np.empty(min(self.max_length, self.prompt_len + _FIRST_GROWTH), dtype=np.int32)
+        self.tokens[: self.prompt_len] = prompt
+        self.last_token = int(prompt[-1])
+        self.num_computed = 0
+        self.num_cached_tokens: int | None = None  # unknown until the sequence runs for the first time
+
+        self.block_table: NDArray[np.int32] = np.zeros(-(-self.max_length // block_size), dtype=np.int32)
+        self.num_blocks = 0
+        self.num_registered = 0  # full blocks that the prefix cache knows about
+        self._digests: list[Digest] = []
+        self.announced: list[Digest] = []  # by this sequence, last one first
+        self.awaited: Digest | None = None  # announced by another sequence and worth waiting for
+
+        self.eos_ids: frozenset[int] = frozenset() if sampling.ignore_eos else eos_ids
+        self.stop_ids = self.eos_ids | frozenset(sampling.stop_token_ids)
+        self.seed = (seed + index * _SEED_STRIDE) % 2**64
+        self.num_prompt_logprobs = -1 if sampling.prompt_logprobs is None or index else sampling.prompt_logprobs
+        self.num_scored = 0 if self.num_prompt_logprobs >= 0 else self.prompt_len - 1
+        self.beams = beams
+        self.num_logprobs = -1 if sampling.logprobs is None else sampling.logprobs
+        self.logprob_temperature = 1.0
+        if beams is not None:
+            self.num_logprobs = beams.num_candidates
+            self.logprob_temperature = sampling.temperature or 1.0
+        self.uses_history = (
+            sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+        )
+        self.float_params = (
+            sampling.temperature if beams is None else 0.0,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        )
+        self.int_params = (
+            max(sampling.top_k, 0),
+            self.num_logprobs,
+            self.prompt_len if self.uses_history else 0,
+        )
+        self.plain_bias = dict(sampling.logit_bias)
+        # A constraint has its own way to forbid an end that comes too soon, and so has a search.
+        forbid_stopping = constraint is None and beams is None and self.num_tokens < self.min_length
+        self.set_bias(forbid_stopping=forbid_stopping)
+
+    @property
+    def waiting_forks(self) -> list[Sequence]:
+        """Those of `forks` that have not ended."""
+        return [fork for fork in self.forks if fork.state is SequenceState.WAITING]
+
+    @property
+    def num_reusable(self) -> int:
+        """How many tokens need not be computed if the cache has them: at least one must, or there would be no logits.
+
+        The logits after tokens of the prompt that are still to be scored are wanted too.
+        """
+        return self.num_tokens - 1 if self.num_scored == self.prompt_len - 1 else self.num_scored
+
+    def set_bias(self, *, forbid_stopping: bool) -> None:
+        """Lay out the bias lists, with every token that would stop the sequence forbidden or not."""
+        bias = self.plain_bias | dict.fromkeys(self.stop_ids, -np.inf) if forbid_stopping else self.plain_bias
+        self.bias_ids = np.fromiter(bias.keys(), dtype=np.int32, count=len(bias))
+        self.bias_values = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+
+    def append(self, token: int) -> None:
+        """Add a sampled token."""
+        if self.num_tokens == len(self.tokens):
+            grown = np.empty(min(self.max_length, 2 * len(self.tokens)), dtype=np.int32)
+            grown[: self.num_tokens] = self.tokens
+            self.tokens = grown
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+        self.last_token = token
+
+    def rewind(self) -> None:
+        """Forget all tokens but the prompt's. The caller has released the blocks."""
+        self.num_tokens, self.last_token = self.prompt_len, int(self.tokens[self.prompt_len - 1])
+        self._digests = []
+
+    def become(self, other: Sequence) -> None:
+        """Take over the tokens of `other` and its block table. The caller has seen to the blocks' reference counts."""
+        if len(self.tokens) < other.num_tokens:
+            self.tokens = np.empty(len(other.tokens), dtype=np.int32)
+        self.tokens[: other.num_tokens] = other.tokens[: other.num_tokens]
+        self.num_tokens, self.last_token = other.num_tokens, other.last_token
+        self.num_computed, self.num_cached_tokens = other.num_computed, other.num_cached_tokens
+        self.block_table[: other.num_blocks] = other.block_table[: other.num_blocks]
+        self.num_blocks, self.num_registered = other.num_blocks, other.num_registered
+        self._digests = other._digests.copy()
+
+    def add_blocks(self, blocks: list[int]) -> None:
+        """Extend the block table."""
+        self.block_table[self.num_blocks : self.num_blocks + len(blocks)] = blocks
+        self.num_blocks += len(blocks)
+
+    def blocks(self) -> list[int]:
+        """The blocks that the sequence holds, in order."""
+        held: list[int] = self.block_table[: self.num_blocks].tolist()
+        return held
+
+    def drop_blocks(self) -> None:
+        """Forget the block table and what is computed; the caller has released the blocks."""
+        self.block_table[: self.num_blocks] = 0
+        self.num_blocks = self.num_registered = self.num_computed = 0
+
+    def digests(self, count: int, block_size: int) -> list[Digest]:
+        """The digests of the first `count` blocks, all of which the sequence has tokens to fill."""
+        known = self._digests
+        while len(known) < count:
+            parent = known[-1] if known else root_digest(self.cache_salt)
+            start = len(known) * block_size
+            known.append(block_digest(parent, self.tokens[start : start + block_size]))
+        return known[:count]

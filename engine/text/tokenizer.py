@@ -1,0 +1,231 @@
+"""Tokenizer: a model folder's tokenizer and all that its files say about text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from ..files.folder import read_json_if_there
+from ..files.reading import (
+    MAX_TEMPLATE_BYTES,
+    MAX_TOKENIZER_BYTES,
+    is_there,
+    read_file,
+    require_file,
+    require_no_special_files,
+)
+from ..files.wording import shown
+from .detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from .tokenizer_backends import (
+    SentencePieceBackend,
+    TokenizerBackend,
+    TokenizersBackend,
+    load_with_transformers,
+)
+
+_CONTEXT_TOKENS = 8  # of the prompt, for the first piece of output
+_LEGACY_FILES = ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer_config.json")
+
+SpecialTokens = Mapping[str, str | list[str]]
+ChatTemplate = str | dict[str, str]
+
+
+class Tokenizer:
+    """Text to token ids and back. Safe to use from several threads.
+
+    `special_tokens_map` gives the names that templates use (`bos_token`, `eos_token`, ...) their tokens.
+    `chat_template` is one template or several by name, None if the folder has none.
+    """
+
+    def __init__(
+        self,
+        backend: TokenizerBackend,
+        special_tokens_map: SpecialTokens | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self._backend = backend
+        self.vocab_size = backend.vocab_size
+        self.special_tokens_map: SpecialTokens = special_tokens_map or {}
+        self.chat_template = chat_template
+        self._texts: dict[tuple[bool, frozenset[int]], dict[int, str]] = {}  # of detokenizers that skip the same
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """The tokenizer in a model folder. Raises ModelError if there is none or it is broken."""
+        config = read_json_if_there(folder / "tokenizer_config.json")
+        return cls(_backend(folder, config), _special_tokens(folder, config), _chat_template(folder, config))
+
+    @property
+    def bos_token(self) -> str | None:
+        """The beginning-of-sequence token, if the folder names one."""
+        return self._special("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """The end-of-sequence token, if the folder names one."""
+        return self._special("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of `eos_token`."""
+        return None if self.eos_token is None else self._backend.token_to_id(self.eos_token)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; with special tokens, those that the tokenizer puts around a text are added."""
+        return self._backend.encode(text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`."""
+        return self._backend.decode(ids, skip_special_tokens)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as its vocabulary spells it; None for an id that it lacks."""
+        return self._backend.id_to_token(token_id)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as its vocabulary spells it; None for one that it lacks."""
+        return self._backend.token_to_id(token)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token has no text when special tokens are skipped."""
+        return self._backend.is_special(token_id)
+
+    def special_ids(self) -> dict[str, int]:
+        """The tokens that mark structure, by their names."""
+        ids = (i for i in range(self.vocab_size) if self._backend.is_special(i))
+        return {name: i for i in ids if (name := self._backend.id_to_token(i))}
+
+    def token_texts(self, token_ids: Iterable[int] | None = None) -> list[bytes | None]:
+        """The bytes that each token adds to a text; None for tokens that mark structure, b"" where there are none.
+
+        By default those of all tokens, which takes a while for a large vocabulary.
+        """
+        backend, texts = self._backend, list[bytes | None]()
+        before = self.encode("a", add_special_tokens=False)  # as in the middle of a text: some spaces show only there
+        num_before = len(self.decode(before))
+        for token_id in range(self.vocab_size) if token_ids is None else token_ids:
+            if backend.is_special(token_id):
+                texts.append(None)
+            elif backend.id_to_token(token_id) is None:
+                texts.append(b"")
+            elif backend.token_bytes is not None:
+                texts.append(backend.token_bytes(token_id))
+            elif backend.is_byte(token_id):
+                texts.append(bytes([int((backend.id_to_token(token_id) or "")[3:5], 16)]))
+            else:
+                text = self.decode([*before, token_id])[num_before:]
+                texts.append(b"" if "\ufffd" in text else text.encode())  # a part of a character
+        return texts
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text; of one that marks structure, those of its name."""
+        (text,) = self.token_texts([token_id])
+        return (self.id_to_token(token_id) or "").encode() if text is None else text
+
+    def detokenizer(
+        self,
+        prompt: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        shown: Collection[int] = (),
+        spaces_between_special_tokens: bool = True,
+    ) -> Detokenizer:
+        """An incremental detokenizer for what follows `prompt`. `shown` are special tokens that are never skipped.
+
+        Without `spaces_between_special_tokens`, special tokens that are shown follow each other without the space
+        that some tokenizers put there.
+        """
+        backend = self._backend
+        texts = self._texts.setdefault((skip_special_tokens, frozenset(shown)), {})
+        is_special = backend.is_special if skip_special_tokens else _never
+        if shown and skip_special_tokens:
+
+            def is_special(token_id: int) -> bool:
+                return token_id not in shown and backend.is_special(token_id)
+
+            skip_special_tokens = False  # by the backend: what is to be skipped does not get that far
+        if backend.token_bytes is not None:
+            return BytesDetokenizer(backend.token_bytes, is_special, texts)
+        return WindowDetokenizer(
+            lambda ids: backend.decode(ids, skip_special_tokens),
+            lambda token: is_special(token) or backend.id_to_token(token) is None,
+            backend.is_byte,
+            prompt[max(len(prompt) - _CONTEXT_TOKENS, 0) :],
+            None if skip_special_tokens or spaces_between_special_tokens else self._special_text,
+        )
+
+    def _special_text(self, token_id: int) -> str | None:
+        return self._backend.id_to_token(token_id) if self._backend.is_special(token_id) else None
+
+    def _special(self, name: str) -> str | None:
+        token = self.special_tokens_map.get(name)
+        return token if isinstance(token, str) else None
+
+
+def _never(token_id: int) -> bool:
+    return False
+
+
+def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
+    if is_there(path := folder / "tokenizer.json"):
+        require_file(path, MAX_TOKENIZER_BYTES)
+        return TokenizersBackend.load(path)
+    if is_there(path := folder / "tokenizer.model"):
+        require_file(path, MAX_TOKENIZER_BYTES)
+        return SentencePieceBackend(path, config)
+    if any(is_there(folder / name) for name in _LEGACY_FILES):
+        require_no_special_files(folder)
+        return load_with_transformers(folder)
+    raise ModelError(
+        f"{folder} has no tokenizer: add the model's tokenizer.json (or tokenizer.model) and tokenizer_config.json, "
+        "or name another folder with --tokenizer"
+    )
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str | list[str]]:
+    tokens: dict[str, str | list[str]] = {}
+    for source in (read_json_if_there(folder / "special_tokens_map.json"), config):
+        for name, value in source.items():
+            if name.endswith("_token") and (text := _token_text(value)) is not None:
+                tokens[name] = text
+            elif name == "additional_special_tokens" and isinstance(value, list):
+                tokens[name] = [text for text in map(_token_text, value) if text is not None]
+    return tokens
+
+
+def _token_text(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
+    """The files win over the config, as in transformers."""
+    templates: dict[str, str] = {}
+    inline = config.get("chat_template")
+    if isinstance(inline, str):
+        templates["default"] = inline
+    elif isinstance(inline, list):
+        for entry in inline:
+            name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(name, str) or not isinstance(text, str):
+                path = folder / "tokenizer_config.json"
+                raise ModelError(f"{path}: chat_template must be a template, or a list of objects of name and template")
+            templates[name] = text
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _read_text(path)
+    single = folder / "chat_template.jinja"
+    if is_there(single):
+        templates["default"] = _read_text(single)
+    for name, text in templates.items():
+        if len(text) > MAX_TEMPLATE_BYTES:
+            raise ModelError(f"{folder}: the chat template {shown(name)} has more than {MAX_TEMPLATE_BYTES} characters")
+    return templates.get("default") if set(templates) <= {"default"} else templates
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_file(path, MAX_TEMPLATE_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,54 @@
+"""A checkpoint's weights must be finite: of one NaN every answer may be lost, or silently another's.
+
+Where weights are quantized nothing would show it later: a rounded NaN is some number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+from .dtypes import DType
+from .tensor import WeightTensor
+
+_PIECE = 1 << 22  # numbers that a thread looks at in one call
+# The bits of infinity, above which those of NaN begin, once the sign is left out.
+_INFINITY: dict[DType, int] = {"float32": 0x7F80_0000, "float16": 0x7C00, "bfloat16": 0x7F80}
+
+
+def require_finite(tensors: Sequence[WeightTensor], threads: int = 1) -> None:
+    """Raises ModelError, naming the first tensor of a checkpoint that has infinite numbers or NaN. Reads all once."""
+    pieces = [(tensor, piece) for tensor in tensors if tensor.origin is not None for piece in _pieces(tensor)]
+    with ThreadPoolExecutor(threads) as pool:
+        for (tensor, _), finite in zip(pieces, pool.map(_is_finite, pieces), strict=True):
+            if not finite:
+                pool.shutdown(cancel_futures=True)
+                raise ModelError(f"{tensor.origin} has {_how_many(tensor)} not finite (infinite or NaN)")
+
+
+def _is_finite(piece: tuple[WeightTensor, NDArray[np.generic]]) -> bool:
+    # Two looks for the largest, and no copy: the largest bits are those of a positive one that is not finite if they
+    # are read with a sign, and of a negative one without.
+    tensor, numbers = piece
+    infinity, size, order = _INFINITY[tensor.dtype], numbers.itemsize, numbers.dtype.byteorder
+    signed, unsigned = (numbers.view(np.dtype(f"{kind}{size}").newbyteorder(order)) for kind in "iu")
+    return bool(signed.max() < infinity and unsigned.max() < infinity | 1 << (8 * size - 1))
+
+
+def _how_many(tensor: WeightTensor) -> str:
+    infinity, size = _INFINITY[tensor.dtype], tensor.data.itemsize
+    unsigned = np.dtype(f"u{size}").newbyteorder(tensor.data.dtype.byteorder)
+    magnitudes = (piece.view(unsigned) & ((1 << (8 * size - 1)) - 1) for piece in _pieces(tensor))
+    count = sum(int(np.count_nonzero(piece >= infinity)) for piece in magnitudes)
+    return "1 value that is" if count == 1 else f"{count} values that are"
+
+
+def _pieces(tensor: WeightTensor) -> Iterator[NDArray[np.generic]]:
+    data = tensor.data.T if tensor.data.flags.f_contiguous else tensor.data
+    flat = data.reshape(-1)
+    for start in range(0, flat.size, _PIECE):
+        yield flat[start : start + _PIECE]

@@ -1,0 +1,212 @@
+"""`/v1/chat/completions`: OpenAI's shapes around the chat path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidewheel.engine.outputs import RequestOutput
+
+from ..chat.path import ChatPath, ChatRun, ChoiceAnswer, ChoiceDelta
+from ..chat.pieces import CallArguments, CallStart, Piece, Reasoning
+from ..generation.logprobs import LogprobsFormatter
+from ..generation.streaming import AnswerFrames, EventStream, around_text, encode_json, event
+from ..openapi.document import operation
+from ..protocol.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatCompletionRequest,
+    ChatLogprobs,
+    ChunkChoice,
+    Delta,
+    FunctionCall,
+    FunctionCallDelta,
+    ResponseMessage,
+    ToolCall,
+    ToolCallDelta,
+)
+from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.usage import Usage
+from ..telemetry.metrics import ServerMetrics
+from .body import whole_body
+from .json_response import HOLE, JsonParts, filled, listed
+
+
+class ChatEndpoint:
+    """Answers conversations in OpenAI's shapes."""
+
+    def __init__(
+        self,
+        path: ChatPath,
+        formatter: LogprobsFormatter,
+        metrics: ServerMetrics,
+        fingerprint: str,
+        *,
+        notes: ParameterNotes,
+    ) -> None:
+        self._path = path
+        self._formatter = formatter
+        self._metrics = metrics
+        self._fingerprint = fingerprint
+        self._decode = BodyDecoder(ChatCompletionRequest, notes=notes)
+
+    def routes(self) -> list[Route]:
+        """The endpoint."""
+        return [Route("/v1/chat/completions", self._create, methods=["POST"])]
+
+    @operation(
+        "Answer a conversation",
+        ChatCompletionRequest,
+        ChatCompletion,
+        events=ChatChunk,
+        example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 32},
+    )
+    async def _create(self, request: Request) -> Response:
+        timer = self._metrics.start_timer()
+        raw = await whole_body(request)
+        body = self._decode(raw)
+        run = await self._path.start(body, len(raw), timer, request.state.request_id)
+        if body.stream:
+            frames = _Frames(run, body, self._formatter, self._fingerprint)
+            return EventStream(
+                AnswerFrames(run.generation, frames.frame, end=frames.end, around_text=frames.around_text)
+            )
+        answers = await run.whole(request.receive)
+        completion = ChatCompletion(
+            id=run.id,
+            created=run.created,
+            model=run.model,
+            system_fingerprint=self._fingerprint,
+            choices=HOLE,
+            usage=run.usage(),
+        )
+        holes = [self._choices(answers, body)]
+        if body.return_token_ids:
+            completion.prompt_token_ids = run.prompt_token_ids
+        if body.prompt_logprobs is not None:
+            completion.prompt_logprobs = HOLE
+            scores = answers[0].outputs[0].prompt_logprobs
+            holes.append(listed(self._formatter.prompt(run.prompt_token_ids, scores, body.prompt_logprobs)))
+        return JsonParts(filled(completion, *holes))
+
+    def _choices(self, answers: Sequence[ChoiceAnswer], body: ChatCompletionRequest) -> Iterator[bytes]:
+        """Parts of the JSON of the choices."""
+        for i, answer in enumerate(answers):
+            yield b"," if i else b"["
+            choice, holes = self._choice(answer, body), []
+            if answer.outputs[0].logprobs is not None:
+                choice.logprobs = ChatLogprobs(HOLE)
+                holes.append(listed(self._formatter.chat_entries(body, answer.outputs)))
+            yield from filled(choice, *holes)
+        yield b"]"
+
+    def _choice(self, answer: ChoiceAnswer, body: ChatCompletionRequest) -> ChatChoice:
+        turn = answer.turn
+        message = ResponseMessage(content=turn.content or (None if turn.calls or turn.reasoning else ""))
+        if turn.reasoning:
+            message.reasoning_content = message.reasoning = turn.reasoning
+        if turn.calls:
+            message.tool_calls = [
+                ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments)) for call in turn.calls
+            ]
+        choice = ChatChoice(answer.index, message, None, answer.finish_reason, answer.stop_reason)
+        if body.return_token_ids:
+            choice.token_ids = [token for output in answer.outputs for token in output.token_ids]
+        return choice
+
+
+class _Frames:
+    """The frames of a streamed answer."""
+
+    def __init__(
+        self, run: ChatRun, body: ChatCompletionRequest, formatter: LogprobsFormatter, fingerprint: str
+    ) -> None:
+        self._run = run
+        self._logprobs_of = partial(formatter.chat, body)
+        self._include_usage, self._continuous_usage = body.include_usage, body.continuous_usage
+        self._return_ids = bool(body.return_token_ids)
+        self._chunk = ChatChunk(
+            id=run.id, created=run.created, model=run.model, system_fingerprint=fingerprint, choices=[]
+        )
+        if self._include_usage:
+            self._chunk.usage = None
+        if self._return_ids:
+            self._chunk.prompt_token_ids = run.prompt_token_ids
+        # Most frames of a choice differ in their text alone. Until a choice has opened its turn it has no entry.
+        self._around_text: dict[int, tuple[bytes, bytes] | None] = {}
+
+    def frame(self, index: int, output: RequestOutput) -> bytes:
+        begins = index not in self._around_text
+        usage_before = self._usage_before(output) if begins and self._continuous_usage else None
+        delta = self._run.delta(index, output)
+        pieces = delta.pieces
+        around = self._around_text.get(index)
+        if around and len(pieces) == 1 and delta.finish_reason is None and output.logprobs is None:
+            piece = pieces[0]
+            if isinstance(piece, str):
+                return around[0] + encode_json(piece) + around[1]
+        choices, chunk = self._choices(delta), self._chunk
+        if begins:
+            opening = ChunkChoice(index, Delta(role="assistant", content=""))
+            choices.insert(0, opening)
+            if self._continuous_usage or self._return_ids:
+                self._around_text[index] = None
+            else:
+                chunk.choices = [ChunkChoice(index, Delta(content=""))]
+                self._around_text[index] = around_text(chunk, "content")
+        usage = self._run.usage() if self._continuous_usage else None
+        frames = b""
+        for choice in choices:
+            chunk.choices = [choice]
+            if usage is not None:
+                chunk.usage, usage_before = usage_before or usage, None
+            frames += event(chunk)
+            chunk.prompt_token_ids = UNSET
+        return frames
+
+    def _usage_before(self, output: RequestOutput) -> Usage:
+        usage = self._run.usage()
+        usage.completion_tokens -= len(output.token_ids)
+        usage.total_tokens -= len(output.token_ids)
+        return usage
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return self._around_text.get(index) if self._run.is_plain(index) else None
+
+    def end(self) -> Iterator[bytes]:
+        if not self._include_usage:
+            return
+        self._chunk.choices = []
+        self._chunk.usage = self._run.usage()
+        yield event(self._chunk)
+
+    def _choices(self, delta: ChoiceDelta) -> list[ChunkChoice]:
+        logprobs = self._logprobs_of(delta.output)
+        token_ids = list(delta.output.token_ids) if self._return_ids else UNSET
+        choices = [ChunkChoice(delta.index, _delta(piece)) for piece in delta.pieces]
+        if not choices and (logprobs is not None or delta.finish_reason is not None or token_ids):
+            choices = [ChunkChoice(delta.index, Delta(content=""))]
+        if choices:
+            choices[-1].logprobs = logprobs
+            choices[-1].finish_reason = delta.finish_reason
+            choices[-1].stop_reason = delta.output.stop_reason
+            choices[-1].token_ids = token_ids
+        return choices
+
+
+def _delta(piece: Piece) -> Delta:
+    if isinstance(piece, str):
+        return Delta(content=piece)
+    if isinstance(piece, Reasoning):
+        return Delta(reasoning_content=piece.text, reasoning=piece.text)
+    if isinstance(piece, CallStart):
+        function = FunctionCallDelta(arguments="", name=piece.name)
+        return Delta(tool_calls=[ToolCallDelta(index=piece.index, id=piece.id, type="function", function=function)])
+    assert isinstance(piece, CallArguments)
+    return Delta(tool_calls=[ToolCallDelta(index=piece.index, function=FunctionCallDelta(arguments=piece.text))])

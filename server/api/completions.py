@@ -1,0 +1,307 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidewheel.engine.outputs import PromptLogprobs, RequestOutput
+
+from ..errors import bad_request
+from ..generation.generations import Generation, Generations
+from ..generation.logprobs import Entry, LogprobsFormatter, output_entries, prompt_entries
+from ..generation.prompt_encoding import PromptEncoder
+from ..generation.streaming import AnswerFrames, EventStream, around_text, collect, encode_json, event
+from ..openapi.document import operation
+from ..protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.sampling import sampling_params
+from ..served_models import ServedModels
+from ..telemetry.metrics import ServerMetrics
+from .body import whole_body
+from .json_response import HOLE, JsonParts, filled, listed
+
+_MOST_PROMPT_TOKENS = 2**22  # of all prompts together: 150 MB of Python's integers
+_TOKENS_A_PIECE = 256  # of a prompt: with all that may be known of them they take some milliseconds
+
+
+class CompletionsEndpoint:
+    """Continues prompts. `defaults` are the sampling parameters that the model itself asks for."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        encoder: PromptEncoder,
+        generations: Generations,
+        metrics: ServerMetrics,
+        defaults: Mapping[str, float | int],
+        fingerprint: str,
+        *,
+        notes: ParameterNotes,
+    ) -> None:
+        self._models = models
+        self._encoder = encoder
+        self._generations = generations
+        self._metrics = metrics
+        self._defaults = defaults
+        self._fingerprint = fingerprint
+        self._formatter = LogprobsFormatter(encoder.tokenizer)
+        self._decode = BodyDecoder(CompletionRequest, notes=notes)
+
+    def routes(self) -> list[Route]:
+        """The endpoint."""
+        return [Route("/v1/completions", self._create, methods=["POST"])]
+
+    @operation(
+        "Continue a text",
+        CompletionRequest,
+        Completion,
+        events=Completion,
+        example={"prompt": "Once upon a time", "max_tokens": 32},
+    )
+    async def _create(self, request: Request) -> Response:
+        timer = self._metrics.start_timer()
+        raw = await whole_body(request)
+        body = self._decode(raw)
+        model = self._models.resolve(body.model)
+        body.check_supported()
+        sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
+        room = 0 if sampling.max_tokens == 0 else 1
+        prompts = await self._encoder.run(len(raw), lambda: self._encode(body, room))
+        constraints = await self._generations.constraints(body)
+        generation = self._generations.start(
+            "cmpl",
+            [prompt.token_ids for prompt in prompts],
+            sampling,
+            timer=timer,
+            client_id=request.state.request_id,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            constraints=constraints,
+            request_id=body.request_id,
+            shows_prompt=bool(body.echo or body.return_token_ids),
+        )
+        answer = Completion(
+            id=generation.id, created=int(time.time()), model=model, system_fingerprint=self._fingerprint, choices=[]
+        )
+        writer = _ChoiceWriter(body, prompts, self._formatter, sampling.n)
+        if body.stream:
+            frames = _Frames(generation, answer, writer, body)
+            parts = frames.parts if body.echo and body.logprobs is not None else None
+            source = AnswerFrames(generation, frames.frame, end=frames.end, parts=parts, around_text=frames.around_text)
+            return EventStream(source)
+        outputs = await collect(request.receive, generation)
+        answer.choices = HOLE
+        answer.usage = generation.usage()
+        return JsonParts(filled(answer, writer.whole(outputs)))
+
+    def _encode(self, body: CompletionRequest, room: int) -> list[_Prompt]:
+        encoded: list[_Prompt] = []
+        prompts: Sequence[str | list[int]] = body.prompts()
+        self._generations.admission.check_shape(len(prompts), n=body.n, best_of=body.best_of)
+        room_left = _MOST_PROMPT_TOKENS
+        for i, prompt in enumerate(prompts):
+            param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+            truncate_to, side = body.truncate_prompt_tokens, body.truncation_side
+            if isinstance(prompt, str):
+                special = body.add_special_tokens is not False
+                kept = self._encoder.encode(
+                    prompt, param, add_special_tokens=special, truncate_to=truncate_to, side=side, room=room
+                )
+            else:
+                kept = self._encoder.truncated(prompt, truncate_to, side, room)
+            self._encoder.check_prompt(kept, param, room)
+            room_left -= len(kept)
+            if room_left < 0 and i:
+                raise bad_request(
+                    f"prompt: the first {i + 1} prompts have over {_MOST_PROMPT_TOKENS} tokens, which is more than one "
+                    "request may have together; send them in several",
+                    "prompt",
+                )
+            text = ""
+            if body.echo:
+                self._encoder.check_vocabulary(kept, param)
+                whole = isinstance(prompt, str) and truncate_to is None
+                skip = body.skip_special_tokens is not False
+                text = str(prompt) if whole else self._encoder.tokenizer.decode(kept, skip_special_tokens=skip)
+            encoded.append(_Prompt(kept, text))
+        return encoded
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    token_ids: list[int]
+    text: str  # to be echoed
+
+
+class _ChoiceWriter:
+    """Turns the outputs of one request's choices into what the answer says of them.
+
+    `per_prompt` choices are generated for each prompt, which may be more than the answer has.
+    """
+
+    def __init__(
+        self, body: CompletionRequest, prompts: Sequence[_Prompt], formatter: LogprobsFormatter, per_prompt: int
+    ) -> None:
+        self._body = body
+        self._prompts = prompts
+        self._formatter = formatter
+        self._per_prompt = per_prompt
+        self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
+        self._offsets: dict[int, int] = {}  # characters so far of the choices that have begun
+        self._awaited: dict[int, Iterator[Entry]] = {}  # what `prompt_pieces` has left to `piece`
+
+    def whole(self, outputs: Sequence[Sequence[RequestOutput]]) -> Iterator[bytes]:
+        """Parts of the JSON of the answer's choices, of all outputs of each; the best ones if more were generated."""
+        count = 0
+        for number in range(len(self._prompts)):
+            indices: Sequence[int] = range(number * self._per_prompt, (number + 1) * self._per_prompt)
+            self._prompt_logprobs[number] = outputs[indices[0]][0].prompt_logprobs
+            if self._body.num_choices < self._per_prompt:
+                # Sorting is stable: of equally good ones the first are taken.
+                best = sorted(indices, key=lambda index: _mean_logprob(outputs[index]), reverse=True)
+                indices = best[: self._body.num_choices]
+            for index in indices:
+                yield b"," if count else b"["
+                yield from self._whole_choice(index, outputs[index], count)
+                count += 1
+        yield b"]"
+
+    def _whole_choice(self, index: int, outputs: Sequence[RequestOutput], number: int) -> Iterator[bytes]:
+        body, formatter, prompt = self._body, self._formatter, index // self._per_prompt
+        token_ids, scores = self._prompts[prompt].token_ids, self._prompt_logprobs[prompt]
+        choice = self._choice(index, outputs)
+        choice.index = number
+        holes: list[Iterator[object]] = []
+        if body.logprobs is not None:
+            choice.logprobs = CompletionLogprobs(HOLE, HOLE, HOLE, HOLE)
+            holes += formatter.completion_columns(
+                lambda: self._entries(index, outputs, begins=True), bool(body.return_tokens_as_token_ids)
+            )
+        if body.prompt_logprobs is not None:
+            choice.prompt_logprobs = HOLE
+            holes.append(formatter.prompt(token_ids, scores, body.prompt_logprobs))
+        yield from filled(choice, *map(listed, holes))
+
+    def piece(self, index: int, output: RequestOutput) -> CompletionChoice | None:
+        """What one output adds to a choice; None if that is nothing."""
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[index // self._per_prompt] = output.prompt_logprobs
+        begins = index not in self._offsets
+        offset = self._offsets.setdefault(index, 0)
+        choice = self._choice(index, [output], begins=begins)
+        if self._body.logprobs is not None:
+            entries = self._entries(index, [output], begins=begins)
+            as_token_ids = bool(self._body.return_tokens_as_token_ids)
+            choice.logprobs, self._offsets[index] = self._formatter.completion(entries, offset, as_token_ids)
+        if choice.text or choice.finish_reason or choice.logprobs is not None or choice.token_ids:
+            return choice
+        return None
+
+    def prompt_pieces(self, index: int, output: RequestOutput) -> Iterator[CompletionChoice]:
+        """What a choice that begins has to say of its echoed prompt's tokens, before the last of them.
+
+        `piece` tells the rest; it is all for a prompt that is not long.
+        """
+        if index in self._offsets:
+            return
+        number, body = index // self._per_prompt, self._body
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[number] = output.prompt_logprobs
+        prompt, offset = self._prompts[number], 0
+        entries = prompt_entries(prompt.token_ids, self._prompt_logprobs[number], body.logprobs or 0)
+        as_token_ids = bool(body.return_tokens_as_token_ids)
+        for start in range(0, len(prompt.token_ids) - _TOKENS_A_PIECE, _TOKENS_A_PIECE):
+            choice = CompletionChoice(index, "" if start else prompt.text)
+            some = islice(entries, _TOKENS_A_PIECE)
+            choice.logprobs, offset = self._formatter.completion(some, offset, as_token_ids)
+            if body.return_token_ids and not start:
+                choice.prompt_token_ids = prompt.token_ids
+            self._offsets[index] = offset
+            self._awaited[index] = entries
+            yield choice
+
+    def _choice(self, index: int, outputs: Sequence[RequestOutput], *, begins: bool = True) -> CompletionChoice:
+        """A choice, or what `outputs` add to it, without log-probabilities."""
+        body, last = self._body, outputs[-1]
+        prompt = self._prompts[index // self._per_prompt]
+        text = "".join([output.text for output in outputs])
+        if begins and body.echo:
+            text = prompt.text + text
+        choice = CompletionChoice(index, text, None, last.finish_reason, last.stop_reason)
+        if body.return_token_ids:
+            choice.token_ids = [token for output in outputs for token in output.token_ids]
+            if begins:
+                choice.prompt_token_ids = prompt.token_ids
+        return choice
+
+    def _entries(self, index: int, outputs: Sequence[RequestOutput], *, begins: bool) -> Iterable[Entry]:
+        count, number = self._body.logprobs or 0, index // self._per_prompt
+        entries = chain(self._awaited.pop(index, ()), output_entries(outputs))
+        if begins and self._body.echo:
+            scores = self._prompt_logprobs[number]
+            return chain(prompt_entries(self._prompts[number].token_ids, scores, count), entries)
+        return entries
+
+
+def _mean_logprob(outputs: Sequence[RequestOutput]) -> float:
+    logprobs = [entry.logprob for output in outputs for entry in output.logprobs or ()]
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0
+
+
+class _Frames:
+    """The frames of a streamed answer, of which `answer` becomes one after the other."""
+
+    def __init__(
+        self, generation: Generation, answer: Completion, writer: _ChoiceWriter, body: CompletionRequest
+    ) -> None:
+        self._generation = generation
+        self._answer = answer
+        self._writer = writer
+        self._include_usage, self._continuous_usage = body.include_usage, body.continuous_usage
+        if self._include_usage:
+            answer.usage = None
+        self._is_plain = not (self._continuous_usage or body.return_token_ids or body.logprobs is not None)
+        # Most frames of a choice differ in their text alone. Until a choice has begun it has no entry.
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}
+
+    def frame(self, index: int, output: RequestOutput) -> bytes:
+        around, answer = self._around_text.get(index), self._answer
+        if around is not None and output.finish_reason is None:
+            return around[0] + encode_json(output.text) + around[1] if output.text else b""
+        choice = self._writer.piece(index, output)
+        if choice is None:
+            return b""
+        if self._is_plain and around is None:
+            answer.choices = [CompletionChoice(index, "", None, None, None)]
+            self._around_text[index] = around_text(answer, "text")
+        answer.choices = [choice]
+        if self._continuous_usage:
+            answer.usage = self._generation.usage()
+        return event(answer)
+
+    def parts(self, index: int, output: RequestOutput) -> Iterator[bytes]:
+        """The frames of an output, where the first one of a choice may tell of a long prompt."""
+        for choice in self._writer.prompt_pieces(index, output):
+            self._answer.choices = [choice]
+            if self._continuous_usage:
+                self._answer.usage = self._generation.usage()
+            yield event(self._answer)
+        if frame := self.frame(index, output):
+            yield frame
+
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        return self._around_text.get(index)
+
+    def end(self) -> Iterator[bytes]:
+        if not self._include_usage:
+            return
+        self._answer.choices = []
+        self._answer.usage = self._generation.usage()
+        yield event(self._answer)

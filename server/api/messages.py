@@ -1,0 +1,83 @@
+"""`/v1/messages`: Anthropic's shapes around the chat path."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..anthropic.assembly import MessageBuilder
+from ..anthropic.translation import chat_request, check_tool_types
+from ..chat.field_names import renamed_fields
+from ..chat.path import ChatPath
+from ..errors import ApiError
+from ..generation.streaming import EventStream, StreamEnd
+from ..openapi.document import operation
+from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.errors import AnthropicErrorResponse
+from ..protocol.message_answers import MessageEvent, OutputMessage, TokenCount
+from ..protocol.messages import CountTokensRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
+from ..telemetry.metrics import ServerMetrics
+from .body import whole_body
+from .json_response import json_response
+
+
+class MessagesEndpoints:
+    """Answers conversations in Anthropic's shapes, and counts their tokens."""
+
+    def __init__(self, path: ChatPath, metrics: ServerMetrics, *, notes: ParameterNotes) -> None:
+        self._path = path
+        self._metrics = metrics
+        self._decode = BodyDecoder(MessagesRequest, check_tool_types, notes=notes)
+        self._decode_count = BodyDecoder(CountTokensRequest, check_tool_types, notes=notes)
+
+    def routes(self) -> list[Route]:
+        """The endpoints."""
+        return [
+            Route("/v1/messages", self._create, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
+        ]
+
+    @operation(
+        "Answer a conversation in Anthropic's shapes",
+        MessagesRequest,
+        OutputMessage,
+        events=MessageEvent,
+        error=AnthropicErrorResponse,
+        example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 32},
+    )
+    async def _create(self, request: Request) -> Response:
+        timer = self._metrics.start_timer()
+        raw = await whole_body(request)
+        body = self._decode(raw)
+        chat, names = chat_request(body)
+        with renamed_fields(names):
+            run = await self._path.start(chat, len(raw), timer, request.state.request_id, id_prefix="msg")
+        thinking = body.thinking
+        hides_thinking = isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted"
+        builder = MessageBuilder(run.model, run.usage, body.max_tokens, shows_thinking=not hides_thinking)
+        if body.stream:
+            request_id = request.state.request_id
+            end = StreamEnd(b"", lambda error: _error_event(error, request_id))
+            return EventStream(run.frames(builder.push, end=builder.finish), end)
+        await run.feed(request.receive, builder.push)
+        for _ in builder.finish():
+            pass
+        return json_response(builder.message)
+
+    @operation(
+        "Count a conversation's tokens",
+        CountTokensRequest,
+        TokenCount,
+        error=AnthropicErrorResponse,
+        example={"messages": [{"role": "user", "content": "Who are you?"}]},
+    )
+    async def _count_tokens(self, request: Request) -> Response:
+        raw = await whole_body(request)
+        chat, names = chat_request(self._decode_count(raw))
+        with renamed_fields(names):
+            return json_response(TokenCount(await self._path.count_tokens(chat, len(raw))))
+
+
+def _error_event(error: ApiError, request_id: str) -> bytes:
+    return b"event: error\ndata: " + error.anthropic_body(request_id) + b"\n\n"

@@ -1,0 +1,44 @@
+"""`/metrics`, Prometheus' text format."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..openapi.document import operation
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.registry import Collector
+
+
+def metrics_routes(*collectors: Collector) -> list[Route]:
+    """The scrape endpoint for what these collect, with a registry of its own."""
+    registry: CollectorRegistry | None = None
+
+    @operation("Metrics in Prometheus' text format", response=str, media_type="text/plain")
+    async def scrape(request: Request) -> Response:
+        nonlocal registry
+        if registry is None:
+            # Imported at the first scrape, for start-up's sake, and in a thread, for other requests' sake.
+            registry = await asyncio.to_thread(_registry, collectors)
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return [Route("/metrics", scrape)]
+
+
+def _registry(collectors: Sequence[Collector]) -> CollectorRegistry:
+    from prometheus_client import CollectorRegistry, ProcessCollector
+
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in collectors:
+        registry.register(collector)
+    ProcessCollector(registry=registry)
+    return registry

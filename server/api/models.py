@@ -1,0 +1,26 @@
+"""`/v1/models`: the names that are served."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..openapi.document import operation
+from ..protocol.models import ModelCard, ModelList
+from ..served_models import ServedModels
+from .json_response import json_response
+
+
+def models_routes(models: ServedModels) -> list[Route]:
+    """The endpoints that list the models."""
+
+    @operation("List the served models", response=ModelList)
+    async def list_models(request: Request) -> Response:
+        return json_response(ModelList(data=models.cards))
+
+    @operation("One served model", response=ModelCard)
+    async def retrieve_model(request: Request) -> Response:
+        return json_response(models.card(request.path_params["name"]))
+
+    return [Route("/v1/models", list_models), Route("/v1/models/{name:path}", retrieve_model)]

@@ -1,0 +1,83 @@
+"""`/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..chat.rendering import PromptRenderer
+from ..errors import bad_request
+from ..generation.prompt_encoding import PromptEncoder
+from ..openapi.document import operation
+from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from ..served_models import ServedModels
+from .body import whole_body
+from .json_response import json_response
+
+
+class TokenizeEndpoints:
+    """Text or messages to token ids, and back."""
+
+    def __init__(
+        self, models: ServedModels, encoder: PromptEncoder, renderer: PromptRenderer, *, notes: ParameterNotes
+    ) -> None:
+        self._models = models
+        self._encoder = encoder
+        self._renderer = renderer
+        self._decode_tokenize = BodyDecoder(TokenizeRequest, notes=notes)
+        self._decode_detokenize = BodyDecoder(DetokenizeRequest, notes=notes)
+
+    def routes(self) -> list[Route]:
+        """The endpoints."""
+        return [
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+        ]
+
+    @operation("Text or messages to token ids", TokenizeRequest, TokenizeResponse, example={"prompt": "high tide"})
+    async def _tokenize(self, request: Request) -> Response:
+        raw = await whole_body(request)
+        body = self._decode_tokenize(raw)
+        self._models.resolve(body.model)
+        return await self._renderer.run(len(raw), body.chat_template, lambda: self._tokenized(body))
+
+    def _tokenized(self, body: TokenizeRequest) -> Response:
+        tokens, name = self._encode(body), self._encoder.tokenizer.id_to_token
+        strings = [name(token) or "" for token in tokens] if body.return_token_strs else None
+        return json_response(TokenizeResponse(len(tokens), self._encoder.max_model_len, tokens, strings))
+
+    def _encode(self, body: TokenizeRequest) -> list[int]:
+        if body.messages is None:
+            if body.prompt is None:
+                raise bad_request("prompt or messages is required", "prompt", "missing_required_parameter")
+            special = body.add_special_tokens is not False
+            return self._encoder.count(body.prompt, "prompt", add_special_tokens=special)
+        if body.prompt is not None:
+            raise bad_request("prompt and messages exclude each other", "prompt")
+        prompt = self._renderer.render(
+            body.messages,
+            body.tools,
+            variables=body.chat_template_kwargs,
+            template=body.chat_template,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        return self._encoder.count(prompt.text, "messages", add_special_tokens=bool(body.add_special_tokens))
+
+    @operation("Token ids to text", DetokenizeRequest, DetokenizeResponse, example={"tokens": [72, 105]}, waits=False)
+    async def _detokenize(self, request: Request) -> Response:
+        raw = await whole_body(request)
+        body = self._decode_detokenize(raw)
+        self._models.resolve(body.model)
+        return await self._encoder.run(len(raw), lambda: self._detokenized(body))
+
+    def _detokenized(self, body: DetokenizeRequest) -> Response:
+        self._encoder.check_vocabulary(body.tokens, "tokens")
+        return json_response(DetokenizeResponse(self._encoder.tokenizer.decode(body.tokens, skip_special_tokens=False)))

@@ -1,0 +1,188 @@
+"""The application: an engine and its options as an ASGI app, without globals, so that a process may hold several."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Set
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from tidewheel import __version__
+from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.engine import Engine
+
+from .api.chat import ChatEndpoint
+from .api.completions import CompletionsEndpoint
+from .api.docs import DOCS_PATHS, docs_routes
+from .api.embeddings import EmbeddingsEndpoint
+from .api.health import health_routes
+from .api.messages import MessagesEndpoints
+from .api.metrics import metrics_routes
+from .api.models import models_routes
+from .api.operations import operations_routes
+from .api.responses import ResponsesEndpoints
+from .api.scoring import ScoringEndpoints
+from .api.stored_responses import StoredResponsesEndpoints
+from .api.tokenize import TokenizeEndpoints
+from .api.web import WEB_PATHS, web_routes
+from .chat.model_formats import model_formats
+from .chat.path import ChatPath
+from .chat.rendering import PromptRenderer
+from .chat.request_templates import RequestTemplates
+from .chat.templates import ChatTemplate
+from .encoders import ServedEncoders
+from .errors import exception_handlers
+from .generation.admission import Admission
+from .generation.generations import Generations
+from .generation.logprobs import LogprobsFormatter
+from .generation.prompt_encoding import PromptEncoder
+from .http.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
+from .http.body_values import LEAST_VALUES, BodyValues
+from .http.clients import NameClient
+from .http.middleware import BodyLimit, JsonOnly, RequestId
+from .http.tidy_path import TidyPath
+from .options.app import AppOptions
+from .protocol.decode import ParameterNotes
+from .responses.store import ResponseStore
+from .served_models import ServedModels
+from .telemetry.encoder_metrics import EncoderMetrics
+from .telemetry.metrics import ServerMetrics
+from .telemetry.reports import RequestReports
+from .telemetry.tracing import TraceContext
+
+logger = logging.getLogger(__name__)
+
+
+def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine | None = None) -> Starlette:
+    """The ASGI application. Its lifespan starts and stops the engines. Raises ModelError for an unusable template, or
+    if two models have one name."""
+    encoder_engine = encoder_engine or EncoderEngine()
+    tokenizer = engine.tokenizer
+    models = ServedModels(
+        options.served_model_names or [engine.model_name],
+        engine.model_name,
+        engine.max_model_len,
+        encoder_engine.encoders.values(),
+    )
+    template_source = options.chat_template or tokenizer.chat_template
+    template = ChatTemplate(template_source, tokenizer.special_tokens_map)
+    formats = model_formats(template_source, options.tool_call_parser, options.reasoning_parser)
+    logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
+    defaults = engine.generation_defaults if options.sampling_defaults is None else options.sampling_defaults
+    encoder = PromptEncoder(tokenizer, engine.max_model_len)
+    request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
+    renderer = PromptRenderer(template, encoder, options.default_chat_template_kwargs, request_templates)
+    metrics = ServerMetrics(engine, models.default, options.metrics_prefix)
+    admission = Admission(engine, metrics, options.admission)
+    tracer = options.tracer
+    reports = RequestReports(models.default, tracer, log_requests=options.log_requests)
+    generations = Generations(engine, admission, reports)
+    encoder_metrics = EncoderMetrics(encoder_engine, options.metrics_prefix)
+    encoders = ServedEncoders(encoder_engine, encoder_metrics, options.admission, log_requests=options.log_requests)
+    fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
+    path = ChatPath(
+        models,
+        encoder,
+        renderer,
+        generations,
+        defaults,
+        formats,
+    )
+    formatter = LogprobsFormatter(tokenizer)
+    store = ResponseStore(options.max_stored_responses)
+    notes = ParameterNotes(options.unknown_parameters)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        encoder_engine.start()
+        try:
+            yield
+        finally:
+            await encoder_engine.stop()
+            await engine.stop()
+            encoder.close()
+            if request_templates is not None:
+                request_templates.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
+
+    app = Starlette(
+        routes=[
+            *ChatEndpoint(path, formatter, metrics, fingerprint, notes=notes).routes(),
+            *ResponsesEndpoints(path, formatter, metrics, defaults, store, notes=notes).routes(),
+            *StoredResponsesEndpoints(store).routes(),
+            *MessagesEndpoints(path, metrics, notes=notes).routes(),
+            *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint, notes=notes).routes(),
+            *models_routes(models),
+            *TokenizeEndpoints(models, encoder, renderer, notes=notes).routes(),
+            *EmbeddingsEndpoint(encoders, encoder, notes=notes).routes(),
+            *ScoringEndpoints(encoders, encoder, notes=notes).routes(),
+            *health_routes(engine, encoder_engine),
+            *metrics_routes(metrics, encoder_metrics),
+            *operations_routes(engine, models.root, formats, options.shown_options),
+            *(web_routes() if options.web_ui else ()),
+        ],
+        middleware=_middleware(options, engine.max_model_len),
+        exception_handlers=exception_handlers(),
+        lifespan=lifespan,
+    )
+    if options.docs:
+        app.router.routes += docs_routes(
+            app.routes,
+            _open_paths(options) if options.api_keys else None,
+            refuses_unknown=options.unknown_parameters == "refuse",
+        )
+    return app
+
+
+def _open_paths(options: AppOptions) -> Set[str]:
+    """What needs no API key."""
+    open_paths = frozenset() if options.protect_health else HEALTH_PATHS
+    if not options.protect_metrics:
+        open_paths |= METRICS_PATHS
+    if options.web_ui:
+        open_paths |= WEB_PATHS
+    if options.docs:
+        open_paths |= DOCS_PATHS
+    return open_paths
+
+
+def _middleware(options: AppOptions, max_model_len: int) -> list[Middleware]:
+    """All middleware, outermost first. A browser's preflight request carries no key, so CORS comes before keys."""
+    middleware: list[Middleware] = []
+    if options.allowed_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_credentials=options.allow_credentials,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            expose_headers=("x-request-id", "retry-after"),
+        )
+        middleware.append(cors)
+    middleware += [
+        Middleware(
+            RequestId,
+            root_path=options.root_path,
+            send_header=options.request_id_headers,
+            access_log=options.log_access,
+        ),
+        Middleware(TidyPath),
+        Middleware(BodyLimit, max_bytes=options.max_body_bytes),
+        Middleware(BodyValues, max_values=max(2 * max_model_len, LEAST_VALUES)),
+        *options.middleware,
+    ]
+    if options.tracer is not None:
+        middleware.append(Middleware(TraceContext))
+    if options.api_keys:
+        middleware.append(Middleware(ApiKeyAuth, keys=options.api_keys, open_paths=_open_paths(options)))
+    if options.trust_request_chat_template:
+        middleware.append(Middleware(NameClient, has_keys=bool(options.api_keys)))
+    middleware.append(Middleware(JsonOnly))
+    return middleware

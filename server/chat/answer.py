@@ -1,0 +1,100 @@
+"""One choice on its way from the model's text to pieces: content, reasoning, tool calls, and why it ended."""
+
+from __future__ import annotations
+
+from tidewheel.engine.outputs import FinishReason, RequestOutput
+from tidewheel.engine.text.tokenizer import Tokenizer
+
+from .pieces import CallArguments, CallStart, Piece, Reasoning
+from .reasoning import ReasoningParser, count_reasoning_tokens
+from .tools.parser import ToolCallParser
+
+
+class Answer:
+    """Splits the outputs of one choice. Tool calls are looked for in what is no reasoning; without parsers all text is
+    content.
+
+    `echo` is text that goes before the answer. With `one_call`, calls after the first are dropped. `hide_reasoning`
+    keeps the reasoning from the pieces. A call that was not `chosen` by the model does not change the finish reason.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        reasoning_parser: ReasoningParser | None = None,
+        tool_parser: ToolCallParser | None = None,
+        *,
+        echo: str = "",
+        one_call: bool = False,
+        hide_reasoning: bool = False,
+        chosen: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._reasoning_parser = reasoning_parser
+        self._tool_parser = tool_parser
+        self._echo = echo
+        self._one_call = one_call
+        self._hide_reasoning = hide_reasoning
+        self._chosen = chosen
+        self._has_calls = False
+        self._reasoning_ids: list[int] = []
+        self._reasoning_tokens = 0
+        self.finish_reason: str | None = None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens so far were reasoning."""
+        if self._reasoning_parser is not None and self._reasoning_parser.has_reasoned:
+            return len(self._reasoning_ids)
+        return self._reasoning_tokens
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody looks for reasoning or calls in the text, from now on."""
+        return self._reasoning_parser is None and self._tool_parser is None
+
+    def push(self, output: RequestOutput) -> list[Piece]:
+        """What became certain with `output`; sets `finish_reason` with the last one."""
+        if self.is_plain:
+            pieces: list[Piece] = [output.text] if output.text else []
+        else:
+            pieces = self._split(output)
+        if self._echo:
+            pieces.insert(0, self._echo)
+            self._echo = ""
+        if output.finish_reason is not None:
+            stopped_to_call = self._has_calls and self._chosen and output.finish_reason is FinishReason.STOP
+            self.finish_reason = "tool_calls" if stopped_to_call else output.finish_reason.value
+        return pieces
+
+    def _split(self, output: RequestOutput) -> list[Piece]:
+        finished = output.finish_reason is not None
+        pieces: list[Piece] = []
+        for part in self._without_reasoning(output):
+            if isinstance(part, str) and self._tool_parser is not None:
+                pieces += self._tool_parser.feed(part)
+            elif not (self._hide_reasoning and isinstance(part, Reasoning)):
+                pieces.append(part)
+        if finished and self._tool_parser is not None:
+            pieces += self._tool_parser.finish(cut_off=output.finish_reason is FinishReason.LENGTH)
+        if not self._has_calls:
+            self._has_calls = any(isinstance(piece, CallStart) for piece in pieces)
+        if self._one_call:
+            pieces = [p for p in pieces if not (isinstance(p, CallStart | CallArguments) and p.index > 0)]
+        return pieces
+
+    def _without_reasoning(self, output: RequestOutput) -> list[Piece]:
+        """The output's text, with the reasoning in it made pieces of its own."""
+        parser = self._reasoning_parser
+        if parser is None:
+            return [output.text] if output.text else []
+        self._reasoning_ids += output.token_ids
+        parts = parser.feed(output.text)
+        if output.finish_reason is not None:
+            parts += parser.finish()
+        if parser.is_over or output.finish_reason is not None:
+            if parser.has_reasoned:
+                self._reasoning_tokens = count_reasoning_tokens(self._reasoning_ids, parser.closing, self._tokenizer)
+            self._reasoning_parser = None
+            self._reasoning_ids = []
+        return parts

@@ -1,0 +1,110 @@
+# ruff: noqa: RUF001 - DeepSeek's tags are spelt with full-width bars
+"""How a model writes tool calls and reasoning, as far as its chat template tells.
+
+A template writes past calls, or tells the model how to write new ones, with the tags of the model's format. A wrong
+guess does little harm: calls are looked for only in answers to requests that offer tools, reasoning only where an
+answer begins with its tag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import jinja2
+
+from .template_environment import template_environment
+
+
+class ModelFormats(NamedTuple):
+    """The names of the parsers that read a model's answers; None where there is none.
+
+    `no_calls_because` says why no calls are read.
+    """
+
+    tool_calls: str | None
+    reasoning: str | None
+    no_calls_because: str = ""
+
+
+class _Sign(NamedTuple):
+    """A template with all of these texts, and none of those, tells of a format."""
+
+    parser: str
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+
+_CALL_SIGNS = (
+    _Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    _Sign("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    _Sign("mistral", ("[TOOL_CALLS]",)),
+    _Sign("phi4_mini_json", ("functools[",)),
+    _Sign("phi4_mini_json", ("<|tool_call|>", "<|/tool_call|>")),
+    _Sign("granite", ("<|tool_call|>",)),
+    _Sign("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
+    # Other models write something else than JSON between these tags.
+    _Sign("hermes", ("<tool_call>", "arguments"), ("<function=", "<arg_key>", "<tool_calls>")),
+)
+_REASONING_SIGNS = (
+    _Sign("mistral", ("[THINK]",)),
+    _Sign("seed_oss", ("<seed:think>",)),
+    _Sign("deepseek_r1", ("<｜Assistant｜>", "</think>"), ("<think>",)),  # the model begins to reason by itself
+    _Sign("qwen3", ("</think>",)),
+)
+# Formats without tags. A call's arguments after the key "parameters", which is also that of a tool's schema:
+_JSON_CALL = re.compile(r'"parameters\\?":\W{0,40}[\w.\[\]\'"]{0,60}\barguments\b')
+# ... and the list of calls with which a model is told how to write them.
+_PYTHONIC_CALL = re.compile(r"\[\w+\(\w+ ?=")
+_OTHER_LISTS = ("<|tool_call_start|>", "<function_calls>")
+
+
+def model_formats(
+    template: str | Mapping[str, str] | None, tool_call_parser: str = "auto", reasoning_parser: str = "auto"
+) -> ModelFormats:
+    """The formats of a model with this chat template, by `--tool-call-parser` and `--reasoning-parser`.
+
+    These name parsers or say `auto` or `none`. A template without a place for tools tells of no calls.
+    """
+    by_name = {"default": template} if isinstance(template, str) else template or {}
+    for_tools = by_name.get("tool_use") or by_name.get("default", "")
+    calls, reasoning = tool_call_parser, reasoning_parser
+    because = ""
+    if calls == "none":
+        because = "this server was started with --tool-call-parser none"
+    elif calls == "auto" and not _uses_tools(for_tools):
+        calls, because = "none", "this model's chat template shows the model no tools"
+    elif calls == "auto":
+        calls = _calls_in(for_tools)
+        because = "" if calls != "none" else "this model's chat template does not tell how the model writes calls"
+    if reasoning == "auto":
+        reasoning = _parser_of(_REASONING_SIGNS, by_name.get("default", for_tools))
+    return ModelFormats(None if calls == "none" else calls, None if reasoning == "none" else reasoning, because)
+
+
+def _calls_in(template: str) -> str:
+    parser = _parser_of(_CALL_SIGNS, template)
+    if parser == "none" and _JSON_CALL.search(template):
+        return "llama3_json"
+    if parser == "none" and _PYTHONIC_CALL.search(template) and not any(tag in template for tag in _OTHER_LISTS):
+        return "llama4_pythonic" if "<|header_start|>" in template else "pythonic"
+    return parser
+
+
+def _parser_of(signs: tuple[_Sign, ...], template: str) -> str:
+    for sign in signs:
+        if all(text in template for text in sign.has) and not any(text in template for text in sign.lacks):
+            return sign.parser
+    return "none"
+
+
+def _uses_tools(template: str) -> bool:
+    """Whether a template has the variable `tools`, not only an attribute of that name."""
+    try:
+        tokens = [(kind, value) for _, kind, value in template_environment().lex(template) if kind != "whitespace"]
+    except jinja2.TemplateError:
+        return False  # which is told when it is compiled
+    names = {after for before, after in pairwise([("", ""), *tokens]) if before != ("operator", ".")}
+    return ("name", "tools") in names

@@ -1,0 +1,116 @@
+"""A conversation to the text of a prompt: which template, with which variables, and where the model goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import bad_request
+from ..generation.prompt_encoding import PromptEncoder
+from ..protocol.chat import Message, Tool, check_parts
+from .messages import template_messages, template_tools
+from .request_templates import RequestTemplates
+from .templates import ChatTemplate
+
+T = TypeVar("T")
+
+# Stands where the final message ends while it is rendered; a private-use character, of which conversations have none.
+_END_OF_MESSAGE = "\U0010fffdend of message\U0010fffd"
+
+
+class RenderedPrompt(NamedTuple):
+    """A prompt's text; whether the model goes on with the final message; and that message's text if the assistant said
+    it, else nothing.
+    """
+
+    text: str
+    continues: bool
+    spoken: str
+
+
+class PromptRenderer:
+    """Renders conversations. `variables` are the server's own for the template, a request's go before them.
+
+    A request may only bring a template of its own if there are `request_templates`: a template is a program.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        encoder: PromptEncoder,
+        variables: Mapping[str, Any] | None = None,
+        request_templates: RequestTemplates | None = None,
+    ) -> None:
+        self._template = template
+        self._encoder = encoder
+        self._variables = dict(variables or {})
+        self._request_templates = request_templates
+
+    async def run(self, size_bytes: int, template: str | None, work: Callable[[], T]) -> T:
+        """The result of `work`, which calls `render` with this template: as `PromptEncoder.run` without one.
+
+        With one it is computed apart from all other work. Raises ApiError if requests may not have one (400), too many
+        wait already (429), or it takes longer than a request may (504).
+        """
+        if template is None:
+            return await self._encoder.run(size_bytes, work)
+        return await self._for_requests().run(work)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+    ) -> RenderedPrompt:
+        """The prompt. With `continue_final_message` it ends where the final message's text does.
+
+        Raises ApiError (400) naming the field that cannot be used, or with the template's own complaint.
+        """
+        check_parts(len(messages), "messages")
+        rendered = template_messages(messages)
+        context = {**self._variables, **(variables or {})}
+        final = rendered[-1]
+        content: str = final["content"]
+        spoken = content if final["role"] == "assistant" else ""
+        if not continue_final_message:
+            opens_turn = add_generation_prompt is not False
+            text = self._text(template, rendered, tools, add_generation_prompt=opens_turn, variables=context)
+            return RenderedPrompt(text, False, spoken)
+        if add_generation_prompt:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
+            )
+        if "tool_calls" in final:
+            raise bad_request(
+                "continue_final_message: the final message has tool calls, which end a turn", "continue_final_message"
+            )
+        final["content"] = content + _END_OF_MESSAGE
+        text = self._text(template, rendered, tools, add_generation_prompt=False, variables=context)
+        text, found, _ = text.rpartition(_END_OF_MESSAGE)
+        if not found:
+            raise bad_request(
+                "continue_final_message: the chat template leaves the final message out", "continue_final_message"
+            )
+        return RenderedPrompt(text, True, spoken)
+
+    def _text(
+        self, source: str | None, messages: list[dict[str, Any]], tools: Sequence[Tool] | None, **options: Any
+    ) -> str:
+        if source is None:
+            return self._template.render(messages, template_tools(tools), **options)
+        variables = self._template.context(messages, template_tools(tools), **options)
+        return self._for_requests().render(source, variables)
+
+    def _for_requests(self) -> RequestTemplates:
+        if self._request_templates is None:
+            raise bad_request(
+                "chat_template is not taken from requests by this server; start it with --trust-request-chat-template "
+                "to allow it, or with --chat-template to set one for all",
+                "chat_template",
+                "unsupported_parameter",
+            )
+        return self._request_templates

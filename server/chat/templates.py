@@ -1,0 +1,89 @@
+"""Chat templates: messages to a prompt's text, as Hugging Face's tokenizers define them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.files.wording import one_line
+
+from ..errors import bad_request
+from .template_environment import complaint, template_environment
+
+# A template runs on the request's data, so what it trips over is the request's.
+_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+)
+
+
+class ChatTemplate:
+    """A model's chat template, compiled once; a model may have a second one for requests with tools.
+
+    `source` is the template, several by name (`default`, `tool_use`), or None for a model without one. Raises
+    ModelError for a template that does not compile.
+    """
+
+    def __init__(self, source: str | Mapping[str, str] | None, special_tokens: Mapping[str, object]) -> None:
+        by_name = {"default": source} if isinstance(source, str) else dict(source or {})
+        environment = template_environment()
+        try:
+            self._by_name = {name: environment.from_string(text) for name, text in by_name.items()}
+        except Exception as error:  # jinja2's own, and whatever Python's compiler makes of the code that comes of it
+            raise ModelError(f"the chat template does not compile: {one_line(error)}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def context(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """All variables of a template for this model. `variables` are the request's own (`chat_template_kwargs`)."""
+        return {
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+    ) -> str:
+        """The prompt's text; `options` are those of `context`.
+
+        Raises ApiError (400) if there is no template, or with the template's own complaint.
+        """
+        template = (self._by_name.get("tool_use") if tools else None) or self._by_name.get("default")
+        if template is None:
+            raise bad_request("this model has no chat template; start the server with --chat-template", "messages")
+        try:
+            return template.render(self.context(messages, tools, **options))
+        except _FAILURES as error:
+            raise bad_request(complaint(error), "messages") from error
+
+
+def read_template_option(value: str) -> str:
+    """The template that `--chat-template` names: a file's text, or the value itself when it is a template.
+
+    Raises ModelError for a path that cannot be read.
+    """
+    if "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"--chat-template {value}: {error}") from error

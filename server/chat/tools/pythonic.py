@@ -1,0 +1,147 @@
+"""`[name(key=value, ...), ...]`: calls as a Python list, as the whole answer: Llama 3.2 and 4, ToolACE and others.
+
+Each argument is given once it is whole, as its value has to be turned into JSON.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ..text_scanner import Steps
+from .parser import Outcome, ToolParser
+from .values import python_literal_to_json
+
+_START, _END = "<|python_start|>", "<|python_end|>"
+_CLOSERS = {"(": ")", "[": "]", "{": "}"}
+
+
+class PythonicParser(ToolParser):
+    """A list of calls is recognised at the beginning of an answer."""
+
+    def _parse(self) -> Steps[None]:
+        yield from self._calls()
+
+    def _calls(self) -> Steps[None]:
+        yield from self._spaces()
+        outcome = Outcome.NO_CALL
+        if (yield from self._literal("[")):
+            yield from self._spaces()
+            outcome = yield from self._call()
+        if outcome is Outcome.NO_CALL:
+            self._reject()
+        while outcome is Outcome.CALL:
+            yield from self._spaces()
+            if (yield from self._literal("]")):
+                self._settle()
+                return
+            if not (yield from self._literal(",")):
+                break
+            yield from self._spaces()
+            outcome = yield from self._call()
+        if outcome is Outcome.BROKEN:
+            yield from self._raw_arguments()
+        self._at = 0
+
+    def _call(self) -> Steps[Outcome]:
+        name = yield from self._name()
+        if not name or not (yield from self._literal("(")):
+            return Outcome.NO_CALL
+        self._named = name
+        yield from self._spaces()
+        if (yield from self._literal(")")):
+            self._start_call(name)
+            self._add_arguments("{}")
+            return Outcome.CALL
+        opening = "{"
+        while True:
+            argument = yield from self._argument()
+            if argument is None:
+                return Outcome.NO_CALL if opening == "{" else Outcome.BROKEN
+            key, source = argument
+            value = python_literal_to_json(source)
+            if opening == "{":
+                if value is None:
+                    return Outcome.NO_CALL
+                self._start_call(name)
+            # A value that is no literal stays as it is: the arguments are not JSON then, and nobody runs the call.
+            self._add_arguments(f"{opening}{json.dumps(key)}: {source if value is None else value}")
+            self._settle()
+            opening = ", "
+            yield from self._spaces()
+            if (yield from self._literal(",")):
+                yield from self._spaces()
+            elif (yield from self._peek()) != ")":
+                return Outcome.BROKEN
+            if (yield from self._literal(")")):
+                self._add_arguments("}")
+                self._settle()
+                return Outcome.CALL
+
+    def _name(self) -> Steps[str]:
+        start = self._at
+        while character := (yield from self._peek()):
+            if not (character.isalpha() or character == "_") and (
+                self._at == start or not (character.isalnum() or character in ".-")
+            ):
+                break
+            self._at += 1
+        return self._text[start : self._at]
+
+    def _argument(self) -> Steps[tuple[str, str] | None]:
+        """A keyword and its value's source; None if that is not what comes."""
+        key = yield from self._name()
+        yield from self._spaces()
+        if not key or not (yield from self._literal("=")):
+            return None
+        yield from self._spaces()
+        start = self._at
+        if not (yield from self._skip_expression()):
+            return None
+        return key, self._text[start : self._at].rstrip()
+
+    def _skip_expression(self) -> Steps[bool]:
+        """Skips to the comma or bracket that ends a value; False if none does, or if brackets do not match."""
+        closers: list[str] = []
+        while character := (yield from self._peek()):
+            if character in "'\"":
+                if not (yield from self._skip_string(character)):
+                    return False
+                continue
+            if character in _CLOSERS:
+                closers.append(_CLOSERS[character])
+            elif closers and character == closers[-1]:
+                closers.pop()
+            elif character in ")]}" or (character == "," and not closers):
+                return not closers
+            self._at += 1
+        return False
+
+    def _skip_string(self, quote: str) -> Steps[bool]:
+        closing = quote * 3
+        if not (yield from self._literal(closing)):
+            closing = quote
+            self._at += 1
+        while not (yield from self._literal(closing)):
+            if (yield from self._peek()) == "\\":
+                self._at += 1
+            if not (yield from self._peek()):
+                return False
+            self._at += 1
+        return True
+
+
+class Llama4PythonicParser(PythonicParser):
+    """Llama 4 may write its list between `<|python_start|>` and `<|python_end|>`, and text before it."""
+
+    markers = (_START, _END)
+
+    def _parse(self) -> Steps[None]:
+        yield from self._spaces()
+        if not (yield from self._literal(_START)):
+            self._at = 0
+            yield from self._calls()
+            yield from self._close(_END)
+        self._at = 0
+        while (yield from self._text_until(_START)) is not None:
+            yield from self._calls()
+            yield from self._close(_END)

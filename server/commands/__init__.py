@@ -1,0 +1,1 @@
+"""The `tidewheel` command and its subcommands: serve, chat, bench, devices."""

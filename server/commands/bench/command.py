@@ -1,0 +1,109 @@
+"""The command line of `tidewheel bench`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tidewheel.engine.errors import TidewheelError
+
+from ...options.parser import OptionParser, argument_type
+from ...options.serve import model_parser, read_model_options
+from ...options.values import positive_count
+from .measure import measure
+from .report import render
+from .workload import (
+    BATCH_SIZES,
+    LONG_BATCH_SIZES,
+    LONG_CONTEXTS,
+    QUICK,
+    SHORT_CONTEXT,
+    Workload,
+    decodes_of,
+    parse_counts,
+    parse_prefills,
+)
+
+_SKIPPABLE = ("engine", "startup")
+_STDOUT = "-"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The `bench` command. Raises TidewheelError if the model cannot be loaded or the workload does not fit."""
+    parser = _parser()
+    given = vars(parser.parse_known(arguments))
+    workload = _workload(parser, given)
+    target, skip = given.pop("json"), frozenset(given.pop("skip"))
+    options = read_model_options(parser, given)
+    if target not in (None, _STDOUT) and not Path(target).parent.is_dir():
+        raise TidewheelError(f"--json: there is no folder {Path(target).parent}")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    report = measure(options, workload, skip, _say)
+    print(render(report), end="", file=sys.stderr if target == _STDOUT else sys.stdout)
+    if target is not None:
+        _write(target, json.dumps(asdict(report), indent=2) + "\n")
+    return 0
+
+
+def _parser() -> OptionParser:
+    parser = model_parser("tidewheel bench", "Measure a model's speed and memory beside this machine's own ceilings.")
+    group = parser.add_argument_group("benchmark")
+    add = group.add_argument
+    default = Workload()
+    add("--prefill", type=argument_type(parse_prefills), metavar="PROMPTSxTOKENS,...",
+        help=f"prompts to compute [{_listed(default.prefills)}]")  # fmt: skip
+    add("--batch-sizes", type=argument_type(parse_counts), metavar="N,...",
+        help=f"sequences to decode together [{_listed(BATCH_SIZES)}]")  # fmt: skip
+    add("--contexts", type=argument_type(parse_counts), metavar="TOKENS,...",
+        help=f"how many tokens are before the decoded ones [{SHORT_CONTEXT}; and {_listed(LONG_CONTEXTS)} where they "
+        f"fit, with batches of {_listed(LONG_BATCH_SIZES)} and without the engine]")  # fmt: skip
+    add("--decode-tokens", type=argument_type(positive_count), metavar="TOKENS",
+        help=f"how many to decode, at least 2 [{default.decode_tokens}]")  # fmt: skip
+    add("--repeats", type=argument_type(positive_count), metavar="N", help=f"of everything [{default.repeats}]")
+    add("--quick", action="store_true", help="a look and not a measurement: less and shorter of everything")
+    add("--profile", action="store_true", help="the time of each kernel, too")
+    add("--skip", nargs="+", choices=_SKIPPABLE, default=[], help="leave this out")
+    add("--json", metavar="FILE", help="write JSON, too; with - to standard output, and the table to standard error")
+    return parser
+
+
+def _workload(parser: OptionParser, given: dict[str, Any]) -> Workload:
+    """Take the workload's options out of what was given."""
+    base = QUICK if given.pop("quick") else Workload()
+    batch_sizes, contexts = given.pop("batch_sizes"), given.pop("contexts")
+    values: dict[str, Any] = {"prefills": given.pop("prefill"), "profile": given.pop("profile")}
+    values |= {name: given.pop(name) for name in ("decode_tokens", "repeats")}
+    if batch_sizes is not None or contexts is not None:
+        sizes = batch_sizes or sorted({decode.batch_size for decode in base.decodes})
+        values["decodes"] = decodes_of(sizes, contexts or sorted({decode.context for decode in base.decodes}))
+        if contexts is not None:
+            values["long_decodes"] = ()
+        elif base.long_decodes:
+            values["long_decodes"] = decodes_of([size for size in sizes if size in LONG_BATCH_SIZES], LONG_CONTEXTS)
+    workload = replace(base, **{field: value for field, value in values.items() if value is not None})
+    if workload.decode_tokens < 2:
+        parser.error("--decode-tokens must be at least 2: the time between tokens is what is measured")
+    return workload
+
+
+def _listed(items: Iterable[object]) -> str:
+    return ",".join(map(str, items))
+
+
+def _say(what: str) -> None:
+    print(f"{what} ...", file=sys.stderr, flush=True)
+
+
+def _write(target: str, text: str) -> None:
+    if target == _STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(target).write_text(text)
+    except OSError as error:
+        raise TidewheelError(f"--json {target} cannot be written: {error.strerror}") from error

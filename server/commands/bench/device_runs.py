@@ -1,0 +1,166 @@
+"""The device alone: steps of hand-made batches, timed without an engine around them.
+
+Call these from a thread that stays the same and is not the main one: it computes too, and is pinned to a core.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.devices.base import Executor
+from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
+
+from .workload import Decode, Prefill
+
+_WARM_UP_TOKENS = 64  # enough to wake the threads and to touch most of what a step uses
+
+
+@runtime_checkable
+class Profiler(Protocol):
+    """Times a device's kernels."""
+
+    def start_profile(self) -> None:
+        """Forget what was recorded, and record from now on."""
+        ...
+
+    def profile(self) -> dict[str, tuple[int, float]]:
+        """The calls and seconds of each kernel since then, in the order in which a step runs them."""
+        ...
+
+    def stop_profile(self) -> None:
+        """Record no more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """One run of a phase: its steps, their seconds, and of these each kernel's calls and seconds."""
+
+    steps: int
+    seconds: float
+    kernels: dict[str, tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """The seconds of each repeat of a phase; `kernels` are those of one more, which was recorded."""
+
+    seconds: list[float]
+    kernels: KernelTimes | None
+
+
+class DeviceRuns:
+    """Runs prefills and decodes of random tokens. A sequence has the same blocks in all runs of one phase."""
+
+    def __init__(self, executor: Executor, vocab_size: int, seed: int, profiler: Profiler | None = None) -> None:
+        self._executor = executor
+        self._vocab_size = vocab_size
+        self._random = np.random.default_rng(seed)
+        self._profiler = profiler
+        self._num_steps = 0
+        self._num_filled = 0  # tokens of sequence 0, which starts at block 0 in every phase, that have K and V
+
+    def prefill(self, prefill: Prefill, repeats: int) -> PhaseTimes:
+        """Computes the prompts in steps as full as the device allows."""
+        tables = self._tables(prefill.prompts, prefill.tokens)
+        warm_up = Prefill(prefill.prompts, min(prefill.tokens, max(_WARM_UP_TOKENS // prefill.prompts, 1)))
+        self._time_prefill(warm_up, tables)
+        self._num_filled = 0
+        return self._times(lambda: self._time_prefill(prefill, tables), repeats)
+
+    def decode(self, decode: Decode, num_tokens: int, repeats: int) -> PhaseTimes:
+        """Decodes `num_tokens` of each sequence."""
+        tables = self._tables(decode.batch_size, decode.context + num_tokens)
+        self._fill(tables, decode.context)
+        self._time_decode(decode, 1, tables)
+        return self._times(lambda: self._time_decode(decode, num_tokens, tables), repeats)
+
+    def _times(self, run: Callable[[], float], repeats: int) -> PhaseTimes:
+        return PhaseTimes([run() for _ in range(repeats)], self._kernel_times(run))
+
+    def _kernel_times(self, run: Callable[[], float]) -> KernelTimes | None:
+        if self._profiler is None:
+            return None
+        steps_before = self._num_steps
+        self._profiler.start_profile()
+        seconds = run()
+        kernels = self._profiler.profile()
+        self._profiler.stop_profile()
+        return KernelTimes(self._num_steps - steps_before, seconds, kernels)
+
+    def _tables(self, num_sequences: int, num_tokens: int) -> NDArray[np.int32]:
+        width = -(-num_tokens // self._executor.limits.block_size)
+        return np.arange(num_sequences * width, dtype=np.int32).reshape(num_sequences, width)
+
+    def _fill(self, tables: NDArray[np.int32], context: int) -> None:
+        """K and V for `context` tokens of every sequence: computed once, then copied, so that each has its own.
+
+        What a shorter context left of sequence 0 is still there.
+        """
+        most = self._executor.limits.max_num_batched_tokens
+        for start in range(self._num_filled, context, most):
+            self._time_step(self._batch([(0, start, min(start + most, context))], context, tables))
+        self._num_filled = context
+        if len(tables) > 1:
+            pairs = np.stack([np.broadcast_to(tables[0], tables[1:].shape), tables[1:]], axis=-1)
+            self._executor.copy_blocks(pairs.reshape(-1, 2))
+
+    def _time_prefill(self, prefill: Prefill, tables: NDArray[np.int32]) -> float:
+        steps = _steps(prefill, self._executor.limits.max_num_batched_tokens)
+        return sum(self._time_step(self._batch(spans, prefill.tokens, tables)) for spans in steps)
+
+    def _time_decode(self, decode: Decode, num_tokens: int, tables: NDArray[np.int32]) -> float:
+        context = decode.context
+        batch = self._batch([(i, context, context + 1) for i in range(decode.batch_size)], context + 1, tables)
+        total = 0.0
+        for _ in range(num_tokens):
+            total += self._time_step(batch)
+            for positions in (batch.positions, batch.context_len, batch.sampling.position):
+                positions += 1
+        return total
+
+    def _time_step(self, batch: StepBatch) -> float:
+        self._num_steps += 1
+        started = time.perf_counter()
+        self._executor.step(batch)
+        return time.perf_counter() - started
+
+    def _batch(self, spans: list[tuple[int, int, int]], prompt_len: int, tables: NDArray[np.int32]) -> StepBatch:
+        """A step of `(sequence, start, end)` spans; those that reach `prompt_len` get a next token."""
+        ends = np.array([end for _, _, end in spans], dtype=np.int32)
+        query_start = np.zeros(len(spans) + 1, dtype=np.int32)
+        np.cumsum([end - start for _, start, end in spans], out=query_start[1:])
+        complete = ends == prompt_len
+        return StepBatch(
+            token_ids=self._random.integers(self._vocab_size, size=query_start[-1], dtype=np.int32),
+            positions=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in spans]),
+            query_start=query_start,
+            context_len=ends,
+            block_tables=np.ascontiguousarray(tables[[sequence for sequence, _, _ in spans]]),
+            logits_rows=query_start[1:][complete] - 1,
+            sampling=SamplingBatch.greedy(ends[complete]),
+        )
+
+
+def _steps(prefill: Prefill, max_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
+    """The prompts in order, in steps of `max_tokens`: lists of `(sequence, start, end)`."""
+    spans: list[tuple[int, int, int]] = []
+    room = max_tokens
+    for sequence in range(prefill.prompts):
+        start = 0
+        while start < prefill.tokens:
+            end = min(start + room, prefill.tokens)
+            spans.append((sequence, start, end))
+            room -= end - start
+            start = end
+            if room == 0:
+                yield spans
+                spans, room = [], max_tokens
+    if spans:
+        yield spans

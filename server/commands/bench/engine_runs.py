@@ -1,0 +1,75 @@
+"""The same decoding through the engine: what scheduling, detokenizing and two threads add to the device's time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+
+from tidewheel.engine.engine import Engine
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.outputs import FinishReason
+from tidewheel.engine.request import Request
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.stream import RequestStream
+
+from .workload import Decode, Workload
+
+Arrivals = list[tuple[float, int]]  # when, in seconds, and how many tokens
+
+
+async def decode_rates(
+    engine: Engine, workload: Workload, vocab_size: int, seed: int
+) -> dict[Decode, list[float] | None]:
+    """Tokens a second of the workload's `decodes`, one for each repeat. The engine is started, and stopped in the end.
+
+    Only the time when all sequences decode counts: from the last one's first token to the first one's last. None
+    where there was no such time.
+    """
+    contexts = sorted({decode.context for decode in workload.decodes})
+    batch_sizes = sorted({decode.batch_size for decode in workload.decodes})
+    shape = (batch_sizes[-1], contexts[-1])
+    prompts = np.random.default_rng(seed).integers(vocab_size, size=shape, dtype=np.int32)
+    rates: dict[Decode, list[float] | None] = {}
+    engine.start()
+    try:
+        for context in contexts:
+            # From here on the prefix cache has the prompts, if there is one: the repeats take much less time.
+            await generate(engine, prompts[:, :context].tolist(), 1)
+            for batch_size in batch_sizes:
+                measured = []
+                for _ in range(workload.repeats):
+                    arrivals = await generate(engine, prompts[:batch_size, :context].tolist(), workload.decode_tokens)
+                    measured.append(common_rate(arrivals))
+                found = [rate for rate in measured if rate is not None]
+                rates[Decode(batch_size, context)] = found or None
+    finally:
+        await engine.stop()
+    return rates
+
+
+async def generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[Arrivals]:
+    """Decode exactly `num_tokens` after each of the prompts (token ids), all together: when tokens arrived."""
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    streams = [engine.submit(Request(f"bench-{i}", prompt, sampling)) for i, prompt in enumerate(prompts)]
+    return list(await asyncio.gather(*(_read(stream) for stream in streams)))
+
+
+async def _read(stream: RequestStream) -> Arrivals:
+    arrivals: Arrivals = []
+    async for output in stream:
+        if output.token_ids:
+            arrivals.append((time.perf_counter(), len(output.token_ids)))
+        if output.finish_reason is not None and output.finish_reason is not FinishReason.LENGTH:
+            raise TidewheelError(output.error or f"a request ended with {output.finish_reason.value}")
+    return arrivals
+
+
+def common_rate(sequences: list[Arrivals]) -> float | None:
+    """Tokens a second over the time in which all sequences were decoding; None if there was none."""
+    start = max(arrivals[0][0] for arrivals in sequences)
+    end = min(arrivals[-1][0] for arrivals in sequences)
+    if end <= start:
+        return None
+    return sum(count for arrivals in sequences for at, count in arrivals if start < at <= end) / (end - start)

@@ -1,0 +1,200 @@
+"""The run as a whole: start-up, then the device alone, then the engine, with the ceilings in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+
+from tidewheel import __version__
+from tidewheel.engine.devices.cpu_groups import choose_groups
+from tidewheel.engine.engine import Engine
+from tidewheel.engine.errors import ModelError, TidewheelError
+from tidewheel.engine.machine.cgroup import cpu_quota
+from tidewheel.engine.text.tokenizer import Tokenizer
+
+from ...http import event_loop
+from ...options.serve import ModelOptions
+from ..devices import cpu_model
+from ..serve import DEMO_MODEL_NAME, engine_options
+from .ceilings import CEILING_OF, CeilingMeter
+from .costs import Costs
+from .device_runs import DeviceRuns, PhaseTimes
+from .engine_runs import decode_rates
+from .model import LoadedModel, Plan, load, plan
+from .process_memory import OwnPeak
+from .report import MachineFacts, MemoryUse, ModelFacts, Report
+from .results import DeviceTimes, EngineRates, decode_results, prefill_results
+from .startup import measure_startup
+from .workload import Decode, Prefill, Workload
+
+Say = Callable[[str], None]
+
+_CACHED_FRACTION = 1.2  # of the memory ceiling, which is itself measured no better than this
+_NO_STEP_LIMIT_MS = 1e9  # nothing else is running that a long prompt could hold up
+
+
+def measure(options: ModelOptions, asked: Workload, skip: frozenset[str], say: Say) -> Report:
+    """Measure a model, all but the parts to `skip` (engine, startup); `say` is told what is going on.
+
+    Raises TidewheelError if the model cannot be loaded or the workload does not fit.
+    """
+    name = options.model or DEMO_MODEL_NAME
+    planned = plan(engine_options(options), asked)
+    workload, opened = planned.workload, planned.opened
+    peak = OwnPeak()
+    meter = _meter(options, workload.ceilings_s, peak)
+    notes: list[str] = []
+    if left_out := [str(decode) for decode in asked.long_decodes if decode not in workload.long_decodes]:
+        notes.append(f"left out, because they do not fit: decodes of {'; '.join(left_out)}")
+    if meter is None:
+        notes.append("the ceilings were not measured: that takes the native extension, which is not installed")
+    startup = None
+    if "startup" not in skip:
+        say("start-up")
+        try:
+            startup = measure_startup(serve_arguments(options), workload.repeats)
+        except TidewheelError as error:
+            notes.append(f"start-up was not measured: {error}")
+    say("loading the model")
+    loaded = load(planned)
+    # One thread for all the device's steps, and not this one: it is pinned to a core, and works as one of the team.
+    # It lives on while the engine runs, so that the engine's thread is sure to count as another one.
+    with ThreadPoolExecutor(1, thread_name_prefix="tidewheel-bench") as steps:
+        try:
+            times = steps.submit(_device_phases, planned, loaded, meter, say).result()
+            engine_rates: EngineRates = {}
+            if "engine" not in skip:
+                say("decode through the engine")
+                try:
+                    engine_rates = _through_engine(planned, loaded, name)
+                except TidewheelError as error:
+                    notes.append(f"the engine was not measured: {error}")
+        finally:
+            loaded.executor.close()
+    quantization = opened.quantization
+    costs = Costs(
+        opened.spec,
+        weight_bytes=loaded.weight_bytes,
+        kv_bytes_per_token=opened.kv_bytes_per_token,
+        embedding_bytes_per_parameter=quantization.embedding_bytes_per_parameter if quantization else None,
+    )
+    compute_ceiling = CEILING_OF[planned.weight_format]
+    decode = decode_results(times, costs, compute_ceiling, workload.decode_tokens, engine_rates)
+    if any((result.memory_fraction or 0.0) > _CACHED_FRACTION for result in decode):
+        notes.append("more was read than memory can give: the model, or much of it, comes from the caches")
+    return Report(
+        version=__version__,
+        model=_model(planned, loaded, costs, name),
+        machine=_machine(planned, loaded, meter),
+        repeats=workload.repeats,
+        decode_tokens=workload.decode_tokens,
+        ceilings=None if times.ceilings is None else times.ceilings.spreads(),
+        compute_ceiling=compute_ceiling,
+        prefill=prefill_results(times, costs, compute_ceiling),
+        decode=decode,
+        startup=startup,
+        memory=MemoryUse(
+            server_ready=None if startup is None else startup.resident_bytes,
+            server_peak=None if startup is None else startup.peak_bytes,
+            bench_peak=peak.bytes,
+        ),
+        notes=notes,
+    )
+
+
+def serve_arguments(options: ModelOptions) -> list[str]:
+    """The arguments of a `tidewheel serve` with the same model options."""
+    arguments = [] if options.model is None else [options.model]
+    for spec in fields(ModelOptions):
+        value = getattr(options, spec.name)
+        if spec.name == "model" or value == spec.default:
+            continue
+        flag = spec.name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            arguments += [f"--{flag}", str(value)]
+    return arguments
+
+
+def _meter(options: ModelOptions, seconds: float, peak: OwnPeak) -> CeilingMeter | None:
+    try:
+        from tidewheel import _native
+        from tidewheel.engine.devices.cpu import CpuDevice
+    except ImportError:
+        return None
+    groups = choose_groups(options.threads_bind, _native.topology(), cpu_quota())
+    return CeilingMeter(CpuDevice().isa, [cpu for group in groups for cpu in group], seconds, peak)
+
+
+def _model(planned: Plan, loaded: LoadedModel, costs: Costs, name: str) -> ModelFacts:
+    spec = planned.opened.spec
+    first = spec.layers[0]
+    return ModelFacts(
+        name=name,
+        family=spec.family,
+        parameters=costs.parameters,
+        num_layers=len(spec.layers),
+        hidden_size=spec.hidden_size,
+        num_heads=first.attention.num_heads,
+        num_kv_heads=first.attention.num_kv_heads,
+        head_dim=first.attention.head_dim,
+        intermediate_size=first.mlp.intermediate_size,
+        vocab_size=spec.vocab_size,
+        dtype=str(planned.opened.quantization or planned.opened.dtype),
+        load_format=planned.options.load_format,
+        weight_bytes=loaded.weight_bytes,
+        kv_bytes_per_token=planned.opened.kv_bytes_per_token,
+    )
+
+
+def _machine(planned: Plan, loaded: LoadedModel, meter: CeilingMeter | None) -> MachineFacts:
+    native = meter if planned.opened.device.name == "cpu" else None
+    return MachineFacts(
+        cpu_model=cpu_model(),
+        device=planned.opened.device.name,
+        isa=None if native is None else native.isa,
+        threads=loaded.num_threads,
+        cpus=None if native is None else native.cpus,
+    )
+
+
+def _device_phases(planned: Plan, loaded: LoadedModel, meter: CeilingMeter | None, say: Say) -> DeviceTimes:
+    workload = planned.workload
+    runs = DeviceRuns(loaded.executor, planned.opened.spec.vocab_size, planned.options.seed, loaded.profiler)
+
+    def ceilings() -> None:
+        if meter is not None:
+            meter.measure()
+
+    ceilings()
+    prefills: list[tuple[Prefill, PhaseTimes]] = []
+    for prefill in workload.prefills:
+        say(f"prefill {prefill}")
+        prefills.append((prefill, runs.prefill(prefill, workload.repeats)))
+        ceilings()
+    decodes: list[tuple[Decode, PhaseTimes]] = []
+    for decode in workload.all_decodes:
+        say(f"decode {decode}")
+        decodes.append((decode, runs.decode(decode, workload.decode_tokens, workload.repeats)))
+        ceilings()
+    return DeviceTimes(prefills, decodes, None if meter is None else meter.result())
+
+
+def _through_engine(planned: Plan, loaded: LoadedModel, name: str) -> EngineRates:
+    opened, options = planned.opened, planned.options
+    try:
+        tokenizer = Tokenizer.load(opened.tokenizer_folder)
+    except ModelError as error:
+        raise TidewheelError(f"it needs a tokenizer, but {error}") from error
+    engine = Engine(
+        loaded.executor,
+        tokenizer,
+        model_name=name,
+        max_model_len=planned.max_model_len,
+        vocab_size=opened.spec.vocab_size,
+        max_step_ms=_NO_STEP_LIMIT_MS,
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+    return event_loop.run(decode_rates(engine, planned.workload, opened.spec.vocab_size, options.seed))

@@ -1,0 +1,98 @@
+"""The `tidewheel` command. Each subcommand is imported only when it is the one asked for, to start fast."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from tidewheel import __version__
+from tidewheel.engine.errors import TidewheelError
+
+_USAGE = """\
+usage: tidewheel COMMAND [ARGUMENTS]
+
+commands:
+  serve [MODEL]   serve a model over an OpenAI-compatible API
+  chat [MESSAGE]  talk to a running server
+  bench [MODEL]   measure speed and memory
+  devices         show what was detected: device, ISA levels, cores, memory
+
+options:
+  -h, --help      show this, or a command's own help
+  --version       show the version
+"""
+
+
+def _serve(arguments: list[str]) -> int:
+    with _without_blas_threads():
+        from .serve import run
+
+    return run(arguments)
+
+
+@contextlib.contextmanager
+def _without_blas_threads() -> Iterator[None]:
+    # numpy's BLAS starts a thread for each core when it is imported, and they spin for a while. It is not used here,
+    # and the cores have something better to do. Other libraries that read the variable later find it as it was.
+    name = "OPENBLAS_NUM_THREADS"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _chat(arguments: list[str]) -> int:
+    from .chat import run
+
+    return run(arguments)
+
+
+def _bench(arguments: list[str]) -> int:
+    from .bench import run
+
+    return run(arguments)
+
+
+def _devices(arguments: list[str]) -> int:
+    from .devices import run
+
+    return run(arguments)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "serve": _serve,
+    "chat": _chat,
+    "bench": _bench,
+    "devices": _devices,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code: 0, 1 for what failed, 2 for a wrong command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(_USAGE, end="")
+        return 0 if given else 2
+    if given[0] == "--version":
+        print(f"tidewheel {__version__}")
+        return 0
+    command = _COMMANDS.get(given[0])
+    if command is None:
+        close = difflib.get_close_matches(given[0], _COMMANDS, 1)
+        hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(_COMMANDS)}"
+        print(f"tidewheel: unknown command {given[0]}{hint}", file=sys.stderr)
+        return 2
+    try:
+        return command(given[1:])
+    except TidewheelError as error:
+        print(f"tidewheel {given[0]}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

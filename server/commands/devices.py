@@ -1,0 +1,204 @@
+"""`tidewheel devices`: what was detected of this machine, and what of it would be used."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidewheel.engine.devices.cpu_groups import choose_groups, group_list
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.machine.cgroup import cpu_quota
+from tidewheel.engine.machine.cpu_list import cpu_list
+from tidewheel.engine.machine.huge_pages import HugePages, huge_pages
+from tidewheel.engine.machine.memory import Memory, read_memory
+
+if TYPE_CHECKING:
+    from tidewheel import _native
+
+_GIB = 2**30
+_ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """A name that `--device` takes. `detail` says why it is not available, or what is special about it."""
+
+    name: str
+    available: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Processors by the operating system's numbers. `cpu_quota` is in cores' worth of time, None is no limit.
+
+    `allowed` are those in this process's affinity, `physical` one of them for each physical core, and `threads`
+    those that would be computed on, by group. `numa_nodes` has the allowed processors of each node.
+    """
+
+    logical: int
+    allowed: list[int]
+    physical: list[int]
+    threads: list[list[int]]
+    numa_nodes: dict[int, list[int]]
+    cpu_quota: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesReport:
+    """Everything that the command shows. What only the native extension can tell is None where it cannot be loaded.
+
+    `isa_levels` has the best one first; `isa` is the one in use.
+    """
+
+    devices: list[DeviceState]
+    cpu_model: str
+    architecture: str
+    isa_levels: list[str]
+    isa: str | None
+    cores: Cores | None
+    memory: Memory
+    huge_pages: HugePages
+
+
+def detect() -> DevicesReport:
+    """Look at this machine. Raises DeviceError if TIDEWHEEL_ISA asks for a level that is not there."""
+    try:
+        from tidewheel import _native as native
+    except ImportError as error:
+        cpu = DeviceState("cpu", False, f"the native extension cannot be loaded: {error}")
+        return DevicesReport(
+            [cpu, _torch()], cpu_model(), platform.machine(), [], None, None, read_memory(), huge_pages()
+        )
+    try:
+        isa = native.chosen_isa_level()
+    except ValueError as error:
+        raise DeviceError(str(error)) from error
+    return DevicesReport(
+        devices=[DeviceState("cpu", True, "native kernels; what --device auto means"), _torch()],
+        cpu_model=cpu_model(),
+        architecture=platform.machine(),
+        isa_levels=native.available_isa_levels(),
+        isa=isa,
+        cores=_cores(native.topology()),
+        memory=read_memory(),
+        huge_pages=huge_pages(),
+    )
+
+
+def cpu_model(root: Path = _ROOT) -> str:
+    """The processor's name as it gives it, else its architecture. `root` is where `/proc` is found."""
+    fields = _fields(root / "proc/cpuinfo")
+    # x86 names the model; IBM Z describes each processor in a line of its own, and ARM's kernel gives numbers only.
+    return fields.get("model name") or fields.get("processor 0") or platform.processor() or platform.machine()
+
+
+def render(report: DevicesReport) -> str:
+    """The report for people, one fact a line."""
+    lines = [("device", _device_line(device)) for device in report.devices]
+    lines += [("processor", f"{report.cpu_model} ({report.architecture})")]
+    if report.isa_levels:
+        levels = [f"{level} (in use)" if level == report.isa else level for level in report.isa_levels]
+        lines.append(("ISA levels", ", ".join(levels)))
+    if report.cores is not None:
+        lines += _core_lines(report.cores)
+    lines += _memory_lines(report.memory)
+    lines.append(("huge pages", _huge_pages_line(report.huge_pages)))
+    width = max(len(name) for name, _ in lines)
+    return "".join(f"{name:{width}}  {value}\n" for name, value in lines)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The `devices` command. Raises DeviceError."""
+    parser = argparse.ArgumentParser(
+        prog="tidewheel devices", description="Show what was detected: device, ISA levels, cores, memory."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(list(arguments))
+    report = detect()
+    print(json.dumps(asdict(report), indent=2) if options.json else render(report), end="\n" if options.json else "")
+    return 0
+
+
+def _torch() -> DeviceState:
+    # Looked for and not imported: that takes seconds.
+    if find_spec("torch") is None:
+        return DeviceState("torch", False, "needs torch: pip install 'tidewheel[torch]'")
+    return DeviceState("torch", True, "the readable reference, slow")
+
+
+def _cores(topology: _native.Topology) -> Cores:
+    quota = cpu_quota()
+    nodes: dict[int, list[int]] = {}
+    for processor in topology["processors"]:
+        nodes.setdefault(processor["numa_node"], []).append(processor["cpu"])
+    allowed = [processor["cpu"] for processor in topology["processors"]]
+    return Cores(
+        logical=os.cpu_count() or len(allowed),
+        allowed=allowed,
+        physical=topology["cores"],
+        threads=choose_groups("auto", topology, quota),
+        numa_nodes=nodes,
+        cpu_quota=quota,
+    )
+
+
+def _device_line(device: DeviceState) -> str:
+    return f"{device.name}: {'available' if device.available else 'not available'} ({device.detail})"
+
+
+def _core_lines(cores: Cores) -> list[tuple[str, str]]:
+    nodes = "; ".join(f"node {node}: CPUs {cpu_list(cpus)}" for node, cpus in sorted(cores.numa_nodes.items()))
+    groups = "" if len(cores.threads) == 1 else f" in {len(cores.threads)} groups"
+    threads = f"{sum(map(len, cores.threads))}{groups}, on CPUs {group_list(cores.threads)}"
+    quota = "none" if cores.cpu_quota is None else f"{cores.cpu_quota:g} cores' worth of time"
+    return [
+        ("cores", f"{cores.logical} logical, {len(cores.allowed)} allowed (CPUs {cpu_list(cores.allowed)}), "
+         f"{len(cores.physical)} of them physical"),
+        ("threads", f"{threads} (--threads-bind changes it)"),
+        ("NUMA", nodes),
+        ("cgroup CPU quota", quota),
+    ]  # fmt: skip
+
+
+def _memory_lines(memory: Memory) -> list[tuple[str, str]]:
+    cgroup = "none"
+    if memory.cgroup_limit is not None:
+        cgroup = f"{_gib(memory.cgroup_limit)}, {_gib(memory.cgroup_used)} used"
+    size = f"{_gib(memory.total)}, {_gib(memory.available)} available"
+    return [("memory", size), ("cgroup memory limit", cgroup)]
+
+
+def _huge_pages_line(pages: HugePages) -> str:
+    size = "" if pages.size is None else f" of {pages.size // 2**20} MiB"
+    return (
+        f"transparent: {pages.transparent or 'not supported'}; "
+        f"reserved: {pages.reserved}{size}, {pages.reserved_free} free"
+    )
+
+
+def _gib(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / _GIB:.2f} GiB"
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """`name: value` lines; of a name that repeats, the first value."""
+    fields: dict[str, str] = {}
+    for line in _lines(path):
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,158 @@
+"""Embedding models by their names, and one HTTP request's way through the encoder engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request
+
+from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder
+from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.engine.errors import quoted
+
+from .errors import ApiError, ClientGone, bad_request
+from .generation.admission import EndRate, check_backlog, request_timeout
+from .generation.streaming import client_watch
+from .http.limits import AdmissionLimits
+from .protocol.embeddings import InputUsage
+from .telemetry.encoder_metrics import EncoderMetrics
+
+logger = logging.getLogger("tidewheel.requests")
+
+
+@dataclass(frozen=True)
+class EncoderAnswer:
+    """What an encoder gave: one row an input."""
+
+    id: str
+    created: int
+    rows: NDArray[np.float32]
+    usage: InputUsage
+
+
+class ServedEncoders:
+    """The encoders that requests may ask for, of which there may be none."""
+
+    def __init__(
+        self, engine: EncoderEngine, metrics: EncoderMetrics, limits: AdmissionLimits, *, log_requests: bool
+    ) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._limits = limits
+        self._log_requests = log_requests
+        self._rate = EndRate()  # of inputs
+
+    def embedder(self, name: str | None) -> Embedder:
+        """The embedding model of a name, the first one for None. Raises ApiError (404, or 400 for another kind)."""
+        encoders = self._engine.encoders.values()
+        encoder = self._find(name, (one for one in encoders if isinstance(one, Embedder)))
+        if not isinstance(encoder, Embedder):
+            raise bad_request(
+                f"the model {encoder.name!r} scores pairs of texts and has no embeddings: send it to /v1/score or "
+                "/v1/rerank",
+                "model",
+            )
+        return encoder
+
+    def scorer(self, name: str | None) -> Encoder:
+        """The model of a name, for None the first cross-encoder or else the first of all. Raises ApiError (404)."""
+        encoders = self._engine.encoders.values()
+        return self._find(name, sorted(encoders, key=lambda one: not isinstance(one, CrossEncoder)))
+
+    async def run(self, request: Request, kind: str, encoder: Encoder, inputs: Sequence[EncoderInput]) -> EncoderAnswer:
+        """The rows of inputs that were checked. `kind` begins the answer's id.
+
+        Raises ApiError if they cannot be had, too much waits or it takes too long, and ClientGone if the client hangs
+        up, which takes them from the queue.
+        """
+        try:
+            check_backlog(self._engine.backlog, self._limits.max_queue, self._rate)
+        except ApiError:
+            self._metrics.reject(encoder.name)
+            raise
+        started, outcome = time.perf_counter(), "abort"
+        answer_id, tokens = f"{kind}-{uuid.uuid4().hex}", sum(map(len, inputs))
+        future = self._engine.submit(encoder, inputs)
+
+        def leave() -> None:
+            future.cancel()
+
+        try:
+            with client_watch(request.receive, leave):
+                await asyncio.wait([future], timeout=self._limits.request_timeout_s)
+            if future.cancelled():
+                raise ClientGone
+            if not future.done():
+                raise request_timeout()
+            outcome = "error"
+            rows = future.result()
+            outcome = "stop"
+            self._rate.add(len(inputs))
+        finally:
+            future.cancel()
+            elapsed = time.perf_counter() - started
+            self._metrics.observe(encoder.name, outcome, elapsed)
+            if self._log_requests:
+                fields = {
+                    "id": answer_id,
+                    "request_id": request.state.request_id,
+                    "model": encoder.name,
+                    "inputs": len(inputs),
+                    "prompt_tokens": tokens,
+                    "total_s": elapsed,
+                    "finish": outcome,
+                }
+                logger.info(
+                    "%(id)s x-request-id=%(request_id)s model=%(model)s inputs=%(inputs)d tokens=%(prompt_tokens)d "
+                    "total=%(total_s).3fs finish=%(finish)s",
+                    fields,
+                    extra={"fields": fields},
+                )
+        return EncoderAnswer(answer_id, int(time.time()), rows, InputUsage(tokens, tokens))
+
+    def _find(self, name: str | None, fitting: Iterable[Encoder]) -> Encoder:
+        encoder = next(iter(fitting), None) if name is None else self._engine.encoders.get(name)
+        if encoder is not None:
+            return encoder
+        served = ", ".join(self._engine.encoders)
+        wanted = "a model that can do this" if name is None else f"the embedding model {quoted(name)}"
+        hint = f"served: {served}" if served else "start the server with --embedding-model FOLDER_OR_HUB_ID"
+        raise ApiError(
+            HTTPStatus.NOT_FOUND, f"{wanted} is not served here; {hint}", param="model", code="model_not_found"
+        )
+
+
+def truncation(encoder: Encoder, truncate_prompt_tokens: int | None) -> int | None:
+    """How many tokens to cut inputs to: -1 means all that the model takes. Raises ApiError (400) for other numbers."""
+    if truncate_prompt_tokens == -1:
+        return encoder.max_length
+    if truncate_prompt_tokens is not None and not 1 <= truncate_prompt_tokens <= encoder.max_length:
+        raise bad_request(
+            f"truncate_prompt_tokens must be between 1 and {encoder.max_length}, what {encoder.name} takes, or -1 for "
+            f"that; got {truncate_prompt_tokens}",
+            "truncate_prompt_tokens",
+        )
+    return truncate_prompt_tokens
+
+
+def check_input(encoder: Encoder, item: EncoderInput, param: str) -> None:
+    """Raises ApiError or InvalidRequestError (400) for an input that the encoder cannot take."""
+    if item.is_too_long or len(item) > encoder.max_length:
+        beside = " with what it is scored against" if isinstance(encoder, CrossEncoder) else ""
+        counted = "far more" if item.is_too_long else len(item)  # such a text is not read to its end
+        raise bad_request(
+            f"{param} has {counted} tokens{beside}, and {encoder.name} takes {encoder.max_length}: shorten it, or "
+            "send truncate_prompt_tokens: -1 to have it cut",
+            param,
+            "context_length_exceeded",
+        )
+    encoder.check(item, param)

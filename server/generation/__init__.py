@@ -1,0 +1,1 @@
+"""One request's way through the engine: admitted, encoded, constrained, submitted, streamed."""

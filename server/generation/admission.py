@@ -1,0 +1,149 @@
+"""Admission: which requests may join those that run and wait, by an estimate of what fits into the KV cache."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from tidewheel.engine.engine import Engine, EngineStats
+from tidewheel.engine.sampling_params import SamplingParams
+
+from ..errors import ApiError, bad_request
+from ..http.limits import AdmissionLimits
+from ..telemetry.metrics import ServerMetrics
+
+_FIRST_GUESS = 256  # tokens of an answer, before any has been seen
+_LENGTH_WEIGHT = 0.05  # of the newest answer in the running mean of lengths
+_RATE_WINDOW_S = 30.0
+_LONGEST_RETRY_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request will need: sequences, and KV blocks by the end if its answers are as long as answers are."""
+
+    sequences: int
+    blocks: int
+
+
+class EndRate:
+    """How many end a second, over the last half minute or so."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._at = time.monotonic()
+
+    def add(self, count: int) -> None:
+        """So many have ended."""
+        self._rate = self._decayed() + count / _RATE_WINDOW_S
+        self._at = time.monotonic()
+
+    def retry_after_s(self, excess: int) -> int:
+        """Whole seconds until so many have ended, going by the last ones."""
+        rate = self._decayed()
+        return min(max(math.ceil(excess / rate), 1), _LONGEST_RETRY_S) if rate > 0 else 1
+
+    def _decayed(self) -> float:
+        return self._rate * math.exp((self._at - time.monotonic()) / _RATE_WINDOW_S)
+
+
+class Admission:
+    """Keeps count of what has been let in. Lives on the event loop.
+
+    What waits is estimated and not looked up: the engine thread learns of new requests between steps, and lets more
+    sequences begin than the KV cache can hold to their ends. So it is counted how many will fit, at their expected
+    lengths, and the rest are said to wait, though some of them may run for a while and be preempted.
+    """
+
+    def __init__(self, engine: Engine, metrics: ServerMetrics, limits: AdmissionLimits) -> None:
+        self.limits = limits
+        self._metrics = metrics
+        self._engine = engine
+        self._demand = Demand(0, 0)
+        self._mean_length = float(_FIRST_GUESS)
+        self._rate = EndRate()  # of sequences
+
+    def check_shape(self, num_prompts: int, *, n: int | None, best_of: int | None = None) -> None:
+        """Raises ApiError (400) for more prompts or choices than a request may have."""
+        if num_prompts > self.limits.max_prompts:
+            limit = f"{self.limits.max_prompts} entries (--max-prompts)"
+            raise bad_request(f"prompt must have at most {limit}, got {num_prompts}", "prompt")
+        for name, count in (("n", n), ("best_of", best_of)):
+            if count is not None and count > self.limits.max_n:
+                raise bad_request(f"{name} must be at most {self.limits.max_n} (--max-n), got {count}", name)
+
+    def admit(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Demand:
+        """Count a request in; `release` counts it out.
+
+        Raises ApiError: 429, with a time to retry after, if more would wait than may; 400 if that were so even alone.
+        """
+        self.check_shape(len(prompts), n=sampling.num_sequences)
+        demand = self._expected(prompts, sampling)
+        total = Demand(self._demand.sequences + demand.sequences, self._demand.blocks + demand.blocks)
+        if self.limits.max_queue is not None:
+            excess = self._waiting(total, self._engine.stats()) - self.limits.max_queue
+            if excess > 0 and self._waiting(demand) > self.limits.max_queue:
+                raise bad_request(
+                    f"the request asks for {demand.sequences} answers, more than this server can work on with "
+                    f"{self.limits.max_queue} waiting (--max-queue); send fewer prompts at once, or a smaller n",
+                    "n" if sampling.num_sequences > 1 else "prompt",
+                )
+            if excess > 0:
+                self._metrics.rejected += 1
+                raise _queue_full(self.limits.max_queue, self._rate.retry_after_s(excess))
+        self._demand = total
+        return demand
+
+    def release(self, demand: Demand, lengths: Sequence[int]) -> None:
+        """Count a request out that has ended; `lengths` are its answers', in tokens."""
+        self._demand = Demand(self._demand.sequences - demand.sequences, self._demand.blocks - demand.blocks)
+        self._rate.add(len(lengths))
+        for length in lengths:
+            self._mean_length += _LENGTH_WEIGHT * (length - self._mean_length)
+
+    def _expected(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Demand:
+        block_size = self._engine.limits.block_size
+        blocks = 0
+        for prompt in prompts:
+            room = self._engine.max_model_len - len(prompt)
+            answer = min(self._mean_length, room if sampling.max_tokens is None else sampling.max_tokens)
+            grown = math.ceil((len(prompt) + answer) / block_size)
+            # Choices share the full blocks of their prompt.
+            blocks += grown + (sampling.num_sequences - 1) * (grown - len(prompt) // block_size)
+        return Demand(len(prompts) * sampling.num_sequences, blocks)
+
+    def _waiting(self, demand: Demand, stats: EngineStats | None = None) -> int:
+        """How many sequences of `demand` do not fit; `stats` tell how much less they take where they share prefixes."""
+        limits = self._engine.limits
+        blocks_each = demand.blocks / demand.sequences
+        if stats is not None and stats.num_running:
+            held = stats.kv_blocks_used / stats.num_running
+            blocks_each = min(blocks_each, held + self._mean_length / limits.block_size)
+        return demand.sequences - min(demand.sequences, limits.max_num_seqs, int(limits.num_blocks / blocks_each))
+
+
+def check_backlog(backlog: int, max_queue: int | None, rate: EndRate) -> None:
+    """Raises ApiError (429) if more wait than may, in a queue that is not the chat model's. None is no limit."""
+    if max_queue is not None and backlog > max_queue:
+        raise _queue_full(max_queue, rate.retry_after_s(backlog - max_queue))
+
+
+def request_timeout() -> ApiError:
+    """The answer to a request that has taken longer than `--request-timeout`."""
+    return ApiError(
+        HTTPStatus.GATEWAY_TIMEOUT,
+        "the answer was not complete within this server's time limit (--request-timeout)",
+        code="request_timeout",
+    )
+
+
+def _queue_full(max_queue: int, retry_after_s: int) -> ApiError:
+    return ApiError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"the server is busy: {max_queue} requests wait already (--max-queue); try again later",
+        code="queue_full",
+        headers={"retry-after": str(retry_after_s)},
+    )

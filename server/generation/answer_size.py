@@ -1,0 +1,60 @@
+"""How large an answer may become: foreseen from what a request asks for, before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tidewheel.engine.sampling_params import SamplingParams
+
+from ..errors import ApiError, bad_request
+
+# Bytes of JSON, rounded up from what tokenizers of many languages give. The server's memory for an answer that waits
+# for its reader is about as much.
+_TOKEN = 16  # its text, and its id
+_LIKELY_TOKEN = 96  # of which a token has as many as its log-probabilities are asked for, besides itself
+_EVENTS = 5  # the last events of a response repeat its log-probabilities
+_SHORTENED = 1024  # tokens; to less than this no answer is cut by itself
+
+
+def bounded(
+    kind: str,
+    lengths: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    shows_prompt: bool,
+    max_model_len: int,
+    max_bytes: int,
+) -> SamplingParams:
+    """The sampling parameters of a request whose answer cannot become larger than `max_bytes`.
+
+    `kind` is the beginning of the answer's id, `lengths` are those of the prompts in tokens. A request that does not
+    say how many tokens it wants gets as many as fit. Raises ApiError (400) for one that asks for too much.
+    """
+    copies = sampling.num_sequences if kind == "cmpl" else 1  # of what is known of the prompt
+    of_prompt = _token_bytes(sampling.prompt_logprobs) if sampling.prompt_logprobs is not None else 0
+    of_prompt += _TOKEN if shows_prompt else 0
+    of_token = _token_bytes(sampling.logprobs) * (_EVENTS if kind == "resp" else 1)
+    room = max(max_model_len - min(lengths), 0)
+    wanted = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+    prompts_bytes = sum(lengths) * of_prompt * copies
+    step_bytes = len(lengths) * sampling.num_sequences * of_token  # of one more token for all choices
+    if prompts_bytes + wanted * step_bytes <= max_bytes:
+        return sampling
+    fitting = (max_bytes - prompts_bytes) // step_bytes
+    if sampling.max_tokens is None and fitting >= max(_SHORTENED, sampling.min_tokens):
+        return replace(sampling, max_tokens=fitting)
+    raise _too_large(prompts_bytes, wanted * step_bytes, len(lengths) * sampling.num_sequences, wanted, max_bytes)
+
+
+def _token_bytes(logprobs: int | None) -> int:
+    return _TOKEN + (0 if logprobs is None else (1 + logprobs) * _LIKELY_TOKEN)
+
+
+def _too_large(prompts_bytes: int, tokens_bytes: int, choices: int, tokens: int, max_bytes: int) -> ApiError:
+    return bad_request(
+        f"the answer may become {prompts_bytes + tokens_bytes} bytes large, {prompts_bytes} of them for what is asked "
+        f"about the prompts and {tokens_bytes} for {choices} choices of up to {tokens} tokens; this server's limit is "
+        f"{max_bytes} bytes (--max-answer-size). Ask for fewer logprobs or prompt_logprobs, tokens, choices or prompts",
+        code="answer_too_large",
+    )

@@ -1,0 +1,133 @@
+"""Prompts to token ids, off the event loop when they are long enough to delay others' tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from tidewheel.engine.text.long_texts import encode_at_most, encode_part
+from tidewheel.engine.text.tokenizer import Tokenizer
+
+from ..errors import ApiError, bad_request
+
+T = TypeVar("T")
+
+_INLINE_BYTES = 4096  # some hundred microseconds of work
+_LEAST_COUNTED = 2**17  # tokens of a text that `/tokenize` takes, however short the context is
+
+
+class PromptEncoder:
+    """Encodes and checks prompts for one tokenizer and context.
+
+    `max_counted` is how many tokens are counted of a text that does not have to fit the context.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self.max_counted = max(2 * max_model_len, _LEAST_COUNTED)
+        self._vocab_size = tokenizer.vocab_size
+        # Two, so that a huge prompt does not hold up all other long ones; no more, for the engine needs the cores.
+        self._threads = ThreadPoolExecutor(2, "prompt-encoder")
+
+    async def run(self, size_bytes: int, work: Callable[[], T]) -> T:
+        """The result of `work`: computed here if its input is small, in a thread otherwise."""
+        if size_bytes <= _INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def encode(
+        self,
+        text: str,
+        param: str,
+        *,
+        add_special_tokens: bool,
+        truncate_to: int | None = None,
+        side: str | None = None,
+        room: int = 1,
+    ) -> list[int]:
+        """The token ids of a prompt; `truncate_to`, `side` and `room` are those of `truncated`.
+
+        Raises ApiError (400) for a text that is too long for a context with `room` for more, if it is not truncated.
+        """
+        kept = self._kept(truncate_to, room)
+        if kept is not None:
+            token_ids = encode_part(self._encode(add_special_tokens), text, kept, end=side != "right")
+            return self.truncated(token_ids, truncate_to, side, room)
+        token_ids = self._at_most(text, param, self.max_model_len - room, add_special_tokens)
+        self.check_prompt(token_ids, param, room)
+        return token_ids
+
+    def fits(self, text: str, *, add_special_tokens: bool) -> bool:
+        """Whether the context has room for a text and one token more."""
+        token_ids = encode_at_most(self._encode(add_special_tokens), text, self.max_model_len - 1)
+        return token_ids is not None and len(token_ids) < self.max_model_len
+
+    def count(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """The token ids of a text that may be too long for the context, as `/tokenize` has them.
+
+        Raises ApiError (400) for one of far more than `max_counted` tokens.
+        """
+        return self._at_most(text, param, self.max_counted, add_special_tokens)
+
+    def truncated(self, token_ids: list[int], limit: int | None, side: str | None, room: int = 1) -> list[int]:
+        """The last `limit` of the tokens, or the first if `side` is right; -1 is as many as leave `room` for others.
+
+        Raises ApiError (400) for a limit that is none, or beyond the context.
+        """
+        kept = self._kept(limit, room)
+        if kept is None:
+            return token_ids
+        return token_ids[:kept] if side == "right" else token_ids[max(len(token_ids) - kept, 0) :]
+
+    def check_prompt(self, token_ids: Sequence[int], param: str, room: int = 1) -> None:
+        """Raises ApiError (400) for a prompt that is empty or too long for a context with `room` for more."""
+        if not token_ids:
+            raise bad_request(f"{param} has no tokens", param)
+        if len(token_ids) > self.max_model_len - room:
+            raise bad_request(
+                f"{param} has {len(token_ids)} tokens; this model's context is {self.max_model_len} tokens"
+                f"{' and must have room for at least one more' if room else ''}",
+                param,
+                "context_length_exceeded",
+            )
+
+    def check_vocabulary(self, token_ids: Sequence[int], param: str) -> None:
+        """Raises ApiError (400) for a token id that the tokenizer cannot decode."""
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+            raise bad_request(f"{param}: token ids must be between 0 and {self._vocab_size - 1}", param)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _kept(self, limit: int | None, room: int) -> int | None:
+        if limit is None:
+            return None
+        if not (limit == -1 or 1 <= limit <= self.max_model_len):
+            raise bad_request(
+                f"truncate_prompt_tokens must be between 1 and this model's context of {self.max_model_len} tokens, "
+                f"or -1 for as many as fit, got {limit}",
+                "truncate_prompt_tokens",
+            )
+        return self.max_model_len - room if limit == -1 else limit
+
+    def _encode(self, add_special_tokens: bool) -> Callable[[str], list[int]]:
+        return partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
+
+    def _at_most(self, text: str, param: str, num_tokens: int, add_special_tokens: bool) -> list[int]:
+        token_ids = encode_at_most(self._encode(add_special_tokens), text, num_tokens)
+        if token_ids is None:
+            raise self._too_long(param, len(text), num_tokens)
+        return token_ids
+
+    def _too_long(self, param: str, length: int, num_tokens: int) -> ApiError:
+        context = f"this model's context is {self.max_model_len} tokens (--max-model-len)"
+        if num_tokens > self.max_model_len:
+            context += f", and texts of up to {num_tokens} are counted"
+        return bad_request(
+            f"{param} is far too long, with {length} characters: {context}", param, "context_length_exceeded"
+        )

@@ -1,0 +1,121 @@
+"""What a body demands of the tokens of its answers: allowed tokens, bad words and structured output."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import NamedTuple
+
+from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
+from tidewheel.engine.constraints.filters import bad_word_tokens
+from tidewheel.engine.constraints.grammar import Grammar, GrammarsBusyError, GrammarsUnavailableError, StructuredOutput
+from tidewheel.engine.constraints.structural_tag import Alternatives, Format
+from tidewheel.engine.engine import Engine
+from tidewheel.engine.errors import InvalidRequestError
+
+from ..errors import ApiError, bad_request
+from ..protocol.sampling import GenerationBody
+from .structured_output import as_format, structured_output, tag_output
+
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_LENGTH = 256  # characters
+_RETRY_AFTER_S = 1
+
+
+class Calls(NamedTuple):
+    """Calls of the tools on offer: a structural tag of what they look like, None where no grammar can tell.
+
+    `arguments` is for errors: what each tool's schema alone demands.
+    """
+
+    format: Format | None
+    arguments: Sequence[StructuredOutput]
+
+
+async def token_constraints(
+    engine: Engine,
+    body: GenerationBody,
+    output: StructuredOutput | None = None,
+    *,
+    calls: Calls | None = None,
+    preface: Preface | None = None,
+) -> TokenConstraints | None:
+    """The body's constraints for the engine, None if it has none. What takes long is done in threads.
+
+    `output` is what the answers have to match instead of the body's structured output: demanded tool calls. `calls`
+    are what they may match instead of it. They have to match from their start, or from behind their `preface`, which
+    is reasoning. Raises ApiError and InvalidRequestError (400) naming the field at fault.
+    """
+    wanted = structured_output(body)
+    if output is not None:
+        wanted = output
+    _check(body)
+    field = _field(body, wanted, demands_calls=output is not None)
+    if field is None:
+        return None
+    if body.use_beam_search:
+        raise bad_request(f"{field} must be left out with beam search", field)
+    grammar: Grammar | None = None
+    if wanted is not None and calls is not None and output is None:
+        grammar = await _compile_either(engine, wanted, calls)
+    elif wanted is not None:
+        grammar = await _compile(engine, wanted)
+    runs: tuple[tuple[int, ...], ...] = ()
+    if body.bad_words:
+        tokenize = partial(bad_word_tokens, engine.tokenizer, body.bad_words)
+        runs = await asyncio.get_running_loop().run_in_executor(None, tokenize)
+    allowed = None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
+    return TokenConstraints(allowed, runs, grammar, preface)
+
+
+async def _compile(engine: Engine, output: StructuredOutput) -> Grammar:
+    """Raises ApiError: 429 if too many grammars wait, 503 if none can be compiled."""
+    try:
+        return await engine.grammars.compile(output)
+    except GrammarsBusyError as error:
+        headers = {"retry-after": str(_RETRY_AFTER_S)}
+        raise ApiError(
+            HTTPStatus.TOO_MANY_REQUESTS, str(error), param=output.param, code="queue_full", headers=headers
+        ) from None
+    except GrammarsUnavailableError as error:
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), param=output.param) from None
+
+
+async def _compile_either(engine: Engine, answer: StructuredOutput, calls: Calls) -> Grammar:
+    """The grammar of answers that match `answer` or are calls."""
+    if calls.format is None:
+        raise bad_request(
+            f"{answer.param} cannot be combined with tools that the model may call as this server's --tool-call-parser "
+            'reads them, which no grammar describes: set tool_choice to "none", "required" or a function',
+            answer.param,
+            "unsupported_parameter",
+        )
+    try:
+        return await _compile(engine, tag_output(Alternatives([as_format(answer), calls.format]), answer.param))
+    except InvalidRequestError:
+        for part in (answer, *calls.arguments):  # the one at fault has a better message
+            await _compile(engine, part)
+        raise
+
+
+def _field(body: GenerationBody, wanted: StructuredOutput | None, *, demands_calls: bool) -> str | None:
+    """The name of a field that constrains the answers, None if there is none."""
+    if demands_calls:
+        return "tool_choice"
+    if wanted is not None:
+        return wanted.param
+    if body.allowed_token_ids is not None:
+        return "allowed_token_ids"
+    return "bad_words" if body.bad_words else None
+
+
+def _check(body: GenerationBody) -> None:
+    if body.allowed_token_ids is not None and not body.allowed_token_ids:
+        raise bad_request("allowed_token_ids is empty: nothing could be answered", "allowed_token_ids")
+    words = body.bad_words or []
+    if len(words) > MAX_BAD_WORDS:
+        raise bad_request(f"bad_words must have at most {MAX_BAD_WORDS} words, got {len(words)}", "bad_words")
+    if not all(0 < len(word) <= MAX_BAD_WORD_LENGTH for word in words):
+        raise bad_request(f"bad_words must be strings of 1 to {MAX_BAD_WORD_LENGTH} characters", "bad_words")

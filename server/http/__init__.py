@@ -1,0 +1,1 @@
+"""HTTP below the API: listening, connections and their limits, middleware, shutdown."""

@@ -1,0 +1,208 @@
+"""HTTP connections: uvicorn's, with limits on what a client may send and on how long it may take to send and read.
+
+A timer runs only while a request is coming in or while the write buffer is full; a streamed token costs nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from http import HTTPStatus
+from typing import Any, ClassVar, cast
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from ..errors import ApiError, bad_request
+from .limits import ConnectionLimits
+from .one_at_a_time import OneAtATime
+
+logger = logging.getLogger(__name__)
+
+# The ASGI extension by which a response that has begun writes more of its body: `write`, a function of the bytes, which
+# returns False when the reader is behind. Then, and in the end, the response has to `send`, which waits for the reader.
+DIRECT_WRITE = "tidewheel.direct_write"
+
+_VERSIONS = ("1.0", "1.1")
+_LEAST_BYTES_PER_S = 500  # what a sender may be as slow as once its first `read_timeout_s` are over
+
+
+def connection_class(limits: ConnectionLimits, *, direct_write: bool) -> type[asyncio.Protocol]:
+    """The protocol of connections that keep to `limits`, for uvicorn to make.
+
+    `direct_write` offers DIRECT_WRITE: a body that is written so passes by all middleware.
+    """
+    members = {"limits": limits, "direct_write": direct_write}
+    return cast(type[asyncio.Protocol], type("LimitedConnection", (Connection,), members))
+
+
+class Refused(Exception):  # noqa: N818 - it is no error of this server
+    """Ends the parsing of a request that has been refused."""
+
+
+class Connection(OneAtATime):
+    """One client's connection."""
+
+    limits: ClassVar[ConnectionLimits]
+    direct_write: ClassVar[bool]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._request_began: float | None = None  # on the loop's clock; None between requests
+        self._request_bytes = 0
+        self._in_head = False
+        self._refusal: ApiError | None = None
+        self._deaf = False  # what comes in is of no use any more
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_keepalive_if_required()
+        for timer in (self._read_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._deaf:
+            super().data_received(data)
+
+    def feed(self, piece: bytes | bytearray) -> None:
+        super().feed(piece)
+        if self._deaf:
+            return
+        if self._request_began is not None:
+            self._request_bytes += len(piece)
+            if self._in_head and self._request_bytes > self.limits.max_header_bytes:
+                self._refuse(self._header_error())
+        elif not self.is_answering:
+            self._await_request()  # stray line ends have stopped the timer
+
+    @property
+    def is_within_request(self) -> bool:
+        return self._request_began is not None
+
+    def refuse_incomplete(self) -> None:
+        self._refuse(bad_request("the request ended before it was complete", code="invalid_http"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._request_bytes = 0
+        self._request_began = self.loop.time()
+        if self._read_timer is None and self.limits.read_timeout_s is not None:
+            self._read_timer = self.loop.call_later(self.limits.read_timeout_s, self._check_sender)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > self.limits.max_header_count:
+            self._refusal = self._header_error()
+            raise Refused
+
+    def on_headers_complete(self) -> None:
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.limits.max_header_bytes:
+            self._refusal = self._header_error()
+            raise Refused
+        if self.parser.get_http_version() not in _VERSIONS:
+            self._refusal = bad_request(
+                "the request's first line does not end with HTTP/1.1 or HTTP/1.0, the versions that are spoken here",
+                code="invalid_http",
+            )
+            raise Refused
+        super().on_headers_complete()
+        self._in_head = False
+        if self.direct_write:
+            self.scope["extensions"] = {DIRECT_WRITE: {"write": partial(self._write_chunk, self.cycle)}}
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._request_began = None  # the timer finds out by itself
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or bad_request(msg, code="invalid_http"))
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self._await_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # closing would wait for a reader who has had all this time
+        else:
+            super().timeout_keep_alive_handler()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _write_chunk(self, cycle: RequestResponseCycle, data: bytes) -> bool:
+        """`cycle.send` for more of a chunked body, without the checks that its first part has passed."""
+        if not cycle.disconnected:  # of which `receive` tells
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not self.flow.write_paused
+
+    def _await_request(self) -> None:
+        if self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            handler = self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, handler)
+
+    def _await_reader(self) -> None:
+        if self._write_timer is None and self.limits.write_timeout_s is not None:
+            self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._drop_reader)
+
+    def _drop_reader(self) -> None:
+        logger.warning("Dropped %s, which did not read its answer for %g s", self._peer(), self.limits.write_timeout_s)
+        self.transport.abort()
+
+    def _check_sender(self) -> None:
+        self._read_timer = None
+        began, timeout = self._request_began, self.limits.read_timeout_s
+        if began is None or timeout is None or self.transport.is_closing():
+            return
+        if self.flow.read_paused:  # it is this side that is slow
+            began = self._request_began = self.loop.time()
+        left = began + timeout + self._request_bytes / _LEAST_BYTES_PER_S - self.loop.time()
+        if left > 0:
+            self._read_timer = self.loop.call_later(left, self._check_sender)
+            return
+        logger.warning("Dropped %s, which did not send its request for %g s", self._peer(), timeout)
+        error = ApiError(
+            HTTPStatus.REQUEST_TIMEOUT, f"the request did not arrive within {timeout:g} s (--read-timeout)"
+        )
+        self._refuse(error)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer a request that is not going to the application, and close."""
+        self._deaf = True
+        if self._request_began is not None and not self._in_head and self.cycle.response_started:
+            self.transport.close()
+            return
+        body = error.body()
+        head = (
+            f"HTTP/1.1 {int(error.status)} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _header_error(self) -> ApiError:
+        return ApiError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"the request's head is over this server's limits of {self.limits.max_header_bytes} bytes "
+            f"(--max-header-size) and {self.limits.max_header_count} headers (--max-header-count)",
+            code="headers_too_large",
+        )
+
+    def _peer(self) -> str:
+        return "{}:{}".format(*self.client) if self.client else "a client"

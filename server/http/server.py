@@ -1,0 +1,125 @@
+"""What serves: the application in uvicorn, which on SIGTERM lets running answers finish, on a second one not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator
+from functools import partial
+from types import FrameType
+from typing import cast
+
+import uvicorn
+
+from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.engine import Engine
+from tidewheel.engine.errors import TidewheelError
+
+from .acceptor import Acceptor
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ERROR_FRAMES_S = 5.0  # after the time-out, for aborted answers to say so to their clients
+_ABORT_S = 1.0  # for what serves connections to see that they have been aborted
+_WARM_UP_TICK = 5  # uvicorn's, of 0.1 s: who has waited for the start comes first
+_INTERRUPTED = 130  # the exit code that shells give to Ctrl-C
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which on SIGTERM or Ctrl-C drains the engines while uvicorn waits for the connections.
+
+    A second signal ends what runs at once, and its clients are told; a third one does not wait for that either. The
+    server ends by itself when an engine has failed, once the clients have been told.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, engine: Engine, encoder_engine: EncoderEngine, shutdown_timeout_s: float
+    ) -> None:
+        super().__init__(config)
+        self._engines = (engine, encoder_engine)
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._acceptors: list[Acceptor] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hurry = asyncio.Event()
+        config.timeout_graceful_shutdown = None  # `_end_answers` ends the wait
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What has killed an engine."""
+        return next((engine.failure for engine in self._engines if engine.failure is not None), None)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter >= _WARM_UP_TICK:
+            self._engines[0].warm_up()
+        return await super().on_tick(counter) or self.failure is not None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup([])  # uvicorn's own would take connections until no file can be opened
+
+        make_protocol = partial(
+            cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        connections = self.server_state.connections
+        for listener in sockets or ():
+            acceptor = Acceptor(listener, make_protocol, self.config.ssl, self.config.backlog, connections.__len__)
+            self._acceptors.append(acceptor)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        ending = asyncio.create_task(self._end_answers(0 if self.failure is not None else self._shutdown_timeout_s))
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_answers(self, timeout_s: float) -> None:
+        """Drain the engines, and drop who has not read the end of an answer soon after."""
+        drains = [asyncio.create_task(engine.drain(self._shutdown_timeout_s)) for engine in self._engines]
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), timeout_s)
+            drains += [asyncio.create_task(engine.drain(0)) for engine in self._engines]
+        await asyncio.sleep(_ERROR_FRAMES_S)
+        for drain in drains:
+            drain.cancel()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(_ABORT_S)
+        for task in list(self.server_state.tasks):
+            task.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._hurry.is_set():
+            self.force_exit = True
+        elif self.should_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hurry.set)
+        self.should_exit = True
+
+    def end(self) -> int:
+        """The exit code after `run`. Raises TidewheelError if an engine has failed.
+
+        With an engine thread left behind, in a step or by a second Ctrl-C, the process ends here: the thread would take
+        part in the interpreter's end.
+        """
+        engine = self._engines[0]
+        if engine.is_alive:
+            logging.shutdown()
+            os._exit(_INTERRUPTED if self.force_exit else int(engine.stats().stalled_steps_total > 0))
+        if self.failure is not None:
+            raise TidewheelError(f"the engine has failed: {self.failure}")
+        return 0
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # uvicorn's own raises the signal again in the end; here a drained server has ended well, with exit code 0.
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""`/openapi.json`, made from the routes and the structs that they decode and encode."""

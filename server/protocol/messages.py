@@ -1,0 +1,208 @@
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`: the requests, and the blocks of messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from ..errors import bad_request
+from .chat import ReasoningEffort, ToolName, check_parts, check_tool_count
+from .decode import Body, Unsupported, documented, unsupported
+
+MIN_THINKING_BUDGET = 1024  # tokens
+
+
+class TextBlock(msgspec.Struct, tag="text", omit_defaults=True):
+    """Text. Blocks may have members that are not here, such as cache_control: prefixes are cached without it."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking"):
+    """What the model thought. `signature` has the same, opaque, for clients that asked not to be shown it."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use", omit_defaults=True):
+    """The model calls a tool."""
+
+    id: str
+    name: str
+    input: Any
+    toolset_name: Unsupported = None
+
+
+class ImageBlock(msgspec.Struct, tag="image"):
+    """An image, which this server does not look at."""
+
+
+class ToolResultBlock(msgspec.Struct, tag="tool_result"):
+    """What a tool returned."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock] | None = None
+    is_error: bool | None = None
+    toolset_name: Unsupported = None
+
+
+Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | ImageBlock
+
+
+class InputMessage(msgspec.Struct):
+    """One turn of a conversation, as the client sends it."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    """A tool that the model may call; `input_schema` is a JSON schema."""
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
+    input_examples: Unsupported = None
+
+
+class AutoChoice(msgspec.Struct, tag="auto", forbid_unknown_fields=True):
+    """The model may call tools."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(msgspec.Struct, tag="any", forbid_unknown_fields=True):
+    """The model must call one tool or more."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(msgspec.Struct, tag="tool", forbid_unknown_fields=True):
+    """The model must call this tool."""
+
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoneChoice(msgspec.Struct, tag="none", forbid_unknown_fields=True):
+    """The model must not call tools."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingEnabled(msgspec.Struct, tag="enabled", forbid_unknown_fields=True):
+    """The model thinks first. The budget is checked, and left to the model to keep."""
+
+    budget_tokens: Annotated[int, documented(minimum=MIN_THINKING_BUDGET)]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingAdaptive(msgspec.Struct, tag="adaptive", forbid_unknown_fields=True):
+    """The model thinks as much as it finds right."""
+
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingDisabled(msgspec.Struct, tag="disabled", forbid_unknown_fields=True):
+    """The model does not think first."""
+
+
+class OutputFormat(msgspec.Struct, tag="json_schema", tag_field="type", forbid_unknown_fields=True):
+    """JSON that matches a schema."""
+
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """What the answer has to be."""
+
+    effort: ReasoningEffort | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(Body, kw_only=True):
+    """A body of `/v1/messages/count_tokens`. Every field that is not required may be null, as good as absent."""
+
+    model: str | None = None
+    messages: list[InputMessage]
+    system: str | list[TextBlock] | None = None
+    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: AutoChoice | AnyChoice | NamedChoice | NoneChoice | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # an older place for output_config.format
+    cache_control: Any = None  # prefixes are cached without being asked
+    speed: Literal["standard", "fast"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
+
+    # Clients send these to servers that have more.
+    anthropic_beta: Any = None
+    anthropic_version: Any = None
+    betas: Any = None
+    context_management: Any = None
+
+    mcp_servers: Unsupported = None
+    user_profile_id: Unsupported = None
+    workspace_id: Unsupported = None
+
+    def check_supported(self) -> None:
+        """Raises ApiError (400) for a value that this server has no way to honour."""
+        blocks = [block for message in self.messages if isinstance(message.content, list) for block in message.content]
+        results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
+        parts = sum(len(content) for content in results if isinstance(content, list))
+        check_parts(len(self.messages) + len(blocks) + parts, "messages")
+        check_tool_count(len(self.tools or ()), "tools")
+        if self.speed == "fast":
+            raise unsupported("speed", " unless it is standard")
+        for i, tool in enumerate(self.tools or ()):
+            if tool.defer_loading:
+                raise unsupported(f"tools[{i}].defer_loading", " unless it is false: there is no tool search")
+            if tool.allowed_callers not in (None, ["direct"]):
+                raise unsupported(f"tools[{i}].allowed_callers", ' unless it is ["direct"]')
+        if isinstance(self.thinking, ThinkingEnabled) and self.thinking.budget_tokens < MIN_THINKING_BUDGET:
+            param = "thinking.budget_tokens"
+            raise bad_request(f"{param} must be at least {MIN_THINKING_BUDGET}", param)
+
+    def without_effect(self) -> dict[str, str]:
+        idle = {}
+        if self.context_management is not None:
+            idle["context_management"] = "conversations are rendered as they are sent"
+        for name in ("anthropic_beta", "anthropic_version", "betas"):
+            if getattr(self, name) is not None:
+                idle[name] = "there is one version of this server's API"
+        return idle
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """A body of `/v1/messages`."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    container: Unsupported = None
+    diagnostics: Unsupported = None
+    inference_geo: Unsupported = None
+
+    def check_supported(self) -> None:
+        CountTokensRequest.check_supported(self)
+        if isinstance(self.thinking, ThinkingEnabled) and self.thinking.budget_tokens >= self.max_tokens:
+            param = "thinking.budget_tokens"
+            raise bad_request(f"{param} must be less than max_tokens, which is {self.max_tokens}", param)
+
+    def without_effect(self) -> dict[str, str]:
+        idle = CountTokensRequest.without_effect(self)
+        if self.metadata is not None:
+            idle["metadata"] = "no answer depends on it"
+        return idle

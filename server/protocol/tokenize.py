@@ -1,0 +1,47 @@
+"""`/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from .chat import Message, Tool
+from .decode import Body
+
+
+class TokenizeRequest(Body, kw_only=True):
+    """Either a `prompt`, or `messages` to go through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeResponse(msgspec.Struct):
+    """Token ids, their number, and the model's context in tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Body, kw_only=True):
+    """Token ids to turn back into text."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeResponse(msgspec.Struct):
+    """The text."""
+
+    prompt: str

@@ -1,0 +1,213 @@
+"""What the model writes to items of a response and the events that tell of them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+from tidewheel.engine.outputs import RequestOutput
+
+from ..chat.path import ChoiceDelta
+from ..chat.pieces import CallStart
+from ..chat.pieces import Reasoning as ReasoningPiece
+from ..chat.sealed_reasoning import seal_reasoning
+from ..errors import ApiError
+from ..protocol.chat import ChatLogprobs
+from ..protocol.response_events import (
+    ContentPartAdded,
+    ContentPartDone,
+    FunctionCallArgumentsDelta,
+    FunctionCallArgumentsDone,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputTextDelta,
+    OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponseQueued,
+)
+from ..protocol.response_items import (
+    ID_PREFIXES,
+    FunctionCall,
+    Item,
+    Message,
+    OutputItem,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Status,
+)
+from ..protocol.responses import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    ResponseError,
+    ResponseUsage,
+)
+from ..protocol.usage import Usage
+
+
+def new_item_id(item_type: type[Item]) -> str:
+    """An id for an item of that type."""
+    return f"{ID_PREFIXES[item_type]}_{uuid.uuid4().hex}"
+
+
+class ResponseBuilder:
+    """Builds `response` from an answer. Each method gives the events of what it did, made as they are read.
+
+    An event refers to the response and its items as they are when it is read. `logprobs_of` shapes log-probabilities;
+    `encrypts_reasoning` asks for reasoning as `encrypted_content` too.
+    """
+
+    def __init__(
+        self,
+        response: Response,
+        logprobs_of: Callable[[RequestOutput], ChatLogprobs | None],
+        *,
+        encrypts_reasoning: bool = False,
+    ) -> None:
+        self.response = response
+        self._logprobs_of = logprobs_of
+        self._encrypts_reasoning = encrypts_reasoning
+        self._numbers = count()
+        self._item: OutputItem | None = None
+        self._item_id = ""
+        self._texts: list[str] = []
+        self._logprobs: list[Any] = []
+        self._awaited_logprobs: list[Any] = []  # of tokens whose text is not certain yet
+        self._finish_reason: str | None = None
+
+    def begin(self) -> Iterator[ResponseEvent]:
+        """The response is accepted."""
+        yield ResponseCreated(next(self._numbers), self.response)
+        if self.response.status == "queued":
+            yield ResponseQueued(next(self._numbers), self.response)
+        else:
+            yield ResponseInProgress(next(self._numbers), self.response)
+
+    def push(self, delta: ChoiceDelta) -> Iterator[ResponseEvent]:
+        """More of the answer."""
+        if self.response.status == "queued":
+            self.response.status = "in_progress"
+            yield ResponseInProgress(next(self._numbers), self.response)
+        self._finish_reason = delta.finish_reason
+        if delta.output.logprobs is not None:
+            self._await_logprobs(delta.output)
+        for piece in delta.pieces:
+            if isinstance(piece, str):
+                yield from self._add_text(piece)
+                continue
+            self._awaited_logprobs.clear()
+            if isinstance(piece, ReasoningPiece):
+                yield from self._add_reasoning(piece.text)
+            elif isinstance(piece, CallStart):
+                yield from self._open(FunctionCall(call_id=piece.id, name=piece.name, arguments=""))
+            else:
+                self._texts.append(piece.text)
+                yield FunctionCallArgumentsDelta(next(self._numbers), self._item_id, self._index, piece.text)
+
+    def finish(self, usage: Usage) -> Iterator[ResponseEvent]:
+        """The answer has ended as the last delta said."""
+        response = self.response
+        if self._item is None:
+            yield from self._open(Message(role="assistant", content=[]))
+        response.usage = _usage(usage)
+        if self._finish_reason == "length":
+            yield from self._close("incomplete")
+            response.status = "incomplete"
+            response.incomplete_details = IncompleteDetails("max_output_tokens")
+            yield ResponseIncomplete(next(self._numbers), response)
+        else:
+            yield from self._close("completed")
+            response.status = "completed"
+            response.completed_at = int(time.time())
+            yield ResponseCompleted(next(self._numbers), response)
+
+    def fail(self, error: ApiError) -> Iterator[ResponseEvent]:
+        """The answer broke off."""
+        self.response.status = "failed"
+        self.response.error = ResponseError(
+            "rate_limit_exceeded" if error.status == 429 else "server_error", error.message
+        )
+        yield ResponseFailed(next(self._numbers), self.response)
+
+    @property
+    def _index(self) -> int:
+        """The open item's place in the output."""
+        return len(self.response.output)
+
+    def _add_text(self, text: str) -> Iterator[ResponseEvent]:
+        if not isinstance(self._item, Message):
+            yield from self._open(Message(role="assistant", content=[]))
+        logprobs, self._awaited_logprobs = self._awaited_logprobs, []
+        self._texts.append(text)
+        self._logprobs += logprobs
+        yield OutputTextDelta(next(self._numbers), self._item_id, self._index, 0, text, logprobs)
+
+    def _add_reasoning(self, text: str) -> Iterator[ResponseEvent]:
+        if not isinstance(self._item, Reasoning):
+            yield from self._open(Reasoning(content=[]))
+        self._texts.append(text)
+        yield ReasoningTextDelta(next(self._numbers), self._item_id, self._index, 0, text)
+
+    def _await_logprobs(self, output: RequestOutput) -> None:
+        logprobs = self._logprobs_of(output)
+        if logprobs is not None:
+            self._awaited_logprobs += logprobs.content
+
+    def _open(self, item: OutputItem) -> Iterator[ResponseEvent]:
+        if self._item is not None:
+            yield from self._close("completed")
+        self._item_id = item.id = new_item_id(type(item))
+        item.status = "in_progress"
+        self._item = item
+        self._texts = []
+        self._logprobs = []
+        yield OutputItemAdded(next(self._numbers), self._index, item)
+        if not isinstance(item, FunctionCall):
+            part = OutputText("") if isinstance(item, Message) else ReasoningText("")
+            yield ContentPartAdded(next(self._numbers), self._item_id, self._index, 0, part)
+
+    def _close(self, status: Status) -> Iterator[ResponseEvent]:
+        item, item_id, index, text = self._item, self._item_id, self._index, "".join(self._texts)
+        assert item is not None, "only an item that was opened is closed"
+        item.status = status
+        if isinstance(item, FunctionCall):
+            item.arguments = text
+            yield FunctionCallArgumentsDone(next(self._numbers), item_id, index, item.name, text)
+        elif isinstance(item, Message):
+            part = OutputText(text, logprobs=self._logprobs)
+            item.content = [part]
+            yield OutputTextDone(next(self._numbers), item_id, index, 0, text, self._logprobs)
+            yield ContentPartDone(next(self._numbers), item_id, index, 0, part)
+        else:
+            thought = ReasoningText(text)
+            item.content = [thought]
+            if self._encrypts_reasoning:
+                item.encrypted_content = seal_reasoning(text)
+            yield ReasoningTextDone(next(self._numbers), item_id, index, 0, text)
+            yield ContentPartDone(next(self._numbers), item_id, index, 0, thought)
+        self._item = None
+        yield OutputItemDone(next(self._numbers), index, item)
+        self.response.output.append(item)
+
+
+def _usage(usage: Usage) -> ResponseUsage:
+    details = usage.completion_tokens_details
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        usage.completion_tokens,
+        OutputTokensDetails(details.reasoning_tokens if details else 0),
+        usage.total_tokens,
+    )

@@ -1,0 +1,201 @@
+"""A request for a response to a chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..chat.sealed_reasoning import unseal_reasoning
+from ..errors import bad_request
+from ..protocol import chat, structured
+from ..protocol.decode import unsupported
+from ..protocol.response_items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+    Refusal,
+)
+from ..protocol.responses import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    JsonSchemaFormat,
+    NamedFunction,
+    PlainFormat,
+    ResponsesRequest,
+    TextConfig,
+    ToolChoice,
+)
+
+_FIELD_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "verbosity": "text.verbosity",
+}
+_SAME = (
+    "model",
+    "parallel_tool_calls",
+    "service_tier",
+    "temperature",
+    "top_p",
+    "cache_salt",
+    "chat_template_kwargs",
+    "frequency_penalty",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "logit_bias",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "priority",
+    "repetition_penalty",
+    "seed",
+    "skip_special_tokens",
+    "stop",
+    "stop_token_ids",
+    "structured_outputs",
+    "top_k",
+)
+
+
+def prepare_body(body: Any) -> None:
+    """Writes the types that clients may leave out into a body as it was decoded."""
+    items = body.get("input") if isinstance(body, dict) else None
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and item.get("type") is None:
+            item["type"] = "item_reference" if item.keys() <= {"id", "type"} else "message"
+
+
+def chat_request(
+    body: ResponsesRequest, earlier: Sequence[Item], items: Sequence[Item]
+) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
+    """The request for the chat path, and the names of its fields for `renamed_fields`.
+
+    `items` are the body's input, `earlier` those of stored responses before it. Raises ApiError (400) for values that
+    this server has no way to honour.
+    """
+    body.check_supported()
+    conversation = _Conversation()
+    if body.instructions is not None:
+        conversation.add(chat.Message(role="system", content=body.instructions), "instructions")
+    for item in earlier:
+        conversation.add_item(item, "previous_response_id")
+    for i, item in enumerate(items):
+        conversation.add_item(item, f"input[{i}]")
+    if not conversation.messages:
+        raise bad_request("input is required", "input", "missing_required_parameter")
+    text = body.text or TextConfig()
+    request = chat.ChatCompletionRequest(
+        messages=conversation.messages,
+        tools=_tools(body.tools or ()),
+        tool_choice=_tool_choice(body.tool_choice),
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=body.wants_logprobs,
+        top_logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        response_format=_response_format(text),
+        verbosity=text.verbosity,
+        **{name: getattr(body, name) for name in _SAME},
+    )
+    tool_names = {f"tools[{i}].function": f"tools[{i}]" for i in range(len(body.tools or ()))}
+    return request, {**_FIELD_NAMES, **tool_names, **conversation.names}
+
+
+class _Conversation:
+    """Puts items together to turns: of the assistant's items, each message ends what came before it in its turn."""
+
+    def __init__(self) -> None:
+        self.messages: list[chat.Message] = []
+        self.names: dict[str, str] = {}
+        self._turn: chat.Message | None = None  # of the assistant, to which more may belong
+
+    def add(self, message: chat.Message, path: str) -> None:
+        self.names[f"messages[{len(self.messages)}]"] = path
+        self.messages.append(message)
+        self._turn = message if message.role == "assistant" else None
+
+    def add_item(self, item: Item, path: str) -> None:
+        if isinstance(item, Reasoning):
+            self._add_reasoning(item, path)
+        elif isinstance(item, FunctionCall):
+            turn = self._turn or self._new_turn(path)
+            turn.tool_calls = turn.tool_calls or []
+            self.names[f"messages[{len(self.messages) - 1}].tool_calls[{len(turn.tool_calls)}].function"] = path
+            turn.tool_calls.append(chat.PastToolCall(item.call_id, chat.PastFunctionCall(item.name, item.arguments)))
+        elif isinstance(item, FunctionCallOutput):
+            content = item.output if isinstance(item.output, str) else _parts(item.output)
+            self.add(chat.Message(role="tool", content=content, tool_call_id=item.call_id), path)
+        elif item.role == "assistant":
+            said = self._turn
+            if said is None or said.content is not None or said.tool_calls:
+                said = self._new_turn(path)
+            said.content = _content(item)
+        else:
+            self.add(chat.Message(role=item.role, content=_content(item)), path)
+
+    def _new_turn(self, path: str) -> chat.Message:
+        turn = chat.Message(role="assistant")
+        self.add(turn, path)
+        return turn
+
+    def _add_reasoning(self, item: Reasoning, path: str) -> None:
+        text = "".join(part.text for part in item.content or ())
+        if not text and item.encrypted_content:
+            text = unseal_reasoning(item.encrypted_content, f"{path}.encrypted_content")
+        if not text:
+            text = "\n".join(part.text for part in item.summary or ())
+        turn = self._turn
+        if turn is None or turn.content is not None or turn.tool_calls or turn.reasoning_content:
+            turn = self._new_turn(path)
+        turn.reasoning_content = text
+
+
+def _content(item: Message) -> str | list[chat.ContentPart]:
+    return item.content if isinstance(item.content, str) else _parts(item.content)
+
+
+def _parts(content: Sequence[Any]) -> list[chat.ContentPart]:
+    return [
+        chat.ContentPart("refusal", refusal=part.refusal)
+        if isinstance(part, Refusal)
+        else chat.ContentPart("text", part.text)
+        for part in content
+    ]
+
+
+def _tools(tools: Sequence[FunctionTool | CustomTool]) -> list[chat.Tool] | None:
+    return [
+        chat.Tool("function", chat.ToolFunction(tool.name, tool.description, tool.parameters, tool.strict))
+        for tool in tools
+        if isinstance(tool, FunctionTool)
+    ] or None
+
+
+def _tool_choice(choice: ToolChoice | None) -> chat.ToolChoice:
+    if isinstance(choice, NamedFunction):
+        return chat.NamedToolChoice(chat.FunctionName(choice.name))
+    if isinstance(choice, CustomTool):
+        raise unsupported("tool_choice.type", ": 'custom'; offer a function")
+    if isinstance(choice, AllowedTools):
+        names = []
+        for i, tool in enumerate(choice.tools):
+            if isinstance(tool, CustomTool):
+                raise unsupported(f"tool_choice.tools[{i}].type", ": 'custom'; offer a function")
+            names.append(chat.AllowedTool(chat.FunctionName(tool.name)))
+        return chat.AllowedToolChoice(chat.AllowedTools(choice.mode, names))
+    return choice
+
+
+def _response_format(text: TextConfig) -> structured.ResponseFormat | None:
+    wanted = text.format
+    if wanted is None or isinstance(wanted, PlainFormat):
+        return None
+    if isinstance(wanted, JsonSchemaFormat):
+        schema = structured.JsonSchemaFormat(wanted.name, wanted.schema, wanted.description, wanted.strict)
+        return structured.ResponseFormat("json_schema", schema)
+    return structured.ResponseFormat("json_object")

@@ -1,0 +1,55 @@
+"""The server of a loaded model: its application in uvicorn, with limits on connections."""
+
+from __future__ import annotations
+
+import ssl
+
+import uvicorn
+
+from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.load import EngineLoad
+
+from .app import build_app
+from .http.connections import connection_class
+from .http.event_loop import choose_loop
+from .http.limits import ConnectionLimits
+from .http.server import Server
+from .options.app import AppOptions
+from .options.serve import ServerOptions
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, or they would send into closed ones
+
+
+def build_server(
+    load: EngineLoad,
+    encoder_engine: EncoderEngine | None,
+    app_options: AppOptions,
+    options: ServerOptions,
+    tls: ssl.SSLContext | None,
+) -> Server:
+    """The server of a model, when it is loaded. Raises TidewheelError if it cannot be served as the options say."""
+    limits = ConnectionLimits(
+        max_header_bytes=options.max_header_size,
+        max_header_count=options.max_header_count,
+        read_timeout_s=options.read_timeout,
+        write_timeout_s=options.write_timeout,
+    )
+    encoder_engine = encoder_engine or EncoderEngine()
+    engine = load.engine()
+    config = uvicorn.Config(
+        build_app(engine, app_options, encoder_engine),
+        loop=choose_loop(),
+        http=connection_class(limits, direct_write=not app_options.middleware),
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,  # the application's own names the request
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        server_header=False,
+    )
+    config.load()
+    config.ssl = tls
+    return Server(config, engine, encoder_engine, options.shutdown_timeout)

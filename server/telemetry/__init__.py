@@ -1,0 +1,1 @@
+"""What operators see: metrics, log lines, reports of requests, and traces."""

@@ -1,0 +1,56 @@
+"""How much memory is left, with and without control groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidewheel.engine.machine.memory import Memory, available_memory_bytes, read_memory
+
+MIB = 2**20
+MOUNT = "31 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    plain = {"proc/meminfo": "MemTotal: 8192 kB\nMemAvailable: 4096 kB\n", "proc/self/mountinfo": MOUNT}
+    for name, content in {**plain, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+def test_without_groups_it_is_what_the_machine_has(tmp_path: Path) -> None:
+    assert read_memory(machine(tmp_path, {})) == Memory(8 * MIB, 4 * MIB, None, None)
+
+
+def test_every_parent_counts_and_droppable_cache_is_available(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/pods/mine\n",
+            "sys/fs/cgroup/pods/mine/memory.max": "max\n",
+            "sys/fs/cgroup/pods/mine/memory.current": "100\n",
+            "sys/fs/cgroup/pods/memory.max": f"{3 * MIB}\n",
+            "sys/fs/cgroup/pods/memory.current": f"{2 * MIB}\n",
+            "sys/fs/cgroup/pods/memory.stat": f"anon 5\ninactive_file {MIB}\n",
+        },
+    )
+    assert read_memory(root) == Memory(8 * MIB, 2 * MIB, 3 * MIB, MIB)
+    assert read_memory(root).ceiling == 3 * MIB
+
+
+def test_a_limit_above_what_the_machine_has_is_none(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{9 * MIB}\n"}
+    memory = read_memory(machine(tmp_path, files))
+    assert memory == Memory(8 * MIB, 4 * MIB, None, None)
+    assert memory.ceiling == 8 * MIB
+
+
+def test_an_overdrawn_group_has_nothing_left(tmp_path: Path) -> None:
+    files = {"sys/fs/cgroup/memory.max": "5\n", "sys/fs/cgroup/memory.current": "9\n", "proc/self/cgroup": "0::/\n"}
+    assert read_memory(machine(tmp_path, files)).available == 0
+
+
+def test_a_system_that_does_not_say(tmp_path: Path) -> None:
+    assert read_memory(tmp_path) == Memory(None, None, None, None)
+    assert (available_memory_bytes() or 0) > MIB

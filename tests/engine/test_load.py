@@ -1,0 +1,129 @@
+"""From options to a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import models_zoo
+import pytest
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.load import EngineOptions, load_engine, plan_kv_cache
+from tidewheel.engine.machine.memory import Memory
+from tidewheel.engine.outputs import FinishReason
+from tidewheel.engine.request import Request
+from tidewheel.engine.sampling_params import SamplingParams
+
+GIB = 2**30
+PER_TOKEN = 2**14  # bytes: 65,536 tokens a GiB
+
+
+def plan(
+    available: int | None = 64 * GIB,
+    model_limit: int = 8192,
+    weights: int = 0,
+    group: int | None = None,
+    **options: float | None,
+) -> tuple[int, int]:
+    """On a machine of 64 GiB, in a control group that may have `group` bytes."""
+    return plan_kv_cache(
+        EngineOptions("m", **options),  # type: ignore[arg-type]
+        model_limit=model_limit,
+        bytes_per_token=PER_TOKEN,
+        weight_bytes=weights,
+        memory=Memory(64 * GIB, available, group, None if group is None else 0),
+    )
+
+
+def test_the_default_cache_has_room_for_all_sequences_within_4_gib_and_half_of_the_memory() -> None:
+    assert plan(max_num_seqs=8) == (8192, 8 * 8192 * PER_TOKEN)
+    assert plan(max_num_seqs=128) == (8192, 4 * GIB)
+    assert plan(2 * GIB) == (8192, GIB)
+    assert plan(None) == (8192, 4 * GIB)
+    assert plan(2 * GIB, weights=GIB) == (8192, GIB // 2)
+    assert plan(2 * GIB, weights=GIB, group=2 * GIB) == (8192, GIB // 2)
+
+
+def test_a_context_that_nobody_asked_for_is_cut_to_the_cache(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    assert plan(kv_cache_space=0.5, model_limit=131072) == (32768, GIB // 2)
+    assert "cut from the model's 131072 tokens to 32768" in caplog.text
+    assert plan(GIB, model_limit=131072) == (32768, GIB // 2)
+
+
+def test_a_context_that_was_asked_for_and_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ModelError, match=r"holds 16384 tokens.*lower --max-model-len or raise --kv-cache-space"):
+        plan(kv_cache_space=0.25, max_model_len=20_000)
+    assert plan(kv_cache_space=0.25, max_model_len=16_384) == (16_384, GIB // 4)
+    with pytest.raises(ModelError, match="holds 0 tokens"):
+        plan(kv_cache_space=0.0001)
+    with pytest.raises(ModelError, match="holds 0 tokens"):
+        plan(0)
+    with pytest.raises(
+        ModelError, match=r"0\.12 GiB \(1\.00 GiB of the control group's 2\.00 GiB of memory is available"
+    ):
+        plan(GIB, weights=GIB, group=2 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (
+            {"weights": 3 * GIB, "group": 2 * GIB},
+            r"weights of 3\.00 GiB and a KV cache of 0\.00 GiB do not fit into the 2\.00 GiB of memory that its "
+            r"control group allows this process: take fewer bits for the weights with --quantization, or raise that",
+        ),
+        (
+            {"weights": GIB, "group": 2 * GIB, "kv_cache_space": 1.5},
+            r"cache of 1\.50 GiB do not fit into the 2\.00 GiB of memory that its control.*: lower --kv-cache-space",
+        ),
+        ({"weights": 60 * GIB, "kv_cache_space": 5}, r"64\.00 GiB of memory that this machine has: lower"),
+    ],
+)
+def test_what_could_never_fit_is_refused_before_the_weights_are_read(sizes: dict[str, float], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        plan(GIB, **sizes)  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_now_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert plan(GIB, weights=GIB, kv_cache_space=1) == (8192, GIB)
+    assert "There is less memory than weights of 1.00 GiB and a KV cache of 1.00 GiB may come to take" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers")
+    made = models_zoo.folder("llama", tokenizer=True)
+    copy = tmp_path_factory.mktemp("launch") / "llama"
+    copy.mkdir()
+    for path in made.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    (copy / "generation_config.json").write_text(json.dumps({"temperature": 0.5, "top_k": 7, "eos_token_id": [5, 6]}))
+    return copy
+
+
+def test_a_folder_is_served(folder: Path) -> None:
+    async def main() -> None:
+        engine = load_engine(EngineOptions(str(folder), device="torch", max_model_len=64, max_num_seqs=2))
+        assert engine.model_name == str(folder)
+        assert engine.max_model_len == 64
+        assert engine.generation_defaults == {"temperature": 0.5, "top_k": 7}
+        assert engine.stats().kv_blocks_total == 16  # 2 sequences, rounded up to 128 tokens each
+        engine.start()
+        prompt = engine.tokenizer.encode("Hello")
+        stream = engine.submit(Request("r", prompt, SamplingParams(max_tokens=4, temperature=0.0)))
+        outputs = [output async for output in stream]
+        assert outputs[-1].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_options_that_name_what_is_not_there(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="dtype must be one of float32, float16, bfloat16, got 'int3'"):
+        load_engine(EngineOptions(str(folder), device="torch", dtype="int3"))
+    with pytest.raises(ModelError, match="no tokenizer"):
+        load_engine(EngineOptions(str(folder), device="torch", tokenizer=str(tmp_path)))

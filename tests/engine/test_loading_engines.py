@@ -1,0 +1,199 @@
+"""Loading a model in the background: what fails is said, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from tidewheel.engine import load
+from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
+from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
+from tidewheel.engine.errors import DeviceError, ModelError
+from tidewheel.engine.load import EngineLoad, EngineOptions, load_engine
+from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.weights.dtypes import DType, KvCacheDType
+from tidewheel.engine.weights.tensor import WeightSource
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
+    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+class LoadedNothing:
+    """An executor that only knows whether it was closed."""
+
+    limits = ExecutorLimits(16, 64, max_num_seqs=8, max_num_batched_tokens=64)
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ScriptedDevice:
+    """Its loads last until `may_finish` is set or they are cancelled. If there is a `failure`, that is how they end."""
+
+    name = "scripted"
+    isa = None
+
+    def __init__(self) -> None:
+        self.executor = LoadedNothing()
+        self.failure: Exception | None = None
+        self.may_finish = threading.Event()
+        self.cancelled = False
+
+    def default_dtype(self, checkpoint: DType) -> DType:
+        return checkpoint
+
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
+        return 1024
+
+    def load(
+        self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions, cancellation: Cancellation
+    ) -> Executor:
+        with cancellation.calling(self.may_finish.set):
+            assert self.may_finish.wait(60)
+        try:
+            cancellation.check()
+        except LoadCancelledError:
+            self.cancelled = True
+            raise
+        if self.failure is not None:
+            raise self.failure
+        return self.executor  # type: ignore[return-value]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> ScriptedDevice:
+    scripted = ScriptedDevice()
+    monkeypatch.setattr(load, "get_device", lambda name: scripted)
+    return scripted
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, [])).save(str(path / "tokenizer.json"))
+    return path
+
+
+def options(folder: Path) -> EngineOptions:
+    return EngineOptions(str(folder), load_format="dummy")
+
+
+def loading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "weights"]
+
+
+def test_the_caller_is_free_while_the_weights_are_loaded(device: ScriptedDevice, folder: Path) -> None:
+    with EngineLoad(options(folder)) as load:
+        assert len(loading_threads()) == 1
+        device.may_finish.set()
+        engine = load.engine()
+    assert engine.model_name == str(folder)
+    assert not device.cancelled
+    assert not device.executor.closed
+    assert not loading_threads()
+
+
+def test_weights_that_cannot_be_loaded_are_the_error_of_the_start(device: ScriptedDevice, folder: Path) -> None:
+    device.failure = DeviceError("no such kernel")
+    device.may_finish.set()
+    with pytest.raises(DeviceError, match="no such kernel"):
+        load_engine(options(folder))
+    assert not loading_threads()
+
+
+@pytest.mark.parametrize("content", [None, b"{}"])
+def test_a_tokenizer_that_cannot_be_read_gives_the_load_up(
+    device: ScriptedDevice, folder: Path, content: bytes | None
+) -> None:
+    if content is None:
+        (folder / "tokenizer.json").unlink()
+    else:
+        (folder / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        load_engine(options(folder))
+    assert device.cancelled
+    assert not loading_threads()
+
+
+def test_the_tokenizer_is_the_error_if_both_cannot_be_loaded(device: ScriptedDevice, folder: Path) -> None:
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    device.failure = DeviceError("no such kernel")
+    device.may_finish.set()
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        load_engine(options(folder))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_caller_that_fails_meanwhile_gives_the_load_up(
+    device: ScriptedDevice, folder: Path, error: type[BaseException]
+) -> None:
+    with pytest.raises(error), EngineLoad(options(folder)):
+        raise error
+    assert device.cancelled
+    assert not loading_threads()
+
+
+def test_ctrl_c_while_the_load_begins_gives_it_up(
+    device: ScriptedDevice, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        original(thread)
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    original = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt), EngineLoad(options(folder)):
+        pass
+    (thread,) = started
+    thread.join(60)
+    assert not thread.is_alive()
+    assert device.cancelled
+
+
+def test_a_caller_that_fails_with_the_engine_closes_it(device: ScriptedDevice, folder: Path) -> None:
+    device.may_finish.set()
+
+    def fail_with_the_engine() -> None:
+        with EngineLoad(options(folder)) as load:
+            load.engine()
+            raise ValueError("of the caller")
+
+    with pytest.raises(ValueError, match="of the caller"):
+        fail_with_the_engine()
+    assert device.executor.closed
+
+
+def test_a_load_whose_engine_nobody_takes_is_closed(device: ScriptedDevice, folder: Path) -> None:
+    with EngineLoad(options(folder)):
+        device.may_finish.set()
+    assert device.cancelled or device.executor.closed
+    assert not loading_threads()
+
+
+def test_a_cancellation_calls_what_it_is_given_once_and_only_in_its_context() -> None:
+    calls: list[str] = []
+    cancellation = Cancellation()
+    with cancellation.calling(lambda: calls.append("left")):
+        cancellation.check()
+    with cancellation.calling(lambda: calls.append("early")):
+        cancellation.cancel()
+        cancellation.cancel()
+    with cancellation.calling(lambda: calls.append("late")):
+        pass
+    assert calls == ["early", "late"]
+    with pytest.raises(LoadCancelledError):
+        cancellation.check()

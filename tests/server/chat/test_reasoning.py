@@ -1,0 +1,186 @@
+"""Reasoning: apart from the answer, however the text is cut and whoever opened it; counted; no calls are in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server.conftest import RunningServer, StartServer, events
+from server.scripted_engine import ByteBackend
+
+from tidewheel.engine.text.tokenizer import Tokenizer
+from tidewheel.server.chat.pieces import Turn
+from tidewheel.server.chat.reasoning import REASONING_PARSERS, count_reasoning_tokens
+
+PATH = "/v1/chat/completions"
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+NAMES = sorted(REASONING_PARSERS)
+
+
+def split(name: str, begun: str, *texts: str, continues: bool = False) -> tuple[str, str]:
+    """The reasoning and the content of a text that arrives in these pieces."""
+    parser = REASONING_PARSERS[name](begun, continues=continues)
+    turn = Turn.of([piece for text in texts for piece in parser.feed(text)] + parser.finish())
+    return turn.reasoning, turn.content
+
+
+OPEN, CLOSED = "<|assistant|>\n<think>\n", "<|assistant|>\n<think>\n\n</think>\n\n"
+CASES: list[tuple[str, str, str, tuple[str, str]]] = [
+    ("qwen3", "", "<think>\nLet me see.\n</think>\n\nFour.", ("Let me see.", "Four.")),
+    ("qwen3", "", "Four.", ("", "Four.")),
+    ("qwen3", "", " \n Four </think>", ("", " \n Four </think>")),
+    ("qwen3", "", "<thin", ("", "<thin")),
+    ("qwen3", "", "<think>\n\n</think>\n\nFour.", ("", "Four.")),
+    ("qwen3", "", "<think>never ends \n", ("never ends", "")),
+    ("qwen3", OPEN, "Let me see.</think>Four. </think> \n", ("Let me see.", "Four. </think> \n")),
+    ("qwen3", OPEN, "a <b </thin </think>\n", ("a <b </thin", "")),
+    ("qwen3", OPEN, "unfinished </thi", ("unfinished </thi", "")),
+    ("qwen3", CLOSED, "Four. <think>", ("", "Four. <think>")),
+    ("qwen3", "<think> said a user</think>?<|assistant|>", "Four.", ("", "Four.")),
+    ("deepseek_r1", "<|Assistant|>", "Let me see.\n</think>\n\nFour.", ("Let me see.", "Four.")),
+    ("deepseek_r1", "<|Assistant|>", "<think>\nLet me see.\n</think>\n\nFour.", ("Let me see.", "Four.")),
+    ("deepseek_r1", "<|Assistant|><think>\n", "Let me see.", ("Let me see.", "")),
+    ("deepseek_r1", "<|Assistant|><think>\n\n</think>\n\n", "Four.", ("", "Four.")),
+    ("deepseek_v3", "<|Assistant|></think>", "Four.", ("", "Four.")),
+    ("mistral", "[/INST]", "[THINK]Let me see.[/THINK]Four.", ("Let me see.", "Four.")),
+    ("seed_oss", "", "<seed:think>Let me see.</seed:think>Four.", ("Let me see.", "Four.")),
+]
+
+
+@pytest.mark.parametrize(("name", "begun", "text", "expected"), CASES)
+def test_reasoning_at_every_cut(name: str, begun: str, text: str, expected: tuple[str, str]) -> None:
+    assert split(name, begun, text) == expected
+    assert split(name, begun, *text) == expected
+    for cut in range(len(text)):
+        assert split(name, begun, text[:cut], text[cut:]) == expected
+
+
+@pytest.mark.parametrize(
+    ("begun", "text", "expected"),
+    [
+        ("<think>I was", " thinking</think>Four.", ("thinking", "Four.")),
+        ("<think>I was</think>It is", " four.", ("", " four.")),
+        ("It is", " four.", ("", " four.")),
+        ("", "I think.</think>Four.", ("I think.", "Four.")),
+    ],
+)
+def test_a_turn_that_goes_on(begun: str, text: str, expected: tuple[str, str]) -> None:
+    assert split("deepseek_r1" if not begun else "qwen3", begun, text, continues=bool(begun)) == expected
+
+
+fragments = st.one_of(
+    st.text(max_size=8), st.sampled_from(["<think>", "</think>", "[THINK]", "[/THINK]", "<thi", "nk>", "</", "\n", " "])
+)
+
+
+@settings(deadline=None, max_examples=60)
+@pytest.mark.parametrize("name", NAMES)
+@given(st.lists(fragments, max_size=8).map("".join), st.sampled_from(["", OPEN, CLOSED]), st.data())
+def test_any_text_gives_the_same_in_any_pieces(name: str, text: str, begun: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert split(name, begun, *pieces) == split(name, begun, *text) == split(name, begun, text)
+
+
+@pytest.mark.parametrize("specials", [[], ["</think>"]])
+def test_tokens_are_counted_with_a_tag_of_one_token_or_many(specials: list[str]) -> None:
+    tokenizer = Tokenizer(ByteBackend(specials))
+    for text, rest in (("hm</think>", "four</think>"), ("</think>", ""), ("hm", "")):
+        ids = tokenizer.encode(text, False)
+        assert count_reasoning_tokens(ids + tokenizer.encode(rest, False), "</think>", tokenizer) == len(ids)
+
+
+# Over a socket. The template opens or closes the reasoning as Qwen3's and DeepSeek's do.
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
+    "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+    "{% elif opened %}<think>\n{% endif %}{% endif %}"
+)
+
+
+def say(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"SAY({text})YAS"}]
+
+
+def chat(server: RunningServer, text: str, **body: Any) -> Any:
+    response = server.post(PATH, {"messages": say(text), **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer) -> RunningServer:
+    return start_server(engine={"template": TEMPLATE}, reasoning_parser="qwen3", tool_call_parser="hermes")
+
+
+def test_a_whole_answer(server: RunningServer) -> None:
+    answer = chat(server, "<think>\nhm hm\n</think>\n\nFour.")
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("hm hm", "hm hm", "Four.")
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("<think>\nhm hm\n</think>")}
+
+
+def test_a_streamed_answer(server: RunningServer) -> None:
+    body = {"messages": say("hm</think>Four."), "stream": True, "stream_options": {"include_usage": True}, "n": 2,
+            "chat_template_kwargs": {"opened": True}}  # fmt: skip
+    *chunks, last = events(server.post(PATH, body))
+    for index in range(2):
+        deltas = [c["choices"][0]["delta"] for c in chunks if c["choices"][0]["index"] == index]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm"
+        assert "".join(delta.get("content", "") for delta in deltas) == "Four."
+    assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2 * len("hm</think>")}
+
+
+def test_thinking_is_switched_off_by_the_template(server: RunningServer) -> None:
+    answer = chat(server, "Four.", chat_template_kwargs={"enable_thinking": False})
+    message = answer["choices"][0]["message"]
+    assert message["content"] == "Four."
+    assert "reasoning_content" not in message
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_thinking_is_switched_off_for_all(start_server: StartServer) -> None:
+    options: dict[str, Any] = {"reasoning_parser": "deepseek_r1", "engine": {"template": TEMPLATE}}
+    off = start_server(default_chat_template_kwargs={"enable_thinking": False}, **options)
+    assert chat(off, "Four.")["choices"][0]["message"]["content"] == "Four."
+    message = chat(off, "hm", chat_template_kwargs={"enable_thinking": True})["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", None)
+
+
+def test_calls_are_looked_for_after_the_reasoning_only(server: RunningServer) -> None:
+    choice = chat(server, f"<think>shall I {CALL}?</think>\n{CALL}", tools=TOOLS)["choices"][0]
+    assert choice["message"]["reasoning_content"] == f"shall I {CALL}?"
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["add"]
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_reasoning_can_be_left_out(server: RunningServer) -> None:
+    answer = chat(server, "<think>hm</think>Four.", include_reasoning=False)
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Four.", "refusal": None}
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("<think>hm</think>")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_goes_back_to_the_template(server: RunningServer, name: str) -> None:
+    messages = [{"role": "assistant", "content": "Four.", name: "hm"}, *say("ok")]
+    assert server.post(PATH, {"messages": messages}).status_code == 200
+    prompt = server.engine.tokenizer.decode(list(server.engine.requests[-1].prompt_token_ids))
+    assert prompt.startswith("<assistant>(hm)Four.<user>")
+
+
+def test_tags_that_are_special_tokens_are_seen(start_server: StartServer) -> None:
+    specials = ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]", "[INST]"]
+    mistral = start_server(engine={"specials": specials}, reasoning_parser="mistral", tool_call_parser="mistral")
+    text = '[INST][THINK]hm[/THINK]So[INST]:[TOOL_CALLS]add[ARGS]{"a": 1}'
+    message = chat(mistral, text, tools=TOOLS)["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "So:")
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "add", "arguments": '{"a": 1}'}]
+    message = chat(mistral, text, tools=TOOLS, tool_choice="none")["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", 'So:add{"a": 1}')
+    assert chat(mistral, "[INST]a", skip_special_tokens=False)["choices"][0]["message"]["content"] == "[INST]a"

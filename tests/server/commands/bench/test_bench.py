@@ -1,0 +1,495 @@
+"""`tidewheel bench`: what it counts, what it refuses, and the shape of what it reports. How fast is nobody's test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server.conftest import TIDEWHEEL
+
+from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models import describe
+from tidewheel.server.commands.bench.costs import Costs
+from tidewheel.server.commands.bench.device_runs import DeviceRuns
+from tidewheel.server.commands.bench.measure import serve_arguments
+from tidewheel.server.commands.bench.model import LoadedModel, Plan
+from tidewheel.server.commands.bench.model import load as load_model
+from tidewheel.server.commands.bench.spread import Spread
+from tidewheel.server.commands.bench.startup import measure_startup
+from tidewheel.server.commands.bench.workload import (
+    QUICK,
+    Decode,
+    Prefill,
+    Room,
+    Workload,
+    decodes_of,
+    parse_counts,
+    parse_prefills,
+)
+from tidewheel.server.commands.cli import main
+from tidewheel.server.options.serve import ModelOptions
+
+pytest.importorskip("tidewheel._native")
+
+RunJson = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def bench(dummy_model: Path, capsys: pytest.CaptureFixture[str]) -> RunJson:
+    """`tidewheel bench --quick` of the dummy model; returns the JSON, and the table under "text"."""
+
+    def run(*arguments: str, model: Path = dummy_model) -> dict[str, Any]:
+        assert main(["bench", str(model), "--load-format", "dummy", "--quick", *arguments, "--json", "-"]) == 0
+        printed = capsys.readouterr()
+        report: dict[str, Any] = json.loads(printed.out)
+        return {**report, "text": printed.err}
+
+    return run
+
+
+def test_a_whole_run(bench: RunJson, dummy_model: Path) -> None:
+    report = bench("--repeats", "2", "--batch-sizes", "3,1", "--contexts", "40,16", "--prefill", "2x64,1x100")
+    model, machine = report["model"], report["machine"]
+    assert (model["name"], model["family"], model["dtype"]) == (str(dummy_model), "llama", "float32")
+    assert (model["num_layers"], model["hidden_size"], model["vocab_size"]) == (2, 64, 320)
+    assert model["weight_bytes"] >= 4 * model["parameters"] - 4 * 64 * 320
+    assert machine["device"] == "cpu"
+    assert machine["threads"] == len(machine["cpus"])
+    assert report["notes"] in (
+        [],
+        ["more was read than memory can give: the model, or much of it, comes from the caches"],
+    )
+    assert set(report["ceilings"]) == {"read_bytes_per_second", "bfloat16_flops", "int8_ops", "float32_flops"}
+    assert report["compute_ceiling"] == "float32_flops"
+    assert [(p["prompts"], p["tokens"]) for p in report["prefill"]] == [(2, 64), (1, 100)]
+    cases = [(d["batch_size"], d["context"]) for d in report["decode"]]
+    assert cases == [(1, 16), (3, 16), (1, 40), (3, 40)]
+    spreads = [*report["ceilings"].values(), report["startup"]["seconds"]]
+    for result in (*report["prefill"], *report["decode"]):
+        spreads.append(result["tokens_per_second"])
+        assert result["flops_per_second"] > 0
+        assert result["compute_fraction"] > 0
+    for result in report["decode"]:
+        if result["engine_tokens_per_second"] is not None:  # on a busy machine all tokens may arrive at once
+            spreads.append(result["engine_tokens_per_second"])
+        assert result["bytes_per_second"] > 0
+        assert result["memory_fraction"] > 0
+    assert all(0 < spread["min"] <= spread["median"] <= spread["max"] for spread in spreads)
+    assert 0 < report["memory"]["server_ready"] <= report["memory"]["server_peak"]
+    assert report["memory"]["bench_peak"] > 0
+    for shown in (
+        "2 x 64",
+        "memory read ceiling",
+        "with the engine",
+        "start-up",
+        "memory resident",
+        report["bytes_counted"],
+    ):
+        assert shown in report["text"]
+
+
+def test_parts_can_be_left_out(bench: RunJson) -> None:
+    report = bench("--skip", "engine", "startup")
+    assert report["startup"] is None
+    assert report["memory"]["server_ready"] is report["memory"]["server_peak"] is None
+    assert all(d["engine_tokens_per_second"] is None for d in report["decode"])
+
+
+def test_a_shape_without_a_tokenizer_is_measured_as_far_as_it_goes(
+    bench: RunJson, dummy_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((dummy_model / "config.json").read_bytes())
+    report = bench(model=tmp_path)
+    assert report["decode"][0]["tokens_per_second"]["median"] > 0
+    assert report["startup"] is None
+    first, second, *_ = report["notes"]
+    assert first.startswith("start-up was not measured: the server did not start: tidewheel serve: ")
+    assert second.startswith("the engine was not measured: it needs a tokenizer, but ")
+
+
+def test_long_contexts_that_do_not_fit_are_named(bench: RunJson, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = replace(QUICK, long_decodes=(Decode(1, 100), Decode(2, 800)))
+    monkeypatch.setattr("tidewheel.server.commands.bench.command.QUICK", quick)
+    report = bench("--skip", "engine", "startup")
+    assert [(d["batch_size"], d["context"]) for d in report["decode"]] == [(1, 64), (4, 64), (1, 100)]
+    assert "left out, because they do not fit: decodes of batch 2, context 800" in report["notes"]
+
+
+def test_the_torch_device(bench: RunJson) -> None:
+    pytest.importorskip("torch")
+    sizes = ("--prefill", "1x8", "--contexts", "8", "--batch-sizes", "1", "--decode-tokens", "2")
+    report = bench("--device", "torch", "--skip", "startup", "--dtype", "bfloat16", *sizes)
+    machine = report["machine"]
+    assert (machine["device"], machine["isa"], machine["cpus"]) == ("torch", None, None)
+    assert report["model"]["weight_bytes"] == 4 * report["model"]["parameters"]
+    assert report["compute_ceiling"] == "float32_flops"
+
+
+def test_the_command_writes_a_file(dummy_model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    command = [*TIDEWHEEL, "bench", str(dummy_model), "--load-format", "dummy", "--quick"]
+    done = subprocess.run(
+        [*command, "--skip", "startup", "--json", str(target)], capture_output=True, text=True, check=True
+    )
+    assert json.loads(target.read_text())["model"]["name"] == str(dummy_model)
+    assert "Decode, 8 tokens a sequence" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--contexts", "600"], "a sequence of 608 tokens does not fit in the context of 512: lower --contexts"),
+        (["--max-model-len", "64"], "a sequence of 72 tokens does not fit in the context of 64"),
+        (["--prefill", "1x513"], "a sequence of 513 tokens does not fit"),
+        (["--kv-cache-space", "0.0001"], "more than the 0.00 GiB of --kv-cache-space: raise it, or lower"),
+        (["--batch-sizes", "100m"], "of memory is available: lower --batch-sizes"),
+        (["--load-format", "auto"], "safetensors"),
+        (["--threads-bind", "1000"], "CPU 1000 is not one this process may use"),
+        (["--json", "/nowhere/report.json"], "--json: there is no folder /nowhere"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    dummy_model: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["bench", str(dummy_model), "--load-format", "dummy", "--quick", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prefill", "512"], "'512' is not PROMPTSxTOKENS, such as 4x512"),
+        (["--batch-sizes", "1,0"], "must be at least 1"),
+        (["--batch-sizes", "1,a"], "'a' is not a number"),
+        (["--decode-tokens", "1"], "--decode-tokens must be at least 2"),
+        (["--repeats", "0"], "must be at least 1"),
+        (["--context", "9"], "unknown option --context; did you mean --contexts?"),
+        (["--port", "9"], "unknown option --port"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_lists_of_numbers() -> None:
+    assert parse_prefills("4x512,1x4k") == (Prefill(4, 512), Prefill(1, 4000))
+    assert parse_counts("32, 1,8,8") == (1, 8, 32)
+
+
+def room(**changes: int | None) -> Room:
+    limits: dict[str, Any] = {"longest_context": 512, "kv_bytes_per_token": 10, "weight_bytes": 1000}
+    return Room(**{**limits, "kv_cache_limit_bytes": None, "available_bytes": None, **changes})
+
+
+def test_the_cache_is_as_large_as_the_largest_part_needs() -> None:
+    decodes = decodes_of((1, 8), (100,))
+    workload = Workload(prefills=(Prefill(4, 512),), decodes=decodes, long_decodes=(), decode_tokens=8)
+    assert (workload.longest, workload.most_sequences) == (512, 8)
+    assert workload.kv_tokens == 4 * 640  # more than 8 sequences of 100 + 8 tokens
+    assert replace(workload, decodes=(Decode(64, 100),)).kv_tokens == 64 * 128
+    assert room(kv_cache_limit_bytes=25600, available_bytes=26600).kv_bytes(workload) == 25600
+    with pytest.raises(ModelError, match=r"only 0\.00 GiB of memory is available"):
+        room(available_bytes=26599).kv_bytes(workload)
+
+
+def test_long_contexts_are_measured_where_they_fit() -> None:
+    workload = Workload()
+    assert workload.long_decodes == decodes_of((1, 8), (2000, 8000))
+    assert room(longest_context=8192).fit(workload) == workload
+    assert room(longest_context=2048).fit(workload).long_decodes == decodes_of((1, 8), (2000,))
+    assert room(longest_context=512).fit(workload).long_decodes == ()
+    tight: dict[str, Any] = {"longest_context": 8192, "kv_bytes_per_token": 1, "weight_bytes": 0}
+    all_but_the_largest = (Decode(1, 2000), Decode(8, 2000), Decode(1, 8000))
+    tokens = 8 * 2048
+    assert room(**tight, kv_cache_limit_bytes=tokens).fit(workload).long_decodes == all_but_the_largest
+    assert room(**tight, available_bytes=2 * tokens).fit(workload).long_decodes == all_but_the_largest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "decodes", "long_decodes"),
+    [
+        ([], decodes_of((1, 8, 32), (128,)), decodes_of((1, 8), (2000, 8000))),
+        (["--batch-sizes", "1,64"], decodes_of((1, 64), (128,)), decodes_of((1,), (2000, 8000))),
+        (["--contexts", "4k"], decodes_of((1, 8, 32), (4000,)), ()),
+        (["--quick"], decodes_of((1, 4), (64,)), ()),
+        (["--quick", "--batch-sizes", "8"], decodes_of((8,), (64,)), ()),
+    ],
+)
+def test_what_is_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    decodes: tuple[Decode, ...],
+    long_decodes: tuple[Decode, ...],
+) -> None:
+    asked: list[Workload] = []
+
+    def measure(options: ModelOptions, workload: Workload, *rest: Any) -> None:
+        asked.append(workload)
+        raise ModelError("not measured")
+
+    monkeypatch.setattr("tidewheel.server.commands.bench.command.measure", measure)
+    assert main(["bench", *arguments]) == 1
+    assert (asked[0].decodes, asked[0].long_decodes) == (decodes, long_decodes)
+
+
+def shape(**changes: Any) -> Any:
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 24,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "vocab_size": 50,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    return describe({**config, **changes}).spec
+
+
+LAYER = 8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 24
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops(tied: bool) -> None:
+    costs = Costs(shape(tie_word_embeddings=tied), weight_bytes=1, kv_bytes_per_token=1)
+    assert costs.parameters == 3 * (LAYER + 16) + 8 + 50 * 8 * (1 if tied else 2)
+    # Tokens at positions 5 and 6 attend to 6 and 7 tokens, with 4 heads of 2 dimensions in 3 layers.
+    assert costs.flops(5, 2, 1) == 2 * (2 * 3 * LAYER + 50 * 8) + 4 * (6 + 7) * 4 * 2 * 3
+
+
+def test_bytes_of_a_decode_step() -> None:
+    tied = Costs(shape(), weight_bytes=6000, kv_bytes_per_token=48)
+    assert tied.decode_bytes(10, 1, 5) == 6000 + 5 * 11 * 48
+    assert tied.decode_bytes(10, 2, 5) == 2 * 6000 + 5 * (11 + 12) * 48
+    untied = Costs(shape(tie_word_embeddings=False), weight_bytes=0, kv_bytes_per_token=48)
+    whole = Costs(shape(tie_word_embeddings=False), weight_bytes=2 * untied.parameters, kv_bytes_per_token=48)
+    assert whole.weight_bytes_read == 2 * (whole.parameters - 50 * 8)  # the embedding is looked up, not read
+
+
+def test_the_kernels_do_what_the_model_does() -> None:
+    parameters = 3 * (LAYER + 16) + 8 + 50 * 8
+    costs = Costs(shape(), weight_bytes=2 * parameters, kv_bytes_per_token=48)
+    decode = costs.decode_kernels(10, 2, 5)
+    assert list(decode) == ["qkv", "out", "up", "down", "head", "attention"]
+    assert sum(work.flops for work in decode.values()) == 5 * costs.flops(10, 2, 2)
+    norms = 3 * 16 + 8
+    assert sum(work.num_bytes or 0 for work in decode.values()) == costs.decode_bytes(10, 2, 5) - 2 * 2 * norms
+    assert decode["up"].flops == 2 * (2 * 8 * 24 * 3) * 2 * 5
+    prefill = costs.prefill_kernels(4, 6, steps=3)
+    assert sum(work.flops for work in prefill.values()) == 4 * costs.flops(0, 6, 1)
+    assert prefill["qkv"].num_bytes == 3 * 2 * 3 * (8 * 8 + 2 * 4 * 8)
+    assert prefill["attention"].num_bytes is None
+
+
+def test_an_embedding_in_another_format_than_the_rest() -> None:
+    body, embedding = 3 * (LAYER + 16) + 8, 50 * 8
+    weight_bytes = body + 4 * embedding
+    tied = Costs(shape(), weight_bytes=weight_bytes, kv_bytes_per_token=48, embedding_bytes_per_parameter=4)
+    assert tied.weight_bytes_read == weight_bytes
+    work = tied.decode_kernels(10, 1, 1)
+    assert (work["head"].num_bytes, work["down"].num_bytes) == (4 * embedding, 3 * 8 * 24)
+    untied = Costs(
+        shape(tie_word_embeddings=False),
+        weight_bytes=weight_bytes + 4 * embedding,
+        kv_bytes_per_token=48,
+        embedding_bytes_per_parameter=4,
+    )
+    assert untied.weight_bytes_read == weight_bytes
+
+
+def test_a_sliding_window_bounds_both() -> None:
+    mistral = shape(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=4)
+    costs = Costs(mistral, weight_bytes=0, kv_bytes_per_token=48)
+    assert costs.decode_bytes(10, 1, 1) == 4 * 48
+    assert costs.flops(0, 6, 0) == 2 * 6 * 3 * LAYER + 4 * (1 + 2 + 3 + 4 + 4 + 4) * 4 * 2 * 3
+
+
+class RecordingExecutor:
+    """Checks that a batch is one that the contract allows, and that a context is there before it is decoded."""
+
+    def __init__(self) -> None:
+        self.limits = ExecutorLimits(block_size=16, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=32)
+        self.steps: list[tuple[int, int]] = []
+        self._filled: set[tuple[int, int]] = set()
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Writes the tokens' slots."""
+        assert len(batch.token_ids) == batch.query_start[-1] <= self.limits.max_num_batched_tokens
+        assert batch.token_ids.max() < 100
+        for sequence, (start, end) in enumerate(zip(batch.query_start, batch.query_start[1:], strict=False)):
+            positions = batch.positions[start:end]
+            assert positions.tolist() == list(range(positions[0], positions[-1] + 1))
+            assert batch.context_len[sequence] == positions[-1] + 1
+            slots = [(int(batch.block_tables[sequence, p // 16]), p % 16) for p in range(positions[-1] + 1)]
+            self._filled |= set(slots[positions[0] :])
+            assert set(slots) <= self._filled
+        assert len(set(batch.block_tables.ravel().tolist())) == batch.block_tables.size
+        rows = len(batch.logits_rows)
+        assert batch.sampling.position.tolist() == (batch.positions[batch.logits_rows] + 1).tolist()
+        self.steps.append((len(batch.token_ids), rows))
+        return StepOutput(np.zeros(rows, np.int32))
+
+    def copy_blocks(self, pairs: Any) -> None:
+        """Copies what is known to be written."""
+        for source, target in pairs.tolist():
+            self._filled |= {(target, slot) for block, slot in self._filled if block == source}
+
+    def lend_core(self) -> None:
+        """Nothing to lend."""
+
+    def take_back_core(self) -> None:
+        """Nothing was lent."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def test_prefill_fills_the_steps_and_samples_a_prompt_once() -> None:
+    executor = RecordingExecutor()
+    times = DeviceRuns(executor, vocab_size=100, seed=0).prefill(Prefill(3, 40), repeats=2)
+    assert len(times.seconds) == 2
+    assert times.kernels is None
+    assert executor.steps[-4:] == [(32, 0), (32, 1), (32, 1), (24, 1)]
+
+
+def test_decode_goes_on_from_its_context() -> None:
+    executor = RecordingExecutor()
+    times = DeviceRuns(executor, vocab_size=100, seed=0).decode(Decode(3, 20), num_tokens=5, repeats=2)
+    assert len(times.seconds) == 2
+    assert executor.steps[0] == (20, 1)
+    assert executor.steps[-10:] == [(3, 3)] * 10
+
+
+def test_a_longer_context_goes_on_from_a_shorter_one() -> None:
+    executor = RecordingExecutor()
+    runs = DeviceRuns(executor, vocab_size=100, seed=0)
+    for decode in (Decode(1, 20), Decode(3, 20), Decode(3, 70)):
+        runs.decode(decode, num_tokens=2, repeats=1)
+    filled = [tokens for tokens, rows in executor.steps if tokens not in (1, 3)]
+    assert filled == [20, 32, 18]
+
+
+class CountingProfiler:
+    """Says that each kernel was called once a step, which took what the test says."""
+
+    def __init__(self, executor: RecordingExecutor, seconds: dict[str, float]) -> None:
+        self.recording = False
+        self._executor = executor
+        self._seconds = seconds
+        self._steps_before = 0
+
+    def start_profile(self) -> None:
+        """Counts from here."""
+        self.recording, self._steps_before = True, len(self._executor.steps)
+
+    def profile(self) -> dict[str, tuple[int, float]]:
+        """The steps so far."""
+        assert self.recording
+        steps = len(self._executor.steps) - self._steps_before
+        return {name: (steps, steps * seconds) for name, seconds in self._seconds.items()}
+
+    def stop_profile(self) -> None:
+        """Counts no more."""
+        self.recording = False
+
+
+def test_kernels_are_recorded_in_a_run_of_their_own() -> None:
+    executor = RecordingExecutor()
+    profiler = CountingProfiler(executor, {"qkv": 0.25, "attention": 0.5})
+    times = DeviceRuns(executor, vocab_size=100, seed=0, profiler=profiler).decode(Decode(2, 20), 4, repeats=3)
+    assert len(times.seconds) == 3
+    assert times.kernels is not None
+    assert times.kernels.steps == 4
+    assert times.kernels.kernels == {"qkv": (4, 1.0), "attention": (4, 2.0)}
+    assert not profiler.recording
+    assert executor.steps[-16:] == [(2, 2)] * 16
+
+
+def test_a_profile_is_held_against_the_ceilings(bench: RunJson, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FixedProfiler:
+        """Every phase took the same."""
+
+        def start_profile(self) -> None:
+            """Nothing to forget."""
+
+        def profile(self) -> dict[str, tuple[int, float]]:
+            """Names with and without known work, and one that took no time."""
+            return {"embed": (8, 1e-6), "qkv": (16, 2e-6), "attention": (16, 1e-6), "head": (8, 0.0)}
+
+        def stop_profile(self) -> None:
+            """Nothing to stop."""
+
+    def load(planned: Plan) -> LoadedModel:
+        without = replace(planned, workload=replace(planned.workload, profile=False))
+        return replace(load_model(without), profiler=FixedProfiler())
+
+    monkeypatch.setattr("tidewheel.server.commands.bench.measure.load", load)
+    report = bench("--profile", "--skip", "engine", "startup", "--batch-sizes", "4")
+    (decode,) = report["decode"]
+    profile = decode["profile"]
+    assert profile["steps"] == 8
+    embed, qkv, attention, head = profile["kernels"]
+    assert (qkv["name"], qkv["calls_per_step"], qkv["ms_per_step"]) == ("qkv", 2, pytest.approx(2e-6 / 8 * 1e3))
+    assert embed["flops_per_second"] is head["flops_per_second"] is None
+    assert qkv["flops_per_second"] == pytest.approx(2 * 2 * 64 * (64 + 2 * 32) * 4 * 8 / 2e-6)
+    assert qkv["compute_fraction"] > 0
+    assert attention["memory_fraction"] > 0
+    assert sum(k["ms_per_step"] for k in profile["kernels"]) + profile["other_ms_per_step"] == pytest.approx(
+        profile["ms_per_step"]
+    )
+    assert report["prefill"][0]["profile"]["kernels"][2]["bytes_per_second"] is None
+    for title in ("Kernels of prefill 2 x 64, a step", "Kernels of decode batch 4, context 64, a step"):
+        assert title in report["text"]
+
+
+def test_a_device_without_a_profile_is_named(dummy_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    arguments = ["--load-format", "dummy", "--device", "torch", "--quick", "--skip", "startup", "--profile"]
+    assert main(["bench", str(dummy_model), *arguments]) == 1
+    assert "--profile is not supported by the torch device" in capsys.readouterr().err
+
+
+def test_the_cpu_device_times_its_kernels(bench: RunJson) -> None:
+    report = bench("--profile", "--skip", "engine", "startup")
+    for phase in (*report["prefill"], *report["decode"]):
+        kernels = {kernel["name"]: kernel for kernel in phase["profile"]["kernels"]}
+        assert {"qkv", "attention", "out", "up", "down", "head"} <= set(kernels)
+        assert kernels["qkv"]["calls_per_step"] == 2
+        assert sum(kernel["share"] for kernel in kernels.values()) < 1
+
+
+@pytest.mark.parametrize("method", ["int8", "int8-channel", "int4"])
+def test_integer_weights_are_held_against_the_integer_ceiling(bench: RunJson, method: str) -> None:
+    report = bench("--skip", "engine", "startup", "--quantization", method)
+    assert report["compute_ceiling"] == "int8_ops"
+    assert report["model"]["dtype"].startswith(method)
+    assert report["model"]["weight_bytes"] < 2 * report["model"]["parameters"]
+    assert report["decode"][0]["memory_fraction"] > 0
+
+
+def test_the_server_that_is_started_gets_the_same_options() -> None:
+    options = ModelOptions(model="m", dtype="float32", max_model_len=4096, enable_prefix_caching=False)
+    expected = ["m", "--dtype", "float32", "--max-model-len", "4096", "--no-enable-prefix-caching"]
+    assert serve_arguments(options) == expected
+    assert serve_arguments(ModelOptions()) == []
+
+
+def test_the_environment_does_not_change_the_server_that_is_started(
+    dummy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEWHEEL_MAX_MODEL_LEN", "nonsense")
+    startup = measure_startup([str(dummy_model), "--load-format", "dummy"], 1)
+    assert startup.seconds.min == startup.seconds.max > 0
+
+
+def test_spread() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)

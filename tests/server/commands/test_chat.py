@@ -1,0 +1,127 @@
+"""`tidewheel chat` against a server."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from server.conftest import TIDEWHEEL, RunningServer, StartServer
+
+from tidewheel.server.commands.chat import ChatClient, ChatError
+from tidewheel.server.commands.cli import main
+
+
+@pytest.fixture
+def client(server: RunningServer) -> ChatClient:
+    return ChatClient(server.url, model=None, system="be brief", api_key=None)
+
+
+def test_a_conversation_remembers_and_resets(server: RunningServer, client: ChatClient) -> None:
+    assert "".join(client.ask("SAY(one)YAS")) == "one"
+    assert "".join(client.ask("and SAY(two)YAS")) == "two"
+    prompt = server.engine.tokenizer.decode(list(server.engine.requests[-1].prompt_token_ids))
+    assert prompt == "<system>be brief<user>SAY(one)YAS<assistant>one<user>and SAY(two)YAS<assistant>"
+    client.reset()
+    assert client.messages == [{"role": "system", "content": "be brief"}]
+
+
+def test_a_stopped_answer_is_forgotten_and_ends_at_the_server(start_server: StartServer) -> None:
+    slow = start_server(engine={"step_s": 0.01})
+    client = ChatClient(slow.url + "/v1", model="scripted", system=None, api_key=None)
+    pieces = client.ask("LOOP(")
+    assert next(pieces) == "x"
+    pieces.close()
+    assert client.messages == []
+    deadline = time.monotonic() + 20
+    while slow.engine.stats().num_running:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_one_shot(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", server.url, "SAY(hi", "there)YAS"]) == 0
+    assert capsys.readouterr().out == "hi there\n"
+
+
+def test_questions_from_a_pipe(
+    server: RunningServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("SAY(a)YAS\n\n/reset\nSAY(b)YAS\n/exit\nSAY(c)YAS\n"))
+    assert main(["chat", "--url", server.url, "--model", "scripted"]) == 0
+    assert capsys.readouterr().out == "a\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "http://127.0.0.1:9", "hi"], "is a server running there?"),
+        (["--url", "localhost:80", "hi"], "is not a URL"),
+        (["--model", "other", "hi"], "is not served here"),
+    ],
+)
+def test_trouble_is_one_line(
+    server: RunningServer, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    if "--url" not in arguments:
+        arguments = ["--url", server.url, *arguments]
+    assert main(["chat", *arguments]) == 1
+    message = capsys.readouterr().err
+    assert said in message
+    assert message.count("\n") == 1
+
+
+def test_an_error_in_the_middle_of_an_answer(client: ChatClient) -> None:
+    with pytest.raises(ChatError, match="a token without text"):
+        list(client.ask("BREAK("))
+
+
+def test_keys(start_server: StartServer) -> None:
+    guarded = start_server(api_keys=("k",))
+    with pytest.raises(ChatError, match="401"):
+        next(ChatClient(guarded.url, model=None, system=None, api_key="wrong").ask("hi"))
+    assert "".join(ChatClient(guarded.url, model=None, system=None, api_key="k").ask("hi")) == "ok"
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_conversation(start_server: StartServer) -> None:
+    slow = start_server(engine={"step_s": 0.01})
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        [*TIDEWHEEL, "chat", "--url", slow.url],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+    )
+    os.close(inside)
+    shown = b""
+
+    def wait_for(text: bytes) -> None:
+        nonlocal shown
+        deadline = time.monotonic() + 20
+        while text not in shown:
+            assert time.monotonic() < deadline, shown
+            shown += os.read(terminal, 4096)
+        shown = shown.partition(text)[2]
+
+    try:
+        wait_for(b"> ")
+        os.write(terminal, b"LOOP(\n")
+        wait_for(b"xxxx")
+        process.send_signal(signal.SIGINT)
+        wait_for(b"(stopped)")
+        wait_for(b"> ")
+        os.write(terminal, b"SAY(on we go)YAS\n")
+        wait_for(b"YAS")
+        wait_for(b"on we go")
+        os.write(terminal, b"/exit\n")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)

@@ -1,0 +1,184 @@
+"""`/openapi.json` tried out by schemathesis: nothing breaks, answers are as promised, and what it rules out is refused.
+
+Bodies that ask for long answers are made smaller before they are sent, by their numbers of tokens and choices.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import encoder_zoo as zoo
+import jsonschema
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from server.conftest import ServerProcess
+from server.scripted_engine import ScriptedEngine
+
+from tidewheel.server.app import build_app
+from tidewheel.server.openapi.document import document
+from tidewheel.server.options.app import AppOptions
+
+EXAMPLES = 100  # of each kind
+DOCUMENT = document(build_app(ScriptedEngine(), AppOptions()).routes, root_path="", open_paths=None)
+OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
+WITH_BODY = [(path, method) for path, method in OPERATIONS if "requestBody" in DOCUMENT["paths"][path][method]]
+# Other names of what is tried already.
+ALIASES = ("/score", "/rerank", "/v2/rerank")
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+MODELS = {"/v1/embeddings": "embed", "/v1/score": "rank", "/v1/rerank": "rank"}
+MOST = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "min_tokens": 4, "n": 3, "best_of": 3}
+WHOLE = [sign * (2**bits + more) for bits in (8, 15, 31, 32, 40, 63, 64, 80) for more in (-1, 0) for sign in (-1, 1)]
+BROKEN = [0, 5e-324, 1e-45, 1e-38, 1e38, 1e39, 1.7e308, -5e-324, -1e39, 2**80]
+HELLO = [{"role": "user", "content": "Who are you?"}]
+QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """The real command with a real model: what follows a grammar has to be masked in earnest."""
+    process = ServerProcess(
+        "--embedding-model", str(zoo.folder("bert")), str(zoo.folder("bert-cross")),
+        "--served-embedding-model-name", "embed", "rank", "--max-model-len", "512",
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3",
+        "--disable-log-requests", "--disable-access-log",
+    )  # fmt: skip
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def schema(server: ServerProcess) -> Any:
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def make_small(body: Any, path: str) -> None:
+    """Keeps answers short."""
+    if not isinstance(body, dict):
+        return
+    for name, most in MOST.items():
+        if type(body.get(name)) is int and body[name] > most:
+            body[name] = most
+    if path in ("/v1/chat/completions", "/v1/completions"):
+        body.setdefault("max_tokens", 4)
+
+
+def make_served(body: Any, path: str) -> None:
+    """Asks for a model that there is, about a conversation that its template takes."""
+    if isinstance(body, dict):
+        body["model"] = MODELS.get(path, "tidewheel-demo")
+        if "messages" in body:
+            body["messages"] = HELLO
+        if path.startswith("/v1/responses"):
+            body["input"] = HELLO
+            body.pop("previous_response_id", None)
+
+
+def check_events(response: requests.Response, path: str, method: str) -> None:
+    """Each event of a stream is what the document says, or an error; the last one says that it is over."""
+    schemas = DOCUMENT["paths"][path][method]["responses"]
+    kinds = [
+        schemas["200"]["content"]["text/event-stream"]["schema"],
+        schemas["default"]["content"]["application/json"]["schema"],
+    ]
+    validator = jsonschema.Draft202012Validator({"anyOf": kinds, "components": DOCUMENT["components"]})
+    frames = response.text.split("\n\n")
+    assert frames.pop() == ""
+    for frame in frames:
+        data = frame.rpartition("data: ")[2]
+        if data != "[DONE]":
+            validator.validate(json.loads(data))
+
+
+def send(case: Any, path: str, method: str, session: requests.Session) -> int:
+    response = case.call(session=session)
+    if response.headers.get("content-type", [""])[0].startswith("text/event-stream"):
+        check_events(response, path, method)
+    else:
+        case.validate_response(response, checks=CHECKS)
+    return int(response.status_code)
+
+
+@pytest.fixture(scope="module")
+def session() -> requests.Session:
+    made = requests.Session()
+    made.trust_env = False
+    return made
+
+
+@pytest.mark.parametrize(("path", "method"), [case for case in OPERATIONS if case[0] not in ALIASES])
+def test_what_the_document_allows(
+    server: ServerProcess, schema: Any, session: requests.Session, path: str, method: str
+) -> None:
+    @QUICK
+    @given(case=schema[path][method].as_strategy(generation_mode=GenerationMode.POSITIVE), wild=st.integers(0, 3))
+    def check(case: Any, wild: int) -> None:
+        make_small(case.body, path)
+        if wild:
+            make_served(case.body, path)
+        answered.append(send(case, path, method, session) == 200)
+
+    answered: list[bool] = []
+    check()
+    if "requestBody" in DOCUMENT["paths"][path][method]:
+        assert any(answered), "nothing is answered, so that little is tested"
+
+
+def numbers(path: str) -> Iterator[tuple[str, bool]]:
+    """A body's numbers by their names, and whether they are whole."""
+    reference = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    for name, field in DOCUMENT["components"]["schemas"][reference.rpartition("/")[2]]["properties"].items():
+        for part in [field, *field.get("anyOf", ())]:
+            if part.get("type") in ("integer", "number"):
+                yield name, part["type"] == "integer"
+            if part.get("items", {}).get("type") == "integer":
+                yield f"{name}[]", True
+
+
+@pytest.mark.parametrize("path", [path for path, _ in WITH_BODY])
+def test_extreme_numbers(server: ServerProcess, session: requests.Session, path: str) -> None:
+    example = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
+    for name, is_whole in numbers(path):
+        for value in WHOLE if is_whole else BROKEN:
+            given = {name.removesuffix("[]"): [value] if name.endswith("[]") else value}
+            response = session.post(f"{server.url}{path}", json={**example, **given})
+            assert response.status_code in (200, 400), (given, response.text)
+    assert session.post(f"{server.url}{path}", json=example).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "method"), [case for case in WITH_BODY if case[0] not in ALIASES])
+def test_what_it_does_not_allow_is_refused(
+    server: ServerProcess, schema: Any, session: requests.Session, path: str, method: str
+) -> None:
+    @QUICK
+    @given(case=schema[path][method].as_strategy(generation_mode=GenerationMode.NEGATIVE))
+    def check(case: Any) -> None:
+        make_small(case.body, path)
+        send(case, path, method, session)
+
+    check()
+
+
+def test_nothing_is_left_running(server: ServerProcess, session: requests.Session) -> None:
+    metrics = session.get(f"{server.url}/metrics").text
+    for name in ("num_requests_running", "num_requests_waiting"):
+        assert re.search(rf"^\w+:{name}(?:{{.*}})? 0\.0$", metrics, re.MULTILINE), name

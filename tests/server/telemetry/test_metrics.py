@@ -1,0 +1,176 @@
+"""Metrics: what is counted, under which names, and that the dashboard asks for nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from server.conftest import RunningServer, StartServer
+from server.generation.test_streaming import eventually, is_idle, post_raw
+
+from tidewheel.server.http.limits import AdmissionLimits
+
+COMPLETIONS = "/v1/completions"
+DASHBOARD = Path(__file__).parents[3] / "monitoring" / "grafana.json"
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(server: RunningServer) -> Samples:
+    """All samples by name and labels, without the model's name, which all have but the process' own."""
+    response = server.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    found = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            assert sample.name.startswith("process_") or sample.labels.pop("model_name") == "m"
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_requests_are_measured(start_server: StartServer) -> None:
+    measured = start_server(engine={"step_s": 0.002}, served_model_names=("m",))
+    before = samples(measured)
+    assert before["tidewheel:generation_tokens_total", ()] == 0
+    measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS", "n": 2})
+    measured.post(COMPLETIONS, {"prompt": "LOOP(", "max_tokens": 4, "stream": True})
+    after = samples(measured)
+    assert after["tidewheel:prompt_tokens_total", ()] > 0
+    assert after["tidewheel:generation_tokens_total", ()] == 2 * len("hello.") + 4
+    assert after["tidewheel:request_success_total", (("finished_reason", "stop"),)] == 2
+    assert after["tidewheel:request_success_total", (("finished_reason", "length"),)] == 1
+    assert 0 <= after["tidewheel:kv_cache_usage_perc", ()] <= 1
+    for name in ("num_requests_running", "num_requests_waiting", "num_preemptions_total", "steps_stalled_total"):
+        assert after[f"tidewheel:{name}", ()] == 0
+    assert after["tidewheel:prefix_cache_queries_total", ()] >= after["tidewheel:prefix_cache_hits_total", ()]
+    config = next(labels for name, labels in after if name == "tidewheel:cache_config_info")
+    assert dict(config).items() >= {"block_size": "16", "num_gpu_blocks": "2048"}.items()
+
+
+def test_histograms(start_server: StartServer) -> None:
+    measured = start_server(engine={"step_s": 0.002}, served_model_names=("m",))
+    measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS", "n": 2})
+    measured.post(COMPLETIONS, {"prompt": "LOOP(", "max_tokens": 4, "stream": True})
+    measured.post(COMPLETIONS, {"prompt": "LOOP( x", "max_tokens": 1})
+    after = samples(measured)
+    requests, choices = 3, 4
+    for name, count in {
+        "time_to_first_token_seconds": requests,
+        "e2e_request_latency_seconds": requests,
+        "request_params_n": requests,
+        "request_params_max_tokens": requests,
+        "request_prompt_tokens": requests,
+        "request_prefill_kv_computed_tokens": requests,
+        "request_max_num_generation_tokens": requests,
+        "request_generation_tokens": choices,
+        "request_num_preemptions": choices,
+        "request_queue_time_seconds": choices,
+        "request_prefill_time_seconds": choices,
+        "request_decode_time_seconds": choices,
+        "request_inference_time_seconds": choices,
+        "request_time_per_output_token_seconds": choices - 1,  # of one there is a single token
+    }.items():
+        assert after[f"tidewheel:{name}_count", ()] == count, name
+        assert after[f"tidewheel:{name}_bucket", (("le", "+Inf"),)] == count, name
+
+    def total(name: str) -> float:
+        return after[f"tidewheel:{name}_sum", ()]
+
+    assert total("request_params_n") == 4
+    assert total("request_params_max_tokens") == 16 + 4 + 1
+    assert total("request_prompt_tokens") == after["tidewheel:prompt_tokens_total", ()]
+    assert total("request_generation_tokens") == 6 + 6 + 4 + 1 == after["tidewheel:generation_tokens_total", ()]
+    assert total("request_max_num_generation_tokens") == 6 + 4 + 1
+    # Tokens that wait for a busy reader come together, and each counts.
+    assert after["tidewheel:inter_token_latency_seconds_count", ()] == 2 * 5 + 3
+    assert total("inter_token_latency_seconds") >= 0.002 * (2 * 5 + 3) * 0.9
+    assert total("request_prefill_time_seconds") > 0.002 * 3
+    assert total("request_decode_time_seconds") >= 0.002 * (2 * 5 + 3) * 0.9
+    phases = total("request_prefill_time_seconds") + total("request_decode_time_seconds")
+    assert abs(total("request_inference_time_seconds") - phases) < 1e-6
+    assert total("e2e_request_latency_seconds") > 0
+    steps = after["tidewheel:step_duration_seconds_count", ()]
+    assert steps == after["tidewheel:iteration_tokens_total_count", ()] > 6
+    assert total("step_duration_seconds") >= steps * 0.002
+    assert total("iteration_tokens_total") > total("request_generation_tokens")
+
+
+def test_preemptions_are_counted(start_server: StartServer) -> None:
+    tight = start_server(engine={"num_blocks": 16}, served_model_names=("m",))
+    answer = tight.post(COMPLETIONS, {"prompt": ["LOOP(", "and LOOP("], "max_tokens": 200}).json()
+    assert [len(choice["text"]) for choice in answer["choices"]] == [200, 200]
+    after = samples(tight)
+    assert after["tidewheel:num_preemptions_total", ()] > 0
+    assert after["tidewheel:num_preemptions_total", ()] == after["tidewheel:request_num_preemptions_sum", ()]
+    assert after["tidewheel:request_num_preemptions_bucket", (("le", "20"),)] == 2
+
+
+def test_what_waits_is_counted_by_its_reason(start_server: StartServer) -> None:
+    def waiting(server: RunningServer, reason: str) -> float:
+        found = samples(server)
+        by_reason = {key: found["tidewheel:num_requests_waiting_by_reason", (("reason", key),)]
+                     for key in ("capacity", "deferred")}  # fmt: skip
+        assert sum(by_reason.values()) == found["tidewheel:num_requests_waiting", ()]
+        return by_reason[reason]
+
+    # One prompt fits at a time.
+    tight = start_server(engine={"num_blocks": 16, "step_s": 0.05}, served_model_names=("m",))
+    endless = [post_raw(tight, {"prompt": f"{i}{'.' * 190} LOOP(", "max_tokens": 40}) for i in range(2)]
+    eventually(lambda: waiting(tight, "capacity") == 1, "one should wait for room")
+    # The second of two equal prompts waits for what the first computes, which takes two steps.
+    slow = start_server(engine={"step_s": 0.4}, served_model_names=("m",))
+    endless.append(post_raw(slow, {"prompt": [f"{'.' * 8000} SAY(a)YAS"] * 2, "max_tokens": 1}))
+    eventually(lambda: waiting(slow, "deferred") == 1, "one should wait for the other")
+    for connection in endless:
+        connection.close()
+    eventually(lambda: is_idle(tight) and is_idle(slow), "clients have gone")
+
+
+def test_rejections_are_counted(start_server: StartServer) -> None:
+    limits = AdmissionLimits(max_queue=1)
+    tight = start_server(engine={"num_blocks": 16, "step_s": 0.02}, served_model_names=("m",), admission=limits)
+    endless = [post_raw(tight, {"prompt": f"{i} LOOP(", "max_tokens": 200}) for i in range(2)]
+    eventually(lambda: len(tight.engine.requests) == 2, "two should be let in")
+    assert tight.post(COMPLETIONS, {"prompt": "LOOP(", "max_tokens": 200}).status_code == 429
+    for connection in endless:
+        connection.close()
+    eventually(lambda: is_idle(tight), "clients have gone")
+    assert samples(tight)["tidewheel:requests_rejected_total", ()] == 1
+
+
+def test_the_prefix_may_be_vllms(start_server: StartServer) -> None:
+    named = start_server(metrics_prefix="vllm:", served_model_names=("m",))
+    names = {name for name, _ in samples(named)}
+    assert not any(name.startswith("tidewheel") for name in names)
+    assert {"vllm:num_requests_running", "vllm:e2e_request_latency_seconds_bucket"} <= names
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer) -> None:
+    measured = start_server(served_model_names=("m",))
+    measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS"})
+    exported = {name for name, _ in samples(measured)}
+    dashboard = json.loads(DASHBOARD.read_text())
+    expressions = list(_expressions(dashboard))
+    assert len(expressions) > 30
+    queried: set[str] = set()
+    for expression in expressions:
+        names = re.findall(r"\b(?:tidewheel:|process_)\w+", expression)
+        assert names, expression
+        queried.update(names)
+    assert queried <= exported
+    assert {panel["id"] for panel in dashboard["panels"]} == set(range(1, len(dashboard["panels"]) + 1))
+
+
+def _expressions(node: Any) -> Iterator[str]:
+    if isinstance(node, list):
+        for item in node:
+            yield from _expressions(item)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key in ("expr", "query", "definition") and isinstance(value, str) and value != "prometheus":
+                yield value
+            else:
+                yield from _expressions(value)

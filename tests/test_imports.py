@@ -1,0 +1,86 @@
+"""Imports run one way: server, engine, native; and no two rooms of a house import each other, however indirectly."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HOUSES = ("server", "engine")
+
+Module = tuple[str, ...]  # ("engine", "cache", "blocks")
+
+
+def module_of(path: Path) -> Module:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+SOURCES = {module_of(path): path for house in HOUSES for path in sorted((ROOT / house).rglob("*.py"))}
+
+
+def imports_of(path: Path) -> Iterator[Module]:
+    """What a file imports of the package, also where only types are wanted."""
+    package = path.parent.relative_to(ROOT).parts
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            outer = ".".join(("tidewheel", *package[: len(package) - node.level + 1])) if node.level else ""
+            base = ".".join(filter(None, (outer, node.module)))
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            first, *rest = name.split(".")
+            if first == "tidewheel" and rest:
+                module = tuple(rest)
+                yield module if module in SOURCES else module[:-1] or module
+
+
+IMPORTS = {module: {*imports_of(path)} - {module} for module, path in SOURCES.items()}
+
+
+def test_the_sources_are_found() -> None:
+    assert ("engine", "engine") in IMPORTS
+    assert ("engine", "errors") in IMPORTS["engine", "engine"]
+    assert ("engine", "engine") in IMPORTS["server", "app"]
+
+
+def test_the_engine_knows_no_server() -> None:
+    assert [
+        module for module, used in IMPORTS.items() if module[0] == "engine" and any(u[0] == "server" for u in used)
+    ] == []
+
+
+def test_devices_know_no_sequences() -> None:
+    allowed = {"cancellation", "devices", "errors", "files", "machine", "models", "weights"}
+    for module, used in IMPORTS.items():
+        if module[:2] == ("engine", "devices"):
+            assert {u[1] for u in used if u[0] == "engine" and len(u) > 1} <= allowed, module
+
+
+def test_one_house_imports_another_by_its_whole_name_and_itself_relatively() -> None:
+    for module, path in SOURCES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                assert (node.module or "").split(".")[:2] != ["tidewheel", module[0]], f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize("folder", sorted({module[:end] for module in SOURCES for end in range(len(module))}))
+def test_what_lies_in_a_folder_imports_without_circles(folder: Module) -> None:
+    depth = len(folder)
+    graph = defaultdict(set)
+    for module, used in IMPORTS.items():
+        for other in used:
+            if module[:depth] == other[:depth] == folder and len(module) > depth < len(other):
+                graph[module[depth]].add(other[depth])
+    try:
+        TopologicalSorter({name: others - {name} for name, others in graph.items()}).prepare()
+    except CycleError as circle:
+        pytest.fail(f"a circle in {'/'.join(folder) or 'the package'}: {' -> '.join(circle.args[1])}")
