@@ -41,9 +41,9 @@ BOUNDS = [
 @functools.cache
 def conversations() -> list[list[int]]:
     """Held-out conversations of every skill that the demo model has, as tokens."""
-    sys.path.insert(0, str(_DEMO))  # the scripts are not part of the installed package
-    from training import corpus
-    from training.chat import spans
+    sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))  # the scripts are not part of the installed package
+    from demo_model import corpus
+    from demo_model.chat import spans
 
     tokenizer = Tokenizer.load(_DEMO)
     items = corpus.held_out_set(7, 2)

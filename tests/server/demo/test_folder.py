@@ -33,6 +33,6 @@ def test_tokenizer_keeps_digits_single_and_round_trips() -> None:
 
 
 def test_shipped_template_is_the_trained_one() -> None:
-    source = (FOLDER / "training" / "chat.py").read_text()
+    source = (FOLDER.parents[1] / "tools" / "demo_model" / "chat.py").read_text()
     template = json.loads((FOLDER / "tokenizer_config.json").read_text())["chat_template"]
     assert f'CHAT_TEMPLATE = r"""\n{template}\n"""' in source

@@ -156,7 +156,7 @@ class NeedsMore:
 
 
 def test_middleware_of_ones_own(start_server: StartServer) -> None:
-    paths = ("server.test_access.Marking", "server.test_access:refusing")
+    paths = ("server.http.test_access.Marking", "server.http.test_access:refusing")
     marked = start_server(middleware=[import_middleware(path) for path in paths])
     assert marked.http.get("/refused").status_code == 418
     broken = marked.http.get("/broken", headers={"x-request-id": "mine"})
@@ -178,10 +178,10 @@ def test_middleware_of_ones_own(start_server: StartServer) -> None:
     ("path", "said"),
     [
         ("no_such_module.Name", "no_such_module"),
-        ("server.test_access.Missing", "Missing"),
+        ("server.http.test_access.Missing", "Missing"),
         ("json", "cannot be imported"),
-        ("server.test_access.PAGE", "neither a class nor an async function"),
-        ("server.test_access.NeedsMore", "more"),
+        ("server.http.test_access.PAGE", "neither a class nor an async function"),
+        ("server.http.test_access.NeedsMore", "more"),
     ],
 )
 def test_middleware_that_cannot_be_used(path: str, said: str) -> None:
