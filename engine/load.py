@@ -21,7 +21,7 @@ from .errors import ModelError
 from .machine.memory import Memory, read_memory
 from .models import describe
 from .models.generation import read_generation_config, sampling_defaults
-from .models.spec import DecoderSpec, tensor_shapes
+from .models.spec import DecoderSpec, mixers, tensor_shapes
 from .weights import open_weights, read_config, resolve
 from .weights.dtypes import STORAGE, DType, KvCacheDType, parse_dtype, parse_kv_cache_dtype
 from .weights.quantization import Quantization, parse_quantization
@@ -329,11 +329,7 @@ def _check_room(weight_bytes: int, cache_bytes: int, memory: Memory) -> None:
 
 def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> None:
     # Its pages appear with the first long prompt, which would end the server.
-    widest = max(
-        layer.attention.head_dim * 2 * (layer.attention.num_heads + layer.attention.num_kv_heads)
-        + layer.mlp.intermediate_size * (2 if layer.mlp.gated else 1)
-        for layer in spec.layers
-    )
+    widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.layers)
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
     needed = (tokens * (widest + 2 * spec.hidden_size) + rows * spec.vocab_size) * _ACTIVATION_BYTES
     if memory.ceiling is not None and needed > memory.ceiling:

@@ -158,7 +158,7 @@ class Jobs:
 
     def _cache_gib(self) -> int:
         tokens = max(s.prompts * (s.prompt_tokens + s.new_tokens) for s in self.scenarios)
-        values = sum(2 * layer.attention.num_kv_heads * layer.attention.head_dim for layer in self.spec.layers)
+        values = sum(2 * attention.kv_size for attention in self.spec.attentions())
         return tokens * values * _BYTES_PER_VALUE // _GIB + 1  # blocks that are not full need some room, too
 
 

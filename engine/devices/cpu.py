@@ -16,7 +16,7 @@ from ..errors import DeviceError
 from ..machine.cgroup import cpu_quota
 from ..machine.cpu_list import cpu_list
 from ..machine.huge_pages import huge_pages
-from ..models.spec import DecoderSpec, LayerSpec, NormSpec, tensor_shapes
+from ..models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, NormSpec, tensor_shapes
 from ..weights.dtypes import DType, KvCacheDType
 from ..weights.finite import require_finite
 from ..weights.packed_cache import BackgroundWrite, PackedCache
@@ -60,7 +60,13 @@ def _norm(norm: NormSpec) -> _native.NormConfig:
 
 
 def _layer(spec: LayerSpec) -> _native.LayerConfig:
-    attention, mlp, layer = spec.attention, spec.mlp, _native.LayerConfig()
+    layer = _native.LayerConfig()
+    first, second = spec
+    attention, mlp = first.mixer, second.mixer
+    assert isinstance(attention, AttentionSpec)
+    assert isinstance(mlp, MlpSpec)
+    norm = first.norm or first.sum_norm
+    assert norm is not None
     layer.num_heads, layer.num_kv_heads, layer.head_dim = (
         attention.num_heads,
         attention.num_kv_heads,
@@ -80,7 +86,7 @@ def _layer(spec: LayerSpec) -> _native.LayerConfig:
     layer.alibi_slopes = list(attention.alibi_slopes or ())
     layer.intermediate_size, layer.activation = mlp.intermediate_size, mlp.activation
     layer.gated, layer.mlp_bias = mlp.gated, mlp.bias
-    layer.norm, layer.post_norm = _norm(spec.norm), spec.norm_placement == "post"
+    layer.norm, layer.post_norm = _norm(norm), first.norm is None
     return layer
 
 
@@ -89,7 +95,7 @@ def _model(spec: DecoderSpec, max_positions: int) -> _native.ModelConfig:
     model.vocab_size, model.hidden_size, model.max_positions = spec.vocab_size, spec.hidden_size, max_positions
     model.embedding_size = spec.embedding.size
     model.num_positions, model.position_offset = spec.embedding.num_positions, spec.embedding.position_offset
-    model.tied_head = spec.tied_head
+    model.tied_head = spec.head.tied
     model.final_norm = _norm(spec.final_norm) if spec.final_norm else None
     model.layers = [_layer(layer) for layer in spec.layers]
     return model
@@ -146,8 +152,8 @@ class CpuDevice:
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
         """Bytes of KV cache that one token takes over all layers, padding and int8's scales included."""
         block = sum(
-            _native.kv_bytes_per_block(layer.attention.num_kv_heads, layer.attention.head_dim, kv_cache_dtype)
-            for layer in spec.layers
+            _native.kv_bytes_per_block(attention.num_kv_heads, attention.head_dim, kv_cache_dtype)
+            for attention in spec.attentions()
         )
         return block // _native.block_tokens()
 

@@ -40,7 +40,7 @@ class TorchDevice:
 
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
         """Bytes of KV cache that one token takes over all layers. Raises DeviceError for 8-bit types."""
-        heads = sum(2 * layer.attention.num_kv_heads * layer.attention.head_dim for layer in spec.layers)
+        heads = sum(2 * attention.kv_size for attention in spec.attentions())
         return heads * STORAGE[_cached(kv_cache_dtype)].itemsize
 
     def load(

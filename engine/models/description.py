@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .spec import DecoderSpec, TensorRef
+from .spec import DecoderSpec
+from .tensor_ref import TensorRef
 
 
 @dataclass(frozen=True, slots=True)

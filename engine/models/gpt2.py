@@ -10,14 +10,15 @@ from .config import ConfigReader
 from .description import ModelDescription
 from .spec import (
     AttentionSpec,
+    BranchSpec,
     DecoderSpec,
     EmbeddingSpec,
-    LayerSpec,
+    HeadSpec,
     MlpSpec,
     NormSpec,
-    TensorRef,
     tensor_shapes,
 )
+from .tensor_ref import TensorRef
 
 ARCHITECTURES = ("GPT2LMHeadModel",)
 
@@ -50,17 +51,19 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         bias=True,
     )
     layers = tuple(
-        LayerSpec(
-            attention=AttentionSpec(
-                num_heads=num_heads,
-                num_kv_heads=num_heads,
-                head_dim=head_dim,
-                scale=base_scale / (i + 1) if by_depth else base_scale,
-                qkv_bias=True,
-                out_bias=True,
+        (
+            BranchSpec(
+                AttentionSpec(
+                    num_heads=num_heads,
+                    num_kv_heads=num_heads,
+                    head_dim=head_dim,
+                    scale=base_scale / (i + 1) if by_depth else base_scale,
+                    qkv_bias=True,
+                    out_bias=True,
+                ),
+                norm,
             ),
-            mlp=mlp,
-            norm=norm,
+            BranchSpec(mlp, norm),
         )
         for i in range(config.num_layers("n_layer"))
     )
@@ -72,7 +75,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         embedding=EmbeddingSpec(size=hidden, num_positions=num_positions),
         layers=layers,
         final_norm=norm,
-        tied_head=config.flag("tie_word_embeddings", True),
+        head=HeadSpec(tied=config.flag("tie_word_embeddings", True)),
     )
     tensors = {name: _reference(name, hidden) for name in tensor_shapes(spec)}
     return ModelDescription(spec, tensors, base_prefix="transformer.")

@@ -11,14 +11,15 @@ from .description import ModelDescription
 from .rope import rope_from_config
 from .spec import (
     AttentionSpec,
+    BranchSpec,
     DecoderSpec,
     EmbeddingSpec,
-    LayerSpec,
+    HeadSpec,
     MlpSpec,
     NormSpec,
-    TensorRef,
     tensor_shapes,
 )
+from .tensor_ref import TensorRef
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
@@ -101,20 +102,22 @@ def describe_llama_like(
     activation = config.activation("hidden_act", "silu")
     mlp = MlpSpec(config.integer("intermediate_size"), activation, gated=True, bias=mlp_bias)
     layers = tuple(
-        LayerSpec(
-            attention=AttentionSpec(
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                scale=head_dim**-0.5,
-                qkv_bias=qkv_bias,
-                out_bias=out_bias,
-                qk_norm=norm if qk_norm else None,
-                rope=rope.spec,
-                sliding_window=window,
+        (
+            BranchSpec(
+                AttentionSpec(
+                    num_heads=num_heads,
+                    num_kv_heads=num_kv_heads,
+                    head_dim=head_dim,
+                    scale=head_dim**-0.5,
+                    qkv_bias=qkv_bias,
+                    out_bias=out_bias,
+                    qk_norm=norm if qk_norm else None,
+                    rope=rope.spec,
+                    sliding_window=window,
+                ),
+                norm,
             ),
-            mlp=mlp,
-            norm=norm,
+            BranchSpec(mlp, norm),
         )
         for window in windows
     )
@@ -126,7 +129,7 @@ def describe_llama_like(
         embedding=EmbeddingSpec(size=hidden),
         layers=layers,
         final_norm=norm,
-        tied_head=config.flag("tie_word_embeddings", False),
+        head=HeadSpec(tied=config.flag("tie_word_embeddings", False)),
     )
     return ModelDescription(spec, {name: _reference(name) for name in tensor_shapes(spec)}, base_prefix="model.")
 

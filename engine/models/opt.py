@@ -7,14 +7,15 @@ from .config import ConfigReader
 from .description import ModelDescription
 from .spec import (
     AttentionSpec,
+    BranchSpec,
     DecoderSpec,
     EmbeddingSpec,
-    LayerSpec,
+    HeadSpec,
     MlpSpec,
     NormSpec,
-    TensorRef,
     tensor_shapes,
 )
+from .tensor_ref import TensorRef
 
 ARCHITECTURES = ("OPTForCausalLM",)
 
@@ -23,11 +24,13 @@ _POSITION_OFFSET = 2
 
 _MODULES = {
     "attention_norm": "self_attn_layer_norm",
+    "attention_sum_norm": "self_attn_layer_norm",
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
     "o": "self_attn.out_proj",
     "mlp_norm": "final_layer_norm",
+    "mlp_sum_norm": "final_layer_norm",
     "up": "fc1",
     "down": "fc2",
 }
@@ -51,20 +54,17 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     max_positions, bias = config.integer("max_position_embeddings"), config.flag("enable_bias", True)
     norm_before = config.flag("do_layer_norm_before", True)
     norm = NormSpec("layer", eps=1e-5, bias=True)
-    layer = LayerSpec(
-        attention=AttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=hidden // num_heads,
-            scale=(hidden // num_heads) ** -0.5,
-            qkv_bias=bias,
-            out_bias=bias,
-        ),
-        mlp=MlpSpec(
-            config.integer("ffn_dim"), config.activation("activation_function", "relu"), gated=False, bias=bias
-        ),
-        norm=norm,
-        norm_placement="pre" if norm_before else "post",
+    attention = AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden // num_heads,
+        scale=(hidden // num_heads) ** -0.5,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    mlp = MlpSpec(config.integer("ffn_dim"), config.activation("activation_function", "relu"), gated=False, bias=bias)
+    layer = tuple(
+        BranchSpec(mixer, norm) if norm_before else BranchSpec(mixer, sum_norm=norm) for mixer in (attention, mlp)
     )
     spec = DecoderSpec(
         family="opt",
@@ -78,7 +78,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         ),
         layers=(layer,) * config.num_layers("num_hidden_layers"),
         final_norm=norm if norm_before and not config.flag("_remove_final_layer_norm", False) else None,
-        tied_head=config.flag("tie_word_embeddings", True),
+        head=HeadSpec(tied=config.flag("tie_word_embeddings", True)),
     )
     return ModelDescription(spec, {name: _reference(name) for name in tensor_shapes(spec)}, base_prefix="model.")
 

@@ -26,7 +26,8 @@ from ..files.folder import read_json
 from ..files.reading import is_there, require_file
 from ..files.wording import one_line, shown
 from ..models import ModelDescription
-from ..models.spec import TensorRef, tensor_shapes
+from ..models.spec import tensor_shapes
+from ..models.tensor_ref import TensorRef
 from .dtypes import STORAGE, DType
 from .tensor import WeightTensor
 
@@ -143,7 +144,7 @@ class CheckpointWeights:
         self._prefix = description.base_prefix
         self._places: dict[str, tuple[StoredTensor, TensorRef]] = {}
         spec, sources = description.spec, dict(description.tensors)
-        if spec.tied_head:
+        if spec.head.tied:
             sources["embed.weight"] = self._tied(sources["embed.weight"], description.head_name)
         bytes_by_dtype: Counter[DType] = Counter()
         parts = []

@@ -49,7 +49,7 @@ class Costs:
         shapes = tensor_shapes(spec)
         sizes = {name: math.prod(shape) for name, shape in shapes.items()}
         matrices = {name: size for name, size in sizes.items() if len(shapes[name]) == 2}
-        head = "embed.weight" if spec.tied_head else "head.weight"
+        head = "embed.weight" if spec.head.tied else "head.weight"
         lookups = sum(matrices.get(name, 0) for name in {"embed.weight", "embed.positions"} - {head})
         self.parameters = sum(sizes.values())
         self.head_parameters = matrices[head] + matrices.get("embed.project_out.weight", 0)
@@ -57,14 +57,14 @@ class Costs:
         embedding = sizes["embed.weight"] + sizes.get("head.weight", 0)
         self._embedding_bytes = embedding_bytes_per_parameter or weight_bytes / self.parameters
         self._body_bytes = (weight_bytes - embedding * self._embedding_bytes) / (self.parameters - embedding)
-        lookup_bytes = 0 if spec.tied_head else sizes["embed.weight"] * self._embedding_bytes
+        lookup_bytes = 0 if spec.head.tied else sizes["embed.weight"] * self._embedding_bytes
         lookup_bytes += sizes.get("embed.positions", 0) * self._body_bytes
         self.weight_bytes_read = round(weight_bytes - lookup_bytes)
         self._linears = {"qkv": 0, "out": 0, "up": 0, "down": 0}
         for name, size in matrices.items():
             if name.startswith("layers."):
                 self._linears[_KERNEL_OF[name.split(".")[2]]] += size
-        self._layers = [layer.attention for layer in spec.layers]
+        self._layers = list(spec.attentions())
         kv_size = sum(attention.num_kv_heads * attention.head_dim for attention in self._layers)
         self._kv_bytes_per_value = kv_bytes_per_token / kv_size
 

@@ -11,6 +11,7 @@ from tidewheel.engine.devices.cpu_groups import choose_groups
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.machine.cgroup import cpu_quota
+from tidewheel.engine.models.spec import MlpSpec, mixers
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from ...http import event_loop
@@ -130,17 +131,18 @@ def _meter(options: ModelOptions, seconds: float, peak: OwnPeak) -> CeilingMeter
 
 def _model(planned: Plan, loaded: LoadedModel, costs: Costs, name: str) -> ModelFacts:
     spec = planned.opened.spec
-    first = spec.layers[0]
+    attention = next(spec.attentions())
+    mlp = next(mixer for mixer in mixers(spec.layers[0]) if isinstance(mixer, MlpSpec))
     return ModelFacts(
         name=name,
         family=spec.family,
         parameters=costs.parameters,
         num_layers=len(spec.layers),
         hidden_size=spec.hidden_size,
-        num_heads=first.attention.num_heads,
-        num_kv_heads=first.attention.num_kv_heads,
-        head_dim=first.attention.head_dim,
-        intermediate_size=first.mlp.intermediate_size,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        intermediate_size=mlp.intermediate_size,
         vocab_size=spec.vocab_size,
         dtype=str(planned.opened.quantization or planned.opened.dtype),
         load_format=planned.options.load_format,

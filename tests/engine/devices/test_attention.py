@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from tidewheel.engine.devices.base import Executor, ExecutorOptions
 from tidewheel.engine.models.spec import (
     AttentionSpec,
+    BranchSpec,
     DecoderSpec,
     EmbeddingSpec,
-    LayerSpec,
+    HeadSpec,
     MlpSpec,
     NormSpec,
     RopeSpec,
@@ -44,9 +45,9 @@ def decoder(*attentions: AttentionSpec) -> DecoderSpec:
         hidden_size=64,
         max_positions=2048,
         embedding=EmbeddingSpec(64),
-        layers=tuple(LayerSpec(attention, MlpSpec(96, "silu", gated=True), norm) for attention in attentions),
+        layers=tuple((BranchSpec(a, norm), BranchSpec(MlpSpec(96, "silu", gated=True), norm)) for a in attentions),
         final_norm=norm,
-        tied_head=False,
+        head=HeadSpec(tied=False),
     )
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe
-from tidewheel.engine.models.spec import TensorRef, tensor_shapes
+from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.models.tensor_ref import TensorRef
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,7 +46,7 @@ GPT2 = {
 
 
 def windows(config: dict[str, Any]) -> list[int | None]:
-    return [layer.attention.sliding_window for layer in describe(config).spec.layers]
+    return [attention.sliding_window for attention in describe(config).spec.attentions()]
 
 
 @pytest.mark.parametrize("config", [LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2])
@@ -53,7 +54,7 @@ def test_every_weight_has_a_place_in_the_checkpoint(config: dict[str, Any]) -> N
     for tied in (True, False):
         description = describe({**config, "tie_word_embeddings": tied})
         assert list(description.tensors) == list(tensor_shapes(description.spec))
-        assert description.spec.tied_head is tied
+        assert description.spec.head.tied is tied
 
 
 @pytest.mark.parametrize("name", models_zoo.CASES)
@@ -165,25 +166,23 @@ def test_qwen_windows_by_depth_and_by_layer_types() -> None:
 
 
 def test_llama_biases() -> None:
-    layer = describe({**LLAMA, "attention_bias": True, "mlp_bias": True}).spec.layers[0]
-    assert layer.attention.qkv_bias
-    assert layer.attention.out_bias
-    assert layer.mlp.bias
+    shapes = tensor_shapes(describe({**LLAMA, "attention_bias": True, "mlp_bias": True}).spec)
+    assert {f"layers.0.{name}.bias" for name in ("q", "k", "v", "o", "gate", "up", "down")} <= shapes.keys()
 
 
 def test_qwen3_heads_have_a_size_of_their_own() -> None:
-    attention = describe(QWEN3).spec.layers[0].attention
+    attention = next(describe(QWEN3).spec.attentions())
     assert attention.head_dim == 128
     assert attention.qk_norm is not None
 
 
 def test_opt_350m_projects_its_embedding_and_normalizes_last() -> None:
     spec = describe({**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 32}).spec
-    assert spec.layers[0].norm_placement == "post"
+    assert [(branch.norm, branch.sum_norm is None) for branch in spec.layers[0]] == [(None, False)] * 2
     assert spec.final_norm is None
     assert tensor_shapes(spec)["embed.project_out.weight"] == (32, 64)
     assert describe({**OPT, "_remove_final_layer_norm": True}).spec.final_norm is None
-    assert not describe({**OPT, "enable_bias": False}).spec.layers[0].mlp.bias
+    assert "layers.0.up.bias" not in tensor_shapes(describe({**OPT, "enable_bias": False}).spec)
 
 
 def test_gpt2_takes_query_key_and_value_out_of_one_transposed_matrix() -> None:
@@ -195,7 +194,7 @@ def test_gpt2_takes_query_key_and_value_out_of_one_transposed_matrix() -> None:
 
 def test_gpt2_attention_scales() -> None:
     def scales(**options: bool) -> list[float]:
-        return [layer.attention.scale for layer in describe({**GPT2, **options}).spec.layers]
+        return [attention.scale for attention in describe({**GPT2, **options}).spec.attentions()]
 
     assert scales() == [0.25, 0.25]
     assert scales(scale_attn_weights=False) == [1.0, 1.0]

@@ -1,0 +1,29 @@
+"""DecoderSpec: a decoder-only model as plain data.
+
+A model family turns a Hugging Face config into a `DecoderSpec`; a device lowers the spec its own way. There are no
+tensors here. A layer is a tuple of residual branches, each around a mixer; a kind of mixer is one file here.
+`tensor_shapes` is the one list of the weights that a spec needs, under Tidewheel's own names.
+"""
+
+from .attention import AttentionSpec, RopeSpec
+from .branch import BranchSpec, LayerSpec, MixerSpec, ParallelSpec, mixers
+from .decoder import DecoderSpec, EmbeddingSpec, HeadSpec, tensor_shapes
+from .mlp import Activation, MlpSpec
+from .norm import NormSpec
+
+__all__ = [
+    "Activation",
+    "AttentionSpec",
+    "BranchSpec",
+    "DecoderSpec",
+    "EmbeddingSpec",
+    "HeadSpec",
+    "LayerSpec",
+    "MixerSpec",
+    "MlpSpec",
+    "NormSpec",
+    "ParallelSpec",
+    "RopeSpec",
+    "mixers",
+    "tensor_shapes",
+]

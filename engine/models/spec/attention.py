@@ -1,0 +1,90 @@
+"""Attention, and how it knows positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from .norm import NormSpec
+from .shapes import Shapes, linear, under
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding (https://arxiv.org/abs/2104.09864).
+
+    The first `2 * len(inv_freq)` dimensions of a head are rotated in pairs: in halves, dimension i with
+    `i + len(inv_freq)`, or `interleaved`, 2i with 2i + 1. The angle of pair i at position p is `p * inv_freq[i]`, and
+    cosine and sine are multiplied by `attention_factor` (YaRN, LongRoPE). Every scaling scheme arrives as this table.
+    """
+
+    inv_freq: tuple[float, ...]
+    attention_factor: float = 1.0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Causal attention. `num_kv_heads` divides `num_heads`; each KV head serves that many query heads in order.
+
+    `sliding_window`: a token attends to itself and the `sliding_window - 1` tokens before it; None is no limit.
+    `qk_norm` normalizes queries and keys before rope: each head on its own, with the same weights for all, or over the
+    `whole` width all heads of a token together. A score is `q.k * scale`, then `softcap * tanh(score / softcap)` if
+    there is a cap (https://arxiv.org/abs/2408.00118), then `score + alibi_slopes[head] * (key position - query
+    position)` if there are slopes, one a query head (https://arxiv.org/abs/2108.12409). With neither rope nor slopes a
+    layer knows no positions (NoPE). `sinks`: each query head has a learned score of no token, which takes part in the
+    softmax and has no value (https://arxiv.org/abs/2508.10925). Raises ValueError for numbers that make no attention.
+    """
+
+    kind: ClassVar[str] = "attention"
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: NormSpec | None = None
+    qk_norm_over: Literal["head", "whole"] = "head"
+    rope: RopeSpec | None = None
+    sliding_window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None
+    sinks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0 or (self.softcap is not None and self.softcap <= 0):
+            raise ValueError("the scores' scale and softcap must be above 0")
+        if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
+            raise ValueError(f"{self.num_heads} query heads need as many ALiBi slopes, not {len(self.alibi_slopes)}")
+        if self.alibi_slopes is not None and self.rope is not None:
+            raise ValueError("positions are given by rope or by ALiBi, not by both")
+
+    @property
+    def q_size(self) -> int:
+        """The width of all query heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """The width of all key heads, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def activations(self) -> int:
+        """How many values a token takes: queries, keys and values, and the queries once more."""
+        return 2 * (self.q_size + self.kv_size)
+
+    def shapes(self, hidden_size: int) -> Shapes:
+        """The weights: q, k, v and o, the norms of queries and keys, the sinks `[num_heads]`."""
+        shapes: Shapes = {}
+        for name, size in (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size)):
+            shapes |= under(name, linear(size, hidden_size, self.qkv_bias))
+        shapes |= under("o", linear(hidden_size, self.q_size, self.out_bias))
+        if self.qk_norm:
+            whole = self.qk_norm_over == "whole"
+            shapes |= under("q_norm", self.qk_norm.shapes(self.q_size if whole else self.head_dim))
+            shapes |= under("k_norm", self.qk_norm.shapes(self.kv_size if whole else self.head_dim))
+        if self.sinks:
+            shapes["sinks"] = (self.num_heads,)
+        return shapes

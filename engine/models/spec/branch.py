@@ -1,0 +1,87 @@
+"""Residual branches, of which layers are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from .norm import NormSpec
+from .shapes import Shapes, under
+
+
+class MixerSpec(Protocol):
+    """What a branch computes of its input: attention, an MLP, or others side by side.
+
+    A kind of mixer is one file here and one for each device. Its `kind` names it, and begins the names of its branch's
+    norms; the names of its weights are unlike those of other kinds.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def activations(self) -> int:
+        """How many values a token takes within the mixer, for an estimate of memory."""
+        ...
+
+    def shapes(self, hidden_size: int) -> Shapes:
+        """The weights, by their names within a layer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSpec:
+    """`x = sum_norm(x + scale * post_norm(mixer(norm(x))))`, where a norm that is None changes nothing."""
+
+    mixer: MixerSpec
+    norm: NormSpec | None = None
+    post_norm: NormSpec | None = None
+    scale: float = 1.0
+    sum_norm: NormSpec | None = None
+
+    def norms(self) -> Iterator[tuple[str, NormSpec]]:
+        """The norms of this branch, by their names within a layer."""
+        for place, norm in (("norm", self.norm), ("post_norm", self.post_norm), ("sum_norm", self.sum_norm)):
+            if norm:
+                yield f"{self.mixer.kind}_{place}", norm
+
+    def shapes(self, hidden_size: int) -> Shapes:
+        """The weights of mixer and norms, by their names within a layer."""
+        shapes: Shapes = {}
+        for name, norm in self.norms():
+            shapes |= under(name, norm.shapes(hidden_size))
+        return shapes | self.mixer.shapes(hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSpec:
+    """Branches with one input: the sum of `scale * post_norm(mixer(norm(x)))` of each. None normalizes a sum."""
+
+    kind: ClassVar[str] = "parallel"
+
+    branches: tuple[BranchSpec, ...]
+
+    def __post_init__(self) -> None:
+        if any(branch.sum_norm for branch in self.branches):
+            raise ValueError("a branch beside others has no sum to normalize")
+
+    @property
+    def activations(self) -> int:
+        """Those of all branches."""
+        return sum(branch.mixer.activations for branch in self.branches)
+
+    def shapes(self, hidden_size: int) -> Shapes:
+        """The weights of all branches."""
+        return {name: shape for branch in self.branches for name, shape in branch.shapes(hidden_size).items()}
+
+
+LayerSpec = tuple[BranchSpec, ...]
+
+
+def mixers(layer: LayerSpec) -> Iterator[MixerSpec]:
+    """The mixers of a layer in the order of its branches, those side by side one after the other."""
+    for branch in layer:
+        if isinstance(branch.mixer, ParallelSpec):
+            yield from mixers(branch.mixer.branches)
+        else:
+            yield branch.mixer

@@ -1,0 +1,80 @@
+"""A whole decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .attention import AttentionSpec
+from .branch import LayerSpec, mixers
+from .norm import NormSpec
+from .shapes import Shapes, linear, under
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """Token embedding `[vocab, size]`, plus learned positions if `num_positions` is not 0.
+
+    A token's row is multiplied by `scale`. When `size` is not the hidden size, a projection without bias follows, and
+    another precedes the head. Row `position + position_offset` of the `[num_positions + position_offset, hidden]` table
+    is added.
+    """
+
+    size: int
+    num_positions: int = 0
+    position_offset: int = 0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """Logits: `y = x W^T / divisor`, then `softcap * tanh(y / softcap)` if there is a cap.
+
+    W is the embedding if `tied`.
+    """
+
+    tied: bool
+    softcap: float | None = None
+    divisor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.divisor <= 0 or (self.softcap is not None and self.softcap <= 0):
+            raise ValueError("the logits' divisor and softcap must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """A whole decoder. `max_positions` is the longest context, in tokens, that the weights and tables allow."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    embedding: EmbeddingSpec
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec | None
+    head: HeadSpec
+
+    def attentions(self) -> Iterator[AttentionSpec]:
+        """The attention mixers of all layers in order: each has K and V of its own in the cache."""
+        for layer in self.layers:
+            yield from (mixer for mixer in mixers(layer) if isinstance(mixer, AttentionSpec))
+
+
+def tensor_shapes(spec: DecoderSpec) -> Shapes:
+    """The weights that `spec` needs: Tidewheel's name to shape, linear weights as `(out_features, in_features)`."""
+    hidden, embedding = spec.hidden_size, spec.embedding
+    shapes: Shapes = {"embed.weight": (spec.vocab_size, embedding.size)}
+    if embedding.num_positions:
+        shapes["embed.positions"] = (embedding.num_positions + embedding.position_offset, hidden)
+    if embedding.size != hidden:
+        shapes |= under("embed.project_in", linear(hidden, embedding.size, bias=False))
+        shapes |= under("embed.project_out", linear(embedding.size, hidden, bias=False))
+    for i, layer in enumerate(spec.layers):
+        for branch in layer:
+            shapes |= under(f"layers.{i}", branch.shapes(hidden))
+    if spec.final_norm:
+        shapes |= under("final_norm", spec.final_norm.shapes(hidden))
+    if not spec.head.tied:
+        shapes["head.weight"] = (spec.vocab_size, embedding.size)
+    return shapes

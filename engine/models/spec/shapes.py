@@ -1,0 +1,21 @@
+"""The names and shapes of weights, put together from the parts of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+
+
+def linear(out_features: int, in_features: int, bias: bool) -> Shapes:
+    """The weights of a linear layer, the matrix as `(out_features, in_features)`."""
+    shapes: Shapes = {"weight": (out_features, in_features)}
+    if bias:
+        shapes["bias"] = (out_features,)
+    return shapes
+
+
+def under(prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """The same weights as a part called `prefix`."""
+    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
