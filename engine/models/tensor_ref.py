@@ -1,14 +1,74 @@
-"""TensorRef: where a weight lies in a checkpoint."""
+"""TensorRef: where a weight lies in a checkpoint, and what is taken of the tensor that lies there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """Where a weight lies in the checkpoint: `name`, transposed first if so said, then rows `[start, stop)` of it."""
+    """The tensor `name`, or a part of it. The steps are taken in this order; vectors have rows of one number.
+
+    1. `transpose`: reverse the dimensions.
+    2. `each` `(size, start, stop)`: the rows are groups of `size`; keep rows `[start, stop)` of every group. For
+       matrices that hold queries, keys and values head by head.
+    3. `rows` `(start, stop)`: keep rows `[start, stop)` of those that are left.
+    4. `permute`: row i is row `permute[i]` of those that are left. It names each of them once.
+    5. `stack`: the rows of these references follow.
+
+    Raises ValueError for steps that no tensor could take.
+    """
 
     name: str
     transpose: bool = False
     rows: tuple[int, int] | None = None
+    each: tuple[int, int, int] | None = None
+    permute: tuple[int, ...] | None = None
+    stack: tuple[TensorRef, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and not 0 <= self.rows[0] < self.rows[1]:
+            raise ValueError(f"{self.name}: rows {self.rows} are none")
+        if self.each is not None and not 0 <= self.each[1] < self.each[2] <= self.each[0]:
+            raise ValueError(f"{self.name}: each {self.each} takes no rows of a group")
+        if self.permute is not None:
+            if sorted(self.permute) != [*range(len(self.permute))]:
+                raise ValueError(f"{self.name}: permute must name each row once")
+            if self.rows is not None and self.rows[1] - self.rows[0] != len(self.permute):
+                raise ValueError(f"{self.name}: permute names {len(self.permute)} rows, but rows are {self.rows}")
+
+    def parts(self) -> Iterator[TensorRef]:
+        """The references whose rows follow each other here, without a stack of their own."""
+        yield replace(self, stack=()) if self.stack else self
+        for ref in self.stack:
+            yield from ref.parts()
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The shape of what is taken of a tensor of shape `stored`; None if it has not the rows. Leaves out `stack`."""
+        rest = (stored[::-1] if self.transpose else stored)[1:]
+        if not stored:
+            return None if self.rows or self.each or self.permute else ()
+        count = stored[-1] if self.transpose else stored[0]
+        if self.each is not None:
+            size, start, stop = self.each
+            if count % size:
+                return None
+            count = count // size * (stop - start)
+        if self.rows is not None:
+            if count < self.rows[1]:
+                return None
+            count = self.rows[1] - self.rows[0]
+        return None if self.permute is not None and len(self.permute) != count else (count, *rest)
+
+    def needed(self, shape: tuple[int, ...]) -> str:
+        """In words, the shape of the tensor of which `shape` is to be taken. Leaves out `stack`."""
+        count = shape[0] if self.rows is None else self.rows[1]
+        words = "" if self.rows is None else "at least "
+        groups = ""
+        if self.each is not None:
+            size, start, stop = self.each
+            count = -(-count // (stop - start)) * size
+            groups = "" if self.rows is None else f" in groups of {size}"
+        sizes = [f"{words}{count}{groups}", *map(str, shape[1:])]
+        return f"({', '.join(reversed(sizes) if self.transpose else sizes)})"

@@ -7,6 +7,7 @@ so are the views, whatever the machine: who packs them swaps them.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import mmap
@@ -142,33 +143,31 @@ class CheckpointWeights:
     def __init__(self, checkpoint: Checkpoint, description: ModelDescription) -> None:
         self._checkpoint = checkpoint
         self._prefix = description.base_prefix
-        self._places: dict[str, tuple[StoredTensor, TensorRef]] = {}
+        self._places: dict[str, list[tuple[StoredTensor, TensorRef]]] = {}
         spec, sources = description.spec, dict(description.tensors)
         if spec.head.tied:
             sources["embed.weight"] = self._tied(sources["embed.weight"], description.head_name)
         bytes_by_dtype: Counter[DType] = Counter()
-        parts = []
+        places = []
         for name, shape in tensor_shapes(spec).items():
-            source = sources[name]
-            stored = self._require(source.name)
-            dtype = _check(stored, source, shape)
+            parts = self._places[name] = [(self._require(ref.name), ref) for ref in sources[name].parts()]
+            dtype = _check(parts, shape)
             bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
-            self._places[name] = stored, source
-            place = (*stored.version, stored.start, stored.dtype, stored.shape)
-            parts.append((name, shape, *place, source.transpose, source.rows))
+            where = [
+                (*stored.version, stored.start, stored.dtype, stored.shape, dataclasses.astuple(ref))
+                for stored, ref in parts
+            ]
+            places.append((name, shape, where))
         self.dtype: DType = bytes_by_dtype.most_common(1)[0][0]
-        self.identity: str | None = json.dumps(parts)
+        self.identity: str | None = json.dumps(places)
 
     def __getitem__(self, name: str) -> WeightTensor:
-        stored, source = self._places[name]
-        dtype = _DTYPES[stored.dtype]
-        data, mapped = _aligned(stored.data, STORAGE[dtype].newbyteorder("<"))
-        data = data.reshape(stored.shape)
-        if source.transpose:
-            data = data.T
-        if source.rows is not None:
-            data = data[source.rows[0] : source.rows[1]]
-        return WeightTensor(data, dtype, mapped, f"{stored.path}: tensor {source.name}")
+        parts = self._places[name]
+        dtype = _DTYPES[parts[0][0].dtype]
+        taken = [_take(stored, ref, STORAGE[dtype].newbyteorder("<")) for stored, ref in parts]
+        origin = " + ".join(_origin(stored, ref) for stored, ref in parts)
+        data, mapped = taken[0] if len(taken) == 1 else (np.concatenate([data for data, _ in taken]), False)
+        return WeightTensor(data, dtype, mapped, origin)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -198,21 +197,54 @@ class CheckpointWeights:
         return embedding
 
 
-def _check(stored: StoredTensor, source: TensorRef, needed: tuple[int, ...]) -> DType:
-    """The tensor's dtype. Raises ModelError for one that is not supported, or another shape than is needed."""
-    if stored.dtype not in _DTYPES:
+def _check(parts: list[tuple[StoredTensor, TensorRef]], needed: tuple[int, ...]) -> DType:
+    """The parts' dtype. Raises ModelError for one that is not supported, or if they do not make the shape needed."""
+    for stored, ref in parts:
+        if stored.dtype not in _DTYPES:
+            raise ModelError(f"{_origin(stored, ref)} is stored as {stored.dtype}; supported are {', '.join(_DTYPES)}")
+    first = parts[0][0]
+    if len(parts) == 1:
+        ref = parts[0][1]
+        if ref.shape(first.shape) != needed:
+            raise ModelError(
+                f"{_origin(first, ref)} has shape {first.shape}, which does not fit config.json: "
+                f"the model needs {ref.needed(needed)}"
+            )
+        return _DTYPES[first.dtype]
+    shapes = [ref.shape(stored.shape) for stored, ref in parts]
+    rows = sum(shape[0] for shape in shapes if shape)
+    if rows != needed[0] or any(not shape or shape[1:] != needed[1:] for shape in shapes):
+        found = ", ".join(f"{_origin(stored, ref)} has shape {stored.shape}" for stored, ref in parts)
         raise ModelError(
-            f"{stored.path}: tensor {source.name} is stored as {stored.dtype}; supported are {', '.join(_DTYPES)}"
+            f"{found}, which do not fit config.json: what the model takes of them must make the shape {needed}"
         )
-    shape = stored.shape[::-1] if source.transpose else stored.shape
-    if source.rows is not None and shape and shape[0] >= source.rows[1]:
-        shape = (source.rows[1] - source.rows[0], *shape[1:])
-    if shape != needed:
-        raise ModelError(
-            f"{stored.path}: tensor {source.name} has shape {stored.shape}, which does not fit config.json: "
-            f"the model needs {_needed(source, needed)}"
-        )
-    return _DTYPES[stored.dtype]
+    for stored, ref in parts[1:]:
+        if stored.dtype != first.dtype:
+            raise ModelError(
+                f"{_origin(stored, ref)} is stored as {stored.dtype}, but {parts[0][1].name}, to which it is joined, "
+                f"as {first.dtype}; convert one of them"
+            )
+    return _DTYPES[first.dtype]
+
+
+def _origin(stored: StoredTensor, ref: TensorRef) -> str:
+    return f"{stored.path}: tensor {ref.name}"
+
+
+def _take(stored: StoredTensor, ref: TensorRef, dtype: np.dtype[Any]) -> tuple[NDArray[np.generic], bool]:
+    """What `ref` takes of its tensor, without its stack, and whether that is a view of the mapped file."""
+    whole, mapped = _aligned(stored.data, dtype)
+    whole = whole.reshape(stored.shape)
+    data = whole.T if ref.transpose else whole
+    if ref.each is not None:
+        size, start, stop = ref.each
+        groups = data.reshape(-1, size, *data.shape[1:])
+        data = groups[:, start:stop].reshape(-1, *data.shape[1:])
+    if ref.rows is not None:
+        data = data[ref.rows[0] : ref.rows[1]]
+    if ref.permute is not None:
+        data = data[list(ref.permute)]
+    return data, mapped and np.may_share_memory(data, whole)
 
 
 def _aligned(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[NDArray[np.generic], bool]:
@@ -225,8 +257,3 @@ def _equal(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> bool:
     # A piece at a time: what numpy makes of a comparison is as large as what it compares.
     pieces = range(0, len(a), _PIECE_BYTES)
     return len(a) == len(b) and all(np.array_equal(a[i : i + _PIECE_BYTES], b[i : i + _PIECE_BYTES]) for i in pieces)
-
-
-def _needed(source: TensorRef, shape: tuple[int, ...]) -> str:
-    needed = shape if source.rows is None else (f"at least {source.rows[1]}", *shape[1:])
-    return "(" + ", ".join(str(size) for size in (reversed(needed) if source.transpose else needed)) + ")"
