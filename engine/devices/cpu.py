@@ -21,7 +21,7 @@ from ..weights.dtypes import DType, KvCacheDType
 from ..weights.finite import require_finite
 from ..weights.packed_cache import BackgroundWrite, PackedCache
 from ..weights.quantization import Quantization
-from ..weights.tensor import WeightSource, WeightTensor
+from ..weights.tensor import DenseTensor, WeightSource, require_dense
 from .base import ExecutorLimits, ExecutorOptions
 from .batch import StepBatch, StepOutput
 from .cpu_groups import choose_groups, group_list, spanning_groups
@@ -111,10 +111,10 @@ def _set_weights(native: _native.Executor, weights: WeightSource, threads: int, 
     # What is mapped goes in few calls: each return would wait for the interpreter's lock. Its memory is given back as
     # it is packed. What is not may be made as it is asked for, and goes at once. So there is never more of a checkpoint
     # in memory, beside the packed model, than what is being packed.
-    together: dict[str, WeightTensor] = {}
+    together: dict[str, DenseTensor] = {}
     num_bytes = 0
     for name in weights:
-        tensor = together[name] = weights[name]
+        tensor = together[name] = require_dense(weights[name], CpuDevice.name)
         num_bytes += tensor.data.nbytes
         if num_bytes >= _BYTES_TOGETHER or not tensor.mapped:
             cancellation.check()
@@ -123,7 +123,7 @@ def _set_weights(native: _native.Executor, weights: WeightSource, threads: int, 
     _pack(native, together, threads)
 
 
-def _pack(native: _native.Executor, tensors: Mapping[str, WeightTensor], threads: int) -> None:
+def _pack(native: _native.Executor, tensors: Mapping[str, DenseTensor], threads: int) -> None:
     require_finite(list(tensors.values()), threads)
     entries = []
     for name, tensor in tensors.items():

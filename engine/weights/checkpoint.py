@@ -30,7 +30,7 @@ from ..models import ModelDescription
 from ..models.spec import tensor_shapes
 from ..models.tensor_ref import TensorRef
 from .dtypes import STORAGE, DType
-from .tensor import WeightTensor
+from .tensor import DenseTensor
 
 _DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -161,13 +161,13 @@ class CheckpointWeights:
         self.dtype: DType = bytes_by_dtype.most_common(1)[0][0]
         self.identity: str | None = json.dumps(places)
 
-    def __getitem__(self, name: str) -> WeightTensor:
+    def __getitem__(self, name: str) -> DenseTensor:
         parts = self._places[name]
         dtype = _DTYPES[parts[0][0].dtype]
         taken = [_take(stored, ref, STORAGE[dtype].newbyteorder("<")) for stored, ref in parts]
         origin = " + ".join(_origin(stored, ref) for stored, ref in parts)
         data, mapped = taken[0] if len(taken) == 1 else (np.concatenate([data for data, _ in taken]), False)
-        return WeightTensor(data, dtype, mapped, origin)
+        return DenseTensor(data, dtype, mapped, origin)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..models.spec import DecoderSpec, tensor_shapes
 from .dtypes import STORAGE, DType, bfloat16_bits
-from .tensor import WeightTensor
+from .tensor import DenseTensor
 
 _SCALE = 0.02
 # A prime, so that no two rows of a matrix of up to this many rows are the same numbers.
@@ -46,7 +46,7 @@ class DummyWeights:
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
 
-    def __getitem__(self, name: str) -> WeightTensor:
+    def __getitem__(self, name: str) -> DenseTensor:
         shape = self._shapes[name]
         if name.endswith("norm.weight"):
             data = _as_dtype(np.ones(shape, np.float32), self.dtype)
@@ -55,7 +55,7 @@ class DummyWeights:
         else:
             start = zlib.crc32(name.encode()) % _PERIOD
             data = self._buffer[start : start + math.prod(shape)].reshape(shape)
-        return WeightTensor(data, self.dtype)
+        return DenseTensor(data, self.dtype)
 
 
 def _as_dtype(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:

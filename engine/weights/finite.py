@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError
 from .dtypes import DType
-from .tensor import WeightTensor
+from .tensor import DenseTensor, QuantizedTensor, WeightTensor
 
 _PIECE = 1 << 22  # numbers that a thread looks at in one call
 # The bits of infinity, above which those of NaN begin, once the sign is left out.
@@ -21,8 +21,12 @@ _INFINITY: dict[DType, int] = {"float32": 0x7F80_0000, "float16": 0x7C00, "bfloa
 
 
 def require_finite(tensors: Sequence[WeightTensor], threads: int = 1) -> None:
-    """Raises ModelError, naming the first tensor of a checkpoint that has infinite numbers or NaN. Reads all once."""
-    pieces = [(tensor, piece) for tensor in tensors if tensor.origin is not None for piece in _pieces(tensor)]
+    """Raises ModelError, naming the first tensor of a checkpoint that has infinite numbers or NaN. Reads all once.
+
+    Of a quantized tensor those are its scales: every code is a number.
+    """
+    floats = [tensor.scales if isinstance(tensor, QuantizedTensor) else tensor for tensor in tensors]
+    pieces = [(tensor, piece) for tensor in floats if tensor.origin is not None for piece in _pieces(tensor)]
     with ThreadPoolExecutor(threads) as pool:
         for (tensor, _), finite in zip(pieces, pool.map(_is_finite, pieces), strict=True):
             if not finite:
@@ -30,7 +34,7 @@ def require_finite(tensors: Sequence[WeightTensor], threads: int = 1) -> None:
                 raise ModelError(f"{tensor.origin} has {_how_many(tensor)} not finite (infinite or NaN)")
 
 
-def _is_finite(piece: tuple[WeightTensor, NDArray[np.generic]]) -> bool:
+def _is_finite(piece: tuple[DenseTensor, NDArray[np.generic]]) -> bool:
     # Two looks for the largest, and no copy: the largest bits are those of a positive one that is not finite if they
     # are read with a sign, and of a negative one without.
     tensor, numbers = piece
@@ -39,7 +43,7 @@ def _is_finite(piece: tuple[WeightTensor, NDArray[np.generic]]) -> bool:
     return bool(signed.max() < infinity and unsigned.max() < infinity | 1 << (8 * size - 1))
 
 
-def _how_many(tensor: WeightTensor) -> str:
+def _how_many(tensor: DenseTensor) -> str:
     infinity, size = _INFINITY[tensor.dtype], tensor.data.itemsize
     unsigned = np.dtype(f"u{size}").newbyteorder(tensor.data.dtype.byteorder)
     magnitudes = (piece.view(unsigned) & ((1 << (8 * size - 1)) - 1) for piece in _pieces(tensor))
@@ -47,7 +51,7 @@ def _how_many(tensor: WeightTensor) -> str:
     return "1 value that is" if count == 1 else f"{count} values that are"
 
 
-def _pieces(tensor: WeightTensor) -> Iterator[NDArray[np.generic]]:
+def _pieces(tensor: DenseTensor) -> Iterator[NDArray[np.generic]]:
     data = tensor.data.T if tensor.data.flags.f_contiguous else tensor.data
     flat = data.reshape(-1)
     for start in range(0, flat.size, _PIECE):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .dtypes import DType
+from ..errors import ModelError
+from .dtypes import STORAGE, DType
 
 
 @dataclass(frozen=True, slots=True)
-class WeightTensor:
-    """A weight as it lies in the checkpoint, often a read-only view of a memory map.
+class DenseTensor:
+    """A weight in floats, often a read-only view of a memory map.
 
     `data` has the logical shape; its numpy dtype is float32, float16, or uint16 holding bfloat16 bits, as `dtype`
     says, in either byte order. It may be strided (transposed checkpoints). `mapped`: it is a view of a mapped file,
@@ -26,6 +27,63 @@ class WeightTensor:
     dtype: DType
     mapped: bool = False
     origin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A matrix `[N, K]` of integers of few bits, and a scale for each group of a row's inputs.
+
+    The weight of output n and stored input k, in group `g = k // group_size`, is
+    `scales[n, g] * (q[n, k] - zeros[n, g])`. Stored input k is the model's input `input_order[k]`; checkpoints whose
+    groups are chosen by importance (GPTQ's act-order, https://arxiv.org/abs/2210.17323) have an order of their own.
+
+    `codes [N, ceil(K * bits / 8)] uint8` holds q, the first input in the lowest bits: unsigned (uint) or in two's
+    complement (int). `scales` is `[N, ceil(K / group_size)]`. `zeros`, integers of the same shape, and `input_order
+    [K]` may be None: all zeros are 0, the order is the model's. `origin` names the file and the tensor.
+
+    Raises ValueError for arrays that do not fit together.
+    """
+
+    shape: tuple[int, int]
+    format: Literal["uint", "int"]
+    bits: Literal[4, 8]
+    group_size: int
+    codes: NDArray[np.uint8]
+    scales: DenseTensor
+    zeros: NDArray[np.integer] | None = None
+    input_order: NDArray[np.integer] | None = None
+    origin: str | None = None
+
+    def __post_init__(self) -> None:
+        outputs, inputs = self.shape
+        groups = (outputs, -(-inputs // self.group_size))
+        if self.codes.shape != (outputs, -(-inputs * self.bits // 8)):
+            raise ValueError(f"codes of shape {self.codes.shape} are not {self.bits} bits for each of {self.shape}")
+        if self.scales.data.shape != groups or (self.zeros is not None and self.zeros.shape != groups):
+            raise ValueError(f"scales and zeros must be {groups} for groups of {self.group_size} in {self.shape}")
+        if self.input_order is not None and not np.array_equal(np.sort(self.input_order), np.arange(inputs)):
+            raise ValueError(f"input_order must name each of {inputs} inputs once")
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """The weights, `[N, K]`, inputs in the model's order: the reference for whatever computes with the codes."""
+        inputs = self.shape[1]
+        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
+        codes = self.codes[..., np.newaxis] >> shifts & np.uint8((1 << self.bits) - 1)
+        values = codes.reshape(len(codes), -1)[:, :inputs].astype(np.float32)
+        if self.format == "int":
+            values[values >= 1 << (self.bits - 1)] -= 1 << self.bits
+        group = np.arange(inputs) // self.group_size
+        if self.zeros is not None:
+            values -= self.zeros[:, group]
+        values *= to_float32(self.scales)[:, group]
+        if self.input_order is None:
+            return values
+        ordered = np.empty_like(values)
+        ordered[:, self.input_order] = values
+        return ordered
+
+
+WeightTensor = DenseTensor | QuantizedTensor
 
 
 class WeightSource(Protocol):
@@ -40,8 +98,21 @@ class WeightSource(Protocol):
     def __iter__(self) -> Iterator[str]: ...
 
 
+def require_dense(tensor: WeightTensor, device: str) -> DenseTensor:
+    """The tensor, for a device that computes with floats only. Raises ModelError for a quantized one."""
+    if isinstance(tensor, DenseTensor):
+        return tensor
+    bits = f"{tensor.bits} bits in groups of {tensor.group_size}"
+    raise ModelError(
+        f"{tensor.origin} is quantized ({bits}), which the {device} device cannot take: "
+        f"serve the model's checkpoint in {', '.join(STORAGE)}, which --quantization makes smaller"
+    )
+
+
 def to_float32(tensor: WeightTensor) -> NDArray[np.float32]:
-    """A contiguous, writable float32 copy of a weight; exact for every dtype."""
+    """A contiguous, writable float32 copy of a weight; of a dense one exact for every dtype."""
+    if isinstance(tensor, QuantizedTensor):
+        return tensor.dequantize()
     if tensor.dtype == "bfloat16":
         return (tensor.data.astype(np.uint32, order="C") << 16).view(np.float32)
     return np.array(tensor.data, dtype=np.float32, order="C")

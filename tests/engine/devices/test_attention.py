@@ -26,7 +26,7 @@ from tidewheel.engine.models.spec import (
     tensor_shapes,
 )
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType
-from tidewheel.engine.weights.tensor import WeightTensor
+from tidewheel.engine.weights.tensor import DenseTensor
 
 torch = pytest.importorskip("torch")
 
@@ -63,8 +63,8 @@ class RandomWeights:
             for name, shape in tensor_shapes(spec).items()
         }
 
-    def __getitem__(self, name: str) -> WeightTensor:
-        return WeightTensor(self._tensors[name].astype(np.float32), "float32")
+    def __getitem__(self, name: str) -> DenseTensor:
+        return DenseTensor(self._tensors[name].astype(np.float32), "float32")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

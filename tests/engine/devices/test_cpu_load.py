@@ -18,7 +18,7 @@ from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.weights import open_weights
 from tidewheel.engine.weights.checkpoint import CheckpointWeights
-from tidewheel.engine.weights.tensor import WeightTensor
+from tidewheel.engine.weights.tensor import DenseTensor
 
 pytest.importorskip("tidewheel._native")
 from tidewheel import _native
@@ -58,11 +58,11 @@ class MadeWeights:
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
 
-    def __getitem__(self, name: str) -> WeightTensor:
+    def __getitem__(self, name: str) -> DenseTensor:
         self.asked.append(name)
         if len(self.asked) == self.cancel_at:
             self.cancellation.cancel()
-        return WeightTensor(self._weights[name].data.copy(), self.dtype)
+        return DenseTensor(self._weights[name].data.copy(), self.dtype)
 
 
 def resident_bytes(path: Path) -> int:
@@ -130,7 +130,7 @@ def test_a_load_that_is_cancelled_on_its_way_asks_for_no_more_weights(folder: Pa
 
 def test_a_weight_of_another_shape_is_named_before_anything_is_packed(folder: Path) -> None:
     class Misshapen(CheckpointWeights):
-        def __getitem__(self, name: str) -> WeightTensor:
+        def __getitem__(self, name: str) -> DenseTensor:
             tensor = super().__getitem__(name)
             return dataclasses.replace(tensor, data=tensor.data[:-1]) if name == "layers.2.q.weight" else tensor
 

@@ -23,7 +23,7 @@ from tidewheel.engine.weights import open_weights
 from tidewheel.engine.weights.dtypes import STORAGE, DType
 from tidewheel.engine.weights.packed_cache import PackedCache
 from tidewheel.engine.weights.quantization import Quantization
-from tidewheel.engine.weights.tensor import WeightSource, WeightTensor, to_float32
+from tidewheel.engine.weights.tensor import DenseTensor, WeightSource, to_float32
 
 pytest.importorskip("tidewheel._native")
 from tidewheel.engine.devices.cpu import CpuDevice
@@ -100,7 +100,7 @@ class Swapped:
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
 
-    def __getitem__(self, name: str) -> WeightTensor:
+    def __getitem__(self, name: str) -> DenseTensor:
         tensor = self._weights[name]
         return dataclasses.replace(tensor, data=tensor.data.view(tensor.data.dtype.newbyteorder()))
 
@@ -144,7 +144,7 @@ def test_a_checkpoint_in_the_other_order_is_packed_to_the_same_bits(
 def test_weights_are_the_same_numbers_in_either_order(dtype: DType, bits: NDArray[np.uint32]) -> None:
     data = bits.astype(f"u{STORAGE[dtype].itemsize}").view(STORAGE[dtype])
     for view in (data, data.T, data[::-1]):
-        expected, got = (to_float32(WeightTensor(order, dtype)) for order in (view, flipped(view)))
+        expected, got = (to_float32(DenseTensor(order, dtype)) for order in (view, flipped(view)))
         assert got.dtype.isnative
         assert got.flags.c_contiguous
         np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
@@ -155,7 +155,7 @@ def test_weights_are_the_same_numbers_in_either_order(dtype: DType, bits: NDArra
 def test_a_files_floats_are_what_its_bytes_say(values: list[float]) -> None:
     raw = struct.pack(f"<{len(values)}f", *values)
     stored = np.frombuffer(raw, STORAGE["float32"].newbyteorder("<"))
-    np.testing.assert_array_equal(to_float32(WeightTensor(stored, "float32")), np.array(values, np.float32))
+    np.testing.assert_array_equal(to_float32(DenseTensor(stored, "float32")), np.array(values, np.float32))
 
 
 def test_packed_weights_of_the_other_order_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:

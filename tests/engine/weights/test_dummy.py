@@ -17,7 +17,7 @@ from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.weights import open_weights
 from tidewheel.engine.weights.dtypes import STORAGE, DType, bfloat16_bits, dtype_from_config
-from tidewheel.engine.weights.tensor import WeightTensor, to_float32
+from tidewheel.engine.weights.tensor import DenseTensor, to_float32
 
 CONFIG = {
     "architectures": ["OPTForCausalLM"],
@@ -88,7 +88,7 @@ def test_bfloat16_is_the_nearest_with_ties_to_even(value: float) -> None:
     bits = int(bfloat16_bits(np.array([value], np.float32))[0])
 
     def decoded(pattern: int) -> float:
-        return float(to_float32(WeightTensor(np.array([pattern], np.uint16), "bfloat16"))[0])
+        return float(to_float32(DenseTensor(np.array([pattern], np.uint16), "bfloat16"))[0])
 
     error = abs(decoded(bits) - value)
     for neighbour in (bits - 1, bits + 1):
@@ -100,7 +100,7 @@ def test_bfloat16_is_the_nearest_with_ties_to_even(value: float) -> None:
 def test_a_float32_copy_is_contiguous_and_writable() -> None:
     for dtype in STORAGE:
         data = np.arange(6).reshape(2, 3).astype(STORAGE[dtype]).T
-        copy = to_float32(WeightTensor(data, dtype))
+        copy = to_float32(DenseTensor(data, dtype))
         assert copy.shape == (3, 2)
         assert copy.flags.c_contiguous
         assert copy.flags.writeable

@@ -21,7 +21,7 @@ from tidewheel.engine.weights import finite
 from tidewheel.engine.weights.dtypes import DType
 from tidewheel.engine.weights.finite import require_finite
 from tidewheel.engine.weights.quantization import Quantization
-from tidewheel.engine.weights.tensor import WeightTensor
+from tidewheel.engine.weights.tensor import DenseTensor
 
 DTYPES: dict[DType, tuple[str, int]] = {"float32": ("u4", 23), "float16": ("u2", 10), "bfloat16": ("u2", 7)}
 CONFIG = {
@@ -46,8 +46,8 @@ def test_every_pattern_of_bits(dtype: DType, order: str, transposed: bool, data:
     stored = np.array([patterns, patterns], np.dtype(kind).newbyteorder(order))
     if dtype != "bfloat16":
         stored = stored.view(np.dtype(f"f{kind[1]}").newbyteorder(order))
-    tensor = WeightTensor(stored.T if transposed else stored, dtype, origin="file: tensor w")
-    require_finite([WeightTensor(stored, dtype)])  # which no file holds
+    tensor = DenseTensor(stored.T if transposed else stored, dtype, origin="file: tensor w")
+    require_finite([DenseTensor(stored, dtype)])  # which no file holds
     if expected:
         values = f"{2 * expected} values that are not finite"
         with pytest.raises(ModelError, match=f"^file: tensor w has {values}"):
@@ -58,7 +58,7 @@ def test_every_pattern_of_bits(dtype: DType, order: str, transposed: bool, data:
 
 def test_all_pieces_are_looked_at_and_the_first_tensor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finite, "_PIECE", 7)
-    tensors = [WeightTensor(np.zeros((5, 5), np.float32), "float32", origin=f"tensor {i}") for i in range(6)]
+    tensors = [DenseTensor(np.zeros((5, 5), np.float32), "float32", origin=f"tensor {i}") for i in range(6)]
     for i in (4, 2):
         tensors[i].data[4, 4] = -math.inf
         with pytest.raises(ModelError, match=f"^tensor {i} has 1 value that is not finite"):
