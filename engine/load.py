@@ -6,7 +6,6 @@ What the loading of weights need not wait for is imported and read meanwhile: se
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from .models import describe
 from .models.generation import read_generation_config, sampling_defaults
 from .models.spec import DecoderSpec, mixers, tensor_shapes
 from .weights import open_weights, read_config, resolve
-from .weights.dtypes import STORAGE, DType, KvCacheDType, parse_dtype, parse_kv_cache_dtype
-from .weights.quantization import Quantization, parse_quantization
+from .weights.dtypes import DType, KvCacheDType, parse_dtype, parse_kv_cache_dtype
+from .weights.quantization import Quantization, format_of, parse_quantization
 from .weights.tensor import WeightSource
 
 if TYPE_CHECKING:
@@ -130,8 +129,10 @@ def open_model(options: EngineOptions) -> OpenedModel:
         options.quantization, options.quantization_group_size, options.quantization_zero_points
     )
     kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_kv_cache_dtype(options.kv_cache_dtype)
-    parameters = sum(math.prod(shape) for shape in tensor_shapes(description.spec).values())
-    bytes_per_parameter = quantization.bytes_per_parameter if quantization else STORAGE[dtype].itemsize
+    weight_bytes = sum(
+        format_of(name, shape, dtype, quantization).num_bytes(shape)
+        for name, shape in tensor_shapes(description.spec).items()
+    )
     return OpenedModel(
         folder=folder,
         tokenizer_folder=_tokenizer_folder(options, folder),
@@ -142,7 +143,7 @@ def open_model(options: EngineOptions) -> OpenedModel:
         dtype=dtype,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
-        weight_bytes=round(parameters * bytes_per_parameter),
+        weight_bytes=weight_bytes,
         kv_bytes_per_token=device.kv_bytes_per_token(description.spec, kv_cache_dtype),
     )
 

@@ -1,16 +1,25 @@
-"""Weights in fewer bits: quantized while they are loaded, multiplied with activations quantized to int8."""
+"""The format that a device keeps each weight in: floats, or fewer bits with --quantization.
+
+Weights are quantized while they are loaded, and multiplied with activations quantized to int8.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..errors import ModelError
+from .dtypes import STORAGE, DType
 
 Method = Literal["int8", "int8-channel", "int4"]
 
 GROUP_SIZES = (32, 64, 128)
-_SCALE_BITS, _ZERO_POINT_BITS = 16, 8
+_INT8_GROUP = 32
+_GROUP_NUMBER_BYTES = 2  # a group's scale, and its zero point where it has one
+_CHANNEL_SCALE_BYTES = 4
+_EMBEDDINGS = ("embed.weight", "head.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +41,38 @@ class Quantization:
             return self.method
         return f"int4 in groups of {self.group_size}{' with zero points' if self.zero_points else ''}"
 
-    @property
-    def bytes_per_parameter(self) -> float:
-        """About what a parameter takes, scales included."""
-        bits = 4 if self.method == "int4" else 8
-        overhead = _SCALE_BITS + (_ZERO_POINT_BITS if self.zero_points else 0)
-        return (bits + (0 if self.method == "int8-channel" else overhead / self.group_size)) / 8
 
-    @property
-    def embedding_bytes_per_parameter(self) -> float:
-        """What a parameter of embedding and head takes, scales included: they are int8 whatever the method."""
-        return Quantization("int8").bytes_per_parameter
+@dataclass(frozen=True, slots=True)
+class TensorFormat:
+    """The format of one weight. `group_size` counts inputs of an output; it is for int8 (32) and int4."""
+
+    kind: DType | Method
+    group_size: int = _INT8_GROUP
+    zero_points: bool = False
+
+    def num_bytes(self, shape: Sequence[int]) -> int:
+        """What a weight of that shape takes, scales included, without what a device pads it with."""
+        parameters = math.prod(shape)
+        if self.kind == "float32" or self.kind == "float16" or self.kind == "bfloat16":
+            return parameters * STORAGE[self.kind].itemsize
+        if self.kind == "int8-channel":
+            return parameters + shape[0] * _CHANNEL_SCALE_BYTES
+        groups = shape[0] * -(-shape[1] // self.group_size)
+        values = parameters if self.kind == "int8" else -(-parameters // 2)
+        return values + groups * _GROUP_NUMBER_BYTES * (1 + self.zero_points)
+
+
+def format_of(name: str, shape: Sequence[int], dtype: DType, quantization: Quantization | None) -> TensorFormat:
+    """The format of one of `tensor_shapes`' weights in a model of that dtype. Vectors are float32 always."""
+    if len(shape) == 1:
+        return TensorFormat("float32")
+    if quantization is None or name == "embed.positions":  # a table that is only looked up
+        return TensorFormat(dtype)
+    # What the activation function lets through has outliers that one scale a row cannot hold.
+    outliers = quantization.method == "int8-channel" and name.endswith(".down.weight")
+    if name in _EMBEDDINGS or outliers:
+        return TensorFormat("int8")
+    return TensorFormat(quantization.method, quantization.group_size, quantization.zero_points)
 
 
 def parse_quantization(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -10,9 +11,11 @@ from tidewheel import __version__
 from tidewheel.engine.devices.cpu_groups import choose_groups
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
+from tidewheel.engine.load import OpenedModel
 from tidewheel.engine.machine.cgroup import cpu_quota
-from tidewheel.engine.models.spec import MlpSpec, mixers
+from tidewheel.engine.models.spec import MlpSpec, mixers, tensor_shapes
 from tidewheel.engine.text.tokenizer import Tokenizer
+from tidewheel.engine.weights.quantization import format_of
 
 from ...http import event_loop
 from ...options.serve import ModelOptions
@@ -73,12 +76,11 @@ def measure(options: ModelOptions, asked: Workload, skip: frozenset[str], say: S
                     notes.append(f"the engine was not measured: {error}")
         finally:
             loaded.executor.close()
-    quantization = opened.quantization
     costs = Costs(
         opened.spec,
         weight_bytes=loaded.weight_bytes,
         kv_bytes_per_token=opened.kv_bytes_per_token,
-        embedding_bytes_per_parameter=quantization.embedding_bytes_per_parameter if quantization else None,
+        embedding_bytes_per_parameter=_embedding_bytes_per_parameter(opened),
     )
     compute_ceiling = CEILING_OF[planned.weight_format]
     decode = decode_results(times, costs, compute_ceiling, workload.decode_tokens, engine_rates)
@@ -102,6 +104,14 @@ def measure(options: ModelOptions, asked: Workload, skip: frozenset[str], say: S
         ),
         notes=notes,
     )
+
+
+def _embedding_bytes_per_parameter(opened: OpenedModel) -> float | None:
+    """None: as for the rest of the model."""
+    if opened.quantization is None:
+        return None
+    name, shape = "embed.weight", tensor_shapes(opened.spec)["embed.weight"]
+    return format_of(name, shape, opened.dtype, opened.quantization).num_bytes(shape) / math.prod(shape)
 
 
 def serve_arguments(options: ModelOptions) -> list[str]:

@@ -13,10 +13,14 @@ import pytest
 from harness import Harness, device_ids, load, make_device
 from numpy.typing import NDArray
 
+from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.errors import DeviceError, ModelError
+from tidewheel.engine.models import describe
+from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.weights.dtypes import DType
-from tidewheel.engine.weights.quantization import Quantization, parse_quantization
+from tidewheel.engine.weights.dummy import DummyWeights
+from tidewheel.engine.weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
 from tidewheel.server.commands.serve import DEMO_MODEL
 
 pytestmark = pytest.mark.skipif(
@@ -81,7 +85,63 @@ def test_bits_are_saved() -> None:
     plain = sizes.pop(None)
     for quantization, size in sizes.items():
         # The small model's norms and scales weigh, and its embedding stays int8.
-        assert size < plain * (quantization.bytes_per_parameter / 2 + 0.07)
+        assert size < plain * ((4.5 if quantization.method == "int4" else 8.5) / 16 + 0.07)
+
+
+# No dimension is padded: rows are whole panels, inputs whole groups.
+UNPADDED = {
+    "llama": {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 256, "intermediate_size": 768,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "attention_bias": True, "tie_word_embeddings": False,
+    },
+    "opt": {
+        "architectures": ["OPTForCausalLM"], "vocab_size": 512, "hidden_size": 512, "ffn_dim": 1024,
+        "num_hidden_layers": 1, "num_attention_heads": 8, "max_position_embeddings": 62, "word_embed_proj_dim": 256,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", UNPADDED)
+@pytest.mark.parametrize("quantization", [None, *(quantization for quantization, _ in BOUNDS)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_formats_are_those_that_the_cpu_packs(family: str, quantization: Quantization | None, dtype: DType) -> None:
+    spec = describe(UNPADDED[family]).spec
+    options = ExecutorOptions(
+        dtype=dtype, kv_cache_bytes=2**20, max_model_len=16, max_num_seqs=1, max_num_batched_tokens=16,
+        quantization=quantization,
+    )  # fmt: skip
+    executor = make_device("cpu").load(spec, DummyWeights(spec, dtype), options)
+    shapes = tensor_shapes(spec).items()
+    estimate = sum(format_of(name, shape, dtype, quantization).num_bytes(shape) for name, shape in shapes)
+    assert executor.native.weight_bytes == estimate  # type: ignore[attr-defined]
+    executor.close()
+
+
+INT8, CHANNEL, INT4 = TensorFormat("int8"), TensorFormat("int8-channel"), TensorFormat("int4", 64, True)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "formats"),
+    [
+        (None, {"layers": TensorFormat("float16"), "down": TensorFormat("float16"), "embed": TensorFormat("float16")}),
+        (Quantization("int8"), {"layers": INT8, "down": INT8, "embed": INT8}),
+        (Quantization("int8-channel"), {"layers": CHANNEL, "down": INT8, "embed": INT8}),
+        (Quantization("int4", 64, True), {"layers": INT4, "down": INT4, "embed": INT8}),
+    ],
+    ids=str,
+)
+def test_each_weight_has_a_format(quantization: Quantization | None, formats: dict[str, TensorFormat]) -> None:
+    expected = {
+        **dict.fromkeys(["embed.weight", "head.weight"], formats["embed"]),
+        **dict.fromkeys(["embed.project_in.weight", "embed.project_out.weight"], formats["layers"]),
+        **dict.fromkeys([f"layers.3.{name}.weight" for name in ("q", "k", "v", "o", "gate", "up")], formats["layers"]),
+        "layers.3.down.weight": formats["down"],
+        "embed.positions": TensorFormat("float16"),
+    }
+    assert {name: format_of(name, (64, 64), "float16", quantization) for name in expected} == expected
+    for name in ("final_norm.weight", "layers.3.down.bias", "layers.3.q_norm.weight"):
+        assert format_of(name, (64,), "float16", quantization) == TensorFormat("float32")
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "opt-350m", "qwen2", "qwen3"])
