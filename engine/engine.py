@@ -132,7 +132,7 @@ class Engine:
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
         arrival = next(self._arrivals)
         constraint = self._constraint(request)
-        beams = None if sampling.beam_width is None else self._beam_search(len(prompt), sampling)
+        search = None if sampling.beam_width is None else self._beam_search(len(prompt), sampling)
         sequences = [
             Sequence(
                 next(self._keys),
@@ -147,12 +147,10 @@ class Engine:
                 max_length=self.max_model_len,
                 block_size=self._block_size,
                 constraint=None if constraint is None else constraint.fresh(),
-                beams=beams,
+                search=search,
             )
             for index in range(sampling.num_sequences)
         ]
-        if beams is not None:
-            beams.start(sequences)
         text = (
             request.prompt_token_ids,
             sampling.skip_special_tokens,

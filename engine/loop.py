@@ -212,12 +212,12 @@ def _delivery(step: Step, output: StepOutput, now: float, *, has_beams: bool) ->
     sampled = step.sampled()
     delivery = Delivery([s.key for s in sampled], output.token_ids[: len(sampled)].tolist())
     if has_beams:  # whose tokens are nobody's before the end
-        own = [(s.key, token) for s, token in zip(sampled, delivery.token_ids, strict=True) if s.beams is None]
+        own = [(s.key, token) for s, token in zip(sampled, delivery.token_ids, strict=True) if s.search is None]
         delivery.keys, delivery.token_ids = [key for key, _ in own], [token for _, token in own]
     first = len(sampled)
     for chunk in step.chunks:
         sequence = chunk.sequence
-        if sequence.num_tokens == sequence.prompt_len and chunk.is_last:
+        if chunk.started:
             delivery.started += _started(chunk, now)
         if chunk.num_scored:
             scored = slice(first, first + chunk.num_scored)
@@ -225,17 +225,16 @@ def _delivery(step: Step, output: StepOutput, now: float, *, has_beams: bool) ->
             first = scored.stop
     if output.logprobs is not None:
         for row, sequence in enumerate(sampled):
-            if sequence.num_logprobs >= 0 and sequence.beams is None:
+            if sequence.num_logprobs >= 0 and sequence.search is None:
                 delivery.logprobs[sequence.key] = _token_logprob(output, row, sequence.num_logprobs)
     return delivery
 
 
 def _started(chunk: Chunk, now: float) -> list[Started]:
-    """The choices that go on from the end of a prompt. What the first found and when it was scheduled goes for all."""
+    """What the one that computed the prompt found, and when it was scheduled, goes for all choices."""
     first = chunk.sequence
-    choices = (first, *chunk.forks) if first.beams is None else first.beams.sequences
     num_cached_tokens, scheduled = first.num_cached_tokens or 0, first.scheduled_at
-    return [Started(s.key, num_cached_tokens, SequenceTimes(s.queued_at, scheduled, now)) for s in choices]
+    return [Started(s.key, num_cached_tokens, SequenceTimes(s.queued_at, scheduled, now)) for s in chunk.started]
 
 
 def _prompt_logprobs(output: StepOutput, rows: slice, count: int) -> PromptLogprobs:

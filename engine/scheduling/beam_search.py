@@ -5,21 +5,20 @@ stop token are set aside. The best are those with the highest score: the sum of 
 divided by their length (prompt included, stop token not) to the power of the length penalty, as in vLLM. The search
 is over when max_tokens are reached, or when no beam can become better than the best that have ended.
 
-All beams advance in the same steps. Each is computed by a sequence; beams that come of one share its blocks.
+All beams advance in the same steps. The search knows them by their rank; who computes them is not its business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..outputs import FinishReason, TokenLogprob
 from ..sampling_params import SamplingParams
-from .sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +32,10 @@ class Hypothesis:
     stop_reason: int | None  # the stop token that ended it, None for end of sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A beam's next token. Its sequence goes on from where `parent` is: itself, or one whose place it takes."""
+class Growth(NamedTuple):
+    """A beam of the next step: its last token, and the rank of the beam before that token."""
 
-    sequence: Sequence
-    parent: Sequence
+    parent: int
     token: int
 
 
@@ -53,7 +50,7 @@ class _Node:
 
 
 class BeamSearch:
-    """One request's search. `live` are the sequences that compute the beams, the likeliest first.
+    """One request's search. Its beams are ranked, the likeliest first; at the start there is one, the prompt.
 
     A device is asked for the `num_candidates` likeliest tokens after each beam.
     """
@@ -71,31 +68,23 @@ class BeamSearch:
         # Twice as many as are followed, and as many as that whatever stops among them.
         enough = self.width + max(self.width, len(self._stop_ids))
         self.num_candidates = min(max(enough, sampling.logprobs or 0), vocab_size)
-        self.sequences: Seq[Sequence] = ()
-        self.live: list[Sequence] = []
 
-    def start(self, sequences: Seq[Sequence]) -> None:
-        """Begin, or begin again, from the prompt, on `width` sequences that have it. The first one computes it."""
-        self.sequences = sequences
-        self.live = [sequences[0]]
+    def start(self, prompt_len: int, longest: int) -> None:
+        """Begin, or begin again, from a prompt of so many tokens, to generate at most `longest`."""
+        self._prompt_len, self._longest = prompt_len, longest
         self._beams: list[_Node | None] = [None]
         self._num_tokens = 0
         self._ended: list[Hypothesis] = []
-
-    @property
-    def num_idle(self) -> int:
-        """Sequences that compute no beam at present."""
-        return len(self.sequences) - len(self.live)
 
     @property
     def results(self) -> list[Hypothesis]:
         """The best that have ended, the very best first."""
         return self._ended
 
-    def advance(self, top_ids: NDArray[np.int32], top_logprobs: NDArray[np.float32]) -> list[Move]:
-        """Take in the likeliest tokens after each live beam, both `[len(live), num_candidates]`.
+    def advance(self, top_ids: NDArray[np.int32], top_logprobs: NDArray[np.float32]) -> list[Growth]:
+        """Take in the likeliest tokens after each beam, both `[beams, num_candidates]`.
 
-        Returns the next token of each beam, and `live` are now their sequences; nothing if the search is over.
+        Returns the beams of the next step, at most `width`; none if the search is over.
         """
         before = np.array([beam.total if beam else 0.0 for beam in self._beams])
         totals = before[:, None] + top_logprobs.astype(np.float64)
@@ -119,25 +108,7 @@ class BeamSearch:
         if not beams or self._is_decided(beams[0].total):
             return []
         self._beams = list(beams)
-        return self._moves(parents.tolist(), [node.token for node in beams])
-
-    @property
-    def _longest(self) -> int:
-        """The most tokens that may be generated."""
-        return self.sequences[0].max_length - self.sequences[0].prompt_len
-
-    def _moves(self, parents: list[int], tokens: list[int]) -> list[Move]:
-        """Who computes which beam: one of a beam's children its own sequence, others those that have become free."""
-        before = self.live
-        kept = {before[parent].key for parent in parents}
-        free = [sequence for sequence in self.sequences if sequence.key not in kept]
-        moves: list[Move] = []
-        for beam, token in zip(parents, tokens, strict=True):
-            parent = before[beam]
-            moves.append(Move(parent if parent.key in kept else free.pop(), parent, token))
-            kept.discard(parent.key)
-        self.live = [move.sequence for move in moves]
-        return moves
+        return [Growth(parent, node.token) for parent, node in zip(parents.tolist(), beams, strict=True)]
 
     def _node(
         self,
@@ -169,7 +140,7 @@ class BeamSearch:
         self._ended = sorted([*self._ended, ended], key=attrgetter("score"), reverse=True)[: self._num_wanted]
 
     def _score(self, total: float, num_tokens: int) -> float:
-        return float(total / (self.sequences[0].prompt_len + num_tokens) ** self._length_penalty)
+        return float(total / (self._prompt_len + num_tokens) ** self._length_penalty)
 
     def _is_decided(self, best_total: float) -> bool:
         """Whether no beam can get better than what has ended: tokens only ever take from a total."""

@@ -14,6 +14,7 @@ from ..devices.batch import StepOutput
 from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
 from .beam_search import BeamSearch
+from .beams import Beams
 from .cost_model import CostModel, StepLoad
 from .sequence import Sequence, SequenceState
 from .sequence_blocks import SequenceBlocks
@@ -55,7 +56,8 @@ class Scheduler:
         self._prefilling: list[Sequence] = []  # in order
         self._decoding: list[Sequence] = []  # replaced, never changed in place: steps refer to it
         self._decode_version = 0
-        self._searches: list[BeamSearch] = []  # those that run
+        self._beams: dict[BeamSearch, Beams] = {}
+        self._searches: list[Beams] = []  # those that run
         self._prefilled_last = False
         self._num_constrained = 0
         self._num_deferred = 0
@@ -101,6 +103,8 @@ class Scheduler:
             self._sequences[sequence.key] = sequence
             self._num_constrained += sequence.constraint is not None
         self.prompt_tokens_total += choices[0].prompt_len
+        if (search := choices[0].search) is not None:
+            self._beams[search] = Beams(search, choices)
         self._push_with_forks(choices)
 
     def abort(self, key: int) -> list[Finished]:
@@ -136,7 +140,7 @@ class Scheduler:
             sequence.num_computed += 1
             if sequence.num_computed % block_size == 0:
                 self._blocks.register_full(sequence)
-            if sequence.beams is None:
+            if sequence.search is None:
                 self._append(sequence, token, finished)
             else:
                 beam_rows[sequence.key] = row
@@ -153,7 +157,7 @@ class Scheduler:
             elif is_last:
                 finished += [self._finish(choice, FinishReason.LENGTH) for choice in self._choices(sequence)]
             for started in sampled:
-                if started.beams is None:
+                if started.search is None:
                     self._append(started, token_ids[row], finished)
                 else:
                     beam_rows[started.key] = row
@@ -161,8 +165,8 @@ class Scheduler:
             if NO_TOKEN in scored and sequence.key in self._sequences:
                 finished += self._finish_all(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR)
         if beam_rows:
-            for search in [s for s in self._searches if s.live[0].key in beam_rows]:
-                self._advance(search, [beam_rows[beam.key] for beam in search.live], output, finished)
+            for beams in [b for b in self._searches if b.live[0].key in beam_rows]:
+                self._advance(beams, [beam_rows[beam.key] for beam in beams.live], output, finished)
         self.generation_tokens_total += row
         return finished
 
@@ -171,10 +175,10 @@ class Scheduler:
         running = self._prefilling + self._decoding
         waiting = self._waiting.sequences()
         waiting += [fork for s in self._sequences.values() for fork in s.waiting_forks]
-        searches = {id(s.beams): s.beams for s in self._sequences.values() if s.beams is not None}
-        waiting += [s for search in searches.values() for s in search.sequences if s not in search.live]
-        assert all(id(search) in searches for search in self._searches)
-        assert all(len({s.num_tokens for s in search.live}) == 1 for search in self._searches)
+        waiting += [s for beams in self._beams.values() for s in beams.sequences if s not in beams.live]
+        assert self._beams.keys() == {s.search for s in self._sequences.values() if s.search is not None}
+        assert all(beams.search in self._beams for beams in self._searches)
+        assert all(len({s.num_tokens for s in beams.live}) == 1 for beams in self._searches)
         assert self._num_taken <= self._max_num_seqs
         assert sorted(s.key for s in running + waiting) == sorted(self._sequences)
         assert all(s.state is SequenceState.PREFILLING for s in self._prefilling)
@@ -187,12 +191,13 @@ class Scheduler:
     @property
     def _num_taken(self) -> int:
         """Sequences that run, and those that running searches may need."""
-        return self.num_running + sum([search.num_idle for search in self._searches])
+        return self.num_running + sum([beams.num_idle for beams in self._searches])
 
-    @staticmethod
-    def _choices(sequence: Sequence) -> Seq[Sequence]:
+    def _choices(self, sequence: Sequence) -> Seq[Sequence]:
         """The choices that depend on a sequence's prompt, itself last."""
-        return sequence.beams.sequences[::-1] if sequence.beams else (*sequence.waiting_forks, sequence)
+        if sequence.search is None:
+            return (*sequence.waiting_forks, sequence)
+        return self._beams[sequence.search].sequences[::-1]
 
     def _make_way(self, step: Step) -> None:
         """Preempt running sequences of a lower priority than one that waits and could not run otherwise."""
@@ -259,7 +264,8 @@ class Scheduler:
             end = min(start + tokens, sequence.prompt_len - 1)
             num_scored = max(end - max(start, sequence.num_scored), 0)
             forks = self._startable_forks(step, sequence) if complete else ()
-            step.chunks.append(Chunk(sequence, tokens, num_scored, forks))
+            started = self._started(sequence, forks) if complete and start + tokens == sequence.prompt_len else ()
+            step.chunks.append(Chunk(sequence, tokens, num_scored, forks, started))
             step.load = step.load.plus_chunk(start, tokens, num_scored)
         return complete
 
@@ -280,7 +286,7 @@ class Scheduler:
     def _push_with_forks(self, choices: Seq[Sequence]) -> None:
         """Queue the first of some choices to compute the prompt for all."""
         first, *forks = choices
-        if first.beams is None:
+        if first.search is None:
             first.forks = forks
         self._waiting.push(first)
 
@@ -289,7 +295,7 @@ class Scheduler:
 
         `num_starting` sequences will run after this step, besides those that already do.
         """
-        beams = 1 if sequence.beams is None else sequence.beams.width
+        beams = 1 if sequence.search is None else sequence.search.width
         running = self._num_taken + num_starting + beams
         wanted = self._blocks.num_wanted(sequence, cached)
         return running <= self._max_num_seqs and wanted + running - 1 <= self.pool.num_free
@@ -299,6 +305,10 @@ class Scheduler:
         running = self._num_taken + step.num_starting
         return sequence.waiting_forks[: max(min(self._max_num_seqs, self.pool.num_free) - running, 0)]
 
+    def _started(self, sequence: Sequence, forks: Seq[Sequence]) -> Seq[Sequence]:
+        """The choices that go on from the end of a prompt."""
+        return (sequence, *forks) if sequence.search is None else self._beams[sequence.search].sequences
+
     def _admit(self, sequence: Sequence, cached: list[int]) -> None:
         self._blocks.hold(sequence, cached)
         if sequence.num_cached_tokens is None:
@@ -306,8 +316,8 @@ class Scheduler:
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             if sequence.index == 0:
                 self.cached_prompt_tokens_total += sequence.num_cached_tokens
-        if sequence.beams is not None:
-            self._searches.append(sequence.beams)
+        if sequence.search is not None:
+            self._searches.append(self._beams[sequence.search])
         sequence.state = SequenceState.PREFILLING
         insort(self._prefilling, sequence, key=_order)
 
@@ -325,17 +335,17 @@ class Scheduler:
         self._decoding = [*self._decoding, *sampled]
         self._decode_version += 1
 
-    def _advance(self, search: BeamSearch, rows: list[int], output: StepOutput, finished: list[Finished]) -> None:
+    def _advance(self, beams: Beams, rows: list[int], output: StepOutput, finished: list[Finished]) -> None:
         """Let a search take in the step's rows of its live beams, and do what it makes of them."""
         assert output.top_ids is not None
         assert output.top_logprobs is not None
         if (output.token_ids[rows] == NO_TOKEN).any():
-            finished += self._finish_all(search.live[0], FinishReason.ERROR, error=_NO_TOKEN_ERROR)
+            finished += self._finish_all(beams.live[0], FinishReason.ERROR, error=_NO_TOKEN_ERROR)
             return
-        before, count = search.live, search.num_candidates
-        moves = search.advance(output.top_ids[rows, :count], output.top_logprobs[rows, :count])
+        before, count = beams.live, beams.search.num_candidates
+        moves = beams.advance(output.top_ids[rows, :count], output.top_logprobs[rows, :count])
         if not moves:
-            for sequence, result in zip_longest(search.sequences, search.results):
+            for sequence, result in zip_longest(beams.sequences, beams.search.results):
                 if result is None:  # more beams than results: the first choices have the results
                     finished.append(self._finish(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR))
                 else:
@@ -347,8 +357,8 @@ class Scheduler:
                 self._blocks.share(move.parent, move.sequence)
         for move in moves:
             move.sequence.append(move.token)
-        starting = [s for s in search.live if s.state is SequenceState.WAITING]
-        idle = {s.key for s in before} - {s.key for s in search.live}
+        starting = [s for s in beams.live if s.state is SequenceState.WAITING]
+        idle = {s.key for s in before} - {s.key for s in beams.live}
         if starting or idle:
             for sequence in starting:
                 sequence.state = SequenceState.DECODING
@@ -383,14 +393,14 @@ class Scheduler:
             self._decode_version += 1
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
-        search = sequence.beams
-        for preempted in [sequence] if search is None else search.live:
+        beams = None if sequence.search is None else self._beams[sequence.search]
+        for preempted in [sequence] if beams is None else beams.live:
             self._stop_running(preempted)
             preempted.state = SequenceState.WAITING
-        if search is not None:
-            sequence = search.sequences[0]
+        if beams is not None:
+            sequence = beams.sequences[0]
             sequence.rewind()
-            search.start(search.sequences)
+            beams.start()
         self._waiting.push(sequence)
         self.preemptions_total += 1
         step.preempted.append(sequence.key)
@@ -406,6 +416,8 @@ class Scheduler:
         self._stop_running(sequence)
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.key]
+        if sequence.search is not None:
+            self._beams.pop(sequence.search, None)  # all its sequences end together
         self._num_constrained -= sequence.constraint is not None
         if forks := sequence.waiting_forks:
             self._push_with_forks(forks)
@@ -414,7 +426,7 @@ class Scheduler:
 
     def _finish_all(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> list[Finished]:
         """End a sequence, and with one beam of a search all of them."""
-        ending = [sequence] if sequence.beams is None else sequence.beams.sequences
+        ending = [sequence] if sequence.search is None else self._beams[sequence.search].sequences
         return [self._finish(s, reason, error=error) for s in ending]
 
     def _stop_running(self, sequence: Sequence) -> None:
@@ -424,8 +436,8 @@ class Scheduler:
         elif sequence.state is SequenceState.DECODING:
             self._decoding = [s for s in self._decoding if s is not sequence]
             self._decode_version += 1
-        if sequence.beams in self._searches:
-            self._searches.remove(sequence.beams)
+        if sequence.search is not None and (beams := self._beams.get(sequence.search)) in self._searches:
+            self._searches.remove(beams)
         self._blocks.release(sequence)
 
 

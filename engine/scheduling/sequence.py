@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +11,7 @@ from numpy.typing import NDArray
 from ..cache.blocks import Digest, block_digest, root_digest
 from ..constraints.constraint import SequenceConstraint
 from ..sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from .beam_search import BeamSearch
+from .beam_search import BeamSearch
 
 # Odd, so that all choices of a request get different seeds (2^64 divided by the golden ratio).
 _SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -38,7 +35,7 @@ class Sequence:
     a sequence that is not computed up to its last token is in prefill, whether those tokens came from the prompt or
     were sampled before a preemption. The log-probabilities of the tokens that follow the first `num_scored` have been
     reported, or nobody wants them. `forks` are the request's other choices, until they start from the end of the
-    prompt that this one computes. `beams` is the search that the sequence computes a beam of.
+    prompt that this one computes. `search` is the one that the sequence computes a beam of.
     """
 
     __slots__ = (
@@ -46,7 +43,6 @@ class Sequence:
         "announced",
         "arrival",
         "awaited",
-        "beams",
         "bias_ids",
         "bias_values",
         "block_table",
@@ -76,6 +72,7 @@ class Sequence:
         "prompt_len",
         "queued_at",
         "scheduled_at",
+        "search",
         "seed",
         "state",
         "stop_ids",
@@ -98,7 +95,7 @@ class Sequence:
         max_length: int,
         block_size: int,
         constraint: SequenceConstraint | None = None,
-        beams: BeamSearch | None = None,
+        search: BeamSearch | None = None,
     ) -> None:
         """`max_length` is the context's limit in tokens, prompt and output together; `seed` is the request's."""
         self.key = key
@@ -135,17 +132,17 @@ class Sequence:
         self.seed = (seed + index * _SEED_STRIDE) % 2**64
         self.num_prompt_logprobs = -1 if sampling.prompt_logprobs is None or index else sampling.prompt_logprobs
         self.num_scored = 0 if self.num_prompt_logprobs >= 0 else self.prompt_len - 1
-        self.beams = beams
+        self.search = search
         self.num_logprobs = -1 if sampling.logprobs is None else sampling.logprobs
         self.logprob_temperature = 1.0
-        if beams is not None:
-            self.num_logprobs = beams.num_candidates
+        if search is not None:
+            self.num_logprobs = search.num_candidates
             self.logprob_temperature = sampling.temperature or 1.0
         self.uses_history = (
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         )
         self.float_params = (
-            sampling.temperature if beams is None else 0.0,
+            sampling.temperature if search is None else 0.0,
             sampling.top_p,
             sampling.min_p,
             sampling.repetition_penalty,
@@ -159,7 +156,7 @@ class Sequence:
         )
         self.plain_bias = dict(sampling.logit_bias)
         # A constraint has its own way to forbid an end that comes too soon, and so has a search.
-        forbid_stopping = constraint is None and beams is None and self.num_tokens < self.min_length
+        forbid_stopping = constraint is None and search is None and self.num_tokens < self.min_length
         self.set_bias(forbid_stopping=forbid_stopping)
 
     @property

@@ -16,13 +16,15 @@ class Chunk:
     """The next `num_tokens` tokens of a sequence in prefill. The one that reaches the last token samples a new one.
 
     So does each of `forks`, from the same logits: choices that share this prompt and go on from its end. Of the tokens
-    that follow one of the chunk's in the prompt, the last `num_scored` get their log-probabilities.
+    that follow one of the chunk's in the prompt, the last `num_scored` get their log-probabilities. The prompt of the
+    choices in `started` is computed with this chunk, for the first time.
     """
 
     sequence: Sequence
     num_tokens: int
     num_scored: int = 0
     forks: Seq[Sequence] = ()
+    started: Seq[Sequence] = ()
 
     @property
     def is_last(self) -> bool:

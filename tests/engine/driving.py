@@ -75,7 +75,7 @@ class Driver:
         """Queue a job's choices; returns their keys."""
         choices = []
         width = job.sampling.beam_width
-        beams = None if width is None else BeamSearch(job.sampling, self.eos_ids, self.vocab_size)
+        search = None if width is None else BeamSearch(job.sampling, self.eos_ids, self.vocab_size)
         constraint = self._constraint(job)
         for index in range(width or job.sampling.n):
             sequence = EngineSequence(
@@ -91,13 +91,11 @@ class Driver:
                 max_length=self.max_length,
                 block_size=self.pool.block_size,
                 constraint=None if constraint is None else constraint.fresh(),
-                beams=beams,
+                search=search,
             )
             self.sampled[self._keys], self.scored[self._keys] = [], []
             choices.append(sequence)
             self._keys += 1
-        if beams is not None:
-            beams.start(choices)
         self.scheduler.add(choices)
         self._arrivals += 1
         self.scheduler.check()
