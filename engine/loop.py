@@ -18,9 +18,10 @@ from .devices.batch import StepOutput, TokenMasks
 from .histogram import Histogram
 from .outputs import PromptLogprobs, SequenceTimes, TokenLogprob
 from .scheduling.batch_builder import BatchBuilder
+from .scheduling.rows import Chunk
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
-from .scheduling.step import Chunk, Finished, Step
+from .scheduling.step import Finished, Step
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class EngineLoop:
             return
         masks: TokenMasks | None = None
         if scheduler.has_constraints:
-            masks = self._masks.start([sequence.constraint for sequence in step.sampled()])
+            masks = self._masks.start([sequence.constraint for sequence in step.rows.sampled])
         batch = self._builder.build(step, masks)
         started = time.perf_counter()
         if step.copies:
@@ -194,7 +195,7 @@ class EngineLoop:
         self.step_seconds.observe(ended - begun)
         self.step_tokens.observe(step.load.num_tokens)
         self.steps_total += 1
-        delivery = _delivery(step, output, ended, has_beams=scheduler.is_searching)
+        delivery = _delivery(step, output, ended)
         delivery.lends_core, delivery.preempted = lends_core, step.preempted
         delivery.finished = scheduler.commit(step, output)
         if (
@@ -208,21 +209,18 @@ class EngineLoop:
             self._deliver(delivery)
 
 
-def _delivery(step: Step, output: StepOutput, now: float, *, has_beams: bool) -> Delivery:
-    sampled = step.sampled()
-    delivery = Delivery([s.key for s in sampled], output.token_ids[: len(sampled)].tolist())
-    if has_beams:  # whose tokens are nobody's before the end
+def _delivery(step: Step, output: StepOutput, now: float) -> Delivery:
+    rows = step.rows
+    sampled = rows.sampled
+    delivery = Delivery([s.key for s in sampled], output.token_ids[: rows.num_sampled].tolist())
+    if rows.has_beams:
         own = [(s.key, token) for s, token in zip(sampled, delivery.token_ids, strict=True) if s.search is None]
         delivery.keys, delivery.token_ids = [key for key, _ in own], [token for _, token in own]
-    first = len(sampled)
-    for chunk in step.chunks:
-        sequence = chunk.sequence
-        if chunk.started:
-            delivery.started += _started(chunk, now)
+    for chunk in rows.chunks:
+        delivery.started += _started(chunk, now)
         if chunk.num_scored:
-            scored = slice(first, first + chunk.num_scored)
-            delivery.scored.append((sequence.key, _prompt_logprobs(output, scored, sequence.num_prompt_logprobs)))
-            first = scored.stop
+            logprobs = _prompt_logprobs(output, rows.scored(chunk), chunk.sequence.num_prompt_logprobs)
+            delivery.scored.append((chunk.sequence.key, logprobs))
     if output.logprobs is not None:
         for row, sequence in enumerate(sampled):
             if sequence.num_logprobs >= 0 and sequence.search is None:

@@ -6,14 +6,16 @@ second. So the arrays of an unchanged set of decoding sequences are kept, and a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
+from .rows import StepRows
 from .sequence import Sequence
-from .step import Chunk, Step
+from .step import Step
 
 Scalar = TypeVar("Scalar", np.int32, np.float32)
 
@@ -29,45 +31,39 @@ class BatchBuilder:
         self._uses_history = False
 
     def build(self, step: Step, masks: TokenMasks | None = None) -> StepBatch:
-        """The arrays of `step`: decodes first, then chunks. `masks` are for the rows of `step.sampled()`."""
-        decodes = self._decode_batch(step)
-        if not step.chunks:
+        """The arrays of a step: one of each decode, then chunks. `masks` are for its sampled rows."""
+        rows, decodes = step.rows, self._decode_batch(step)
+        if not rows.chunks:
             decodes.sampling.masks = masks
             return decodes
-        sequences = [*step.decodes, *(chunk.sequence for chunk in step.chunks)]
-        num_decodes = len(step.decodes)
-        lengths = np.ones(len(sequences), dtype=np.int32)
-        lengths[num_decodes:] = [chunk.num_tokens for chunk in step.chunks]
-        query_start = np.zeros(len(sequences) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=query_start[1:])
-        token_ids, positions = [decodes.token_ids], [decodes.positions]
-        for chunk in step.chunks:
-            start = chunk.sequence.num_computed
-            end = start + chunk.num_tokens
-            token_ids.append(chunk.sequence.tokens[start:end])
-            positions.append(np.arange(start, end, dtype=np.int32))
-        rows = np.ones(len(sequences), dtype=np.int32)
-        rows[num_decodes:] = [len(chunk.sampled()) for chunk in step.chunks]
-        logits_rows = np.repeat(query_start[1:] - 1, rows)
-        sampling = _sampling(step.sampled()) if rows[num_decodes:].any() else decodes.sampling
+        sequences, count = rows.sequences, len(rows.decodes)
+        token_ids, positions = (
+            _resized(decodes.token_ids, rows.num_tokens),
+            _resized(decodes.positions, rows.num_tokens),
+        )
+        query_start = _resized(decodes.query_start, len(sequences) + 1)
+        context_len = _resized(decodes.context_len, len(sequences))
+        logits_rows = _resized(decodes.logits_rows, rows.num_rows)
+        for s, chunk in enumerate(rows.chunks, count):
+            token_ids[chunk.tokens] = chunk.sequence.tokens[chunk.start : chunk.end]
+            positions[chunk.tokens] = np.arange(chunk.start, chunk.end)
+            query_start[s + 1], context_len[s] = chunk.tokens.stop, chunk.end
+            logits_rows[chunk.sampled] = chunk.tokens.stop - 1
+            logits_rows[rows.scored(chunk)] = np.array(chunk.scored, np.int32) + (chunk.tokens.start - chunk.start)
+        sampling = decodes.sampling if rows.num_sampled == count else _sampling(rows.sampled)
         sampling.masks = masks
-        if step.load.scored_tokens:
-            starts = query_start[num_decodes:-1].tolist()
-            scored = [(chunk, start) for chunk, start in zip(step.chunks, starts, strict=True) if chunk.num_scored]
-            logits_rows = np.concatenate([logits_rows, *(_scored_rows(chunk, start) for chunk, start in scored)])
-            sampling = _with_scored(sampling, [chunk for chunk, _ in scored])
         return StepBatch(
-            token_ids=np.concatenate(token_ids),
-            positions=np.concatenate(positions),
+            token_ids=token_ids,
+            positions=positions,
             query_start=query_start,
-            context_len=np.concatenate([decodes.context_len, [int(p[-1]) + 1 for p in positions[1:]]], dtype=np.int32),
+            context_len=context_len,
             block_tables=_block_tables(sequences),
             logits_rows=logits_rows,
-            sampling=sampling,
+            sampling=_with_scored(sampling, rows) if rows.num_scored else sampling,
         )
 
     def _decode_batch(self, step: Step) -> StepBatch:
-        batch, sequences = self._decodes, step.decodes
+        batch, sequences = self._decodes, step.rows.decodes
         count = len(sequences)
         if step.decode_version != self._version:
             self._decodes = batch = _empty_batch(count)
@@ -91,10 +87,10 @@ class BatchBuilder:
     def _refresh_tables(batch: StepBatch, step: Step) -> None:
         width = batch.block_tables.shape[1]
         for row in step.moved:
-            sequence = step.decodes[row]
+            sequence = step.rows.decodes[row]
             blocks = sequence.num_blocks
             if blocks > width:
-                batch.block_tables = _block_tables(step.decodes, room=_TABLE_ROOM)
+                batch.block_tables = _block_tables(step.rows.decodes, room=_TABLE_ROOM)
                 return
             batch.block_tables[row, :blocks] = sequence.block_table[:blocks]
 
@@ -111,7 +107,14 @@ def _empty_batch(count: int = 0) -> StepBatch:
     )
 
 
-def _block_tables(sequences: list[Sequence], room: int = 0) -> NDArray[np.int32]:
+def _resized(array: NDArray[np.int32], size: int) -> NDArray[np.int32]:
+    """A copy with room for more values at the end."""
+    longer = np.empty(size, dtype=np.int32)
+    longer[: len(array)] = array
+    return longer
+
+
+def _block_tables(sequences: Seq[Sequence], room: int = 0) -> NDArray[np.int32]:
     width = max([sequence.num_blocks for sequence in sequences], default=0) + room
     tables = np.zeros((len(sequences), width), dtype=np.int32)
     for row, sequence in enumerate(sequences):
@@ -119,7 +122,7 @@ def _block_tables(sequences: list[Sequence], room: int = 0) -> NDArray[np.int32]
     return tables
 
 
-def _sampling(sequences: list[Sequence]) -> SamplingBatch:
+def _sampling(sequences: Seq[Sequence]) -> SamplingBatch:
     count = len(sequences)
     # One array a kind of number: its rows are contiguous arrays of one parameter each.
     floats = np.array([s.float_params for s in sequences], dtype=np.float32).reshape(count, 6).T.copy()
@@ -151,18 +154,14 @@ def _sampling(sequences: list[Sequence]) -> SamplingBatch:
     return sampling
 
 
-def _scored_rows(chunk: Chunk, query_start: int) -> NDArray[np.int32]:
-    offset = query_start - chunk.sequence.num_computed
-    return np.arange(chunk.scored.start + offset, chunk.scored.stop + offset, dtype=np.int32)
-
-
-def _with_scored(sampling: SamplingBatch, chunks: list[Chunk]) -> SamplingBatch:
+def _with_scored(sampling: SamplingBatch, rows: StepRows) -> SamplingBatch:
+    chunks = [chunk for chunk in rows.chunks if chunk.num_scored]
     targets = [chunk.sequence.tokens[chunk.scored.start + 1 : chunk.scored.stop + 1] for chunk in chunks]
     counts = np.array([chunk.sequence.num_prompt_logprobs for chunk in chunks], dtype=np.int32)
     return sampling.with_targets(np.concatenate(targets), np.repeat(counts, [chunk.num_scored for chunk in chunks]))
 
 
-def _set_history(sampling: SamplingBatch, sequences: list[Sequence]) -> None:
+def _set_history(sampling: SamplingBatch, sequences: Seq[Sequence]) -> None:
     histories = [s.tokens[: s.num_tokens if s.uses_history else 0] for s in sequences]
     np.cumsum([len(history) for history in histories], out=sampling.history_start[1:])
     sampling.history_ids = np.concatenate(histories)

@@ -18,7 +18,7 @@ from .beams import Beams
 from .cost_model import CostModel, StepLoad
 from .sequence import Sequence, SequenceState
 from .sequence_blocks import SequenceBlocks
-from .step import Chunk, Finished, Step
+from .step import Finished, Step
 from .waiting import WaitingQueue
 
 _NO_TOKEN_ERROR = "the model gave no token that may be sampled: its logits are not finite"
@@ -83,11 +83,6 @@ class Scheduler:
         return min(self._num_deferred, self.num_waiting)
 
     @property
-    def is_searching(self) -> bool:
-        """Whether any of the sequences that run are beams."""
-        return bool(self._searches)
-
-    @property
     def has_work(self) -> bool:
         """Whether any sequence has not ended."""
         return bool(self._sequences)
@@ -123,51 +118,42 @@ class Scheduler:
             # Steps of one kind alternate, so that neither kind waits for the other to run dry.
             kinds = [self._add_chunks, self._add_decodes]
             for add in reversed(kinds) if self._prefilled_last else kinds:
-                if not step.decodes and not step.chunks:
+                if not step.rows:
                     add(step)
-            self._prefilled_last = bool(step.chunks)
-        return step if step.decodes or step.chunks else None
+            self._prefilled_last = bool(step.rows.chunks)
+        step.rows.has_beams = bool(self._searches)
+        return step if step.rows else None
 
     def commit(self, step: Step, output: StepOutput) -> list[Finished]:
         """Take in the tokens of the step's rows, sampled and scored; return what has ended."""
         block_size = self.pool.block_size
+        rows, finished = step.rows, list[Finished]()
         token_ids: list[int] = output.token_ids.tolist()
-        beam_rows: dict[int, int] = {}
-        finished: list[Finished] = []
-        score_row = len(step.sampled())
-        row = 0
-        for sequence, token in zip(step.decodes, token_ids, strict=False):  # the chunks' tokens follow
+        for sequence, token in zip(rows.decodes, token_ids, strict=False):  # rows of chunks follow
             sequence.num_computed += 1
             if sequence.num_computed % block_size == 0:
                 self._blocks.register_full(sequence)
             if sequence.search is None:
                 self._append(sequence, token, finished)
-            else:
-                beam_rows[sequence.key] = row
-            row += 1
-        for chunk in step.chunks:
-            sequence, sampled, is_last = chunk.sequence, chunk.sampled(), chunk.is_last
-            scored = token_ids[score_row : score_row + chunk.num_scored]
-            score_row += chunk.num_scored
-            sequence.num_computed += chunk.num_tokens
+        for chunk in rows.chunks:
+            sequence = chunk.sequence
+            sequence.num_computed = chunk.end
             sequence.num_scored += chunk.num_scored
             self._blocks.register_full(sequence)
-            if sampled:
-                self._start_decoding(sampled)
-            elif is_last:
+            if chunk.sampling:
+                self._start_decoding(chunk.sampling)
+            elif sequence.num_computed == sequence.num_tokens:
                 finished += [self._finish(choice, FinishReason.LENGTH) for choice in self._choices(sequence)]
-            for started in sampled:
+            for started, token in zip(chunk.sampling, token_ids[chunk.sampled], strict=True):
                 if started.search is None:
-                    self._append(started, token_ids[row], finished)
-                else:
-                    beam_rows[started.key] = row
-                row += 1
-            if NO_TOKEN in scored and sequence.key in self._sequences:
+                    self._append(started, token, finished)
+            if NO_TOKEN in token_ids[rows.scored(chunk)] and sequence.key in self._sequences:
                 finished += self._finish_all(sequence, FinishReason.ERROR, error=_NO_TOKEN_ERROR)
-        if beam_rows:
+        if rows.has_beams:
+            beam_rows = {beam.key: row for row, beam in enumerate(rows.sampled) if beam.search is not None}
             for beams in [b for b in self._searches if b.live[0].key in beam_rows]:
                 self._advance(beams, [beam_rows[beam.key] for beam in beams.live], output, finished)
-        self.generation_tokens_total += row
+        self.generation_tokens_total += rows.num_sampled
         return finished
 
     def check(self) -> None:
@@ -213,7 +199,8 @@ class Scheduler:
         short = [s for s in self._decoding if s.num_tokens > s.num_blocks * block_size]
         if short or self._blocks.has_forked:
             self._make_room(step)
-        step.decodes, step.decode_version = self._decoding, self._decode_version
+        step.rows.set_decodes(self._decoding)
+        step.decode_version = self._decode_version
         step.load = StepLoad(len(self._decoding), sum([s.num_tokens for s in self._decoding]))
 
     def _make_room(self, step: Step) -> None:
@@ -244,7 +231,7 @@ class Scheduler:
             cached = self._blocks.cached(sequence)
             start = len(cached) * self.pool.block_size
             if (
-                not self._can_admit(sequence, cached, step.num_starting)
+                not self._can_admit(sequence, cached, step.rows.num_starting)
                 or self._chunk_size(step, sequence, start, limit_ms) == 0
             ):
                 break
@@ -263,9 +250,14 @@ class Scheduler:
         if tokens:
             end = min(start + tokens, sequence.prompt_len - 1)
             num_scored = max(end - max(start, sequence.num_scored), 0)
-            forks = self._startable_forks(step, sequence) if complete else ()
-            started = self._started(sequence, forks) if complete and start + tokens == sequence.prompt_len else ()
-            step.chunks.append(Chunk(sequence, tokens, num_scored, forks, started))
+            ready = (sequence, *self._startable_forks(step, sequence)) if complete else ()
+            step.rows.add_chunk(
+                sequence,
+                tokens,
+                num_scored=num_scored,
+                sampling=ready if sequence.num_tokens < sequence.max_length else (),
+                started=self._started(ready) if start + tokens == sequence.prompt_len else (),
+            )
             step.load = step.load.plus_chunk(start, tokens, num_scored)
         return complete
 
@@ -276,7 +268,7 @@ class Scheduler:
         scored = sequence.num_scored < sequence.prompt_len - 1
         fitting = left if limit_ms is None else self.cost_model.chunk_tokens(step.load, start, limit_ms, scored=scored)
         if not self._chunked_prefill:
-            return left if left <= room and (left <= fitting or not step.chunks) else 0
+            return left if left <= room and (left <= fitting or not step.rows.chunks) else 0
         block_size = self.pool.block_size
         if _ALIGNED_BLOCKS * block_size <= fitting < left:
             # Ending at a block's end makes the block available to others at once; a small chunk would lose too much.
@@ -302,12 +294,13 @@ class Scheduler:
 
     def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
         """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
-        running = self._num_taken + step.num_starting
+        running = self._num_taken + step.rows.num_starting
         return sequence.waiting_forks[: max(min(self._max_num_seqs, self.pool.num_free) - running, 0)]
 
-    def _started(self, sequence: Sequence, forks: Seq[Sequence]) -> Seq[Sequence]:
-        """The choices that go on from the end of a prompt."""
-        return (sequence, *forks) if sequence.search is None else self._beams[sequence.search].sequences
+    def _started(self, ready: Seq[Sequence]) -> Seq[Sequence]:
+        """The choices whose prompt those who go on from its end have computed; all sequences of a search have one."""
+        search = ready[0].search if ready else None
+        return ready if search is None else self._beams[search].sequences
 
     def _admit(self, sequence: Sequence, cached: list[int]) -> None:
         self._blocks.hold(sequence, cached)
@@ -321,7 +314,7 @@ class Scheduler:
         sequence.state = SequenceState.PREFILLING
         insort(self._prefilling, sequence, key=_order)
 
-    def _start_decoding(self, sampled: list[Sequence]) -> None:
+    def _start_decoding(self, sampled: Seq[Sequence]) -> None:
         """A prompt is computed: its sequence goes on to decode, and so do those forks that had room."""
         sequence, *starting = sampled
         self._prefilling.remove(sequence)

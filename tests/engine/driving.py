@@ -115,12 +115,13 @@ class Driver:
             return None
         assert self.limits is not None
         assert step.load.num_tokens <= self.limits.max_num_batched_tokens
-        assert len(step.decodes) + len(step.chunks) + step.num_starting <= self.limits.max_num_seqs
+        assert len(step.rows.sequences) + step.rows.num_starting <= self.limits.max_num_seqs
         if not self.limits.mixed_steps:
-            assert not (step.decodes and step.chunks)
+            assert not (step.rows.decodes and step.rows.chunks)
         if not self.limits.chunked_prefill:
-            assert all(chunk.is_last for chunk in step.chunks)
-        masks = self.masks.start([s.constraint for s in step.sampled()]) if self.scheduler.has_constraints else None
+            assert all(chunk.end == chunk.sequence.num_tokens for chunk in step.rows.chunks)
+        sampled = step.rows.sampled
+        masks = self.masks.start([s.constraint for s in sampled]) if self.scheduler.has_constraints else None
         batch = self.builder.build(step, masks)
         if step.copies:
             self._check_copies(step.copies)
@@ -166,18 +167,19 @@ class Driver:
 
     def _record(self, step: Step, batch: StepBatch) -> None:
         self._output = output = self.executor.step(batch)
-        sampled = [sequence.key for sequence in step.sampled()]
-        scored = [(chunk.sequence.key, position) for chunk in step.chunks for position in chunk.scored]
-        assert len(sampled) + len(scored) == len(output.token_ids)
-        for row, key in enumerate(sampled):
+        rows = step.rows
+        assert rows.num_rows == len(output.token_ids)
+        for row, key in enumerate([sequence.key for sequence in rows.sampled]):
             count = int(batch.sampling.num_logprobs[row])
             logprob = float(output.logprobs[row]) if output.logprobs is not None and count >= 0 else None
             self.sampled[key].append((int(output.token_ids[row]), logprob, _top(output, row, count)))
-        for row, (key, position) in enumerate(scored, len(sampled)):
-            assert output.logprobs is not None
-            assert output.ranks is not None
-            top = _top(output, row, int(batch.sampling.num_logprobs[row]))
-            self.scored[key].append((position, float(output.logprobs[row]), int(output.ranks[row]), top))
+        for chunk in rows.chunks:
+            for row, position in enumerate(chunk.scored, rows.scored(chunk).start):
+                assert output.logprobs is not None
+                assert output.ranks is not None
+                top = _top(output, row, int(batch.sampling.num_logprobs[row]))
+                found = (position, float(output.logprobs[row]), int(output.ranks[row]), top)
+                self.scored[chunk.sequence.key].append(found)
 
 
 def _top(output: StepOutput, row: int, count: int) -> bytes:

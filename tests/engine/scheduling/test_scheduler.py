@@ -156,9 +156,9 @@ def test_prompts_are_chunked_so_that_steps_with_decodes_stay_short() -> None:
     while long not in driver.finished:
         step = driver.step()
         assert step is not None
-        assert len(step.decodes) >= 1
+        assert len(step.rows.decodes) >= 1
         assert step.load.prefill_tokens <= 96  # the clock's 10 ms are 64 tokens; a misjudged step may take more
-    chunks = [chunk.num_tokens for step in driver.steps for chunk in step.chunks if chunk.sequence.key == long]
+    chunks = [chunk.num_tokens for step in driver.steps for chunk in step.rows.chunks if chunk.sequence.key == long]
     assert sum(chunks) == 600
     assert sum(chunks[2:-1]) / len(chunks[2:-1]) > 40, "the time a step may take is made use of"
 
@@ -176,7 +176,7 @@ def test_steps_of_one_kind_alternate_where_a_device_wants_them() -> None:
     driver.step()
     driver.add(job(200, 2, first=90))
     driver.run()
-    kinds = "".join("p" if step.chunks else "d" for step in driver.steps)
+    kinds = "".join("p" if step.rows.chunks else "d" for step in driver.steps)
     assert "dpdpdp" in kinds
     assert "pp" not in kinds
 
@@ -247,7 +247,7 @@ def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
     for _ in range(2):
         driver.add(job(BLOCK * 3, 2))
         driver.run()
-    assert [step.load.prefill_tokens for step in driver.steps if step.chunks] == [12, 4]
+    assert [step.load.prefill_tokens for step in driver.steps if step.rows.chunks] == [12, 4]
     assert driver.scheduler.cached_prompt_tokens_total == 8
 
 
