@@ -223,8 +223,8 @@ def _delivery(step: Step, output: StepOutput, now: float) -> Delivery:
             delivery.scored.append((chunk.sequence.key, logprobs))
     if output.logprobs is not None:
         for row, sequence in enumerate(sampled):
-            if sequence.num_logprobs >= 0 and sequence.search is None:
-                delivery.logprobs[sequence.key] = _token_logprob(output, row, sequence.num_logprobs)
+            if (count := sequence.sampling.num_logprobs) >= 0 and sequence.search is None:
+                delivery.logprobs[sequence.key] = _token_logprob(output, row, count)
     return delivery
 
 

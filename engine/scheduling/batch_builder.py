@@ -7,17 +7,15 @@ second. So the arrays of an unchanged set of decoding sequences are kept, and a 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
 from .rows import StepRows
+from .sampling_rows import sampling_batch, set_history
 from .sequence import Sequence
 from .step import Step
-
-Scalar = TypeVar("Scalar", np.int32, np.float32)
 
 _TABLE_ROOM = 8  # block table columns kept free, so that growing sequences rarely make a new table
 
@@ -73,14 +71,14 @@ class BatchBuilder:
             batch.sampling = _sampling(sequences)
             batch.sampling.position = batch.context_len  # the same array: a token is sampled where the context ends
             self._version = step.decode_version
-            self._uses_history = any(sequence.uses_history for sequence in sequences)
+            self._uses_history = any(sequence.sampling.uses_history for sequence in sequences)
         else:
             self._refresh_tables(batch, step)
             batch.positions += 1
             batch.context_len += 1
         batch.token_ids[:] = [sequence.last_token for sequence in sequences]
         if self._uses_history:
-            _set_history(batch.sampling, sequences)
+            set_history(batch.sampling, _histories(sequences))
         return batch
 
     @staticmethod
@@ -123,35 +121,14 @@ def _block_tables(sequences: Seq[Sequence], room: int = 0) -> NDArray[np.int32]:
 
 
 def _sampling(sequences: Seq[Sequence]) -> SamplingBatch:
-    count = len(sequences)
-    # One array a kind of number: its rows are contiguous arrays of one parameter each.
-    floats = np.array([s.float_params for s in sequences], dtype=np.float32).reshape(count, 6).T.copy()
-    ints = np.array([s.int_params for s in sequences], dtype=np.int32).reshape(count, 3).T.copy()
-    bias_start = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum([len(s.bias_ids) for s in sequences], out=bias_start[1:])
-    sampling = SamplingBatch(
-        temperature=floats[0],
-        top_p=floats[1],
-        min_p=floats[2],
-        repetition_penalty=floats[3],
-        presence_penalty=floats[4],
-        frequency_penalty=floats[5],
-        top_k=ints[0],
-        num_logprobs=ints[1],
-        prompt_len=ints[2],
-        seed=np.array([s.seed for s in sequences], dtype=np.uint64),
-        position=np.array([s.num_tokens for s in sequences], dtype=np.int32),
-        history_start=np.zeros(count + 1, dtype=np.int32),
-        history_ids=np.empty(0, dtype=np.int32),
-        bias_start=bias_start,
-        bias_ids=_joined([s.bias_ids for s in sequences], np.int32),
-        bias_values=_joined([s.bias_values for s in sequences], np.float32),
-    )
-    if any(s.logprob_temperature != 1.0 for s in sequences):
-        sampling.logprob_temperature = np.array([s.logprob_temperature for s in sequences], dtype=np.float32)
-    if any(s.uses_history for s in sequences):
-        _set_history(sampling, sequences)
+    sampling = sampling_batch([s.sampling for s in sequences], [s.num_tokens for s in sequences])
+    if any(s.sampling.uses_history for s in sequences):
+        set_history(sampling, _histories(sequences))
     return sampling
+
+
+def _histories(sequences: Seq[Sequence]) -> list[NDArray[np.int32]]:
+    return [s.tokens[: s.num_tokens if s.sampling.uses_history else 0] for s in sequences]
 
 
 def _with_scored(sampling: SamplingBatch, rows: StepRows) -> SamplingBatch:
@@ -159,13 +136,3 @@ def _with_scored(sampling: SamplingBatch, rows: StepRows) -> SamplingBatch:
     targets = [chunk.sequence.tokens[chunk.scored.start + 1 : chunk.scored.stop + 1] for chunk in chunks]
     counts = np.array([chunk.sequence.num_prompt_logprobs for chunk in chunks], dtype=np.int32)
     return sampling.with_targets(np.concatenate(targets), np.repeat(counts, [chunk.num_scored for chunk in chunks]))
-
-
-def _set_history(sampling: SamplingBatch, sequences: Seq[Sequence]) -> None:
-    histories = [s.tokens[: s.num_tokens if s.uses_history else 0] for s in sequences]
-    np.cumsum([len(history) for history in histories], out=sampling.history_start[1:])
-    sampling.history_ids = np.concatenate(histories)
-
-
-def _joined(parts: list[NDArray[Scalar]], dtype: type[Scalar]) -> NDArray[Scalar]:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)

@@ -382,7 +382,6 @@ class Scheduler:
         elif sequence.num_tokens >= sequence.max_length:
             finished.append(self._finish(sequence, FinishReason.LENGTH))
         elif constraint is None and sequence.num_tokens == sequence.min_length:
-            sequence.set_bias(forbid_stopping=False)
             self._decode_version += 1
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:

@@ -12,6 +12,7 @@ from ..cache.blocks import Digest, block_digest, root_digest
 from ..constraints.constraint import SequenceConstraint
 from ..sampling_params import SamplingParams
 from .beam_search import BeamSearch
+from .sampling_rows import SamplingRow
 
 # Odd, so that all choices of a request get different seeds (2^64 divided by the golden ratio).
 _SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -29,12 +30,12 @@ class SequenceState(enum.Enum):
 
 
 class Sequence:
-    """Tokens, KV blocks and sampling parameters of one choice. Built by `submit`, then owned by the engine thread.
+    """Tokens and KV blocks of one choice. Built by `submit`, then owned by the engine thread.
 
     `key` names the sequence in messages. The first `num_computed` of its `num_tokens` tokens are in the KV cache;
     a sequence that is not computed up to its last token is in prefill, whether those tokens came from the prompt or
     were sampled before a preemption. The log-probabilities of the tokens that follow the first `num_scored` have been
-    reported, or nobody wants them. `forks` are the request's other choices, until they start from the end of the
+    reported, or nobody wants them. `sampling` says how its tokens are sampled. `forks` are the request's other choices, until they start from the end of the
     prompt that this one computes. `search` is the one that the sequence computes a beam of.
     """
 
@@ -43,41 +44,33 @@ class Sequence:
         "announced",
         "arrival",
         "awaited",
-        "bias_ids",
-        "bias_values",
         "block_table",
         "cache_salt",
         "constraint",
         "eos_ids",
-        "float_params",
         "forks",
         "index",
-        "int_params",
         "key",
         "last_token",
-        "logprob_temperature",
         "max_length",
         "min_length",
         "num_blocks",
         "num_cached_tokens",
         "num_computed",
-        "num_logprobs",
         "num_prompt_logprobs",
         "num_registered",
         "num_scored",
         "num_tokens",
         "order",
-        "plain_bias",
         "priority",
         "prompt_len",
         "queued_at",
+        "sampling",
         "scheduled_at",
         "search",
-        "seed",
         "state",
         "stop_ids",
         "tokens",
-        "uses_history",
     )
 
     def __init__(
@@ -129,35 +122,19 @@ class Sequence:
 
         self.eos_ids: frozenset[int] = frozenset() if sampling.ignore_eos else eos_ids
         self.stop_ids = self.eos_ids | frozenset(sampling.stop_token_ids)
-        self.seed = (seed + index * _SEED_STRIDE) % 2**64
         self.num_prompt_logprobs = -1 if sampling.prompt_logprobs is None or index else sampling.prompt_logprobs
         self.num_scored = 0 if self.num_prompt_logprobs >= 0 else self.prompt_len - 1
         self.search = search
-        self.num_logprobs = -1 if sampling.logprobs is None else sampling.logprobs
-        self.logprob_temperature = 1.0
-        if search is not None:
-            self.num_logprobs = search.num_candidates
-            self.logprob_temperature = sampling.temperature or 1.0
-        self.uses_history = (
-            sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
-        )
-        self.float_params = (
-            sampling.temperature if search is None else 0.0,
-            sampling.top_p,
-            sampling.min_p,
-            sampling.repetition_penalty,
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
-        )
-        self.int_params = (
-            max(sampling.top_k, 0),
-            self.num_logprobs,
-            self.prompt_len if self.uses_history else 0,
-        )
-        self.plain_bias = dict(sampling.logit_bias)
         # A constraint has its own way to forbid an end that comes too soon, and so has a search.
-        forbid_stopping = constraint is None and search is None and self.num_tokens < self.min_length
-        self.set_bias(forbid_stopping=forbid_stopping)
+        ends_freely = constraint is None and search is None
+        self.sampling = SamplingRow(
+            sampling,
+            seed=(seed + index * _SEED_STRIDE) % 2**64,
+            prompt_len=self.prompt_len,
+            min_length=self.min_length if ends_freely else 0,
+            stop_ids=self.stop_ids,
+            search=search,
+        )
 
     @property
     def waiting_forks(self) -> list[Sequence]:
@@ -171,12 +148,6 @@ class Sequence:
         The logits after tokens of the prompt that are still to be scored are wanted too.
         """
         return self.num_tokens - 1 if self.num_scored == self.prompt_len - 1 else self.num_scored
-
-    def set_bias(self, *, forbid_stopping: bool) -> None:
-        """Lay out the bias lists, with every token that would stop the sequence forbidden or not."""
-        bias = self.plain_bias | dict.fromkeys(self.stop_ids, -np.inf) if forbid_stopping else self.plain_bias
-        self.bias_ids = np.fromiter(bias.keys(), dtype=np.int32, count=len(bias))
-        self.bias_values = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
 
     def append(self, token: int) -> None:
         """Add a sampled token."""
