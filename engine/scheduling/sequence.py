@@ -35,8 +35,8 @@ class Sequence:
     `key` names the sequence in messages. The first `num_computed` of its `num_tokens` tokens are in the KV cache;
     a sequence that is not computed up to its last token is in prefill, whether those tokens came from the prompt or
     were sampled before a preemption. The log-probabilities of the tokens that follow the first `num_scored` have been
-    reported, or nobody wants them. `sampling` says how its tokens are sampled. `forks` are the request's other choices, until they start from the end of the
-    prompt that this one computes. `search` is the one that the sequence computes a beam of.
+    reported, or nobody wants them. `sampling` says how its tokens are sampled, and `search` is the one that the
+    sequence computes a beam of.
     """
 
     __slots__ = (
@@ -48,7 +48,6 @@ class Sequence:
         "cache_salt",
         "constraint",
         "eos_ids",
-        "forks",
         "index",
         "key",
         "last_token",
@@ -100,7 +99,6 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.queued_at = time.perf_counter()
         self.scheduled_at = 0.0  # for the first time
-        self.forks: list[Sequence] = []
 
         self.prompt_len = self.num_tokens = len(prompt)
         room = max_length - self.prompt_len
@@ -135,11 +133,6 @@ class Sequence:
             stop_ids=self.stop_ids,
             search=search,
         )
-
-    @property
-    def waiting_forks(self) -> list[Sequence]:
-        """Those of `forks` that have not ended."""
-        return [fork for fork in self.forks if fork.state is SequenceState.WAITING]
 
     @property
     def num_reusable(self) -> int:

@@ -1,0 +1,63 @@
+"""Running: the sequences that hold blocks, and what each of them is at."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence as Seq
+from operator import attrgetter
+
+from .sequence import Sequence, SequenceState
+
+_order = attrgetter("order")
+
+
+class Running:
+    """Those in prefill, by `Sequence.order`, and those that decode.
+
+    `decode_version` changes with the decoding sequences and their biases.
+    """
+
+    def __init__(self) -> None:
+        self.prefilling: list[Sequence] = []
+        self.decoding: list[Sequence] = []  # replaced, never changed in place: steps refer to it
+        self.decode_version = 0
+
+    def __len__(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    def sequences(self) -> list[Sequence]:
+        """All of them."""
+        return self.prefilling + self.decoding
+
+    def last(self) -> Sequence:
+        """The last in order, which is the first to make way. There must be one."""
+        return max(self.sequences(), key=_order)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Let a sequence that has blocks begin."""
+        sequence.state = SequenceState.PREFILLING
+        insort(self.prefilling, sequence, key=_order)
+
+    def start_decoding(self, sequences: Seq[Sequence]) -> None:
+        """Go on with sequences that are computed up to their last token."""
+        for sequence in sequences:
+            if sequence.state is SequenceState.PREFILLING:
+                self.prefilling.remove(sequence)
+            sequence.state = SequenceState.DECODING
+        self.decoding = [*self.decoding, *sequences]
+        self.decode_version += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a sequence wait, whatever it was at."""
+        if sequence.state is SequenceState.PREFILLING:
+            self.prefilling.remove(sequence)
+        elif sequence.state is SequenceState.DECODING:
+            self.decoding = [s for s in self.decoding if s is not sequence]
+            self.decode_version += 1
+        sequence.state = SequenceState.WAITING
+
+    def check(self) -> None:
+        """Raise AssertionError unless the sequences are at what they should be at."""
+        assert all(s.state is SequenceState.PREFILLING for s in self.prefilling)
+        assert all(s.state is SequenceState.DECODING for s in self.decoding)
+        assert all(s.num_computed == s.num_tokens - 1 for s in self.decoding)
