@@ -18,12 +18,11 @@ from .choice import Choice
 from .constraints.constraint import SequenceConstraint
 from .constraints.grammar import GrammarCompiler
 from .constraints.masks import MaskWriter
+from .delivery import OpenStreams
 from .devices.base import Executor, ExecutorLimits
-from .devices.sampling import NO_TOKEN
 from .errors import EngineDeadError, InvalidRequestError
 from .histogram import Histogram
-from .loop import Delivery, EngineLoop
-from .outputs import FinishReason
+from .loop import EngineLoop
 from .request import Request
 from .sampling_params import SamplingParams
 from .scheduling.beam_search import BeamSearch
@@ -104,19 +103,18 @@ class Engine:
             limits,
             enable_prefix_caching=enable_prefix_caching,
         )
-        self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._post)
+        self._streams = OpenStreams(self._abort, executor.take_back_core, self._fail)
+        self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver)
         self._watchdog = None if step_timeout_s is None else StepWatchdog(self._engine_loop, step_timeout_s)
-        self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[int, tuple[Choice, RequestStream]] = {}
-        self._idle: asyncio.Event = asyncio.Event()
-        self._idle.set()
+        self._has_started = False
         self._refusal: str | None = "the engine has not been started"
         self._keys = itertools.count()
         self._arrivals = itertools.count()
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Start the engine thread; outputs are delivered on `loop`, by default the running one."""
-        self._event_loop = loop or asyncio.get_running_loop()
+        self._streams.start(loop or asyncio.get_running_loop())
+        self._has_started = True
         self._refusal = None
         self._engine_loop.start()
         if self._watchdog is not None:
@@ -158,10 +156,7 @@ class Engine:
             sampling.spaces_between_special_tokens,
         )
         choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(*text)) for s in sequences[: sampling.n]]
-        stream = RequestStream(choices, self._abort)
-        for choice in choices:
-            self._streams[choice.key] = (choice, stream)
-        self._idle.clear()
+        stream = self._streams.open(choices)
         self._engine_loop.add(sequences)
         return stream
 
@@ -170,10 +165,10 @@ class Engine:
         self._refusal = self._refusal or "the server is shutting down"
         self.grammars.close()  # whoever waits for one would be refused
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            await asyncio.wait_for(self._streams.ended(), timeout_s)
         except asyncio.TimeoutError:
             logger.warning("Aborting %d sequences that did not finish in %g s", len(self._streams), timeout_s)
-            self._abort_all()
+            self._streams.abort_all()
 
     async def stop(self) -> None:
         """Abort everything and end the engine thread; the executor is closed. Calling it twice is allowed.
@@ -181,9 +176,9 @@ class Engine:
         A thread that is stuck in a step is waited for only so long: `is_alive` then stays true.
         """
         self._refusal = self._refusal or "the engine has been stopped"
-        self._abort_all()
+        self._streams.abort_all()
         self.grammars.close()
-        if self._event_loop is None:
+        if not self._has_started:
             self._executor.close()
             return
         self._engine_loop.stop()
@@ -197,7 +192,7 @@ class Engine:
 
         The first grammar would do it, but it holds the GIL for tens of milliseconds: streams would stand still.
         """
-        if self._refusal is None and self._idle.is_set():
+        if self._refusal is None and not self._streams:
             self.grammars.warm_up()
 
     @property
@@ -303,85 +298,11 @@ class Engine:
                     f"{param} has token id {token}, which is not in the vocabulary of {self._vocab_size} tokens", param
                 )
 
-    def _post(self, delivery: Delivery) -> None:
-        """Pass a delivery from the engine thread to the event loop."""
-        assert self._event_loop is not None
-        try:
-            self._event_loop.call_soon_threadsafe(self._receive, delivery)
-        except RuntimeError:
-            logger.debug("The event loop is closed; nobody is left to deliver to")
-
-    def _receive(self, delivery: Delivery) -> None:
-        try:
-            self._distribute(delivery)
-        except Exception as failure:  # streams that may have missed something must not wait for it
-            logger.exception("What the engine delivered cannot be passed on")
-            self._fail(failure)
-            self._engine_loop.stop()
-        finally:
-            if delivery.lends_core:
-                self._executor.take_back_core()
-
-    def _distribute(self, delivery: Delivery) -> None:
-        if delivery.failure is not None:
-            self._fail(delivery.failure)
-            return
-        streams, logprobs = self._streams, delivery.logprobs
-        for start in delivery.started:
-            if start.key in streams:
-                choice = streams[start.key][0]
-                choice.num_cached_tokens, choice.times = start.num_cached_tokens, start.times
-        for key in delivery.preempted:
-            if key in streams:
-                streams[key][0].num_preemptions += 1
-        for key, scored in delivery.scored:
-            if key in streams:
-                streams[key][0].push_prompt(scored)
-        finished = {end.key: end for end in delivery.finished}
-        for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
-            entry = streams.get(key)
-            if entry is None:
-                continue
-            choice, stream = entry
-            end = finished.get(key)
-            if token == NO_TOKEN:
-                continue
-            if end is None and stream.pass_on(choice, token):
-                continue
-            ends = end is not None and end.reason is FinishReason.STOP and not end.is_complete
-            stopped = choice.push(token, logprobs.get(key) if logprobs else None, ends=ends)
-            if stopped:
-                self._abort([choice])
-            if stopped or end is None:
-                stream.notify(choice)
-        for end in delivery.finished:
-            entry = streams.pop(end.key, None)
-            if entry is not None:
-                choice, stream = entry
-                if end.hypothesis is not None:
-                    choice.push_all(end.hypothesis)
-                choice.finish(end.reason, end.stop_reason, end.error)
-                stream.notify(choice)
-        if not streams:
-            self._idle.set()
-
-    def _abort(self, choices: list[Choice]) -> None:
-        """Forget choices that ended on this side, and let the engine thread know."""
-        for choice in choices:
-            self._streams.pop(choice.key, None)
-        self._engine_loop.abort([choice.key for choice in choices])
-        if not self._streams:
-            self._idle.set()
-
-    def _abort_all(self) -> None:
-        for _, stream in list(self._streams.values()):
-            stream.abort()
+    def _abort(self, keys: list[int]) -> None:
+        self._engine_loop.abort(keys)
 
     def _fail(self, failure: BaseException) -> None:
         self.failure = failure
         self._refusal = f"the engine has failed: {failure}"
-        for choice, stream in list(self._streams.values()):
-            choice.finish(FinishReason.ERROR, error=self._refusal)
-            stream.notify(choice)
-        self._streams.clear()
-        self._idle.set()
+        self._engine_loop.stop()
+        self._streams.fail(self._refusal)
