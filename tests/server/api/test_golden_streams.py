@@ -23,7 +23,7 @@ from tidewheel.engine.stream import RequestStream
 
 GOLDEN = Path(__file__).with_name("golden")
 VARIABLE = [
-    (re.compile(rb'"id":"chatcmpl-[0-9a-f]{32}"'), b'"id":"chatcmpl-0"'),
+    (re.compile(rb'"id":"(chatcmpl|cmpl)-[0-9a-f]{32}"'), rb'"id":"\1-0"'),
     (re.compile(rb'id":"(call|resp|msg|rs|fc)_[0-9a-f]{24,32}"'), rb'id":"\1_0"'),
     (re.compile(rb'"(created|created_at|completed_at)":\d{10}'), rb'"\1":0'),
     (re.compile(rb'"request_id":"[0-9a-f]{32}"'), b'"request_id":"0"'),
@@ -74,6 +74,7 @@ def _split(output: RequestOutput) -> list[RequestOutput]:
             (token,),
             output.logprobs and output.logprobs[i : i + 1],
             num_cached_tokens=output.num_cached_tokens,
+            prompt_logprobs=None if i else output.prompt_logprobs,
             **({"finish_reason": output.finish_reason, "stop_reason": output.stop_reason, "error": output.error}
                if i == last else {}),
         )
@@ -98,9 +99,24 @@ TRANSCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "logprobs": ("SAY(Hi)YAS", {"logprobs": True, "top_logprobs": 1}),
     "usage": ("SAY(Hi)YAS", {"stream_options": {"include_usage": True}}),
     "choices": ("SAY()YAS", {"n": 2}),
+    "usage_all_along": (
+        "SAY(Hi)YAS",
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "include_reasoning": False},
+    ),
+    "token_ids": ("SAY(Hi)YAS", {"return_token_ids": True}),
     "tools": ('SAY(Sure.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>)YAS', {"tools": TOOLS}),
     "reasoning": ("SAY(<think>\nhm\n</think>\n\nFour)YAS", {"stream_options": {"include_usage": True}}),
     "error": ("BREAK(", {}),
+}
+
+
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "completion": {"prompt": "SAY(Hello, you.)YAS", "stream_options": {"include_usage": True}},
+    "completion_choices": {"prompt": "SAY()YAS", "n": 2},
+    "completion_echo": {"prompt": "A prompt of some tokens. SAY(Hi)YAS", "echo": True, "logprobs": 1},
+    "completion_long_echo": {"prompt": "A long prompt. " * 40 + "SAY(Hi)YAS", "echo": True, "logprobs": 0},
+    "completion_stop": {"prompt": "SAY(Hi there.)YAS", "stop": "the"},
+    "completion_error": {"prompt": "BREAK("},
 }
 
 
@@ -109,6 +125,7 @@ RESPONSES: dict[str, tuple[str, dict[str, Any]]] = {
     "responses": (ALL, {"tools": [{"type": "function", "name": "add"}]}),
     "responses_incomplete": ("SAY(Hi)YAS", {"max_output_tokens": 1, "top_logprobs": 1}),
     "responses_error": ("BREAK(", {"store": False}),
+    "responses_background": ("SAY(Hi)YAS", {"background": True}),
 }
 MESSAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "messages": (ALL, {"tools": [{"name": "add", "input_schema": {"type": "object"}}]}),
@@ -134,6 +151,11 @@ def test_chat_completions(server: RunningServer, name: str) -> None:
     prompt, options = TRANSCRIPTS[name]
     body = {"messages": [{"role": "user", "content": prompt}], "cache_salt": name, **options}
     check(server, name, "/v1/chat/completions", body)
+
+
+@pytest.mark.parametrize("name", COMPLETIONS)
+def test_completions(server: RunningServer, name: str) -> None:
+    check(server, name, "/v1/completions", {"cache_salt": name, **COMPLETIONS[name]})
 
 
 @pytest.mark.parametrize("name", RESPONSES)
