@@ -47,9 +47,10 @@ def test_a_bare_system_is_told_what_each_kind_of_tests_lacks() -> None:
     assert len(packages) == len(set(packages))
 
 
-def test_the_readme_names_every_package() -> None:
-    start = (ROOT / "README.md").read_text().partition("\n## Start\n")[2].partition("\n### ")[0]
-    rows = re.findall(r"^\| (`.*`) \| .* \|$", start, re.MULTILINE)
+def test_the_documentation_names_every_package() -> None:
+    page = (ROOT / "docs" / "development.md").read_text()
+    section = page.partition("\n## Programs that tests need\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*`) \| .* \|$", section, re.MULTILINE)
     named = {package for row in rows for package in re.findall("`([^`]+)`", row)}
     tools = system_tools.TOOLS.values()
     assert named == {tool.package for tool in tools if tool.target in ("test", "cross-test")}

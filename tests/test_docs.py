@@ -1,0 +1,120 @@
+"""The documentation names only what exists: files, headings, options, endpoints, models."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tidewheel
+from tidewheel.engine.models import SUPPORTED_ARCHITECTURES
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/*.md", "load_tests/*.md", "server/demo/*.md", "deploy/**/*.md")
+    for page in ROOT.glob(pattern)
+)
+FOLDERS = "deploy|docs|engine|load_tests|monitoring|native|requirements|server|tests|tidewheel|tools|.ci"
+PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*/]".replace(".ci", r"\.ci"))
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+# Not in code, where brackets mean something else.
+LINK = re.compile(r"!?\[[^\]]*\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text("utf-8"))
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of all shell blocks, continued ones joined."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@cache
+def options_of(command: str) -> frozenset[str]:
+    # The file and not `-m tidewheel`, which would take the package from the current folder, installed or not.
+    return _helped(Path(tidewheel.__file__).with_name("__main__.py"), command)
+
+
+@cache
+def options_of_load_tests() -> frozenset[str]:
+    sources = {path: path.read_text("utf-8") for path in (ROOT / "load_tests").glob("*.py")}
+    commands = [path for path, source in sources.items() if '__name__ == "__main__"' in source]
+    users = re.findall(r'"(--[a-z][\w-]*)"', sources[ROOT / "load_tests" / "locustfile.py"])
+    return frozenset(users).union(*(_helped(command) for command in commands))
+
+
+def _helped(*command: str | Path) -> frozenset[str]:
+    shown = subprocess.run([sys.executable, *command, "--help"], capture_output=True, text=True, check=True)
+    return frozenset(FLAG.findall(shown.stdout))
+
+
+@pages
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for name, anchor in LINK.findall(prose(page)):
+        target = page.parent / name if name else page
+        assert target.exists(), f"no file {name}"
+        assert not anchor or anchor in anchors(target), f"no heading #{anchor} in {target.name}"
+
+
+@pages
+def test_paths_of_the_repository_exist(page: Path) -> None:
+    missing = [path for path in PATH.findall(page.read_text("utf-8")) if not list(ROOT.glob(path.rstrip("/")))]
+    assert missing == []
+
+
+@pages
+def test_options_exist(page: Path) -> None:
+    """Code that begins with `--` is an option of Tidewheel's, or of a load test on the page about those."""
+    known = {flag for command in ("serve", "bench", "chat") for flag in options_of(command)}
+    if page.parent.name == "load_tests":
+        known |= options_of_load_tests()
+    named = {flag for code in re.findall(r"`(--[^`]*)`", prose(page)) for flag in FLAG.findall(code)}
+    assert named - known == set()
+
+
+@pages
+def test_commands_use_options_that_exist(page: Path) -> None:
+    for line in commands(page):
+        for pattern in (r"bin/tidewheel (serve|bench|chat)\b(.*)", r"make (serve|bench)\b.* ARGS=(.*)"):
+            for command, arguments in re.findall(pattern, line):
+                assert set(FLAG.findall(arguments)) <= options_of(command), line
+
+
+@pages
+def test_environment_variables_are_read(page: Path) -> None:
+    sources = "".join(
+        path.read_text("utf-8", "ignore")
+        for pattern in ("Dockerfile.cpu", "docker-compose.yml", "engine/**/*.py", "server/**/*.py", "native/**/*.cpp")
+        for path in ROOT.glob(pattern)
+    )
+    for name in set(re.findall(r"\bTIDEWHEEL_([A-Z_]+[A-Z])\b", page.read_text("utf-8"))):
+        flag = "--" + name.lower().replace("_", "-")
+        assert flag in options_of("serve") or f"TIDEWHEEL_{name}" in sources, name
+
+
+def test_every_supported_architecture_is_listed() -> None:
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    section = page.partition("\n## Supported models\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert sorted(rows) == sorted(SUPPORTED_ARCHITECTURES)
+
+
+def test_the_readme_takes_a_minute() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
