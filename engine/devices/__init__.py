@@ -17,7 +17,7 @@ def get_device(name: str) -> Device:
 
         return CpuDevice()
     if name == "torch":
-        from .torch_device import TorchDevice
+        from .torch_reference import TorchDevice
 
         return TorchDevice()
     raise DeviceError(f"device {name!r} is not known; known are {', '.join(DEVICE_NAMES)}")

@@ -12,7 +12,7 @@ from harness import Harness, load
 
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import ExecutorOptions
-from tidewheel.engine.devices.torch_device import TorchDevice, TorchExecutor
+from tidewheel.engine.devices.torch_reference import TorchDevice
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_weights, read_config
@@ -24,7 +24,7 @@ def test_more_tokens_in_a_pass_give_the_same_up_to_rounding(monkeypatch: pytest.
     for name in ("mistral-window", "qwen3", "opt-350m"):
         one = Harness(load(TorchDevice(), models_zoo.folder(name))).generate(prompts, 8)
         with monkeypatch.context() as patch:
-            patch.setattr(TorchExecutor, "tokens_per_pass", 64)
+            patch.setattr("tidewheel.engine.devices.torch_reference.executor.TorchExecutor.tokens_per_pass", 64)
             many = Harness(load(TorchDevice(), models_zoo.folder(name))).generate(prompts, 8, chunk=11)
         for a, b in zip(one, many, strict=True):
             np.testing.assert_allclose(np.stack(a.logits), np.stack(b.logits), atol=1e-4)
@@ -80,7 +80,7 @@ except DeviceError as error:
 def test_describing_and_reading_a_model_imports_neither_torch_nor_transformers() -> None:
     code = """
 import sys
-import tidewheel.engine.devices, tidewheel.engine.devices.torch_device
+import tidewheel.engine.devices, tidewheel.engine.devices.torch_reference
 import tidewheel.engine.models.generation, tidewheel.engine.weights
 print([name for name in ("torch", "transformers", "huggingface_hub") if name in sys.modules])
 """

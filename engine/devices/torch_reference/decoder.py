@@ -1,0 +1,89 @@
+"""A decoder in torch: from token ids to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...models.spec import DecoderSpec
+from ...weights.dtypes import DType
+from ...weights.tensor import WeightTensor
+from .mixers import KINDS, Branch, Parts, Tokens
+from .weights import Weights
+
+_DTYPES: dict[DType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class TorchDecoder:
+    """Weights, KV cache and the forward pass. What tokens leave behind is kept in the mixers."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Iterable[tuple[str, WeightTensor]],
+        dtype: DType,
+        kv_cache_dtype: DType,
+        num_blocks: int,
+        block_size: int,
+    ) -> None:
+        self._spec = spec
+        self._weights = Weights(weights, _DTYPES[dtype])
+        parts = Parts(self._weights, num_blocks, block_size, _DTYPES[kv_cache_dtype], KINDS)
+        self._branches = [
+            Branch(branch, f"layers.{index}", parts) for index, layer in enumerate(spec.layers) for branch in layer
+        ]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        logits_rows: NDArray[np.int32],
+    ) -> NDArray[np.float32]:
+        """The logits after the tokens in `logits_rows`, shape [R, vocab]. Writes the tokens' K and V first.
+
+        `token_ids [T]`, `positions [T]`, and `block_tables [T, max_blocks]` with each token's own row. A token's
+        earlier positions must be in the cache or in the call.
+        """
+        tokens = Tokens(_indices(positions), _indices(block_tables))
+        x = self._embed(_indices(token_ids), tokens.positions)
+        for branch in self._branches:
+            x = branch(x, tokens)
+        return self._logits(x[_indices(logits_rows)]).numpy()
+
+    @torch.inference_mode()
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        """Copy KV blocks in all layers, `pairs[i] = (from, to)`, shape [N, 2]."""
+        source, target = _indices(pairs).unbind(1)
+        for branch in self._branches:
+            branch.mixer.copy_blocks(source, target)
+
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        embedding = self._spec.embedding
+        x = self._weights["embed.weight"][token_ids] * embedding.scale
+        if embedding.size != self._spec.hidden_size:
+            x = self._weights.linear("embed.project_in", x)
+        if embedding.num_positions:
+            x = x + self._weights["embed.positions"][positions + embedding.position_offset]
+        return x
+
+    def _logits(self, x: Tensor) -> Tensor:
+        head = self._spec.head
+        x = self._weights.norm("final_norm", self._spec.final_norm, x)
+        if self._spec.embedding.size != self._spec.hidden_size:
+            x = self._weights.linear("embed.project_out", x)
+        logits = self._weights.linear("embed" if head.tied else "head", x) / head.divisor
+        return logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
+
+
+def _indices(array: NDArray[np.int32]) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64))

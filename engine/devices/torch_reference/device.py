@@ -1,0 +1,81 @@
+"""The device itself. Nothing here imports torch before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...cancellation import Cancellation
+from ...errors import DeviceError
+from ...models.spec import DecoderSpec
+from ...weights.dtypes import STORAGE, DType, KvCacheDType
+from ...weights.finite import require_finite
+from ...weights.tensor import WeightSource, WeightTensor
+from ..base import Executor, ExecutorLimits, ExecutorOptions
+
+_BLOCK_SIZE = 16
+
+
+class TorchDevice:
+    """Runs on the CPU through torch, which is imported when a model is loaded."""
+
+    name = "torch"
+    isa = None
+
+    def default_dtype(self, checkpoint: DType) -> DType:
+        """What the checkpoint is stored as: torch computes with all of them."""
+        return checkpoint
+
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
+        """Bytes of KV cache that one token takes over all layers. Raises DeviceError for 8-bit types."""
+        heads = sum(2 * attention.kv_size for attention in spec.attentions())
+        return heads * STORAGE[_cached(kv_cache_dtype)].itemsize
+
+    def load(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        cancellation: Cancellation | None = None,
+    ) -> Executor:
+        """Copy the weights and allocate the cache.
+
+        Raises DeviceError if torch is missing, the cache too small, or a mixer is of a kind that is not known.
+        """
+        try:
+            from .decoder import TorchDecoder
+            from .executor import TorchExecutor
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise DeviceError("the torch device needs torch: pip install 'tidewheel[torch]'") from error
+        if options.quantization is not None:
+            raise DeviceError("the torch device does not quantize weights: drop --quantization or take --device cpu")
+        block_bytes = _BLOCK_SIZE * self.kv_bytes_per_token(spec, options.cache_dtype)
+        num_blocks = options.kv_cache_bytes // block_bytes
+        if num_blocks < 1:
+            raise DeviceError(
+                f"a KV cache of {options.kv_cache_bytes} bytes is less than one block of {_BLOCK_SIZE} tokens "
+                f"({block_bytes} bytes)"
+            )
+        limits = ExecutorLimits(_BLOCK_SIZE, num_blocks, options.max_num_seqs, options.max_num_batched_tokens)
+        tensors = _read(weights, cancellation or Cancellation())
+        return TorchExecutor(
+            TorchDecoder(spec, tensors, options.dtype, _cached(options.cache_dtype), num_blocks, _BLOCK_SIZE), limits
+        )
+
+
+def _read(weights: WeightSource, cancellation: Cancellation) -> Iterator[tuple[str, WeightTensor]]:
+    for name in weights:
+        cancellation.check()
+        tensor = weights[name]
+        require_finite([tensor])
+        yield name, tensor
+
+
+def _cached(dtype: KvCacheDType) -> DType:
+    if dtype == "fp8_e5m2" or dtype == "int8":
+        raise DeviceError(
+            f"the torch device caches K and V as float32, bfloat16 or float16, not {dtype}: "
+            "choose one of them with --kv-cache-dtype, or --device cpu"
+        )
+    return dtype

@@ -1,0 +1,71 @@
+"""Batches, a few of their tokens at a time, through a loaded decoder."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DeviceError
+from ..base import ExecutorLimits
+from ..batch import StepBatch, StepOutput
+from ..sampling import sample_row
+from .decoder import TorchDecoder
+
+
+class TorchExecutor:
+    """A loaded model. `tokens_per_pass` is how many of a batch's tokens go through the decoder together.
+
+    It is 1, because torch picks its kernels, their blocking and the handling of their last lanes by the number of
+    rows: a token would get other last bits in other company. Alone, a token is computed with the same shapes whatever
+    the batch, so that its result is the same to the bit. Raising it trades that for speed.
+    """
+
+    tokens_per_pass = 1
+
+    def __init__(self, decoder: TorchDecoder, limits: ExecutorLimits) -> None:
+        self.limits = limits
+        self._decoder: TorchDecoder | None = decoder
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Run the batch, write its K and V, and sample its rows."""
+        decoder, output = self._loaded(), StepOutput.empty(batch.sampling)
+        sequence = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
+        for start in range(0, len(batch.token_ids), self.tokens_per_pass):
+            stop = min(start + self.tokens_per_pass, len(batch.token_ids))
+            rows = np.flatnonzero((batch.logits_rows >= start) & (batch.logits_rows < stop))
+            # Rows of one token share its logits, which are computed once.
+            tokens, token_of = np.unique(batch.logits_rows[rows] - start, return_inverse=True)
+            logits = decoder.forward(
+                batch.token_ids[start:stop],
+                batch.positions[start:stop],
+                batch.block_tables[sequence[start:stop]],
+                tokens,
+            )
+            if rows.size and batch.sampling.masks is not None:
+                batch.sampling.masks.wait()
+            for row, token in zip(rows.tolist(), token_of.tolist(), strict=True):
+                sample_row(logits[token], batch.sampling, row, output)
+            if batch.return_logits:
+                if output.logits is None:
+                    output.logits = np.empty((len(batch.logits_rows), logits.shape[1]), np.float32)
+                output.logits[rows] = logits[token_of]
+        return output
+
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
+        self._loaded().copy_blocks(pairs)
+
+    def lend_core(self) -> None:
+        """Does nothing: torch has threads of its own."""
+
+    def take_back_core(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Free weights and cache. Calling it twice is allowed."""
+        self._decoder = None
+
+    def _loaded(self) -> TorchDecoder:
+        if self._decoder is None:
+            raise DeviceError("this executor was closed")
+        return self._decoder

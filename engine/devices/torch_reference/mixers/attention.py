@@ -1,0 +1,108 @@
+"""Attention over a paged KV cache.
+
+Dimensions: T tokens, H query heads, G KV heads, D head dim, and C cached tokens read at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ....models.spec import AttentionSpec, RopeSpec
+from .mixer import Parts, Tokens
+
+# Attention reads the cache in tiles of this many blocks, which start at multiples of it.
+_TILE_BLOCKS = 8
+
+
+class Attention:
+    """Attention with the K and V of its layer, each `[num_blocks, block_size, G, D]`."""
+
+    def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
+        self._spec, self._layer, self._weights = spec, layer, parts.weights
+        self._block_size = parts.block_size
+        shape = (parts.num_blocks, parts.block_size, spec.num_kv_heads, spec.head_dim)
+        self._keys = torch.zeros(shape, dtype=parts.cache_dtype)
+        self._values = torch.zeros(shape, dtype=parts.cache_dtype)
+
+    def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """Write the tokens' K and V, then attend to all that their positions may see. `x [T, hidden]`."""
+        spec, positions = self._spec, tokens.positions
+        T, _ = x.shape
+        q = self._weights.linear(f"{self._layer}.q", x).view(T, spec.num_heads, spec.head_dim)
+        k = self._weights.linear(f"{self._layer}.k", x).view(T, spec.num_kv_heads, spec.head_dim)
+        v = self._weights.linear(f"{self._layer}.v", x).view(T, spec.num_kv_heads, spec.head_dim)
+        if spec.qk_norm:
+            shape = (T, -1) if spec.qk_norm_over == "whole" else (T, -1, spec.head_dim)
+            q = self._weights.norm(f"{self._layer}.q_norm", spec.qk_norm, q.view(shape)).view(q.shape)
+            k = self._weights.norm(f"{self._layer}.k_norm", spec.qk_norm, k.view(shape)).view(k.shape)
+        if spec.rope:
+            q, k = _rotate(spec.rope, q, positions), _rotate(spec.rope, k, positions)
+        blocks = tokens.block_tables[torch.arange(T), positions // self._block_size]
+        self._keys[blocks, positions % self._block_size] = k.to(self._keys.dtype)
+        self._values[blocks, positions % self._block_size] = v.to(self._values.dtype)
+        q = q.to(self._keys.dtype).float()
+        return self._weights.linear(f"{self._layer}.o", self._attend(q, positions, tokens.block_tables))
+
+    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
+        """Copy K and V."""
+        for cache in (self._keys, self._values):
+            cache[target] = cache[source]
+
+    def _attend(self, q: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
+        """Softmax attention over the cache, tile by tile with a running maximum and sum.
+
+        The recurrence is that of https://arxiv.org/abs/1805.02867. K and V always come from the cache, also those of
+        this call, and the tiles start at fixed positions: how a prompt was chunked cannot show. `q [T, H, D]`,
+        returns `[T, H * D]`.
+        """
+        spec = self._spec
+        T, H, D = q.shape
+        tile = _TILE_BLOCKS * self._block_size
+        window = spec.sliding_window
+        q = q.view(T, spec.num_kv_heads, H // spec.num_kv_heads, D)
+        largest = torch.full(q.shape[:-1], -torch.inf)
+        total = torch.zeros(q.shape[:-1])
+        result = torch.zeros(q.shape)
+        first = 0 if window is None else max(0, int(positions.min()) - window + 1) // tile
+        for start in range(first * tile, int(positions.max()) + 1, tile):
+            cached = start + torch.arange(tile)
+            visible = cached <= positions[:, None]
+            if window is not None:
+                visible &= cached > positions[:, None] - window
+            # Positions past the table's end are invisible; any block can stand in for theirs.
+            columns = (cached[:: self._block_size] // self._block_size).clamp(max=tables.shape[1] - 1)
+            blocks = tables[:, columns]
+            k = self._keys[blocks].float().view(T, tile, -1, D)
+            # An unused slot may hold anything, and zero times infinity is not zero.
+            v = self._values[blocks].float().view(T, tile, -1, D).masked_fill(~visible[:, :, None, None], 0.0)
+            scores = torch.einsum("tghd,tcgd->tghc", q, k) * spec.scale
+            if spec.softcap is not None:
+                scores = spec.softcap * torch.tanh(scores / spec.softcap)
+            if spec.alibi_slopes is not None:
+                slopes = torch.tensor(spec.alibi_slopes).view(spec.num_kv_heads, -1, 1)
+                scores = scores + slopes * (cached - positions[:, None])[:, None, None, :]
+            scores = scores.masked_fill(~visible[:, None, None, :], -torch.inf)
+            # Finite even where a token sees nothing of this tile, so that no difference of infinities arises.
+            new_largest = torch.maximum(largest, scores.amax(-1)).clamp(min=torch.finfo(torch.float32).min)
+            shrink = torch.exp(largest - new_largest)
+            weights = torch.exp(scores - new_largest[..., None])
+            total = total * shrink + weights.sum(-1)
+            result = result * shrink[..., None] + torch.einsum("tghc,tcgd->tghd", weights, v)
+            largest = new_largest
+        if spec.sinks:
+            sinks = self._weights[f"{self._layer}.sinks"].view(spec.num_kv_heads, -1)
+            total = total + torch.exp(sinks - largest)
+        return (result / total[..., None]).view(T, H * D)
+
+
+def _rotate(rope: RopeSpec, x: Tensor, positions: Tensor) -> Tensor:
+    """Rope on `x [T, heads, D]`: each pair `(a, b)` of dimensions turns by `position * inv_freq`."""
+    half = len(rope.inv_freq)
+    angles = (positions.float()[:, None] * torch.tensor(rope.inv_freq))[:, None, :]
+    cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+    turned, rest = x[..., : 2 * half], x[..., 2 * half :]
+    a, b = (turned[..., ::2], turned[..., 1::2]) if rope.interleaved else turned.chunk(2, dim=-1)
+    pair = (a * cos - b * sin, b * cos + a * sin)
+    turned = torch.stack(pair, dim=-1).flatten(-2) if rope.interleaved else torch.cat(pair, dim=-1)
+    return torch.cat((turned, rest), dim=-1)

@@ -1,0 +1,28 @@
+"""A residual branch: a mixer and the norms around it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ....models.spec import BranchSpec
+from .mixer import Parts, Tokens
+
+
+class Branch:
+    """`x = sum_norm(x + scale * post_norm(mixer(norm(x))))`."""
+
+    def __init__(self, spec: BranchSpec, layer: str, parts: Parts) -> None:
+        self._spec = spec
+        self._norms = f"{layer}.{spec.mixer.kind}"
+        self._weights = parts.weights
+        self.mixer = parts.mixer(spec.mixer, layer)
+
+    def added(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """What the branch adds to `x [T, hidden]`."""
+        x = self._weights.norm(f"{self._norms}_norm", self._spec.norm, x)
+        x = self.mixer(x, tokens)
+        return self._weights.norm(f"{self._norms}_post_norm", self._spec.post_norm, x) * self._spec.scale
+
+    def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """The residual stream `[T, hidden]` after the branch."""
+        return self._weights.norm(f"{self._norms}_sum_norm", self._spec.sum_norm, x + self.added(x, tokens))

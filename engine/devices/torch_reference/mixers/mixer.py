@@ -1,0 +1,51 @@
+"""What a mixer is to the decoder, and what it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ....errors import DeviceError
+from ....models.spec import MixerSpec
+from ..weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a pass: `positions [T]`, and `block_tables [T, max_blocks]` with each token's own row."""
+
+    positions: Tensor
+    block_tables: Tensor
+
+
+class Mixer(Protocol):
+    """A mixer of one layer, with what it remembers of earlier tokens."""
+
+    def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """What the mixer makes of `x [T, hidden]`; of the same shape."""
+        ...
+
+    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
+        """Copy what is remembered in the blocks `source [N]` to the blocks `target [N]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What mixers are made from: the weights, the measures of the KV cache, and each kind's class."""
+
+    weights: Weights
+    num_blocks: int
+    block_size: int
+    cache_dtype: torch.dtype
+    kinds: Mapping[str, Callable[[Any, str, Parts], Mixer]]
+
+    def mixer(self, spec: MixerSpec, layer: str) -> Mixer:
+        """The mixer of a branch, whose weights' names begin with `layer`. Raises DeviceError for an unknown kind."""
+        if spec.kind not in self.kinds:
+            raise DeviceError(f"the torch device has no {spec.kind}")
+        return self.kinds[spec.kind](spec, layer, self)

@@ -1,0 +1,36 @@
+"""The dense MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from ....models.spec import MlpSpec
+from .mixer import Parts, Tokens
+
+
+class Mlp:
+    """An MLP. It remembers nothing."""
+
+    def __init__(self, spec: MlpSpec, layer: str, parts: Parts) -> None:
+        self._spec, self._layer, self._weights = spec, layer, parts.weights
+
+    def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))`."""
+        up = self._weights.linear(f"{self._layer}.up", x)
+        if self._spec.gated:
+            up = self._activate(self._weights.linear(f"{self._layer}.gate", x)) * up
+        else:
+            up = self._activate(up)
+        return self._weights.linear(f"{self._layer}.down", up)
+
+    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
+        """Nothing to copy."""
+
+    def _activate(self, x: Tensor) -> Tensor:
+        activation = self._spec.activation
+        if activation == "silu":
+            return functional.silu(x)
+        if activation == "relu":
+            return functional.relu(x)
+        return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

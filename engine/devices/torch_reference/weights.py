@@ -1,0 +1,45 @@
+"""The weights, and the two things that everything does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...models.spec import NormSpec
+from ...weights.tensor import WeightTensor, to_float32
+
+
+class Weights:
+    """All weights of a model, as float32 that holds the values of `dtype`.
+
+    Products of two such values are exact, and their sum is float32.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[str, WeightTensor]], dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._tensors = {name: self._round(torch.from_numpy(to_float32(tensor))) for name, tensor in tensors}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """`x W^T`, with the bias if there is one. `x [T, in_features]`, returns `[T, out_features]`."""
+        return functional.linear(self._round(x), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
+
+    def norm(self, name: str, norm: NormSpec | None, x: Tensor) -> Tensor:
+        """`x` normalized over its last dimension, or as it is where there is no norm."""
+        if norm is None:
+            return x
+        if norm.kind == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps)
+        if norm.weight:
+            weight = self._tensors[f"{name}.weight"]
+            x = x * (1.0 + weight if norm.unit_offset else weight)
+        return x + self._tensors[f"{name}.bias"] if norm.bias else x
+
+    def _round(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype).float()
