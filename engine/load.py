@@ -9,9 +9,8 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .cancellation import Cancellation
 from .devices import get_device
@@ -19,9 +18,9 @@ from .devices.base import Device, Executor, ExecutorOptions
 from .errors import ModelError
 from .machine.memory import Memory, read_memory
 from .models import describe
-from .models.generation import read_generation_config, sampling_defaults
+from .models.generation import sampling_defaults
 from .models.spec import DecoderSpec, mixers, tensor_shapes
-from .weights import open_weights, read_config, resolve
+from .weights import ModelSource, open_source
 from .weights.dtypes import DType, KvCacheDType, parse_dtype, parse_kv_cache_dtype
 from .weights.quantization import Quantization, format_of, parse_quantization
 from .weights.tensor import WeightSource
@@ -75,9 +74,8 @@ class OpenedModel:
     `weight_bytes` and `kv_bytes_per_token` are what it will take in memory.
     """
 
-    folder: Path
-    tokenizer_folder: Path
-    config: dict[str, Any]
+    source: ModelSource
+    tokenizer_source: ModelSource
     spec: DecoderSpec
     weights: WeightSource
     device: Device
@@ -118,11 +116,9 @@ class OpenedModel:
 
 def open_model(options: EngineOptions) -> OpenedModel:
     """Find the model that the options name. Raises ModelError and DeviceError, saying what to change."""
-    with_weights = options.load_format != "dummy"
-    folder = resolve(options.model, options.revision, options.download_dir, with_weights)
-    config = read_config(folder)
-    description = describe(config, options.max_model_len)
-    weights = open_weights(folder, description, options.load_format, options.seed)
+    source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
+    description = describe(source.config, options.max_model_len)
+    weights = source.weights(description)
     device = get_device(options.device)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else parse_dtype(options.dtype)
     quantization = parse_quantization(
@@ -134,9 +130,8 @@ def open_model(options: EngineOptions) -> OpenedModel:
         for name, shape in tensor_shapes(description.spec).items()
     )
     return OpenedModel(
-        folder=folder,
-        tokenizer_folder=_tokenizer_folder(options, folder),
-        config=config,
+        source=source,
+        tokenizer_source=_tokenizer_source(options, source),
         spec=description.spec,
         weights=weights,
         device=device,
@@ -160,7 +155,7 @@ class EngineLoad:
         self._started = time.perf_counter()
         self._options = options
         self._model = model = open_model(options)
-        self._generation = read_generation_config(model.folder, model.config)
+        self._generation = model.source.generation()
         memory = read_memory()
         self._max_model_len, self._kv_cache_bytes = plan_kv_cache(
             options,
@@ -197,11 +192,10 @@ class EngineLoad:
     def engine(self) -> Engine:
         """The engine, which still has to be started. Raises ModelError and DeviceError, saying what to change."""
         from .engine import Engine
-        from .text.tokenizer import Tokenizer
 
         model, options = self._model, self._options
-        defaults = sampling_defaults(model.folder, self._generation)
-        tokenizer = Tokenizer.load(model.tokenizer_folder)
+        defaults = sampling_defaults(self._generation)
+        tokenizer = model.tokenizer_source.tokenizer()
         executor = self._wait()
         # A chat model's files may name the end of a turn in one place and the end of a text in another.
         eos_token_ids = {*self._generation.eos_token_ids, tokenizer.eos_token_id}
@@ -350,7 +344,7 @@ def _rounded(num_tokens: int) -> int:
     return -(-num_tokens // _ROUND_TOKENS) * _ROUND_TOKENS
 
 
-def _tokenizer_folder(options: EngineOptions, folder: Path) -> Path:
+def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource:
     if options.tokenizer is None:
-        return folder
-    return resolve(options.tokenizer, None, options.download_dir, with_weights=False)
+        return model
+    return open_source(options.tokenizer, download_dir=options.download_dir, load_format="dummy")  # without its weights

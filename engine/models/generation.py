@@ -1,9 +1,9 @@
-"""What a model folder says about generating: the tokens that end a sequence, and the sampling its authors suggest."""
+"""What a model says about generating: the tokens that end a sequence, and the sampling its authors suggest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ _MAX_SPECIAL_TOKENS = 1000  # that end a sequence; models name a handful
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """`eos_token_ids` may be empty. A sampling field is None where the folder suggests nothing."""
+    """`eos_token_ids` may be empty. A sampling field is None where nothing is suggested. `origin` names the file."""
 
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -27,6 +27,7 @@ class GenerationConfig:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    origin: str = field(default=_FILE, compare=False)
 
 
 def read_generation_config(folder: Path, config: Mapping[str, Any]) -> GenerationConfig:
@@ -52,11 +53,12 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> Generatio
         top_k=None if top_k is None else int(top_k),
         min_p=_number(values, "min_p", path),
         repetition_penalty=_number(values, "repetition_penalty", path),
+        origin=str(path),
     )
 
 
-def sampling_defaults(folder: Path, generation: GenerationConfig) -> dict[str, float | int]:
-    """The sampling that `folder` suggests, by the names of `SamplingParams`, for requests that leave it open.
+def sampling_defaults(generation: GenerationConfig) -> dict[str, float | int]:
+    """The sampling that is suggested, by the names of `SamplingParams`, for requests that leave it open.
 
     Raises ModelError, naming the field, for a value that a request could not have either.
     """
@@ -67,7 +69,7 @@ def sampling_defaults(folder: Path, generation: GenerationConfig) -> dict[str, f
     try:
         SamplingParams(**defaults)
     except InvalidRequestError as error:
-        raise ModelError(f"{folder / _FILE}: {one_line(error)}") from error
+        raise ModelError(f"{generation.origin}: {one_line(error)}") from error
     return defaults
 
 

@@ -7,7 +7,6 @@ so are the views, whatever the machine: who packs them swaps them.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import mmap
@@ -134,6 +133,11 @@ def _no_checkpoint(folder: Path) -> str:
     )
 
 
+def open_weights(folder: Path, description: ModelDescription) -> CheckpointWeights:
+    """The weights of the model in `folder`. Raises ModelError, naming the file and the tensor."""
+    return CheckpointWeights(open_checkpoint(folder), description)
+
+
 class CheckpointWeights:
     """A checkpoint's tensors under Tidewheel's names. Checked on construction: what is returned has the right shape.
 
@@ -154,7 +158,16 @@ class CheckpointWeights:
             dtype = _check(parts, shape)
             bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
             where = [
-                (*stored.version, stored.start, stored.dtype, stored.shape, dataclasses.astuple(ref))
+                (
+                    *stored.version,
+                    stored.start,
+                    stored.dtype,
+                    stored.shape,
+                    ref.transpose,
+                    ref.each,
+                    ref.rows,
+                    ref.permute,
+                )
                 for stored, ref in parts
             ]
             places.append((name, shape, where))

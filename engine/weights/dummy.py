@@ -5,15 +5,21 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..models import ModelDescription
+from ..models.generation import GenerationConfig
 from ..models.spec import DecoderSpec, tensor_shapes
-from .dtypes import STORAGE, DType, bfloat16_bits
-from .tensor import DenseTensor
+from .dtypes import STORAGE, DType, bfloat16_bits, dtype_from_config
+from .source import ModelSource
+from .tensor import DenseTensor, WeightSource
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
 
 _SCALE = 0.02
 # A prime, so that no two rows of a matrix of up to this many rows are the same numbers.
@@ -56,6 +62,30 @@ class DummyWeights:
             start = zlib.crc32(name.encode()) % _PERIOD
             data = self._buffer[start : start + math.prod(shape)].reshape(shape)
         return DenseTensor(data, self.dtype)
+
+
+class DummySource:
+    """Another source's model with random weights, in the dtype that its config names."""
+
+    def __init__(self, source: ModelSource, seed: int = 0) -> None:
+        self._source, self._seed = source, seed
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The source's own."""
+        return self._source.config
+
+    def generation(self) -> GenerationConfig:
+        """The source's own."""
+        return self._source.generation()
+
+    def tokenizer(self) -> Tokenizer:
+        """The source's own."""
+        return self._source.tokenizer()
+
+    def weights(self, description: ModelDescription) -> WeightSource:
+        """Random weights. Raises ModelError for a dtype that is not known."""
+        return DummyWeights(description.spec, dtype_from_config(self.config), self._seed)
 
 
 def _as_dtype(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:

@@ -149,6 +149,6 @@ def _sampling_defaults(generation_config: str) -> Mapping[str, float | int] | No
     folder = Path(generation_config)
     try:
         require_file(folder / "generation_config.json")
-        return sampling_defaults(folder, read_generation_config(folder, {}))
+        return sampling_defaults(read_generation_config(folder, {}))
     except ModelError as error:
         raise ModelError(f"--generation-config: {error}") from error

@@ -14,8 +14,13 @@ from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
 from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.load import EngineLoad, EngineOptions, load_engine
+from tidewheel.engine.models import ModelDescription
+from tidewheel.engine.models.generation import GenerationConfig
 from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.text.tokenizer import Tokenizer
+from tidewheel.engine.text.tokenizer_backends import TokenizersBackend
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType
+from tidewheel.engine.weights.dummy import DummyWeights
 from tidewheel.engine.weights.tensor import WeightSource
 
 CONFIG = {
@@ -44,6 +49,7 @@ class ScriptedDevice:
 
     def __init__(self) -> None:
         self.executor = LoadedNothing()
+        self.weights: WeightSource | None = None
         self.failure: Exception | None = None
         self.may_finish = threading.Event()
         self.cancelled = False
@@ -57,6 +63,7 @@ class ScriptedDevice:
     def load(
         self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions, cancellation: Cancellation
     ) -> Executor:
+        self.weights = weights
         with cancellation.calling(self.may_finish.set):
             assert self.may_finish.wait(60)
         try:
@@ -102,6 +109,42 @@ def test_the_caller_is_free_while_the_weights_are_loaded(device: ScriptedDevice,
     assert not device.cancelled
     assert not device.executor.closed
     assert not loading_threads()
+
+
+class OneFile:
+    """A model that is no folder."""
+
+    def __init__(self, generation: GenerationConfig) -> None:
+        self.config = CONFIG
+        self.tokenizer_of_the_file = Tokenizer(TokenizersBackend(tokenizers.Tokenizer(tokenizers.models.BPE())))
+        self.weights_of_the_file: WeightSource | None = None
+        self._generation = generation
+
+    def generation(self) -> GenerationConfig:
+        return self._generation
+
+    def tokenizer(self) -> Tokenizer:
+        return self.tokenizer_of_the_file
+
+    def weights(self, description: ModelDescription) -> WeightSource:
+        self.weights_of_the_file = DummyWeights(description.spec, "bfloat16")
+        return self.weights_of_the_file
+
+
+def test_a_model_may_be_something_else_than_a_folder(device: ScriptedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = OneFile(GenerationConfig(eos_token_ids=(7,), top_k=3, origin="model.one"))
+    monkeypatch.setattr(load, "open_source", lambda *args: source)
+    device.may_finish.set()
+    engine = load_engine(EngineOptions("model.one"))
+    assert engine.tokenizer is source.tokenizer_of_the_file
+    assert engine.generation_defaults == {"top_k": 3}
+    assert device.weights is not None
+    assert device.weights is source.weights_of_the_file
+    assert engine.info["dtype"] == "bfloat16"
+
+    source = OneFile(GenerationConfig(top_k=-2, origin="model.one"))
+    with pytest.raises(ModelError, match=r"^model\.one: top_k must be"):
+        load_engine(EngineOptions("model.one"))
 
 
 def test_weights_that_cannot_be_loaded_are_the_error_of_the_start(device: ScriptedDevice, folder: Path) -> None:

@@ -76,7 +76,7 @@ def read_description(folder: Path) -> None:
     config = read_config(folder)
     spec = describe(config).spec
     tensor_shapes(spec)
-    sampling_defaults(folder, read_generation_config(folder, config))
+    sampling_defaults(read_generation_config(folder, config))
 
 
 def use_tokenizer(folder: Path) -> None:

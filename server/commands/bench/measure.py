@@ -14,7 +14,6 @@ from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.load import OpenedModel
 from tidewheel.engine.machine.cgroup import cpu_quota
 from tidewheel.engine.models.spec import MlpSpec, mixers, tensor_shapes
-from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.weights.quantization import format_of
 
 from ...http import event_loop
@@ -197,7 +196,7 @@ def _device_phases(planned: Plan, loaded: LoadedModel, meter: CeilingMeter | Non
 def _through_engine(planned: Plan, loaded: LoadedModel, name: str) -> EngineRates:
     opened, options = planned.opened, planned.options
     try:
-        tokenizer = Tokenizer.load(opened.tokenizer_folder)
+        tokenizer = opened.tokenizer_source.tokenizer()
     except ModelError as error:
         raise TidewheelError(f"it needs a tokenizer, but {error}") from error
     engine = Engine(

@@ -89,12 +89,12 @@ def test_suggestions_that_no_request_could_make_are_refused(
 ) -> None:
     write(tmp_path, "generation_config.json", {field: value})
     with pytest.raises(ModelError, match=rf"generation_config\.json: {field} must be {rule}"):
-        sampling_defaults(tmp_path, read_generation_config(tmp_path, {}))
+        sampling_defaults(read_generation_config(tmp_path, {}))
 
 
 def test_suggestions_are_the_fields_that_are_there(tmp_path: Path) -> None:
     write(tmp_path, "generation_config.json", {"temperature": 0.5, "top_k": 20.0, "top_p": None})
-    assert sampling_defaults(tmp_path, read_generation_config(tmp_path, {})) == {"temperature": 0.5, "top_k": 20}
+    assert sampling_defaults(read_generation_config(tmp_path, {})) == {"temperature": 0.5, "top_k": 20}
 
 
 @pytest.mark.parametrize("top_k", [float("nan"), float("inf"), 2.5])

@@ -16,7 +16,7 @@ from safetensors.numpy import save, save_file
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import ModelDescription, describe
 from tidewheel.engine.models.spec import tensor_shapes
-from tidewheel.engine.weights import open_weights
+from tidewheel.engine.weights import open_source, open_weights
 from tidewheel.engine.weights.checkpoint import open_checkpoint
 
 CONFIG = {
@@ -196,7 +196,7 @@ def test_pickle_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"'pt'.*auto, safetensors, dummy"):
-        open_weights(tmp_path, description(), "pt")
+        open_source(str(tmp_path), load_format="pt")
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, -1])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
-from tidewheel.engine.weights import open_weights
+from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.dtypes import STORAGE, DType, bfloat16_bits, dtype_from_config
 from tidewheel.engine.weights.tensor import DenseTensor, to_float32
 
@@ -33,7 +33,7 @@ CONFIG = {
 def dummy(folder: Path, seed: int = 0, **fields: Any) -> Any:
     config = {**CONFIG, **fields}
     (folder / "config.json").write_text(json.dumps(config))
-    return open_weights(folder, describe(config), "dummy", seed)
+    return open_source(str(folder), load_format="dummy", seed=seed).weights(describe(config))
 
 
 @pytest.mark.parametrize("dtype", STORAGE)

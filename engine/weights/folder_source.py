@@ -1,0 +1,42 @@
+"""A Hugging Face model folder as a source: config.json, safetensors, the tokenizer's files, generation_config.json."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..files.folder import read_config
+from ..models import ModelDescription
+from ..models.generation import GenerationConfig, read_generation_config
+from .checkpoint import open_weights
+from .tensor import WeightSource
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+
+class FolderSource:
+    """A ModelSource over a folder. One that is only asked for its tokenizer needs no other file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The folder's `config.json`."""
+        return read_config(self._folder)
+
+    def generation(self) -> GenerationConfig:
+        """What `generation_config.json` and `config.json` say."""
+        return read_generation_config(self._folder, self.config)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the folder's files."""
+        from ..text.tokenizer import Tokenizer  # with its libraries, which are imported while the weights are loaded
+
+        return Tokenizer.load(self._folder)
+
+    def weights(self, description: ModelDescription) -> WeightSource:
+        """The folder's safetensors checkpoint."""
+        return open_weights(self._folder, description)

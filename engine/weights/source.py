@@ -1,0 +1,30 @@
+"""ModelSource: all that a model is made of, wherever it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..models import ModelDescription
+from ..models.generation import GenerationConfig
+from .tensor import WeightSource
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+
+class ModelSource(Protocol):
+    """A model, of which each part is read when it is asked for. All raise ModelError, naming the file."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What `describe` reads, in the words of Hugging Face's config.json."""
+
+    def generation(self) -> GenerationConfig:
+        """The tokens that end a sequence, and the sampling that the model's authors suggest."""
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, which has the chat template too."""
+
+    def weights(self, description: ModelDescription) -> WeightSource:
+        """The tensors that `description`, which was made of `config`, names; shapes are checked, data is not read."""
