@@ -44,17 +44,17 @@ INSTALL := $(PIP) install --quiet --no-build-isolation \
 .DELETE_ON_ERROR:
 .PHONY: help serve test lint format native-test cross-test python-test bench image lock clean missing-tools
 
-help:  ## show this list
+help:  ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo 'Variables: PYTHON=python3.12 MODEL=path-or-hub-id HOST=0.0.0.0 PORT=8080 ARGS="--dtype float32" PYTEST_ARGS="-k sampling"'
+	@echo 'Variables, for example: PYTHON=python3.12 MODEL=path-or-hub-id HOST=0.0.0.0 PORT=8080 ARGS="--dtype float32" PYTEST_ARGS="-k sampling"'
 
-serve: $(VENV)/.installed  ## build, install and serve the embedded model (MODEL=, HOST=, PORT=, ARGS= override)
+serve: $(VENV)/.installed  ## build, install and serve the built-in model, or MODEL= (also HOST=, PORT=, ARGS=)
 	$(BIN)/tidewheel serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-bench: $(VENV)/.installed  ## measure this machine: prefill, decode, start-up, memory (MODEL=, ARGS= override)
+bench: $(VENV)/.installed  ## measure prefill, decode, start-up and memory on this machine (MODEL=, ARGS=)
 	$(BIN)/tidewheel bench $(MODEL) $(ARGS)
 
-test: missing-tools lint native-test python-test  ## lint, types, C++ tests and Python tests
+test: missing-tools lint native-test python-test  ## run every check: lint, types, C++ tests, Python tests
 	@$(REPORT)
 
 missing-tools:  # before anything takes long
@@ -74,7 +74,7 @@ lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolin
 	    echo 'Skipped: the check of the Dockerfiles needs hadolint, which has no build for this machine' | tee $(SKIPPED)/$@; \
 	fi
 
-format: $(VENV)/.test-tools  ## lay the Python sources out with ruff
+format: $(VENV)/.test-tools  ## format the Python sources with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -89,7 +89,7 @@ CROSS_ARCHITECTURES := aarch64 s390x
 cross-test-%: COMPILER = $*-linux-gnu
 cross-test-ppc64le: COMPILER = powerpc64le-linux-gnu
 
-cross-test: $(VENV)/.test-tools $(addprefix cross-test-,$(CROSS_ARCHITECTURES))  ## the C++ tests for other processors, in qemu
+cross-test: $(VENV)/.test-tools $(addprefix cross-test-,$(CROSS_ARCHITECTURES))  ## the C++ tests for ARM and IBM Z processors, in qemu
 	@$(REPORT)
 
 # A level is tested on the oldest processor of qemu that has it, where an instruction above the level faults, and on others.
@@ -100,16 +100,16 @@ cross-test-%: $(VENV)/.test-tools
 	$(BIN)/ctest --test-dir $(VENV)/cross/$* --output-on-failure --no-tests=error --parallel $$(nproc)
 
 # The command and not `python -m pytest`, which would put the sources before the installed package.
-python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses)
+python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses some)
 	@$(BEGIN)
 	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(BIN)/pytest $(PYTEST_ARGS)
 
-image:  ## docker build of Dockerfile.cpu (IMAGE_FOR=arm or s390x, IMAGE=, BASE= override)
+image:  ## build the container image (IMAGE_FOR=arm or s390x, IMAGE=, BASE=)
 	docker build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
 	    -f Dockerfile.$(IMAGE_FOR) -t $(IMAGE) .
 
 # An extra's file has what it adds to the server's.
-lock: | $(VENV)/.tools  ## resolve anew, with hashes, what the images install: requirements/*.txt
+lock: | $(VENV)/.tools  ## resolve the pinned packages of the images again: requirements/*.txt
 	$(PIP) install --quiet --upgrade uv
 	$(LOCK) requirements/build.in --output-file requirements/build.txt
 	$(LOCK) pyproject.toml --output-file requirements/server.txt
@@ -118,7 +118,7 @@ lock: | $(VENV)/.tools  ## resolve anew, with hashes, what the images install: r
 	        $$(sed -n 's/^\([^= ]*\)==.*/--no-emit-package \1/p' requirements/server.txt) || exit; \
 	done
 
-clean:  ## remove everything that was made
+clean:  ## remove everything that make has made
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find server engine tidewheel tests load_tests tools -name __pycache__ -prune -exec rm -rf {} +
 

@@ -9,9 +9,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from server.scripted_engine import ScriptedEngine
+from starlette.routing import Route
 
 import tidewheel
 from tidewheel.engine.models import SUPPORTED_ARCHITECTURES
+from tidewheel.server.api.docs import DOCS_PATHS
+from tidewheel.server.api.web import WEB_PATHS
+from tidewheel.server.app import build_app
+from tidewheel.server.options.app import AppOptions
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -107,6 +113,16 @@ def test_environment_variables_are_read(page: Path) -> None:
     for name in set(re.findall(r"\bTIDEWHEEL_([A-Z_]+[A-Z])\b", page.read_text("utf-8"))):
         flag = "--" + name.lower().replace("_", "-")
         assert flag in options_of("serve") or f"TIDEWHEEL_{name}" in sources, name
+
+
+def test_every_endpoint_is_listed() -> None:
+    page = (ROOT / "docs" / "serving.md").read_text("utf-8")
+    section = page.partition("\n## Endpoints\n")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`(/[^`]*)`", section))
+    routes = [route for route in build_app(ScriptedEngine(), AppOptions()).routes if isinstance(route, Route)]
+    served = {re.sub(r":\w+}", "}", route.path) for route in routes}
+    assert listed <= served
+    assert served - DOCS_PATHS - WEB_PATHS <= listed
 
 
 def test_every_supported_architecture_is_listed() -> None:
