@@ -49,6 +49,11 @@ class StoredTensor:
     data: NDArray[np.uint8]  # a read-only view of the mapped file, from byte `start` on
     start: int
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What tells its content from all others, without reading it."""
+        return (*self.version, self.start, self.dtype, self.shape)
+
 
 Checkpoint = dict[str, StoredTensor]
 
@@ -157,19 +162,7 @@ class CheckpointWeights:
             parts = self._places[name] = [(self._require(ref.name), ref) for ref in sources[name].parts()]
             dtype = _check(parts, shape)
             bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
-            where = [
-                (
-                    *stored.version,
-                    stored.start,
-                    stored.dtype,
-                    stored.shape,
-                    ref.transpose,
-                    ref.each,
-                    ref.rows,
-                    ref.permute,
-                )
-                for stored, ref in parts
-            ]
+            where = [(stored.place, ref.transpose, ref.each, ref.rows, ref.permute) for stored, ref in parts]
             places.append((name, shape, where))
         self.dtype: DType = bytes_by_dtype.most_common(1)[0][0]
         self.identity: str | None = json.dumps(places)
