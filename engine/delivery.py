@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from .choice import Choice
 from .devices.sampling import NO_TOKEN
 from .loop import Delivery
 from .outputs import FinishReason
 from .stream import RequestStream
+from .transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class OpenStreams:
         self._take_back_core = take_back_core
         self._on_failure = on_failure
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[int, tuple[Choice, RequestStream]] = {}
+        self._streams: dict[int, tuple[Transcript, RequestStream]] = {}
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
@@ -45,7 +45,7 @@ class OpenStreams:
         """Pass deliveries on there from now on."""
         self._event_loop = event_loop
 
-    def open(self, choices: list[Choice]) -> RequestStream:
+    def open(self, choices: list[Transcript]) -> RequestStream:
         """The stream of a new request."""
         stream = RequestStream(choices, self._abort)
         for choice in choices:
@@ -106,19 +106,15 @@ class OpenStreams:
         finished = {end.key: end for end in delivery.finished}
         for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
             entry = streams.get(key)
-            if entry is None:
+            if entry is None or token == NO_TOKEN:
                 continue
             choice, stream = entry
-            end = finished.get(key)
-            if token == NO_TOKEN:
-                continue
-            if end is None and stream.pass_on(choice, token):
-                continue
-            ends = end is not None and end.reason is FinishReason.STOP and not end.is_complete
-            stopped = choice.push(token, logprobs.get(key) if logprobs else None, ends=ends)
-            if stopped:
+            logprob, end = logprobs.get(key), finished.get(key)
+            if end is None:
+                if stream.push(choice, token, logprob):
+                    self._abort([choice])
+            elif choice.push(token, logprob, ends=end.reason is FinishReason.STOP and not end.is_complete):
                 self._abort([choice])
-            if stopped or end is None:
                 stream.notify(choice)
         for end in delivery.finished:
             entry = streams.pop(end.key, None)
@@ -131,7 +127,7 @@ class OpenStreams:
         if not streams:
             self._idle.set()
 
-    def _abort(self, choices: list[Choice]) -> None:
+    def _abort(self, choices: list[Transcript]) -> None:
         """Forget choices that ended on this side, and let the engine thread know."""
         for choice in choices:
             self._streams.pop(choice.key, None)

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache.blocks import BlockPool
-from .choice import Choice
 from .constraints.constraint import SequenceConstraint
 from .constraints.grammar import GrammarCompiler
 from .constraints.masks import MaskWriter
@@ -31,6 +30,7 @@ from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
 from .stream import RequestStream
 from .text.tokenizer import Tokenizer
+from .transcript import Transcript
 from .watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)
@@ -155,8 +155,12 @@ class Engine:
             sampling.shown_special_tokens,
             sampling.spaces_between_special_tokens,
         )
-        choices = [Choice(s.key, s.index, sampling, self.tokenizer.detokenizer(*text)) for s in sequences[: sampling.n]]
-        stream = self._streams.open(choices)
+        stream = self._streams.open(
+            [
+                Transcript(s.key, request.first_choice + s.index, sampling, self.tokenizer.detokenizer(*text))
+                for s in sequences[: sampling.n]
+            ]
+        )
         self._engine_loop.add(sequences)
         return stream
 

@@ -23,6 +23,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None  # requests with different salts never share cached prefixes
     constraints: TokenConstraints | None = None
+    first_choice: int = 0  # the index of its first choice, if its choices are counted after those of other requests
 
     def __post_init__(self) -> None:
         if self.constraints is not None and self.sampling.beam_width is not None:

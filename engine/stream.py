@@ -1,82 +1,65 @@
-"""RequestStream: a request's outputs as they come. Lives on the event loop, as does everything in this file."""
+"""RequestStream: a request's outputs, pushed as they come. Lives on the event loop, as does everything in this file."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from .choice import Choice, Tap
-from .outputs import FinishReason, RequestOutput
+from .outputs import FinishReason, RequestOutput, TokenLogprob
+from .transcript import Transcript
 
-T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Sink(Protocol[T_contra]):
+    """Takes what is pushed, as it comes, on the event loop. A sink that has had enough for now pauses its source."""
+
+    def push(self, item: T_contra, /) -> None:
+        """Take what comes next. To raise ends it all, with what was raised as the failure."""
+        ...
+
+    def end(self, failure: Exception | None, /) -> None:
+        """Nothing more comes: this was all, or there was a `failure`. It must not raise."""
+        ...
 
 
 class RequestStream:
-    """An async iterator of RequestOutput, for one reader. What is not read at once is merged, never lost.
+    """The outputs of a request, for one reader. What is not pushed at once is merged, never lost.
 
     With log-probabilities nothing is merged: which of them are of the answer, and which of the reasoning before it, is
     known from the text that each token has given.
 
-    A reader that waits is handed the output itself, with no task or coroutine in between, and one that calls `forward`
-    gets it as a function's argument. A tap, if it gives one, is handed text alone, for most tokens are no more: the
-    device has filled the caches with weights since the last step, and each object that a token passes by is a miss.
+    It is read by a sink (`read`) or by `async for`.
     """
 
-    __slots__ = ("_forwarded", "_on_abort", "_reader", "_ready", "_sink", "_tap", "choices")
+    __slots__ = ("_flows", "_on_abort", "_sink", "_waiting", "choices")
 
-    def __init__(self, choices: list[Choice], on_abort: Callable[[list[Choice]], None]) -> None:
+    def __init__(self, choices: list[Transcript], on_abort: Callable[[list[Transcript]], None]) -> None:
         self.choices = choices
         self._on_abort = on_abort
-        self._ready: deque[Choice | RequestOutput] = deque()
-        self._reader: asyncio.Future[RequestOutput] | None = None
-        self._sink: Callable[[RequestOutput], bool] | None = None
-        self._tap: Callable[[int], Tap | None] | None = None
-        self._forwarded: asyncio.Future[None] | None = None
+        self._waiting: deque[Transcript | RequestOutput] = deque()
+        self._sink: Sink[RequestOutput] | None = None
+        self._flows = False
 
-    def __aiter__(self) -> RequestStream:
-        return self
+    def read(self, sink: Sink[RequestOutput]) -> None:
+        """Push to `sink` from the next `resume` on: first what waits, then each output as it comes, and the end."""
+        self._sink = sink
 
-    def __anext__(self) -> asyncio.Future[RequestOutput]:
-        future: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
-        if self._ready:
-            future.set_result(self._take_first())
-        elif self._is_over():
-            future.set_exception(StopAsyncIteration())
-        else:
-            self._reader = future
-        return future
+    def pause(self) -> None:
+        """Push nothing until `resume`."""
+        self._flows = False
 
-    async def forward(self, sink: Callable[[RequestOutput], bool], tap: Callable[[int], Tap | None]) -> None:
-        """Hand outputs to `sink` as they come, until it returns False or they end. Raises what `sink` raises.
+    def resume(self) -> None:
+        """Go on pushing. Does nothing without a sink, and after the end."""
+        self._flows = self._sink is not None
+        while self._waiting and self._flows:
+            self._hand_over(self._take_first())
+        self._end_if_over()
 
-        After an output `tap` is asked, by the choice's index, who takes the texts of tokens that say nothing else. That
-        reader is as `sink`; None leaves all to `sink`.
-        """
-        while self._ready:
-            if not sink(self._take_first()):
-                return
-        if self._is_over():
-            return
-        self._sink, self._forwarded, self._tap = sink, asyncio.get_running_loop().create_future(), tap
-        try:
-            await self._forwarded
-        finally:
-            self._stop_forwarding()
-
-    def pass_on(self, choice: Choice, token: int) -> bool:
-        """Hand a token's text to the choice's tap, if that is all there is to say of the token; whether it was."""
-        tap = choice.tap
-        if tap is None:
-            return False
-        text = choice.known_texts.get(token)
-        if not text:
-            choice.tap = None  # until it is certain again that no character is incomplete
-            return False
-        choice.num_tokens += 1
-        self._hand(tap, text)
-        return True
+    def __aiter__(self) -> OutputIterator:
+        return OutputIterator(self)
 
     def abort(self) -> None:
         """End all unfinished choices; each gives one last output that says so."""
@@ -87,56 +70,84 @@ class RequestStream:
         if unfinished:
             self._on_abort(unfinished)
 
-    async def aclose(self) -> None:
-        """Abort; nothing more will be read."""
-        self.abort()
-        self._ready.clear()
+    def push(self, choice: Transcript, token: int, logprob: TokenLogprob | None) -> bool:
+        """Add a token to a choice that goes on. Returns whether its text has ended the choice."""
+        # The short way of most tokens. The device has filled the caches with weights since the last step, and each
+        # object that a token passes by is a miss.
+        if self._flows and (text := choice.plain.get(token)):
+            choice.num_tokens += 1
+            self._hand_over(RequestOutput(choice.index, text, [token], None, None, None, choice.num_cached_tokens))
+            return False
+        stopped = choice.push(token, logprob)
+        self.notify(choice)
+        return stopped
 
-    def notify(self, choice: Choice) -> None:
+    def notify(self, choice: Transcript) -> None:
         """Say that `choice` has something to take."""
-        if self._sink is not None:
-            self._hand(self._sink, choice.take())
-            if choice.finished and self._is_over():
-                self._stop_forwarding()
-            elif self._tap is not None and choice.can_be_tapped:
-                choice.tap = self._tap(choice.index)
-            return
-        reader, self._reader = self._reader, None
-        if reader is not None and not reader.done():  # it is done if its task was cancelled
-            reader.set_result(choice.take())
+        if self._flows:
+            self._hand_over(choice.take())
+            if choice.finished:
+                self._end_if_over()
         elif choice.has_logprobs:
-            self._ready.append(choice.take())
-        elif not choice.is_queued:
-            choice.is_queued = True
-            self._ready.append(choice)
+            self._waiting.append(choice.take())
+        elif not choice.is_waiting:
+            choice.is_waiting = True
+            self._waiting.append(choice)
 
-    def _hand(self, reader: Callable[[T], bool], what: T) -> None:
+    def _hand_over(self, output: RequestOutput) -> None:
+        assert self._sink is not None, "nothing flows without a sink"
         try:
-            goes_on = reader(what)
-        except Exception as failure:  # the reader's, who is to hear of it
-            self._stop_forwarding(failure)
-            return
-        if not goes_on:
-            self._stop_forwarding()
+            self._sink.push(output)
+        except Exception as failure:  # the reader's own, who is to hear of it
+            self._end(failure)
 
-    def _stop_forwarding(self, failure: Exception | None = None) -> None:
-        self._sink = self._tap = None
-        for choice in self.choices:
-            choice.tap = None
-        future = self._forwarded
-        if future is None or future.done():
-            return
-        if failure is None:
-            future.set_result(None)
-        else:
-            future.set_exception(failure)
+    def _end_if_over(self) -> None:
+        if self._flows and all(choice.finished for choice in self.choices):
+            self._end(None)
+
+    def _end(self, failure: Exception | None) -> None:
+        sink, self._sink, self._flows = self._sink, None, False
+        assert sink is not None, "nothing flows without a sink"
+        sink.end(failure)
 
     def _take_first(self) -> RequestOutput:
-        first = self._ready.popleft()
+        first = self._waiting.popleft()
         if isinstance(first, RequestOutput):
             return first
-        first.is_queued = False
+        first.is_waiting = False
         return first.take()
 
-    def _is_over(self) -> bool:
-        return all(choice.finished for choice in self.choices)
+
+class OutputIterator:
+    """A sink for `async for`: takes one output at a time, and leaves the rest to be merged."""
+
+    def __init__(self, stream: RequestStream) -> None:
+        self._stream = stream
+        stream.read(self)
+        self._next: asyncio.Future[RequestOutput] | None = None
+        self._missed: RequestOutput | None = None  # came when the task that waited for it had been cancelled
+
+    def __aiter__(self) -> OutputIterator:
+        return self
+
+    def __anext__(self) -> asyncio.Future[RequestOutput]:
+        self._next = asyncio.get_running_loop().create_future()
+        missed, self._missed = self._missed, None
+        if missed is None:
+            self._stream.resume()
+        else:
+            self._next.set_result(missed)
+        return self._next
+
+    def push(self, output: RequestOutput) -> None:
+        """See Sink."""
+        self._stream.pause()
+        if self._next is None or self._next.done():
+            self._missed = output
+        else:
+            self._next.set_result(output)
+
+    def end(self, failure: Exception | None) -> None:
+        """See Sink."""
+        if self._next is not None and not self._next.done():
+            self._next.set_exception(failure or StopAsyncIteration())

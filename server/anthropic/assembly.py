@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ..chat.path import ChoiceDelta
 from ..chat.pieces import CallStart, Reasoning
+from ..chat.run import ChoiceDelta
 from ..chat.sealed_reasoning import seal_reasoning
 from ..chat.tools.json_scanner import is_json
 from ..protocol.message_answers import (

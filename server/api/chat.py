@@ -12,10 +12,12 @@ from starlette.routing import Route
 
 from tidewheel.engine.outputs import RequestOutput
 
-from ..chat.path import ChatPath, ChatRun, ChoiceAnswer, ChoiceDelta
+from ..chat.path import ChatPath
 from ..chat.pieces import CallArguments, CallStart, Piece, Reasoning
+from ..chat.run import ChatRun, ChoiceAnswer, ChoiceDelta
+from ..generation.frames import Frames, around_text, encode_json, event
 from ..generation.logprobs import LogprobsFormatter
-from ..generation.streaming import AnswerFrames, EventStream, around_text, encode_json, event
+from ..generation.streaming import EventStream
 from ..openapi.document import operation
 from ..protocol.chat import (
     ChatChoice,
@@ -73,10 +75,7 @@ class ChatEndpoint:
         body = self._decode(raw)
         run = await self._path.start(body, len(raw), timer, request.state.request_id)
         if body.stream:
-            frames = _Frames(run, body, self._formatter, self._fingerprint)
-            return EventStream(
-                AnswerFrames(run.generation, frames.frame, end=frames.end, around_text=frames.around_text)
-            )
+            return EventStream(run.generation, _ChunkFrames(run, body, self._formatter, self._fingerprint))
         answers = await run.whole(request.receive)
         completion = ChatCompletion(
             id=run.id,
@@ -121,8 +120,8 @@ class ChatEndpoint:
         return choice
 
 
-class _Frames:
-    """The frames of a streamed answer."""
+class _ChunkFrames(Frames[RequestOutput]):
+    """The frames of a streamed answer: a chunk each."""
 
     def __init__(
         self, run: ChatRun, body: ChatCompletionRequest, formatter: LogprobsFormatter, fingerprint: str
@@ -141,12 +140,13 @@ class _Frames:
         # Most frames of a choice differ in their text alone. Until a choice has opened its turn it has no entry.
         self._around_text: dict[int, tuple[bytes, bytes] | None] = {}
 
-    def frame(self, index: int, output: RequestOutput) -> bytes:
+    def frame(self, output: RequestOutput) -> bytes:
+        index = output.index
         begins = index not in self._around_text
         usage_before = self._usage_before(output) if begins and self._continuous_usage else None
-        delta = self._run.delta(index, output)
+        delta = self._run.delta(output)
         pieces = delta.pieces
-        around = self._around_text.get(index)
+        around = None if begins else self._around_text[index]
         if around and len(pieces) == 1 and delta.finish_reason is None and output.logprobs is None:
             piece = pieces[0]
             if isinstance(piece, str):
@@ -175,9 +175,6 @@ class _Frames:
         usage.completion_tokens -= len(output.token_ids)
         usage.total_tokens -= len(output.token_ids)
         return usage
-
-    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
-        return self._around_text.get(index) if self._run.is_plain(index) else None
 
     def end(self) -> Iterator[bytes]:
         if not self._include_usage:

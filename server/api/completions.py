@@ -14,10 +14,11 @@ from starlette.routing import Route
 from tidewheel.engine.outputs import PromptLogprobs, RequestOutput
 
 from ..errors import bad_request
+from ..generation.frames import Frames, around_text, encode_json, event
 from ..generation.generations import Generation, Generations
 from ..generation.logprobs import Entry, LogprobsFormatter, output_entries, prompt_entries
 from ..generation.prompt_encoding import PromptEncoder
-from ..generation.streaming import AnswerFrames, EventStream, around_text, collect, encode_json, event
+from ..generation.streaming import EventStream, collect
 from ..openapi.document import operation
 from ..protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes
@@ -92,10 +93,7 @@ class CompletionsEndpoint:
         )
         writer = _ChoiceWriter(body, prompts, self._formatter, sampling.n)
         if body.stream:
-            frames = _Frames(generation, answer, writer, body)
-            parts = frames.parts if body.echo and body.logprobs is not None else None
-            source = AnswerFrames(generation, frames.frame, end=frames.end, parts=parts, around_text=frames.around_text)
-            return EventStream(source)
+            return EventStream(generation, _ChoiceFrames(generation, answer, writer, body))
         outputs = await collect(request.receive, generation)
         answer.choices = HOLE
         answer.usage = generation.usage()
@@ -189,8 +187,9 @@ class _ChoiceWriter:
             holes.append(formatter.prompt(token_ids, scores, body.prompt_logprobs))
         yield from filled(choice, *map(listed, holes))
 
-    def piece(self, index: int, output: RequestOutput) -> CompletionChoice | None:
+    def piece(self, output: RequestOutput) -> CompletionChoice | None:
         """What one output adds to a choice; None if that is nothing."""
+        index = output.index
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[index // self._per_prompt] = output.prompt_logprobs
         begins = index not in self._offsets
@@ -204,14 +203,17 @@ class _ChoiceWriter:
             return choice
         return None
 
-    def prompt_pieces(self, index: int, output: RequestOutput) -> Iterator[CompletionChoice]:
+    def has_begun(self, index: int) -> bool:
+        """Whether a choice has had a piece."""
+        return index in self._offsets
+
+    def prompt_pieces(self, output: RequestOutput) -> Iterator[CompletionChoice]:
         """What a choice that begins has to say of its echoed prompt's tokens, before the last of them.
 
         `piece` tells the rest; it is all for a prompt that is not long.
         """
-        if index in self._offsets:
-            return
-        number, body = index // self._per_prompt, self._body
+        index, body = output.index, self._body
+        number = index // self._per_prompt
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[number] = output.prompt_logprobs
         prompt, offset = self._prompts[number], 0
@@ -255,7 +257,7 @@ def _mean_logprob(outputs: Sequence[RequestOutput]) -> float:
     return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
-class _Frames:
+class _ChoiceFrames(Frames[RequestOutput]):
     """The frames of a streamed answer, of which `answer` becomes one after the other."""
 
     def __init__(
@@ -267,37 +269,41 @@ class _Frames:
         self._include_usage, self._continuous_usage = body.include_usage, body.continuous_usage
         if self._include_usage:
             answer.usage = None
+        self._echoes_logprobs = bool(body.echo) and body.logprobs is not None
         self._is_plain = not (self._continuous_usage or body.return_token_ids or body.logprobs is not None)
         # Most frames of a choice differ in their text alone. Until a choice has begun it has no entry.
         self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
-    def frame(self, index: int, output: RequestOutput) -> bytes:
-        around, answer = self._around_text.get(index), self._answer
+    def frame(self, output: RequestOutput) -> bytes | Iterator[bytes]:
+        around = self._around_text.get(output.index)
         if around is not None and output.finish_reason is None:
             return around[0] + encode_json(output.text) + around[1] if output.text else b""
-        choice = self._writer.piece(index, output)
+        if self._echoes_logprobs and not self._writer.has_begun(output.index):
+            return self._with_prompt(output)
+        return self._frame(output)
+
+    def _with_prompt(self, output: RequestOutput) -> Iterator[bytes]:
+        """The frames of a choice's first output, which may tell of a long prompt."""
+        for choice in self._writer.prompt_pieces(output):
+            self._answer.choices = [choice]
+            if self._continuous_usage:
+                self._answer.usage = self._generation.usage()
+            yield event(self._answer)
+        if frame := self._frame(output):
+            yield frame
+
+    def _frame(self, output: RequestOutput) -> bytes:
+        index, answer = output.index, self._answer
+        choice = self._writer.piece(output)
         if choice is None:
             return b""
-        if self._is_plain and around is None:
+        if self._is_plain and index not in self._around_text:
             answer.choices = [CompletionChoice(index, "", None, None, None)]
             self._around_text[index] = around_text(answer, "text")
         answer.choices = [choice]
         if self._continuous_usage:
             answer.usage = self._generation.usage()
         return event(answer)
-
-    def parts(self, index: int, output: RequestOutput) -> Iterator[bytes]:
-        """The frames of an output, where the first one of a choice may tell of a long prompt."""
-        for choice in self._writer.prompt_pieces(index, output):
-            self._answer.choices = [choice]
-            if self._continuous_usage:
-                self._answer.usage = self._generation.usage()
-            yield event(self._answer)
-        if frame := self.frame(index, output):
-            yield frame
-
-    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
-        return self._around_text.get(index)
 
     def end(self) -> Iterator[bytes]:
         if not self._include_usage:

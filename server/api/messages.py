@@ -10,8 +10,9 @@ from ..anthropic.assembly import MessageBuilder
 from ..anthropic.translation import chat_request, check_tool_types
 from ..chat.field_names import renamed_fields
 from ..chat.path import ChatPath
+from ..chat.run import EventFrames
 from ..errors import ApiError
-from ..generation.streaming import EventStream, StreamEnd
+from ..generation.streaming import EventStream
 from ..openapi.document import operation
 from ..protocol.decode import BodyDecoder, ParameterNotes
 from ..protocol.errors import AnthropicErrorResponse
@@ -58,8 +59,10 @@ class MessagesEndpoints:
         builder = MessageBuilder(run.model, run.usage, body.max_tokens, shows_thinking=not hides_thinking)
         if body.stream:
             request_id = request.state.request_id
-            end = StreamEnd(b"", lambda error: _error_event(error, request_id))
-            return EventStream(run.frames(builder.push, end=builder.finish), end)
+            frames = EventFrames(
+                run, builder.push, end=builder.finish, failed=lambda error: _error_event(error, request_id)
+            )
+            return EventStream(run.generation, frames)
         await run.feed(request.receive, builder.push)
         for _ in builder.finish():
             pass

@@ -15,10 +15,12 @@ from starlette.routing import Route
 from tidewheel.engine.errors import quoted
 
 from ..chat.field_names import renamed_fields
-from ..chat.path import ChatPath, ChatRun
+from ..chat.path import ChatPath
+from ..chat.run import ChatRun, EventFrames
 from ..errors import ApiError, bad_request
+from ..generation.frames import named_events
 from ..generation.logprobs import LogprobsFormatter
-from ..generation.streaming import EventStream, StreamEnd, named_events
+from ..generation.streaming import EventStream
 from ..openapi.document import operation
 from ..protocol.chat import ChatCompletionRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes, unsupported
@@ -107,8 +109,8 @@ class ResponsesEndpoints:
             self._keep(stored)
 
         if body.stream:
-            frames = run.frames(builder.push, begin=builder.begin, end=finish)
-            return EventStream(frames, StreamEnd(b"", _failed(builder)))
+            frames = EventFrames(run, builder.push, begin=builder.begin, end=finish, failed=_failed(builder))
+            return EventStream(run.generation, frames)
         await run.feed(request.receive, builder.push)
         for _ in finish():
             pass
@@ -122,7 +124,7 @@ class ResponsesEndpoints:
             stored.run = BackgroundRun(run, builder, lambda: self._keep_ended(stored), is_streamed=is_streamed)
         except BaseException:
             self._store.remove(builder.response.id)
-            run.close()
+            run.generation.close()
             raise
         return stored.run.stream() if is_streamed else json_response(builder.response)
 

@@ -48,14 +48,9 @@ class Answer:
             return len(self._reasoning_ids)
         return self._reasoning_tokens
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nobody looks for reasoning or calls in the text, from now on."""
-        return self._reasoning_parser is None and self._tool_parser is None
-
     def push(self, output: RequestOutput) -> list[Piece]:
         """What became certain with `output`; sets `finish_reason` with the last one."""
-        if self.is_plain:
+        if self._reasoning_parser is None and self._tool_parser is None:
             pieces: list[Piece] = [output.text] if output.text else []
         else:
             pieces = self._split(output)

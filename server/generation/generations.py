@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
-from tidewheel.engine.choice import Tap
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.stream import RequestStream
+from tidewheel.engine.stream import RequestStream, Sink
 
 from ..errors import ApiError, ClientGone, bad_request
 from ..protocol.sampling import GenerationBody
@@ -28,14 +27,14 @@ from .answer_size import bounded
 from .token_constraints import Calls, token_constraints
 
 _OPERATIONS = {"cmpl": "text_completion"}  # OpenTelemetry's names for the kinds of answers
-_MERGE_QUEUE_SIZE = 64  # outputs; a full queue leaves the rest in the engine's streams
 
 
 class Generation:
-    """The engine requests of one HTTP request, one for each prompt, as a single stream of outputs.
+    """The engine requests of one HTTP request, one for each prompt, as a single source of outputs.
 
-    `prompt_tokens` is the length of all prompts, `n` the number of choices each has. `close` must be called in the
-    end. It aborts what is unfinished, so nothing goes on for a reader who has left.
+    An output's index counts over prompts and then over `n`, the choices of each. `prompt_tokens` is the length of all
+    prompts. `close` must be called in the end. It aborts what is unfinished, so nothing goes on for a reader who has
+    left.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class Generation:
         generation_id: str,
         streams: Sequence[RequestStream],
         prompt_tokens: int,
-        n: int,
         timer: RequestTimer,
         on_close: Callable[[Generation], None],
     ) -> None:
@@ -51,46 +49,72 @@ class Generation:
         self.timer = timer
         self.client_gone = False
         self.timed_out = False
-        self.num_choices = len(streams) * n
-        self._n = n
+        self.choices = [choice for stream in streams for choice in stream.choices]
         self._prompt_tokens = prompt_tokens
         self._streams = streams
         self._on_close = on_close
-        self._pumps: list[asyncio.Task[None]] = []
-        self._cached_tokens = [0] * len(streams)
-        self._closed = False
+        self._sink: Sink[RequestOutput] | None = None
+        self._num_flowing = len(streams)
+        self._is_paused = True
+        self._is_closed = False
 
     def usage(self) -> Usage:
         """Tokens so far. A prompt counts once, however many choices it has."""
         completion_tokens = self.timer.completion_tokens
-        details = PromptTokensDetails(sum(self._cached_tokens))
+        cached = sum(max(choice.num_cached_tokens for choice in stream.choices) for stream in self._streams)
+        details = PromptTokensDetails(cached)
         return Usage(self._prompt_tokens, completion_tokens, self._prompt_tokens + completion_tokens, details)
 
-    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """Every output with its choice's index, which counts over prompts and then over `n`.
+    def read(self, sink: Sink[RequestOutput]) -> None:
+        """Pushes all outputs to `sink`, as they come, and the end.
 
-        Raises ApiError if a choice fails or the server stops, and ClientGone after `abort`.
+        That is a failure if the sink has raised it, an ApiError if a choice fails or the server stops, and ClientGone
+        after `abort`.
         """
-        if len(self._streams) == 1:
-            async for output in self._streams[0]:
-                yield self._account(0, output), output
-        else:
-            async for prompt_index, output in self._merged():
-                yield self._account(prompt_index, output), output
-        if self.client_gone:
-            raise ClientGone
+        self._sink = sink
+        for stream in self._streams:
+            stream.read(self)
+        self.resume()
 
-    async def forward(self, sink: Callable[[int, RequestOutput], bool], tap: Callable[[int], Tap | None]) -> None:
-        """Hands the outputs of a single prompt to `sink` as they come, with no task in between.
+    def pause(self) -> None:
+        """Pushes nothing until `resume`; outputs that come meanwhile are merged."""
+        self._is_paused = True
+        for stream in self._streams:
+            stream.pause()
 
-        `tap` says who takes the texts of a choice's tokens that say nothing else, and tells the timer of each; None if
-        `sink` does.
+    def resume(self) -> None:
+        """Goes on pushing."""
+        self._is_paused = self._sink is None
+        for stream in self._streams:
+            if self._is_paused:
+                return
+            stream.resume()
 
-        Returns when `sink` returns False, or at the end; at once for several prompts, whose outputs are merged. Raises
-        what `outputs` raises.
-        """
-        if len(self._streams) == 1:
-            await self._streams[0].forward(lambda output: sink(self._account(0, output), output), tap)
+    async def feed(self, push: Callable[[RequestOutput], None]) -> None:
+        """Calls `push` with all outputs, as they come, and waits for the end. Raises what `read` calls its failure."""
+        feed = _Feed(push)
+        self.read(feed)
+        await feed.ended
+
+    def push(self, output: RequestOutput) -> None:
+        """Takes an output of a stream. See Sink."""
+        self.timer.on_output(output, self.choices[output.index])
+        if output.finish_reason is not None:
+            self._check_end(output)
+        assert self._sink is not None, "nothing flows without a sink"
+        self._sink.push(output)
+
+    def end(self, failure: Exception | None) -> None:
+        """Takes the end of a stream; with the last, or a failure, all has ended. See Sink."""
+        self._num_flowing -= 1
+        if failure is None and self._num_flowing:
+            return
+        if failure is None and self.client_gone:
+            failure = ClientGone()
+        sink, self._sink = self._sink, None
+        self.pause()
+        assert sink is not None, "nothing flows without a sink"
+        sink.end(failure)
 
     def abort(self) -> None:
         """Ends the generation because its client has gone."""
@@ -102,25 +126,25 @@ class Generation:
         self.timed_out = True
         self._abort_streams()
 
+    def close(self) -> None:
+        """Aborts what is unfinished, of which the sink hears no more, and reports the request.
+
+        Later calls do nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._sink = None
+        self.pause()
+        self._abort_streams()
+        self._on_close(self)
+
     def _abort_streams(self) -> None:
         for stream in self._streams:
             stream.abort()
 
-    def close(self) -> None:
-        """Aborts what is unfinished and reports the request. Later calls do nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        for pump in self._pumps:
-            pump.cancel()
-        self._abort_streams()
-        self._on_close(self)
-
-    def _account(self, prompt_index: int, output: RequestOutput) -> int:
-        choice = prompt_index * self._n + output.index
-        self._cached_tokens[prompt_index] = max(self._cached_tokens[prompt_index], output.num_cached_tokens)
-        times = self._streams[prompt_index].choices[output.index].times
-        self.timer.on_output(output, choice, None if times is None else times.first_token)
+    def _check_end(self, output: RequestOutput) -> None:
+        """Raises if a choice's last output says that it is not complete."""
         if output.finish_reason is FinishReason.ABORT:
             if self.client_gone:
                 raise ClientGone
@@ -135,29 +159,22 @@ class Generation:
             raise ApiError(
                 HTTPStatus.INTERNAL_SERVER_ERROR, output.error or "the request failed", code="generation_failed"
             )
-        return choice
 
-    async def _merged(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        queue: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue(_MERGE_QUEUE_SIZE)
 
-        async def pump(prompt_index: int, stream: RequestStream) -> None:
-            try:
-                async for output in stream:
-                    await queue.put((prompt_index, output))
-            except Exception as failure:
-                await queue.put(failure)
-            await queue.put(None)
+class _Feed:
+    """A sink that calls a function; its end can be awaited."""
 
-        self._pumps = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(self._streams)]
-        unfinished = len(self._pumps)
-        while unfinished:
-            item = await queue.get()
-            if item is None:
-                unfinished -= 1
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                yield item
+    def __init__(self, push: Callable[[RequestOutput], None]) -> None:
+        self.push = push
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self, failure: Exception | None) -> None:
+        if self.ended.done():  # nobody waits any more
+            return
+        if failure is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(failure)
 
 
 class Generations:
@@ -213,7 +230,9 @@ class Generations:
         try:
             for i, prompt in enumerate(prompts):
                 request_id = generation_id if len(prompts) == 1 else f"{generation_id}-{i}"
-                request = Request(request_id, prompt, sampling, priority, cache_salt, constraints)
+                request = Request(
+                    request_id, prompt, sampling, priority, cache_salt, constraints, first_choice=i * sampling.n
+                )
                 streams.append(self._engine.submit(request))
         except BaseException:
             for stream in streams:
@@ -243,7 +262,7 @@ class Generations:
             )
             self._reports.report(report)
 
-        generation = Generation(generation_id, streams, sum(lengths), sampling.n, timer, on_close)
+        generation = Generation(generation_id, streams, sum(lengths), timer, on_close)
         timeout = self.admission.limits.request_timeout_s
         if timeout is not None:
             left = timer.started + timeout - time.perf_counter()

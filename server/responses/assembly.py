@@ -10,9 +10,9 @@ from typing import Any
 
 from tidewheel.engine.outputs import RequestOutput
 
-from ..chat.path import ChoiceDelta
 from ..chat.pieces import CallStart
 from ..chat.pieces import Reasoning as ReasoningPiece
+from ..chat.run import ChoiceDelta
 from ..chat.sealed_reasoning import seal_reasoning
 from ..errors import ApiError
 from ..protocol.chat import ChatLogprobs

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 
-from ..chat.path import ChatRun
-from ..errors import ClientGone, as_api_error
-from ..generation.streaming import EventStream, StreamEnd, named_event
+from tidewheel.engine.stream import Sink
+
+from ..chat.run import ChatRun
+from ..errors import ApiError, ClientGone, as_api_error
+from ..generation.frames import Frames, named_event
+from ..generation.streaming import EventStream
 from ..protocol.response_events import ResponseEvent
 from .assembly import ResponseBuilder
 
@@ -18,60 +21,93 @@ class EventLog:
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.is_complete = False
-        self._news = asyncio.Event()
+        self._readers: set[EventLogReader] = set()
 
     def append(self, events: Iterable[ResponseEvent]) -> None:
         """Adds frames."""
         self.frames += map(named_event, events)
-        self.wake()
+        self._tell()
 
     def complete(self) -> None:
         """Nothing more will be added."""
         self.is_complete = True
-        self.wake()
+        self._tell()
 
-    def wake(self) -> None:
-        """Lets waiting readers look again."""
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def add(self, reader: EventLogReader) -> None:
+        """Tells `reader` of all that comes."""
+        self._readers.add(reader)
 
-    async def news(self) -> None:
-        """Waits until there is something to look at."""
-        await self._news.wait()
+    def remove(self, reader: EventLogReader) -> None:
+        """Tells it no more."""
+        self._readers.discard(reader)
+
+    def _tell(self) -> None:
+        for reader in list(self._readers):
+            reader.push_news()
 
 
 class EventLogReader:
-    """One client that reads a log, from the event with the number `start` on. A `source` of an EventStream."""
+    """One client that reads a log, from the event with the number `start` on. A source of an EventStream."""
 
     def __init__(self, log: EventLog, start: int) -> None:
         self._log = log
         self._next = start
-        self._gone = False
+        self._sink: Sink[bytes] | None = None
+        self._is_paused = False
+
+    def read(self, sink: Sink[bytes]) -> None:
+        """Pushes all frames to `sink`, as they come; those that are there already, as one."""
+        self._sink = sink
+        self._log.add(self)
+        self.push_news()
+
+    def pause(self) -> None:
+        """Pushes nothing until `resume`."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Goes on pushing."""
+        self._is_paused = False
+        self.push_news()
 
     def abort(self) -> None:
-        """The client has hung up; what it read from goes on."""
-        self._gone = True
-        self._log.wake()
+        """The client has hung up, with which reading ends; what it read from goes on."""
+        self._end(ClientGone())
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Nobody reads any more."""
+        self._log.remove(self)
 
-    async def forward(self, write: Callable[[bytes], bool]) -> None:
-        """There are only `frames`."""
+    def push_news(self) -> None:
+        """Pushes what has not been pushed yet."""
+        if self._sink is None or self._is_paused:
+            return
+        if self._next < len(self._log.frames):
+            ready = self._log.frames[self._next :]
+            self._next += len(ready)
+            try:
+                self._sink.push(b"".join(ready))
+            except Exception as failure:  # that of one reader is not the others'
+                self._end(failure)
+        if self._log.is_complete and not self._is_paused:
+            self._end(None)
 
-    async def frames(self) -> AsyncIterator[bytes]:
-        """All frames, as they come. Raises ClientGone after `abort`."""
-        while True:
-            if self._gone:
-                raise ClientGone
-            if self._next < len(self._log.frames):
-                ready = self._log.frames[self._next :]
-                self._next += len(ready)
-                yield b"".join(ready)
-            elif self._log.is_complete:
-                return
-            else:
-                await self._log.news()
+    def _end(self, failure: Exception | None) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.end(failure)
+
+
+class _LogFrames(Frames[bytes]):
+    """What is read from a log are frames; a failure is among them."""
+
+    done = b""
+
+    def frame(self, item: bytes) -> bytes:
+        return item
+
+    def failed(self, error: ApiError) -> bytes:
+        return b""
 
 
 class BackgroundRun:
@@ -88,10 +124,10 @@ class BackgroundRun:
         self._note(builder.begin())
         self._task = asyncio.create_task(self._answer(run, builder, on_end))
 
-    def stream(self, start: int = 0) -> EventStream:
+    def stream(self, start: int = 0) -> EventStream[bytes]:
         """The events from number `start` on, for a run that is streamed."""
         assert self.log is not None, "only streamed runs keep their events"
-        return EventStream(EventLogReader(self.log, start), StreamEnd(b"", lambda error: b""))
+        return EventStream(EventLogReader(self.log, start), _LogFrames())
 
     async def cancel(self) -> None:
         """Ends the run. A response that has ended already stays as it is."""
@@ -100,15 +136,14 @@ class BackgroundRun:
 
     async def _answer(self, run: ChatRun, builder: ResponseBuilder, on_end: Callable[[], None]) -> None:
         try:
-            async for delta in run.deltas():
-                self._note(builder.push(delta))
+            await run.generation.feed(lambda output: self._note(builder.push(run.delta(output))))
             self._note(builder.finish(run.usage()))
         except ClientGone:
             builder.response.status = "cancelled"
         except Exception as failure:
             self._note(builder.fail(as_api_error(failure)))
         finally:
-            run.close()
+            run.generation.close()
             self._abort = lambda: None  # nothing of what made the response is kept
             if self.log is not None:
                 self.log.complete()

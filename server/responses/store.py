@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..generation.streaming import encode_json
+from ..generation.frames import encode_json
 from ..protocol.response_items import Item, OutputItem
 from ..protocol.responses import Response
 from .background import BackgroundRun

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidewheel.engine.choice import Choice
 from tidewheel.engine.engine import Engine, EngineStats
 from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.transcript import Transcript
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -161,38 +161,38 @@ class RequestTimer:
         self._last_token: dict[int, float] = {}  # by choice
         self.finish_reasons: list[str] = []
 
-    def on_output(self, output: RequestOutput, choice: int, first_token: float | None = None) -> None:
-        """Takes note of one output of a choice (counted over prompts, then over n), whose first token came then."""
-        if output.token_ids:
-            self.on_tokens(len(output.token_ids), choice, first_token)
+    def on_output(self, output: RequestOutput, choice: Transcript) -> None:
+        """Takes note of an output of a choice, whose index counts over all prompts.
+
+        Of several tokens that come at once, each took a share of the time since the last.
+        """
+        count = len(output.token_ids)
+        if count:
+            self.completion_tokens += count
+            now = time.perf_counter()
+            last = self._last_token.get(output.index)
+            self._last_token[output.index] = now
+            if last is None:
+                if self.time_to_first_token is None:
+                    self.time_to_first_token = now - self.started
+                    self._metrics.time_to_first_token.observe(self.time_to_first_token)
+                # The time to the first token is no latency between tokens.
+                last, count = now if choice.times is None else choice.times.first_token, count - 1
+            if count == 1:
+                self._metrics.inter_token_latency.observe(now - last)
+            elif count:
+                self._metrics.inter_token_latency.observe_many((now - last) / count, count)
         if output.finish_reason is not None:
             self.finish_reasons.append(output.finish_reason.value)
             self._metrics.finished[output.finish_reason.value] += 1
 
-    def on_tokens(self, count: int, choice: int, first_token: float | None = None) -> None:
-        """Takes note that `count` tokens of a choice came at once: each took a share of the time since the last."""
-        self.completion_tokens += count
-        now = time.perf_counter()
-        last = self._last_token.get(choice)
-        self._last_token[choice] = now
-        if last is None:
-            if self.time_to_first_token is None:
-                self.time_to_first_token = now - self.started
-                self._metrics.time_to_first_token.observe(self.time_to_first_token)
-            # The time to the first token is no latency between tokens.
-            last, count = first_token or now, count - 1
-        if count == 1:
-            self._metrics.inter_token_latency.observe(now - last)
-        elif count:
-            self._metrics.inter_token_latency.observe_many((now - last) / count, count)
-
-    def decode_time(self, index: int, choice: Choice) -> float | None:
-        """Seconds from the first token to the last of the choice that outputs count as `index`; None without tokens."""
-        last = self._last_token.get(index)
+    def decode_time(self, choice: Transcript) -> float | None:
+        """Seconds from a choice's first token to its last; None without tokens."""
+        last = self._last_token.get(choice.index)
         return None if last is None or choice.times is None else max(last - choice.times.first_token, 0.0)
 
     def stop(
-        self, prompt_lengths: Sequence[int], sampling: SamplingParams, choices: Sequence[Sequence[Choice]]
+        self, prompt_lengths: Sequence[int], sampling: SamplingParams, choices: Sequence[Sequence[Transcript]]
     ) -> float:
         """Ends the request, of whose prompts each has its `choices`; returns how many seconds it took."""
         elapsed = time.perf_counter() - self.started
@@ -201,15 +201,15 @@ class RequestTimer:
         metrics.params_n.observe(sampling.n)
         if sampling.max_tokens is not None:
             metrics.params_max_tokens.observe(sampling.max_tokens)
-        for prompt, (length, answers) in enumerate(zip(prompt_lengths, choices, strict=True)):
+        for length, answers in zip(prompt_lengths, choices, strict=True):
             metrics.prompt_tokens.observe(length)
             metrics.prefill_computed_tokens.observe(length - answers[0].num_cached_tokens)
             metrics.max_generation_tokens.observe(max(answer.num_tokens for answer in answers))
             for answer in answers:
-                self._observe(answer, self.decode_time(prompt * sampling.n + answer.index, answer))
+                self._observe(answer, self.decode_time(answer))
         return elapsed
 
-    def _observe(self, choice: Choice, decode: float | None) -> None:
+    def _observe(self, choice: Transcript, decode: float | None) -> None:
         metrics = self._metrics
         metrics.generation_tokens.observe(choice.num_tokens)
         metrics.preemptions.observe(choice.num_preemptions)

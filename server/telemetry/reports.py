@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tidewheel.engine.choice import Choice
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.transcript import Transcript
 
 from ..protocol.usage import Usage
 from .metrics import RequestTimer
@@ -30,7 +30,7 @@ class Ended:
     operation: str
     prompt_lengths: Sequence[int]
     sampling: SamplingParams
-    choices: Sequence[Sequence[Choice]]
+    choices: Sequence[Sequence[Transcript]]
     timer: RequestTimer
     usage: Usage
     cut_short: str | None
@@ -80,7 +80,7 @@ class RequestReports:
             "gen_ai.latency.time_to_first_token": ended.timer.time_to_first_token,
         }
         first = ended.choices[0][0]
-        times, decode = first.times, ended.timer.decode_time(0, first)
+        times, decode = first.times, ended.timer.decode_time(first)
         if times is not None and decode is not None:
             prefill = times.first_token - times.scheduled
             attributes["gen_ai.latency.time_in_queue"] = times.scheduled - times.queued

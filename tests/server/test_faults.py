@@ -19,10 +19,10 @@ from server.conftest import RunningServer, ServerProcess, StartProcess, StartSer
 from server.generation.test_streaming import eventually, is_idle
 from storm import Storm
 
-from tidewheel.engine.choice import Choice
 from tidewheel.engine.load import EngineOptions, load_engine
 from tidewheel.engine.scheduling.sequence import Sequence
 from tidewheel.engine.stream import RequestStream
+from tidewheel.engine.transcript import Transcript
 from tidewheel.server.generation.generations import Generation
 
 REQUESTS, AT_A_TIME = 2000, 48
@@ -65,7 +65,7 @@ def settled_memory(server: RunningServer) -> int:
 
 def leftovers() -> Counter[str]:
     gc.collect()
-    kinds = (Choice, Generation, RequestStream, Sequence)
+    kinds = (Generation, RequestStream, Sequence, Transcript)
     return Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds))
 
 

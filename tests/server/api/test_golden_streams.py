@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ import pytest
 from server.conftest import RunningServer, StartServer
 from server.scripted_engine import ScriptedEngine
 
-from tidewheel.engine.choice import Tap
 from tidewheel.engine.outputs import RequestOutput
 from tidewheel.engine.request import Request
-from tidewheel.engine.stream import RequestStream
+from tidewheel.engine.stream import RequestStream, Sink
 
 GOLDEN = Path(__file__).with_name("golden")
 VARIABLE = [
@@ -37,32 +35,37 @@ class OneTokenStream:
     def __init__(self, stream: RequestStream) -> None:
         self.choices = stream.choices
         self._stream = stream
+        self._sink: Any = None
         self._ready: deque[RequestOutput] = deque()
+        self._is_paused = False
 
-    def __aiter__(self) -> OneTokenStream:
-        return self
+    def read(self, sink: Sink[RequestOutput]) -> None:
+        self._sink = sink
+        self._stream.read(self)
 
-    async def __anext__(self) -> RequestOutput:
-        if not self._ready:
-            self._ready.extend(_split(await self._stream.__anext__()))
-        return self._ready.popleft()
+    def pause(self) -> None:
+        self._is_paused = True
+        self._stream.pause()
 
-    async def forward(self, sink: Callable[[RequestOutput], bool], tap: Callable[[int], Tap | None]) -> None:
-        def give() -> bool:
-            while self._ready:
-                if not sink(self._ready.popleft()):
-                    return False
-            return True
+    def resume(self) -> None:
+        self._is_paused = False
+        self._give()
+        if not self._is_paused:
+            self._stream.resume()
 
-        def split(output: RequestOutput) -> bool:
-            self._ready.extend(_split(output))
-            return give()
+    def push(self, output: RequestOutput) -> None:
+        self._ready.extend(_split(output))
+        self._give()
 
-        if give():
-            await self._stream.forward(split, tap)
+    def end(self, failure: Exception | None) -> None:
+        self._sink.end(failure)
 
     def abort(self) -> None:
         self._stream.abort()
+
+    def _give(self) -> None:
+        while self._ready and not self._is_paused:
+            self._sink.push(self._ready.popleft())
 
 
 def _split(output: RequestOutput) -> list[RequestOutput]:

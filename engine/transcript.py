@@ -1,10 +1,9 @@
-"""Choice: one choice of a request, as its tokens become text. Lives on the event loop."""
+"""Transcript: one choice of a request, as its tokens become text. Lives on the event loop."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping
 
 from .outputs import FinishReason, PromptLogprobs, RequestOutput, SequenceTimes, TokenLogprob
 from .sampling_params import SamplingParams
@@ -14,20 +13,21 @@ from .text.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
 
-Tap: TypeAlias = Callable[[str], bool]  # takes the text of one token, and says whether more may come
+_NOTHING: Mapping[int, str] = {}
 
 
-class Choice:
-    """One choice of a request: turns its tokens into text, and gathers what has not been read yet.
+class Transcript:
+    """What one choice has said: turns its tokens into text, and gathers what has not been taken yet.
 
-    `known_texts` are the tokens whose text is theirs alone. A `tap` is handed that text instead, while there is nothing
-    else to say.
+    `plain` are tokens of which there is nothing to say but this text of theirs. That holds until the next `push`: such
+    a token need not be pushed, if it is counted in `num_tokens`.
     """
 
     __slots__ = (
         "_detokenizer",
         "_error",
         "_finish_reason",
+        "_known",
         "_logprobs",
         "_min_tokens",
         "_prompt_logprobs",
@@ -39,13 +39,12 @@ class Choice:
         "finished",
         "has_logprobs",
         "index",
-        "is_queued",
+        "is_waiting",
         "key",
-        "known_texts",
         "num_cached_tokens",
         "num_preemptions",
         "num_tokens",
-        "tap",
+        "plain",
         "times",
     )
 
@@ -53,15 +52,15 @@ class Choice:
         self.key = key
         self.index = index
         self.finished = False
-        self.is_queued = False  # for the stream's reader
+        self.is_waiting = False  # to be taken, in the stream's queue
         self.has_logprobs = sampling.logprobs is not None
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_tokens = 0
-        self.tap: Tap | None = None
-        self.known_texts: Mapping[int, str] = detokenizer.known
+        self.plain = _NOTHING
         self.times: SequenceTimes | None = None  # known from its first token on
         self._detokenizer = detokenizer
+        self._known = _NOTHING if self.has_logprobs or sampling.stop else detokenizer.known
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
         self._min_tokens = sampling.min_tokens
         self._show_stop_token = sampling.include_stop_str_in_output
@@ -73,18 +72,11 @@ class Choice:
         self._stop_reason: str | int | None = None
         self._error: str | None = None
 
-    @property
-    def can_be_tapped(self) -> bool:
-        """Whether there may be nothing to say of the tokens to come but their texts, one after the other."""
-        if self.finished or self.has_logprobs or self._stops is not None:
-            return False
-        return self._detokenizer.is_whole
-
     def push_prompt(self, logprobs: PromptLogprobs) -> None:
         """Add the log-probabilities of the next tokens of the prompt."""
         self._prompt_logprobs.append(logprobs)
 
-    def push(self, token: int, logprob: TokenLogprob | None, *, ends: bool) -> bool:
+    def push(self, token: int, logprob: TokenLogprob | None, *, ends: bool = False) -> bool:
         """Add a token; `ends` says it is one that stops the choice. Returns whether its text has ended the choice."""
         self._token_ids.append(token)
         self.num_tokens += 1
@@ -95,6 +87,7 @@ class Choice:
                 self._show(self._detokenizer.push(token))
             except Exception as error:
                 self._break(error)
+        self.plain = self._known if self._detokenizer.is_whole else _NOTHING
         return self.finished
 
     def push_all(self, hypothesis: Hypothesis) -> None:

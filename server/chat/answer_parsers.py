@@ -1,0 +1,89 @@
+"""AnswerParsers: what reads a model's reasoning and calls, chosen for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tidewheel.engine.constraints.constraint import Preface
+from tidewheel.engine.text.tokenizer import Tokenizer
+
+from ..errors import bad_request
+from ..protocol.chat import ChatCompletionRequest, Tool
+from .answer import Answer
+from .model_formats import ModelFormats
+from .reasoning import REASONING_PARSERS, ReasoningParser
+from .rendering import RenderedPrompt
+from .tools import TOOL_CALL_PARSERS
+from .tools.parser import ToolParser
+from .tools.tool_choice import demanded_calls_parser, demanded_tool, demands_calls
+
+
+class AnswerParsers:
+    """The parsers of one model's `formats`. `tool_parser` reads its calls, if there is one."""
+
+    def __init__(self, formats: ModelFormats, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._no_calls_because = formats.no_calls_because
+        self.tool_parser: type[ToolParser] | None = (
+            TOOL_CALL_PARSERS[formats.tool_calls] if formats.tool_calls else None
+        )
+        self._reasoning_parser: type[ReasoningParser] | None = (
+            REASONING_PARSERS[formats.reasoning] if formats.reasoning else None
+        )
+        reasoning = self._reasoning_parser
+        self._tool_tags = self._special_tokens(self.tool_parser.markers if self.tool_parser else ())
+        self._reasoning_tags = self._special_tokens((reasoning.opening, reasoning.closing) if reasoning else ())
+
+    @property
+    def reads_reasoning(self) -> bool:
+        """Whether reasoning is told from the answer."""
+        return self._reasoning_parser is not None
+
+    def check_tools(self, body: ChatCompletionRequest, tools: Sequence[Tool]) -> None:
+        """Raises ApiError (400) for tools that the model may call, if no calls are read."""
+        if tools and self.tool_parser is None and not demands_calls(body):
+            raise bad_request(
+                f"tools that the model may call cannot be served: {self._no_calls_because}. Start the server with the "
+                '--tool-call-parser of its model, or set tool_choice to "none", "required" or a function',
+                "tools",
+                "unsupported_parameter",
+            )
+
+    def shown_tokens(self, tools: Sequence[Tool]) -> frozenset[int]:
+        """The special tokens that an answer's text must have for the parsers to see them."""
+        return self._reasoning_tags | self._tool_tags if tools else self._reasoning_tags
+
+    def preface(self, prompt: RenderedPrompt) -> Preface | None:
+        """The reasoning that may come before what an answer has to match."""
+        reasoning = self._reasoning(prompt)
+        if reasoning is None or reasoning.is_over:
+            return None
+        return Preface(reasoning.closing, reasoning.is_open, self._tokenizer.token_to_id(reasoning.opening))
+
+    def answer(self, body: ChatCompletionRequest, tools: Sequence[Tool], prompt: RenderedPrompt) -> Answer:
+        """What splits one choice of a request into pieces."""
+        tool_parser = None
+        if demands_calls(body):
+            tool_parser = demanded_calls_parser(body, self.tool_parser)
+        elif self.tool_parser is not None and tools:
+            tool_parser = self.tool_parser(tools)
+        return Answer(
+            self._tokenizer,
+            self._reasoning(prompt),
+            tool_parser,
+            echo=prompt.spoken if body.echo else "",
+            one_call=body.parallel_tool_calls is False,
+            hide_reasoning=body.include_reasoning is False,
+            chosen=demanded_tool(body) is None,
+        )
+
+    def _reasoning(self, prompt: RenderedPrompt) -> ReasoningParser | None:
+        if self._reasoning_parser is None:
+            return None
+        begun = prompt.spoken if prompt.continues else prompt.text
+        return self._reasoning_parser(begun, continues=prompt.continues)
+
+    def _special_tokens(self, tags: Iterable[str]) -> frozenset[int]:
+        """Those of `tags` that the tokenizer has as special tokens."""
+        token_ids = (self._tokenizer.token_to_id(tag) for tag in tags)
+        return frozenset(i for i in token_ids if i is not None and self._tokenizer.is_special(i))

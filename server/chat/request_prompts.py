@@ -1,0 +1,77 @@
+"""RequestPrompts: the prompts of chat requests, rendered and encoded, counted, and made to fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import structs
+
+from ..generation.prompt_encoding import PromptEncoder
+from ..protocol.chat import ChatCompletionRequest, Message, check_parts
+from .rendering import PromptRenderer, RenderedPrompt
+from .tools.tool_choice import offered_tools
+from .truncation import drop_oldest_turns
+
+
+class RequestPrompts:
+    """Makes prompts. `raw_size` is always the size of a request's body in bytes: a long one is encoded in a thread."""
+
+    def __init__(self, encoder: PromptEncoder, renderer: PromptRenderer) -> None:
+        self._encoder = encoder
+        self._renderer = renderer
+
+    async def encode(self, body: ChatCompletionRequest, raw_size: int) -> tuple[RenderedPrompt, list[int]]:
+        """A request's prompt and its token ids. Raises ApiError (400) for one that cannot be had."""
+        return await self._renderer.run(raw_size, body.chat_template, lambda: self._encoded(body))
+
+    async def count(self, body: ChatCompletionRequest, raw_size: int) -> int:
+        """How many tokens a request's prompt has, be it too long for the context."""
+
+        def count() -> int:
+            text, special = self._rendered(body).text, bool(body.add_special_tokens)
+            return len(self._encoder.count(text, "messages", add_special_tokens=special))
+
+        return await self._renderer.run(raw_size, body.chat_template, count)
+
+    async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
+        """The request's messages without the oldest turns, as few as must go for the prompt to fit the context."""
+        check_parts(len(body.messages), "messages")
+
+        def fits(messages: list[Message]) -> bool:
+            if len(messages) >= self._encoder.max_model_len:  # each has a token at least
+                return False
+            prompt = self._rendered(structs.replace(body, messages=messages))
+            return self._encoder.fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
+
+        return await self._renderer.run(raw_size, body.chat_template, lambda: drop_oldest_turns(body.messages, fits))
+
+    def _encoded(self, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
+        prompt = self._rendered(body)
+        token_ids = self._encoder.encode(
+            prompt.text,
+            "messages",
+            add_special_tokens=bool(body.add_special_tokens),  # the template writes them itself
+            truncate_to=body.truncate_prompt_tokens,
+            side=body.truncation_side,
+        )
+        self._encoder.check_prompt(token_ids, "messages")
+        return prompt, token_ids
+
+    def _rendered(self, body: ChatCompletionRequest) -> RenderedPrompt:
+        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+        if body.enable_thinking is not None:
+            variables.setdefault("enable_thinking", body.enable_thinking)
+        if body.reasoning_effort is not None:
+            variables["reasoning_effort"] = body.reasoning_effort
+            if body.reasoning_effort == "none":
+                variables.setdefault("enable_thinking", False)
+        if body.documents is not None:
+            variables["documents"] = body.documents
+        return self._renderer.render(
+            body.messages,
+            offered_tools(body),
+            variables=variables,
+            template=body.chat_template,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
