@@ -20,8 +20,9 @@ from .machine.memory import Memory, read_memory
 from .models import describe
 from .models.generation import sampling_defaults
 from .models.spec import DecoderSpec, mixers, tensor_shapes
+from .options import EngineOptions
 from .weights import ModelSource, open_source
-from .weights.dtypes import DType, KvCacheDType, parse_dtype, parse_kv_cache_dtype
+from .weights.dtypes import DType, KvCacheDType
 from .weights.quantization import Quantization, format_of, parse_quantization
 from .weights.tensor import WeightSource
 
@@ -34,37 +35,6 @@ _GIB = 2**30
 _LARGEST_DEFAULT_CACHE = 4 * _GIB
 _ACTIVATION_BYTES = 4
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
-
-    `kv_cache_space` is in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the other maxima in tokens
-    and sequences.
-    """
-
-    model: str
-    revision: str | None = None
-    download_dir: str | None = None
-    load_format: str = "auto"
-    tokenizer: str | None = None
-    dtype: str = "auto"
-    quantization: str | None = None
-    quantization_group_size: int | None = None
-    quantization_zero_points: bool = False
-    cache_dir: str | None = None
-    kv_cache_dtype: str = "auto"
-    device: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = 128
-    max_num_batched_tokens: int = 2048
-    max_step_ms: float = 75.0
-    kv_cache_space: float | None = None
-    enable_prefix_caching: bool = True
-    threads_bind: str = "auto"
-    seed: int = 0
-    step_timeout: float | None = 120.0
 
 
 @dataclass(frozen=True)
@@ -120,11 +90,11 @@ def open_model(options: EngineOptions) -> OpenedModel:
     description = describe(source.config, options.max_model_len)
     weights = source.weights(description)
     device = get_device(options.device)
-    dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else parse_dtype(options.dtype)
+    dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
     quantization = parse_quantization(
         options.quantization, options.quantization_group_size, options.quantization_zero_points
     )
-    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else parse_kv_cache_dtype(options.kv_cache_dtype)
+    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     weight_bytes = sum(
         format_of(name, shape, dtype, quantization).num_bytes(shape)
         for name, shape in tensor_shapes(description.spec).items()

@@ -29,7 +29,6 @@ import uvloop
 import tidewheel
 from tidewheel.engine.load import load_engine
 from tidewheel.server.commands.bench.engine_runs import Arrivals, common_rate, generate
-from tidewheel.server.commands.serve import engine_options
 from tidewheel.server.options.serve import parse_options
 
 # The file and not `-m tidewheel`, which would look for the package in the current folder first.
@@ -180,8 +179,7 @@ def offline_rate(process: subprocess.Popen[str], prompts: list[list[int]], num_t
 def serve_offline(arguments: Sequence[str]) -> int:
     """The other end of `offline_engine`."""
     loop = uvloop.new_event_loop()
-    model_options, _ = parse_options(arguments)
-    engine = load_engine(engine_options(model_options))
+    engine = load_engine(parse_options(arguments).engine)
     engine.start(loop)
     for line in sys.stdin:
         prompts, num_tokens = json.loads(line)

@@ -18,13 +18,13 @@ from contest import READY, RUNNERS, Contestant, Peer, RunError, environment_of, 
 from peer_runners.job import STEP_TOKENS, Job, Scenario
 from standings import Ratio, figures_table, ratios, ratios_table
 
+from tidewheel.engine.declaring.values import positive_count
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.weights import read_config
 from tidewheel.server.commands.bench.workload import Prefill, parse_counts, parse_prefills
 from tidewheel.server.options.parser import argument_type
-from tidewheel.server.options.values import positive_count
 
 TIDEWHEEL = Peer("tidewheel", ("bfloat16", "int8", "int4"))
 LLAMA_CPP = Peer("llama-cpp-python", ("BF16", "Q8_0", "Q4_0"), reads_gguf=True)

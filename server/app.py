@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Set
+from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -30,6 +31,8 @@ from .api.scoring import ScoringEndpoints
 from .api.stored_responses import StoredResponsesEndpoints
 from .api.tokenize import TokenizeEndpoints
 from .api.web import WEB_PATHS, web_routes
+from .app_options import AppOptions
+from .app_resources import AppResources, find_resources
 from .chat.model_formats import model_formats
 from .chat.path import ChatPath
 from .chat.rendering import PromptRenderer
@@ -46,7 +49,6 @@ from .http.body_values import LEAST_VALUES, BodyValues
 from .http.clients import NameClient
 from .http.middleware import BodyLimit, JsonOnly, RequestId
 from .http.tidy_path import TidyPath
-from .options.app import AppOptions
 from .protocol.decode import ParameterNotes
 from .responses.store import ResponseStore
 from .served_models import ServedModels
@@ -58,9 +60,20 @@ from .telemetry.tracing import TraceContext
 logger = logging.getLogger(__name__)
 
 
-def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine | None = None) -> Starlette:
-    """The ASGI application. Its lifespan starts and stops the engines. Raises ModelError for an unusable template, or
-    if two models have one name."""
+def build_app(
+    engine: Engine,
+    options: AppOptions,
+    encoder_engine: EncoderEngine | None = None,
+    *,
+    resources: AppResources | None = None,
+    shown_options: Mapping[str, Any] | None = None,
+) -> Starlette:
+    """The ASGI application. Its lifespan starts and stops the engines.
+
+    `resources` are what the options name, if that was found before. `shown_options` are for `/server_info`. Raises
+    ModelError for an unusable template, or if two models have one name, TidewheelError for what cannot be found.
+    """
+    resources = resources or find_resources(options)
     encoder_engine = encoder_engine or EncoderEngine()
     tokenizer = engine.tokenizer
     models = ServedModels(
@@ -69,17 +82,17 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
         engine.max_model_len,
         encoder_engine.encoders.values(),
     )
-    template_source = options.chat_template or tokenizer.chat_template
+    template_source = resources.chat_template or tokenizer.chat_template
     template = ChatTemplate(template_source, tokenizer.special_tokens_map)
     formats = model_formats(template_source, options.tool_call_parser, options.reasoning_parser)
     logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
-    defaults = engine.generation_defaults if options.sampling_defaults is None else options.sampling_defaults
+    defaults = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
     request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
     renderer = PromptRenderer(template, encoder, options.default_chat_template_kwargs, request_templates)
     metrics = ServerMetrics(engine, models.default, options.metrics_prefix)
     admission = Admission(engine, metrics, options.admission)
-    tracer = options.tracer
+    tracer = resources.tracer
     reports = RequestReports(models.default, tracer, log_requests=options.log_requests)
     generations = Generations(engine, admission, reports)
     encoder_metrics = EncoderMetrics(encoder_engine, options.metrics_prefix)
@@ -125,17 +138,17 @@ def build_app(engine: Engine, options: AppOptions, encoder_engine: EncoderEngine
             *ScoringEndpoints(encoders, encoder, notes=notes).routes(),
             *health_routes(engine, encoder_engine),
             *metrics_routes(metrics, encoder_metrics),
-            *operations_routes(engine, models.root, formats, options.shown_options),
+            *operations_routes(engine, models.root, formats, shown_options or {}),
             *(web_routes() if options.web_ui else ()),
         ],
-        middleware=_middleware(options, engine.max_model_len),
+        middleware=_middleware(options, resources, engine.max_model_len),
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )
     if options.docs:
         app.router.routes += docs_routes(
             app.routes,
-            _open_paths(options) if options.api_keys else None,
+            _open_paths(options) if resources.api_keys else None,
             refuses_unknown=options.unknown_parameters == "refuse",
         )
     return app
@@ -153,7 +166,7 @@ def _open_paths(options: AppOptions) -> Set[str]:
     return open_paths
 
 
-def _middleware(options: AppOptions, max_model_len: int) -> list[Middleware]:
+def _middleware(options: AppOptions, resources: AppResources, max_model_len: int) -> list[Middleware]:
     """All middleware, outermost first. A browser's preflight request carries no key, so CORS comes before keys."""
     middleware: list[Middleware] = []
     if options.allowed_origins:
@@ -169,20 +182,20 @@ def _middleware(options: AppOptions, max_model_len: int) -> list[Middleware]:
     middleware += [
         Middleware(
             RequestId,
-            root_path=options.root_path,
+            root_path=(options.root_path or "").rstrip("/"),
             send_header=options.request_id_headers,
             access_log=options.log_access,
         ),
         Middleware(TidyPath),
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
         Middleware(BodyValues, max_values=max(2 * max_model_len, LEAST_VALUES)),
-        *options.middleware,
+        *resources.middleware,
     ]
-    if options.tracer is not None:
+    if resources.tracer is not None:
         middleware.append(Middleware(TraceContext))
-    if options.api_keys:
-        middleware.append(Middleware(ApiKeyAuth, keys=options.api_keys, open_paths=_open_paths(options)))
+    if resources.api_keys:
+        middleware.append(Middleware(ApiKeyAuth, keys=resources.api_keys, open_paths=_open_paths(options)))
     if options.trust_request_chat_template:
-        middleware.append(Middleware(NameClient, has_keys=bool(options.api_keys)))
+        middleware.append(Middleware(NameClient, has_keys=bool(resources.api_keys)))
     middleware.append(Middleware(JsonOnly))
     return middleware

@@ -10,12 +10,11 @@ from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.load import EngineLoad
 
 from .app import build_app
+from .app_resources import AppResources
 from .http.connections import connection_class
 from .http.event_loop import choose_loop
-from .http.limits import ConnectionLimits
 from .http.server import Server
-from .options.app import AppOptions
-from .options.serve import ServerOptions
+from .options.serve import ServeOptions
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, or they would send into closed ones
@@ -24,23 +23,17 @@ _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, or they would s
 def build_server(
     load: EngineLoad,
     encoder_engine: EncoderEngine | None,
-    app_options: AppOptions,
-    options: ServerOptions,
+    options: ServeOptions,
+    resources: AppResources,
     tls: ssl.SSLContext | None,
 ) -> Server:
     """The server of a model, when it is loaded. Raises TidewheelError if it cannot be served as the options say."""
-    limits = ConnectionLimits(
-        max_header_bytes=options.max_header_size,
-        max_header_count=options.max_header_count,
-        read_timeout_s=options.read_timeout,
-        write_timeout_s=options.write_timeout,
-    )
     encoder_engine = encoder_engine or EncoderEngine()
     engine = load.engine()
     config = uvicorn.Config(
-        build_app(engine, app_options, encoder_engine),
+        build_app(engine, options.app, encoder_engine, resources=resources, shown_options=options.shown),
         loop=choose_loop(),
-        http=connection_class(limits, direct_write=not app_options.middleware),
+        http=connection_class(options.http.limits, direct_write=not resources.middleware),
         ws="none",
         lifespan="on",
         interface="asgi3",
@@ -52,4 +45,4 @@ def build_server(
     )
     config.load()
     config.ssl = tls
-    return Server(config, engine, encoder_engine, options.shutdown_timeout)
+    return Server(config, engine, encoder_engine, options.http.shutdown_timeout)

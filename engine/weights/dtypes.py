@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,14 +36,6 @@ def parse_dtype(name: object) -> DType:
         if name == dtype:
             return dtype
     raise ModelError(f"dtype must be one of {', '.join(STORAGE)}, got {shown(name)}")
-
-
-def parse_kv_cache_dtype(name: str) -> KvCacheDType:
-    """The dtype of a KV cache of that name. Raises ModelError with the list of those there are."""
-    for dtype in get_args(KvCacheDType):
-        if name == dtype:
-            return dtype  # type: ignore[no-any-return]
-    raise ModelError(f"the KV cache's dtype must be one of {', '.join(get_args(KvCacheDType))}, got {name!r}")
 
 
 def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:

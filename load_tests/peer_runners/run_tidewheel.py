@@ -15,7 +15,8 @@ class Tidewheel:
 
     def __init__(self, given: job.Job) -> None:
         from tidewheel import __version__
-        from tidewheel.engine.load import EngineOptions, load_engine
+        from tidewheel.engine.load import load_engine
+        from tidewheel.engine.options import EngineOptions
 
         is_dtype = given.weights in ("float32", "bfloat16", "float16")
         weights: dict[str, Any] = {"dtype" if is_dtype else "quantization": given.weights}

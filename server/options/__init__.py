@@ -1,1 +1,1 @@
-"""The options of `tidewheel serve`: declared once, read from the command line and the environment."""
+"""Command lines and environments to options, as those who use the options have declared them."""

@@ -1,4 +1,4 @@
-"""Dataclasses as command lines: a field declared with `option` is a flag and an environment variable.
+"""Declared options as a command line: each is a flag and an environment variable.
 
 A value comes from the command line, else from the environment variable `TIDEWHEEL_<FLAG>` (`--max-model-len` is
 `TIDEWHEEL_MAX_MODEL_LEN`; lists are separated by spaces, switches are 1 or 0), else from one of the option's aliases,
@@ -10,54 +10,16 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, fields
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from .values import switch
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-ENV_PREFIX = "TIDEWHEEL_"
-
-OptionsT = TypeVar("OptionsT", bound="DataclassInstance")
-
-
-def option(
-    default: Any,
-    help_text: str,
-    *,
-    parse: Callable[[str], Any] = str,
-    choices: Sequence[str] | None = None,
-    metavar: str | None = None,
-    env_aliases: Sequence[str] = (),
-    flag_aliases: Sequence[str] = (),
-    secret: bool = False,
-) -> Any:
-    """A dataclass field that is an option. A bool is a switch, a tuple takes several values.
-
-    A `secret` one is never shown. `parse` may give a list for one of several values, which is then spread out.
-    """
-    metadata = {
-        "secret": secret,
-        "help": help_text,
-        "parse": parse,
-        "choices": choices,
-        "metavar": metavar,
-        "env_aliases": tuple(env_aliases),
-        "flag_aliases": tuple(flag_aliases),
-    }
-    return field(default=default, metadata=metadata)
-
-
-class OptionError(Exception):
-    """A command line or an environment that cannot be used."""
+from tidewheel.engine.declaring.option import Option, OptionError, OptionsT, options_of
 
 
 class OptionParser(argparse.ArgumentParser):
     """An argparse parser that suggests the closest option for one that does not exist."""
 
-    def parse_known(self, arguments: Sequence[str]) -> argparse.Namespace:
+    def parse_known(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """What was given, by name. Prints what is wrong and exits with 2 if there is more than the parser knows."""
         namespace, unknown = self.parse_known_args(list(arguments))
         if unknown:
             name = unknown[0].split("=")[0]
@@ -65,42 +27,32 @@ class OptionParser(argparse.ArgumentParser):
             hint = f"; did you mean {close[0]}?" if close and name.startswith("-") else ""
             what = "option" if name.startswith("-") else "argument"
             self.error(f"unknown {what} {name}{hint} (see --help)")
-        return namespace
+        return vars(namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def flag(name: str) -> str:
-    """A field's name as a flag."""
-    return "--" + name.replace("_", "-")
-
-
-def add_options(group: argparse._ArgumentGroup, group_type: type[DataclassInstance]) -> None:
-    """Give a parser's group every option of a dataclass."""
-    for spec in fields(group_type):
-        _add_option(group, spec.name, spec.default, spec.metadata)
-
-
-def _add_option(group: argparse._ArgumentGroup, name: str, default: Any, metadata: Mapping[str, Any]) -> None:
-    flags = [flag(name), *metadata["flag_aliases"]]
-    help_text = metadata["help"]
-    if isinstance(default, str | int | float) and not isinstance(default, bool):
+def add_option(group: argparse._ArgumentGroup, option: Option, remark: str = "") -> None:
+    """Give a parser's group a declared option; `remark` follows its help. What is not given is not in the namespace."""
+    declared, default = option.declaration, option.default
+    help_text = declared.help + remark
+    if option.takes_several and default:
+        help_text += f" [{' '.join(default)}]"
+    elif isinstance(default, str | int | float) and not option.is_switch:
         help_text += f" [{default}]"
-    for alias in metadata["env_aliases"]:
+    for alias in declared.env_aliases:
         help_text += f" (also ${alias})"
-    shared: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_text.replace("%", "%%")}
-    if isinstance(default, bool):
-        action: Any = argparse.BooleanOptionalAction if default else "store_true"
+    flags = [option.flag, *declared.flag_aliases]
+    shared: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS, "help": help_text.replace("%", "%%")}
+    if option.is_switch:
+        action: Any = argparse.BooleanOptionalAction if option.given_default else "store_true"
         group.add_argument(*flags, action=action, **shared)
         return
-    shared["type"] = argument_type(metadata["parse"])
-    shared["choices"] = metadata["choices"]
-    shared["metavar"] = metadata["metavar"]
-    if isinstance(default, tuple):
-        group.add_argument(*flags, nargs="+", action="extend", **shared)
-    else:
-        group.add_argument(*flags, **shared)
+    shared |= {"type": argument_type(option.read), "choices": declared.choices, "metavar": declared.metavar}
+    if option.takes_several:
+        shared |= {"nargs": "+", "action": "extend"}
+    group.add_argument(*flags, **shared)
 
 
 def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -115,35 +67,49 @@ def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
-def build_options(group_type: type[OptionsT], given: Mapping[str, Any], environment: Mapping[str, str]) -> OptionsT:
-    """The options of one dataclass from what was parsed and an environment. Raises OptionError."""
-    values: dict[str, Any] = {}
-    for spec in fields(group_type):
-        if spec.name in given:
-            value = given[spec.name]
-            values[spec.name] = _spread(value) if isinstance(spec.default, tuple) else value
-            continue
-        for variable in (ENV_PREFIX + spec.name.upper(), *spec.metadata["env_aliases"]):
-            if environment.get(variable):
-                values[spec.name] = _from_environment(variable, environment[variable], spec.default, spec.metadata)
-                break
-    return group_type(**values)
+def read_given(options: Iterable[Option], parsed: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """What a parsed command line and an environment give of these options, by name. Raises OptionError."""
+    given: dict[str, Any] = {}
+    for option in options:
+        if option.name in parsed:
+            value = parsed[option.name]
+            given[option.name] = _spread(value) if option.takes_several else value
+        elif variable := next(filter(environment.get, option.variables), None):
+            try:
+                given[option.name] = _from_environment(option, environment[variable])
+            except ValueError as error:
+                raise OptionError(f"${variable}: {error}") from None
+    return given
+
+
+def build(kind: type[OptionsT], given: Mapping[str, Any], **others: Any) -> OptionsT:
+    """A dataclass of options from what was given, and from its other fields. Raises OptionError."""
+    values = {o.field: o.field_value(given[o.name]) for o in options_of(kind) if o.name in given}
+    return kind(**values, **others)
+
+
+def shown_options(options: Iterable[Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of all options, given or not, but of the secret ones."""
+    return {o.name: given.get(o.name, o.given_default) for o in options if not o.declaration.secret}
 
 
 def _spread(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(item for value in values for item in (value if isinstance(value, list) else [value]))
 
 
-def _from_environment(variable: str, text: str, default: Any, metadata: Mapping[str, Any]) -> Any:
-    try:
-        if isinstance(default, bool):
-            return switch(text)
-        if isinstance(default, tuple):
-            return _spread(metadata["parse"](item) for item in ([text] if text.startswith("[") else text.split()))
-        value = metadata["parse"](text)
-    except ValueError as error:
-        raise OptionError(f"${variable}: {error}") from None
-    choices = metadata["choices"]
-    if choices is not None and value not in choices:
-        raise OptionError(f"${variable}: must be one of {', '.join(choices)}, got {text!r}")
+def _from_environment(option: Option, text: str) -> Any:
+    if option.is_switch:
+        return _switch(text)
+    if option.takes_several:
+        return _spread(option.read(item) for item in ([text] if text.startswith("[") else text.split()))
+    value = option.read(text)
+    option.check_choice(value, text)
     return value
+
+
+def _switch(text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    try:
+        return known[text.strip().lower()]
+    except KeyError:
+        raise ValueError(f"must be 1 or 0, got {text!r}") from None

@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
+
+from tidewheel.engine.declaring.option import Options, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions(Options):
+    """What is logged, and how."""
+
+    log_level: str = option(
+        "info",
+        "what is logged",
+        choices=("debug", "info", "warning", "error", "critical"),
+        flag_aliases=("--uvicorn-log-level",),
+    )
+    log_format: str = option(
+        "text", "lines for people, or a JSON object a line for collectors", choices=("text", "json")
+    )
 
 
 class JsonFormatter(logging.Formatter):

@@ -17,7 +17,8 @@ from deploy.proxies import ROOT
 from server.conftest import ServerProcess, StartServer, dummy_model, start_server
 from system_tools import require
 
-from tidewheel.server.options.serve import ModelOptions, ServerOptions, parse_options
+from tidewheel.server.http.options import HttpOptions
+from tidewheel.server.options.serve import parse_options
 
 __all__ = ["dummy_model", "start_server"]  # fixtures
 
@@ -25,7 +26,7 @@ COMPOSE = ROOT / "docker-compose.yml"
 KUBERNETES = ROOT / "deploy/kubernetes"
 UNIT = ROOT / "deploy/systemd/tidewheel.service"
 OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()
-SHUTDOWN_S = ServerOptions().shutdown_timeout + 5  # and for error events
+SHUTDOWN_S = HttpOptions().shutdown_timeout + 5  # and for error events
 _PR_SET_MDWE = 65
 
 
@@ -61,7 +62,7 @@ def test_compose_gives_the_container_no_more_than_it_needs() -> None:
     (cache,) = service["volumes"]
     assert f"HF_HOME={cache.partition(':')[2]}" in (ROOT / "Dockerfile.cpu").read_text()
     defaults = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for name, value in service["environment"].items()}
-    assert parse_options([], defaults) == (ModelOptions(), ServerOptions())
+    assert parse_options([], defaults) == parse_options([], {})
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -102,8 +103,8 @@ def test_the_manifests_fit_each_other_and_the_server() -> None:
     assert pods["spec"]["terminationGracePeriodSeconds"] > wait
     assert f"USER {pods['spec']['securityContext']['runAsUser']}:" in (ROOT / "Dockerfile.cpu").read_text()
     literals = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["configMapGenerator"][0]["literals"]
-    model, server = parse_options([], dict(literal.split("=", 1) for literal in literals))
-    assert (model.model, server.log_format) == ("HuggingFaceTB/SmolLM2-360M-Instruct", "json")
+    options = parse_options([], dict(literal.split("=", 1) for literal in literals))
+    assert (options.engine.model, options.log.log_format) == ("HuggingFaceTB/SmolLM2-360M-Instruct", "json")
 
 
 def test_a_service_of_kubernetes_does_not_set_options() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tidewheel
-from tidewheel.server.commands.serve import DEMO_MODEL
+from tidewheel.server.options.model import DEMO_MODEL
 
 pytest.importorskip("tidewheel._native")
 

@@ -13,10 +13,11 @@ from tidewheel.engine import load
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
 from tidewheel.engine.errors import DeviceError, ModelError
-from tidewheel.engine.load import EngineLoad, EngineOptions, load_engine
+from tidewheel.engine.load import EngineLoad, load_engine
 from tidewheel.engine.models import ModelDescription
 from tidewheel.engine.models.generation import GenerationConfig
 from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.text.tokenizer_backends import TokenizersBackend
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType

@@ -25,9 +25,9 @@ import tidewheel
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 from tidewheel.server.app import build_app
+from tidewheel.server.app_options import AppOptions
 from tidewheel.server.http.connections import connection_class
 from tidewheel.server.http.limits import ConnectionLimits
-from tidewheel.server.options.app import AppOptions
 
 if TYPE_CHECKING:
     import openai

@@ -19,7 +19,8 @@ from server.conftest import RunningServer, ServerProcess, StartProcess, StartSer
 from server.generation.test_streaming import eventually, is_idle
 from storm import Storm
 
-from tidewheel.engine.load import EngineOptions, load_engine
+from tidewheel.engine.load import load_engine
+from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.scheduling.sequence import Sequence
 from tidewheel.engine.stream import RequestStream
 from tidewheel.engine.transcript import Transcript

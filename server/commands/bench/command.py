@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tidewheel.engine.declaring.values import positive_count
 from tidewheel.engine.errors import TidewheelError
 
+from ...options.model import model_parser, read_model_options
 from ...options.parser import OptionParser, argument_type
-from ...options.serve import model_parser, read_model_options
-from ...options.values import positive_count
 from .measure import measure
 from .report import render
 from .workload import (
@@ -36,14 +36,14 @@ _STDOUT = "-"
 def run(arguments: Sequence[str]) -> int:
     """The `bench` command. Raises TidewheelError if the model cannot be loaded or the workload does not fit."""
     parser = _parser()
-    given = vars(parser.parse_known(arguments))
-    workload = _workload(parser, given)
-    target, skip = given.pop("json"), frozenset(given.pop("skip"))
-    options = read_model_options(parser, given)
+    parsed = parser.parse_known(arguments)
+    workload = _workload(parser, parsed)
+    target, skip = parsed["json"], frozenset(parsed["skip"])
+    given = read_model_options(parser, parsed)
     if target not in (None, _STDOUT) and not Path(target).parent.is_dir():
         raise TidewheelError(f"--json: there is no folder {Path(target).parent}")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    report = measure(options, workload, skip, _say)
+    report = measure(given, workload, skip, _say)
     print(render(report), end="", file=sys.stderr if target == _STDOUT else sys.stdout)
     if target is not None:
         _write(target, json.dumps(asdict(report), indent=2) + "\n")
@@ -72,12 +72,11 @@ def _parser() -> OptionParser:
     return parser
 
 
-def _workload(parser: OptionParser, given: dict[str, Any]) -> Workload:
-    """Take the workload's options out of what was given."""
-    base = QUICK if given.pop("quick") else Workload()
-    batch_sizes, contexts = given.pop("batch_sizes"), given.pop("contexts")
-    values: dict[str, Any] = {"prefills": given.pop("prefill"), "profile": given.pop("profile")}
-    values |= {name: given.pop(name) for name in ("decode_tokens", "repeats")}
+def _workload(parser: OptionParser, parsed: Mapping[str, Any]) -> Workload:
+    base = QUICK if parsed["quick"] else Workload()
+    batch_sizes, contexts = parsed["batch_sizes"], parsed["contexts"]
+    values: dict[str, Any] = {"prefills": parsed["prefill"], "profile": parsed["profile"]}
+    values |= {name: parsed[name] for name in ("decode_tokens", "repeats")}
     if batch_sizes is not None or contexts is not None:
         sizes = batch_sizes or sorted({decode.batch_size for decode in base.decodes})
         values["decodes"] = decodes_of(sizes, contexts or sorted({decode.context for decode in base.decodes}))

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from typing import Any
 
 from tidewheel import __version__
+from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.devices.cpu_groups import choose_groups
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.load import OpenedModel
 from tidewheel.engine.machine.cgroup import cpu_quota
 from tidewheel.engine.models.spec import MlpSpec, mixers, tensor_shapes
+from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.quantization import format_of
 
 from ...http import event_loop
-from ...options.serve import ModelOptions
+from ...options.model import DEMO_MODEL_NAME, engine_options
 from ..devices import cpu_model
-from ..serve import DEMO_MODEL_NAME, engine_options
 from .ceilings import CEILING_OF, CeilingMeter
 from .costs import Costs
 from .device_runs import DeviceRuns, PhaseTimes
@@ -37,16 +38,17 @@ _CACHED_FRACTION = 1.2  # of the memory ceiling, which is itself measured no bet
 _NO_STEP_LIMIT_MS = 1e9  # nothing else is running that a long prompt could hold up
 
 
-def measure(options: ModelOptions, asked: Workload, skip: frozenset[str], say: Say) -> Report:
+def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say: Say) -> Report:
     """Measure a model, all but the parts to `skip` (engine, startup); `say` is told what is going on.
 
-    Raises TidewheelError if the model cannot be loaded or the workload does not fit.
+    `given` are the engine's options that were given, by name. Raises TidewheelError if the model cannot be loaded or
+    the workload does not fit.
     """
-    name = options.model or DEMO_MODEL_NAME
-    planned = plan(engine_options(options), asked)
+    name = given.get("model") or DEMO_MODEL_NAME
+    planned = plan(engine_options(given), asked)
     workload, opened = planned.workload, planned.opened
     peak = OwnPeak()
-    meter = _meter(options, workload.ceilings_s, peak)
+    meter = _meter(planned.options, workload.ceilings_s, peak)
     notes: list[str] = []
     if left_out := [str(decode) for decode in asked.long_decodes if decode not in workload.long_decodes]:
         notes.append(f"left out, because they do not fit: decodes of {'; '.join(left_out)}")
@@ -56,7 +58,7 @@ def measure(options: ModelOptions, asked: Workload, skip: frozenset[str], say: S
     if "startup" not in skip:
         say("start-up")
         try:
-            startup = measure_startup(serve_arguments(options), workload.repeats)
+            startup = measure_startup(serve_arguments(given), workload.repeats)
         except TidewheelError as error:
             notes.append(f"start-up was not measured: {error}")
     say("loading the model")
@@ -113,22 +115,21 @@ def _embedding_bytes_per_parameter(opened: OpenedModel) -> float | None:
     return format_of(name, shape, opened.dtype, opened.quantization).num_bytes(shape) / math.prod(shape)
 
 
-def serve_arguments(options: ModelOptions) -> list[str]:
-    """The arguments of a `tidewheel serve` with the same model options."""
-    arguments = [] if options.model is None else [options.model]
-    for spec in fields(ModelOptions):
-        value = getattr(options, spec.name)
-        if spec.name == "model" or value == spec.default:
+def serve_arguments(given: Mapping[str, Any]) -> list[str]:
+    """The arguments of a `tidewheel serve` that is given the same options of the engine."""
+    arguments = []
+    for option in options_of(EngineOptions):
+        value = given.get(option.name, option.default)
+        if value == option.default:
             continue
-        flag = spec.name.replace("_", "-")
-        if isinstance(value, bool):
-            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        if option.is_switch:
+            arguments.append(option.flag if value else option.flag.replace("--", "--no-", 1))
         else:
-            arguments += [f"--{flag}", str(value)]
+            arguments += [option.flag, "0" if value is None else str(value)]
     return arguments
 
 
-def _meter(options: ModelOptions, seconds: float, peak: OwnPeak) -> CeilingMeter | None:
+def _meter(options: EngineOptions, seconds: float, peak: OwnPeak) -> CeilingMeter | None:
     try:
         from tidewheel import _native
         from tidewheel.engine.devices.cpu import CpuDevice

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.load import EngineOptions, OpenedModel, open_model
+from tidewheel.engine.load import OpenedModel, open_model
 from tidewheel.engine.machine.memory import available_memory_bytes
 from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
+from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.dtypes import STORAGE, DType
 
 from .device_runs import Profiler

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from tidewheel.engine.declaring.values import positive_count
 from tidewheel.engine.errors import ModelError
-
-from ...options.values import positive_count
 
 BATCH_SIZES = (1, 8, 32)
 SHORT_CONTEXT = 128

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tidewheel.engine.text.long_texts import MARGIN, SHORT_TEXT, encode_at_most, encode_part, most_characters
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.text.tokenizer_backends import TokenizersBackend
-from tidewheel.server.commands.serve import DEMO_MODEL
+from tidewheel.server.options.model import DEMO_MODEL
 
 WORDS = [*SPECIAL, "<|late|>", "plainly added", "\n\n", "  ", "é", "12345", *" ".join(TEXT[:5]).split(" ")]
 

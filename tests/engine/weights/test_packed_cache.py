@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from tidewheel.engine.devices.base import ExecutorOptions
-from tidewheel.engine.load import EngineOptions, load_engine
+from tidewheel.engine.load import load_engine
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights import open_weights, read_config
 from tidewheel.engine.weights.checkpoint import CheckpointWeights
 from tidewheel.engine.weights.dtypes import DType

@@ -21,7 +21,7 @@ from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.weights.dtypes import DType
 from tidewheel.engine.weights.dummy import DummyWeights
 from tidewheel.engine.weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
-from tidewheel.server.commands.serve import DEMO_MODEL
+from tidewheel.server.options.model import DEMO_MODEL
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tidewheel._native") is None, reason="needs the native extension"

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from server.conftest import TIDEWHEEL, ServerProcess, StartProcess, is_healthy
 
-from tidewheel.server.commands.serve import DEMO_MODEL
+from tidewheel.server.options.model import DEMO_MODEL
 
 # Dumps the names of all modules when it is signalled, so that a running server can be looked into.
 OBSERVED = """

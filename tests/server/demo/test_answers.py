@@ -11,7 +11,6 @@ import openai
 import pytest
 from server.conftest import ServerProcess
 
-from tidewheel.server.commands.serve import engine_options
 from tidewheel.server.options.serve import parse_options
 
 WEATHER: Any = {
@@ -54,7 +53,7 @@ def test_its_weights_are_quantized_unless_somebody_says_how_they_are_stored(demo
         ("--device", "torch"): None,
         ("another/model",): None,
     }.items():
-        assert engine_options(parse_options(arguments)[0]).quantization == quantization
+        assert parse_options(arguments).engine.quantization == quantization
 
 
 def test_it_streams(client: openai.OpenAI) -> None:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.engine.errors import TidewheelError
+from tidewheel.server.app_resources import read_key_file
 from tidewheel.server.http.middleware import import_middleware
-from tidewheel.server.options.app import read_key_file
 
 COMPLETIONS = "/v1/completions"
 PAGE = "https://page.example"
@@ -156,8 +156,8 @@ class NeedsMore:
 
 
 def test_middleware_of_ones_own(start_server: StartServer) -> None:
-    paths = ("server.http.test_access.Marking", "server.http.test_access:refusing")
-    marked = start_server(middleware=[import_middleware(path) for path in paths])
+    paths = (f"{__name__}.Marking", f"{__name__}:refusing")
+    marked = start_server(middleware=paths)
     assert marked.http.get("/refused").status_code == 418
     broken = marked.http.get("/broken", headers={"x-request-id": "mine"})
     assert broken.status_code == 500
@@ -178,10 +178,10 @@ def test_middleware_of_ones_own(start_server: StartServer) -> None:
     ("path", "said"),
     [
         ("no_such_module.Name", "no_such_module"),
-        ("server.http.test_access.Missing", "Missing"),
+        (f"{__name__}.Missing", "Missing"),
         ("json", "cannot be imported"),
-        ("server.http.test_access.PAGE", "neither a class nor an async function"),
-        ("server.http.test_access.NeedsMore", "more"),
+        (f"{__name__}.PAGE", "neither a class nor an async function"),
+        (f"{__name__}.NeedsMore", "more"),
     ],
 )
 def test_middleware_that_cannot_be_used(path: str, said: str) -> None:

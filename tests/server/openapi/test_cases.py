@@ -29,8 +29,8 @@ from server.conftest import ServerProcess
 from server.scripted_engine import ScriptedEngine
 
 from tidewheel.server.app import build_app
+from tidewheel.server.app_options import AppOptions
 from tidewheel.server.openapi.document import document
-from tidewheel.server.options.app import AppOptions
 
 EXAMPLES = 100  # of each kind
 DOCUMENT = document(build_app(ScriptedEngine(), AppOptions()).routes, root_path="", open_paths=None)

@@ -18,8 +18,8 @@ from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.server.api.docs import DOCS_PATHS
 from tidewheel.server.api.web import WEB_PATHS
 from tidewheel.server.app import build_app
+from tidewheel.server.app_options import AppOptions
 from tidewheel.server.openapi.document import declared
-from tidewheel.server.options.app import AppOptions
 
 PAGES = DOCS_PATHS | WEB_PATHS
 

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tidewheel.engine.load import EngineOptions
+from tidewheel.engine.declaring.option import OptionError, Options, options_of
+from tidewheel.engine.encoders.options import EncoderOptions
+from tidewheel.engine.options import EngineOptions
+from tidewheel.server.app_options import AppOptions
 from tidewheel.server.commands.cli import main
-from tidewheel.server.options.serve import ModelOptions, ServerOptions, parse_options
-from tidewheel.server.options.values import count
+from tidewheel.server.http.limits import AdmissionLimits, ConnectionLimits
+from tidewheel.server.http.options import HttpOptions
+from tidewheel.server.options.serve import ServeOptions, parse_options
+from tidewheel.server.telemetry.logs import LogOptions
+
+OWNERS: tuple[type[Options], ...] = (
+    EngineOptions,
+    EncoderOptions,
+    AppOptions,
+    AdmissionLimits,
+    HttpOptions,
+    ConnectionLimits,
+    LogOptions,
+)
 
 
-def parse(*arguments: str, **environment: str) -> tuple[ModelOptions, ServerOptions]:
+def parse(*arguments: str, **environment: str) -> ServeOptions:
     return parse_options(arguments, environment)
 
 
@@ -28,20 +43,23 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, **environment: 
     return message
 
 
-def test_defaults_are_the_engines() -> None:
-    model, server = parse()
-    assert (model, server) == (ModelOptions(), ServerOptions())
-    ours = dataclasses.asdict(model)
-    assert ours.pop("model") is None
-    theirs = dataclasses.asdict(EngineOptions("m"))
-    theirs.pop("model")
-    assert ours == theirs
-    assert (server.tool_call_parser, server.reasoning_parser) == ("auto", "auto")
-    assert parse("--tool-call-parser", "none")[1].tool_call_parser == "none"
+def test_what_is_not_given_is_as_declared() -> None:
+    options = parse("m")
+    assert options.engine == EngineOptions("m")
+    assert (options.app, options.http) == (AppOptions(), HttpOptions())
+    assert (options.encoders, options.log) == (EncoderOptions(), LogOptions())
+
+
+def test_without_a_model_the_embedded_one_is_served_under_its_name() -> None:
+    options = parse()
+    assert (Path(options.engine.model) / "config.json").is_file()
+    assert options.app.served_model_names == ("tidewheel-demo",)
+    assert parse("--served-model-name", "mine").app.served_model_names == ("mine",)
+    assert options.shown["model"] is None
 
 
 def test_a_vllm_command_line_works() -> None:
-    model, server = parse(
+    options = parse(
         "Qwen/Qwen3-0.6B", "--host", "0.0.0.0", "--port", "9000", "--max-model-len", "4k", "--max-num-seqs=8",
         "--max-num-batched-tokens", "2K", "--dtype", "half", "--served-model-name", "a", "b", "--api-key", "x",
         "--api-key", "y", "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--disable-log-requests",
@@ -49,13 +67,35 @@ def test_a_vllm_command_line_works() -> None:
         "--reasoning-parser", "qwen3", "--trust-request-chat-template",
         "--default-chat-template-kwargs", '{"enable_thinking": false}',
     )  # fmt: skip
-    assert (model.model, model.max_model_len, model.max_num_seqs) == ("Qwen/Qwen3-0.6B", 4000, 8)
-    assert (model.max_num_batched_tokens, model.dtype, model.enable_prefix_caching) == (2048, "float16", False)
-    assert (server.host, server.port, server.served_model_name) == ("0.0.0.0", 9000, ("a", "b"))
-    assert (server.api_key, server.disable_log_requests) == (("x", "y"), True)
-    assert (server.log_level, server.tool_call_parser, server.reasoning_parser) == ("warning", "hermes", "qwen3")
-    assert server.default_chat_template_kwargs == {"enable_thinking": False}
-    assert server.trust_request_chat_template
+    engine, app = options.engine, options.app
+    assert (engine.model, engine.max_model_len, engine.max_num_seqs) == ("Qwen/Qwen3-0.6B", 4000, 8)
+    assert (engine.max_num_batched_tokens, engine.dtype, engine.enable_prefix_caching) == (2048, "float16", False)
+    assert (options.http.host, options.http.port, app.served_model_names) == ("0.0.0.0", 9000, ("a", "b"))
+    assert (app.api_keys, app.log_requests) == (("x", "y"), False)
+    assert (options.log.log_level, app.tool_call_parser, app.reasoning_parser) == ("warning", "hermes", "qwen3")
+    assert app.default_chat_template_kwargs == {"enable_thinking": False}
+    assert app.trust_request_chat_template
+
+
+def test_limits_and_times_reach_those_who_keep_to_them() -> None:
+    options = parse(
+        "--max-queue", "0", "--max-answer-size", "1M", "--request-timeout", "2.5", "--max-body-size", "32M",
+        "--h11-max-incomplete-event-size", "4K", "--read-timeout", "0", "--write-timeout", "5",
+        "--shutdown-timeout", "0",
+    )  # fmt: skip
+    assert options.app.admission == AdmissionLimits(max_queue=0, max_answer_bytes=2**20, request_timeout_s=2.5)
+    assert options.app.max_body_bytes == 32 * 2**20
+    limits = ConnectionLimits(max_header_bytes=4096, read_timeout_s=None, write_timeout_s=5)
+    assert (options.http.limits, options.http.shutdown_timeout) == (limits, 0)
+
+
+def test_what_is_shown_has_the_names_of_flags_and_no_secrets() -> None:
+    shown = parse("m", "--api-key", "k", "--disable-web-ui", "--max-body-size", "1K", TIDEWHEEL_PORT="81").shown
+    assert (shown["model"], shown["disable_web_ui"], shown["disable_fastapi_docs"]) == ("m", True, False)
+    assert (shown["max_body_size"], shown["port"], shown["allowed_methods"]) == (1024, 81, ("*",))
+    assert not shown.keys() & {"api_key", "api_keys", "otlp_traces_endpoint"}
+    secrets = {"api_key", "otlp_traces_endpoint"}
+    assert shown.keys() | secrets == {option.name for owner in OWNERS for option in options_of(owner)}
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "true"])
@@ -74,34 +114,35 @@ def test_the_environment_is_used_where_the_command_line_is_silent() -> None:
         "TIDEWHEEL_DISABLE_LOG_REQUESTS": "1",
         "TIDEWHEEL_DTYPE": "float",
     }
-    model, server = parse(**environment)
-    assert (model.model, model.enable_prefix_caching, model.dtype) == ("m", False, "float32")
-    assert (server.port, server.api_key, server.disable_log_requests) == (81, ("a", "b"), True)
-    assert parse("--port", "82", **environment)[1].port == 82
-    assert parse("n", **environment)[0].model == "n"
+    options = parse(**environment)
+    engine, app = options.engine, options.app
+    assert (engine.model, engine.enable_prefix_caching, engine.dtype) == ("m", False, "float32")
+    assert (options.http.port, app.api_keys, app.log_requests) == (81, ("a", "b"), False)
+    assert parse("--port", "82", **environment).http.port == 82
+    assert parse("n", **environment).engine.model == "n"
 
 
 def test_lists_may_be_written_as_json() -> None:
     for arguments in (('["http://a", "http://b"]',), ("http://a", "http://b")):
-        assert parse("--allowed-origins", *arguments)[1].allowed_origins == ("http://a", "http://b")
-        assert parse(TIDEWHEEL_ALLOWED_ORIGINS=" ".join(arguments))[1].allowed_origins == ("http://a", "http://b")
-    assert parse("--root-path", "/api/")[1].root_path == "/api"
+        assert parse("--allowed-origins", *arguments).app.allowed_origins == ("http://a", "http://b")
+        assert parse(TIDEWHEEL_ALLOWED_ORIGINS=" ".join(arguments)).app.allowed_origins == ("http://a", "http://b")
+    assert parse("--root-path", "/api/").app.root_path == "/api"
 
 
 def test_vllms_variables_are_aliases() -> None:
-    assert parse(VLLM_API_KEY="k")[1].api_key == ("k",)
-    assert parse(VLLM_API_KEY="k", TIDEWHEEL_API_KEY="l")[1].api_key == ("l",)
+    assert parse(VLLM_API_KEY="k").app.api_keys == ("k",)
+    assert parse(VLLM_API_KEY="k", TIDEWHEEL_API_KEY="l").app.api_keys == ("l",)
     environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7"}
-    model, _ = parse(**environment)
+    model = parse(**environment).engine
     assert (model.kv_cache_space, model.threads_bind) == (4.0, "0-3|4-7")
-    assert parse(**environment, TIDEWHEEL_KV_CACHE_SPACE="0.5")[0].kv_cache_space == 0.5
-    assert parse(VLLM_CPU_KVCACHE_SPACE="0")[0].kv_cache_space is None
+    assert parse(**environment, TIDEWHEEL_KV_CACHE_SPACE="0.5").engine.kv_cache_space == 0.5
+    assert parse(VLLM_CPU_KVCACHE_SPACE="0").engine.kv_cache_space is None
 
 
 def test_a_kv_cache_has_types_of_its_own() -> None:
-    assert parse("--kv-cache-dtype", "fp8")[0].kv_cache_dtype == "fp8_e5m2"
-    assert parse(TIDEWHEEL_KV_CACHE_DTYPE="int8")[0].kv_cache_dtype == "int8"
-    assert parse("--kv-cache-dtype", "half")[0].kv_cache_dtype == "float16"
+    assert parse("--kv-cache-dtype", "fp8").engine.kv_cache_dtype == "fp8_e5m2"
+    assert parse(TIDEWHEEL_KV_CACHE_DTYPE="int8").engine.kv_cache_dtype == "int8"
+    assert parse("--kv-cache-dtype", "half").engine.kv_cache_dtype == "float16"
 
 
 def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,13 +206,34 @@ def test_unusable_variables_are_named(capsys: pytest.CaptureFixture[str], variab
     assert f"${variable}" in refusal(capsys, **{variable: value})
 
 
-@settings(deadline=None)
-@given(st.integers(0, 10**9))
-def test_counts(number: int) -> None:
-    assert count(str(number)) == number
-    assert count(f"{number}k") == number * 1000
-    assert count(f"{number}K") == number * 1024
-    assert count(f"{number}.5k") == number * 1000 + 500
+@pytest.mark.parametrize(
+    ("owner", "values", "said"),
+    [
+        (
+            EngineOptions,
+            {"model": "m", "dtype": "int3"},
+            "dtype: must be one of auto, float32, bfloat16, float16",
+        ),
+        (HttpOptions, {"port": 65536}, "port: must be between 0 and 65535, got 65536"),
+        (HttpOptions, {"ssl_keyfile": "k"}, "--ssl-keyfile needs --ssl-certfile"),
+        (ConnectionLimits, {"max_header_bytes": 0}, "max_header_bytes: must be at least 1, got 0"),
+        (AppOptions, {"api_keys": ["k", "two words"]}, "api_keys: a key must have at least one character"),
+        (AppOptions, {"root_path": "api"}, "root_path: must begin with a slash, like /api, got 'api'"),
+        (AppOptions, {"allow_credentials": True}, "--allow-credentials needs --allowed-origins"),
+        (AppOptions, {"unknown_parameters": "drop"}, "unknown_parameters: must be one of refuse, warn, ignore"),
+    ],
+)
+def test_a_program_is_held_to_the_same_ranges(owner: type[Options], values: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(said)):
+        owner(**values)
+
+
+def test_a_key_is_never_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "two words" not in refusal(capsys, "--api-key", "two words")
+    with pytest.raises(OptionError) as refused:
+        AppOptions(api_keys=["two words"])
+    assert "two words" not in str(refused.value)
+    assert "a-key" not in repr(AppOptions(api_keys=["a-key"]))
 
 
 def test_help_shows_every_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,9 +241,8 @@ def test_help_shows_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         parse("--help")
     assert exit_info.value.code == 0
     text = capsys.readouterr().out
-    for group in (ModelOptions, ServerOptions):
-        for spec in dataclasses.fields(group):
-            assert re.search(rf"--{spec.name.replace('_', '-')}\b", text)
+    for option in (option for owner in OWNERS for option in options_of(owner)):
+        assert re.search(rf"{option.flag}\b", text)
     assert "VLLM_CPU_KVCACHE_SPACE" in text
 
 

@@ -89,9 +89,12 @@ def collector() -> Iterator[Collector]:
 def traced(start_server: StartServer, collector: Collector) -> RunningServer:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        tracer = Tracer(collector.url)
-    limits = AdmissionLimits(request_timeout_s=2)
-    return start_server(engine={"step_s": 0.002}, tracer=tracer, admission=limits, served_model_names=("m",))
+        return start_server(
+            engine={"step_s": 0.002},
+            otlp_traces_endpoint=collector.url,
+            admission=AdmissionLimits(request_timeout_s=2),
+            served_model_names=("m",),
+        )
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from tidewheel.server.commands.bench.workload import (
     parse_prefills,
 )
 from tidewheel.server.commands.cli import main
-from tidewheel.server.options.serve import ModelOptions
+from tidewheel.server.options.model import model_parser, read_model_options
 
 pytest.importorskip("tidewheel._native")
 
@@ -236,7 +236,7 @@ def test_what_is_decoded(
 ) -> None:
     asked: list[Workload] = []
 
-    def measure(options: ModelOptions, workload: Workload, *rest: Any) -> None:
+    def measure(given: Mapping[str, Any], workload: Workload, *rest: Any) -> None:
         asked.append(workload)
         raise ModelError("not measured")
 
@@ -477,10 +477,12 @@ def test_integer_weights_are_held_against_the_integer_ceiling(bench: RunJson, me
 
 
 def test_the_server_that_is_started_gets_the_same_options() -> None:
-    options = ModelOptions(model="m", dtype="float32", max_model_len=4096, enable_prefix_caching=False)
-    expected = ["m", "--dtype", "float32", "--max-model-len", "4096", "--no-enable-prefix-caching"]
-    assert serve_arguments(options) == expected
-    assert serve_arguments(ModelOptions()) == []
+    arguments = ["--model", "m", "--dtype", "float32", "--max-model-len", "4096", "--no-enable-prefix-caching"]
+    arguments += ["--step-timeout", "0"]
+    parser = model_parser("bench", "")
+    given = read_model_options(parser, parser.parse_known(arguments), {})
+    assert serve_arguments(given) == arguments
+    assert serve_arguments({}) == []
 
 
 def test_the_environment_does_not_change_the_server_that_is_started(

@@ -1,0 +1,178 @@
+"""An option is declared once, on the field that uses it: type, default, range, and the words for people.
+
+A command line is made from the declarations. A program that makes the dataclass itself is held to the same ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ..errors import TidewheelError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_ENV_PREFIX = "TIDEWHEEL_"
+_METADATA = "option"
+
+REQUIRED: Any = MISSING
+"""The default of an option that has none: whoever makes the dataclass must give it."""
+
+OptionsT = TypeVar("OptionsT", bound="Options")
+
+
+class OptionError(TidewheelError):
+    """An option whose value cannot be used, or options that contradict each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What `option` was told about an option: see there."""
+
+    help: str
+    flag: str | None
+    turns_off: bool
+    parse: Callable[[str], Any]
+    check: Callable[[Any], str | None] | None
+    choices: Sequence[str] | None
+    metavar: str | None
+    env_aliases: Sequence[str]
+    flag_aliases: Sequence[str]
+    secret: bool
+
+
+def option(
+    default: Any,
+    help_text: str,
+    *,
+    flag: str | None = None,
+    turns_off: bool = False,
+    parse: Callable[[str], Any] = str,
+    check: Callable[[Any], str | None] | None = None,
+    choices: Sequence[str] | None = None,
+    metavar: str | None = None,
+    env_aliases: Sequence[str] = (),
+    flag_aliases: Sequence[str] = (),
+    secret: bool = False,
+) -> Any:
+    """A field that is an option. One whose default is a bool is a switch, a tuple takes several values.
+
+    `flag` is for a field whose name is not the flag's, because it has a unit or a plural. A switch that is on by
+    default and that its flag turns off has `turns_off`. `parse` makes a text a value, or raises ValueError; for one of
+    several values it may give a list, which is spread out. `check` returns what a value must be, or None if it is so;
+    see `values`. None is never checked. A `secret` option is never shown, nor is its value in an error.
+    """
+    declaration = Declaration(
+        help=help_text,
+        flag=flag,
+        turns_off=turns_off,
+        parse=parse,
+        check=check,
+        choices=choices,
+        metavar=metavar,
+        env_aliases=env_aliases,
+        flag_aliases=flag_aliases,
+        secret=secret,
+    )
+    return field(default=default, repr=not secret, metadata={_METADATA: declaration})
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A declared option and the field that it was declared on; `default` is the field's, None where there is none."""
+
+    field: str
+    default: Any
+    declaration: Declaration
+
+    @property
+    def flag(self) -> str:
+        """As it is given on a command line: --max-model-len."""
+        return self.declaration.flag or "--" + self.field.replace("_", "-")
+
+    @property
+    def name(self) -> str:
+        """As it is shown: max_model_len."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def variables(self) -> Sequence[str]:
+        """The environment variables that it is read from; the first that is set goes first."""
+        return (_ENV_PREFIX + self.name.upper(), *self.declaration.env_aliases)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off."""
+        return isinstance(self.default, bool)
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether it has several values."""
+        return isinstance(self.default, tuple)
+
+    @property
+    def given_default(self) -> Any:
+        """The default in the flag's sense: a switch that is on, and turned off by its flag, is False by default."""
+        return self.field_value(self.default)
+
+    def field_value(self, given: Any) -> Any:
+        """The field's value for what was given for the flag, or the other way round."""
+        return not given if self.declaration.turns_off else given
+
+    def read(self, text: str) -> Any:
+        """A text's value, in range; choices are not looked at. Raises ValueError with words for the user."""
+        value = self.declaration.parse(text)
+        for item in value if isinstance(value, list) else [value]:
+            self._check(item, text)
+        return value
+
+    def check_choice(self, value: Any, given: object) -> None:
+        """Raises ValueError if there are choices and `value` is none of them; the message quotes `given`."""
+        choices = self.declaration.choices
+        if choices is not None and value is not None and value not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}, got {given!r}")
+
+    def check(self, value: Any) -> None:
+        """Raises ValueError for a value of the field that is none of the choices or out of range."""
+        for item in value if self.takes_several else [value]:
+            self.check_choice(item, item)
+            self._check(item, item)
+
+    def _check(self, value: Any, given: object) -> None:
+        if self.declaration.check is None or value is None:
+            return
+        if reason := self.declaration.check(value):
+            raise ValueError(reason if self.declaration.secret else f"{reason}, got {given!r}")
+
+
+class Options:
+    """Base of frozen dataclasses that have options. Making one with values that cannot be used raises OptionError."""
+
+    def __post_init__(self) -> None:
+        for declared in options_of(type(self)):
+            try:
+                declared.check(getattr(self, declared.field))
+            except ValueError as error:
+                raise OptionError(f"{declared.field}: {error}") from None
+        if reason := self._contradiction():
+            raise OptionError(reason)
+
+    def _contradiction(self) -> str | None:
+        """What is wrong with options that are fine one by one."""
+        return None
+
+    def _differing(self, names: Iterable[str]) -> str | None:
+        """The flag of the first of these fields that is not as by default."""
+        by_field = {declared.field: declared for declared in options_of(type(self))}
+        return next((by_field[name].flag for name in names if getattr(self, name) != by_field[name].default), None)
+
+
+def options_of(kind: type[Options]) -> list[Option]:
+    """The options that a dataclass declares, in the order of its fields."""
+    return [
+        Option(spec.name, None if spec.default is MISSING else spec.default, spec.metadata[_METADATA])
+        for spec in fields(cast("type[DataclassInstance]", kind))
+        if _METADATA in spec.metadata
+    ]

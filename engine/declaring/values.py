@@ -1,0 +1,53 @@
+"""Values of options: texts to values, which raise ValueError with words for the user, and what values must be.
+
+What a value must be is a function that returns None for a value that is so, else the words "must be ...".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_INFINITY = float("inf")
+
+Check = Callable[[float], "str | None"]
+
+
+def count(text: str) -> int:
+    """A number such as 4096, 4k (4,000), 4K (4,096), 1.5k or 1m. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a number such as 4096, 4k or 4K")
+    value = float(match[1]) * _COUNT_UNITS[match[2]]
+    if value != int(value):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def positive_count(text: str) -> int:
+    """A `count` of at least 1, for what is no declared option."""
+    value = count(text)
+    if reason := at_least(1)(value):
+        raise ValueError(f"{reason}, got {text!r}")
+    return value
+
+
+def number_or_none(text: str) -> float | None:
+    """A number; 0 is None, which means no limit, or leaves the choice to the server. Raises ValueError."""
+    return float(text) or None
+
+
+def at_least(least: int) -> Check:
+    """Not less than `least`, and finite."""
+    return lambda value: None if least <= value < _INFINITY else f"must be at least {least}"
+
+
+def above(bound: int) -> Check:
+    """More than `bound`, and finite."""
+    return lambda value: None if bound < value < _INFINITY else f"must be above {bound}"
+
+
+def between(least: int, most: int) -> Check:
+    """Within these bounds, both included."""
+    return lambda value: None if least <= value <= most else f"must be between {least} and {most}"

@@ -1,0 +1,42 @@
+"""The options of encoders that are served beside the chat model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..declaring.option import Options, option
+from ..declaring.values import at_least, count
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions(Options):
+    """Which encoders to serve, under which names (without any, their own), and on how many threads."""
+
+    models: Sequence[str] = option(
+        (),
+        "embedding models and cross-encoders in ONNX to serve too: folders or hub ids",
+        flag="--embedding-model",
+        metavar="MODEL",
+    )
+    names: Sequence[str] = option(
+        (),
+        "their names in the API, one each [as --embedding-model]",
+        flag="--served-embedding-model-name",
+        metavar="NAME",
+    )
+    threads: int = option(
+        1,
+        "threads that they compute on, together and after the chat model's",
+        flag="--embedding-threads",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+    )
+
+    def _contradiction(self) -> str | None:
+        if self.names and len(self.names) != len(self.models):
+            return f"--served-embedding-model-name needs {len(self.models)} names, one for each --embedding-model"
+        if len(set(self.names or self.models)) != len(self.models):
+            return "two embedding models have one name: give each its own with --served-embedding-model-name"
+        return None

@@ -1,0 +1,98 @@
+"""The options of an engine: what to serve, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from .declaring.option import REQUIRED, Options, option
+from .declaring.values import above, at_least, count, number_or_none
+from .devices import DEVICE_NAMES
+from .weights import LOAD_FORMATS
+from .weights.dtypes import DType, KvCacheDType
+from .weights.quantization import Method
+
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+_KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e5m2"}
+
+
+@dataclass(frozen=True)
+class EngineOptions(Options):
+    """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
+
+    `kv_cache_space` is in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the other maxima in tokens
+    and sequences. Raises OptionError for a value that is out of range.
+    """
+
+    model: str = option(REQUIRED, "a folder or a Hugging Face hub id")
+    revision: str | None = option(None, "the hub's branch, tag or commit", metavar="NAME")
+    download_dir: str | None = option(None, "where hub downloads are kept [the hub's cache]", metavar="FOLDER")
+    load_format: str = option("auto", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)
+    tokenizer: str | None = option(None, "a folder or hub id to take the tokenizer from [the model's]")
+    dtype: DType | Literal["auto"] = option(
+        "auto",
+        "the weights' type (half and float are float16 and float32)",
+        parse=lambda text: _DTYPE_ALIASES.get(text, text),
+        choices=("auto", *get_args(DType)),
+    )
+    quantization: str | None = option(
+        None, "store weights in fewer bits; they are quantized while they are loaded", choices=get_args(Method)
+    )
+    quantization_group_size: int | None = option(
+        None,
+        "inputs that share a scale in int4 weights: 32, 64 or 128 [32]",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+    )
+    quantization_zero_points: bool = option(False, "int4 weights with zero points")
+    cache_dir: str | None = option(
+        None,
+        "keep weights here as they lie in memory, for faster starts; any file there may be deleted [none are kept]",
+        metavar="FOLDER",
+    )
+    kv_cache_dtype: KvCacheDType | Literal["auto"] = option(
+        "auto",
+        "the type of K and V in the cache (fp8 is fp8_e5m2); auto is as the weights",
+        parse=lambda text: _KV_CACHE_DTYPE_ALIASES.get(text, text),
+        choices=("auto", *get_args(KvCacheDType)),
+    )
+    device: str = option("auto", "what runs the model", choices=DEVICE_NAMES)
+    max_model_len: int | None = option(
+        None,
+        "the context in tokens, e.g. 4096, 4k or 4K [the model's]",
+        parse=count,
+        check=at_least(1),
+        metavar="TOKENS",
+    )
+    max_num_seqs: int = option(128, "most sequences in one step", parse=count, check=at_least(1), metavar="N")
+    max_num_batched_tokens: int = option(
+        2048, "most tokens in one step", parse=count, check=at_least(1), metavar="TOKENS"
+    )
+    max_step_ms: float = option(
+        75.0, "how long prompts may hold up running answers, a step", parse=float, check=above(0), metavar="MS"
+    )
+    kv_cache_space: float | None = option(
+        None,
+        "memory for the KV cache in GiB [a share of what is free]",
+        parse=number_or_none,
+        check=at_least(0),
+        metavar="GIB",
+        env_aliases=("VLLM_CPU_KVCACHE_SPACE",),
+    )
+    enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
+    threads_bind: str = option(
+        "auto",
+        "cores to compute on, e.g. 0-29, or 0-31|32-63 for groups of threads, one a NUMA node; auto makes these of all "
+        "cores that the process may use",
+        metavar="CORES",
+        env_aliases=("VLLM_CPU_OMP_THREADS_BIND",),
+    )
+    seed: int = option(0, "seeds the random weights of --load-format dummy", parse=int, metavar="N")
+    step_timeout: float | None = option(
+        120.0,
+        "write all threads' stacks to stderr when a step takes longer; 0 never does",
+        parse=number_or_none,
+        check=at_least(0),
+        metavar="SECONDS",
+    )

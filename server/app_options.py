@@ -1,0 +1,186 @@
+"""The options of the application: who may use it, what it serves under which names, and how it answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidewheel.engine.declaring.option import Options, option
+from tidewheel.engine.declaring.values import at_least, count
+
+from .chat.reasoning import REASONING_PARSERS
+from .chat.tools import TOOL_CALL_PARSERS
+from .http.limits import AdmissionLimits
+
+
+def check_api_key(key: str) -> str | None:
+    """A key as it may be sent in a header."""
+    if not key or not key.isprintable() or any(character.isspace() for character in key):
+        return "a key must have at least one character, and no spaces"
+    return None
+
+
+def _check_root_path(path: str) -> str | None:
+    return None if path.startswith("/") else "must begin with a slash, like /api"
+
+
+def _check_metrics_prefix(prefix: str) -> str | None:
+    if re.fullmatch(r"[A-Za-z_:][A-Za-z0-9_:]*", prefix):
+        return None
+    return "must have letters, digits, underscores and colons only, like vllm:"
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a JSON object, got {text!r}")
+    return value
+
+
+def _strings(text: str) -> list[str]:
+    """One string, or the strings of a JSON list, as vLLM's CORS options are given."""
+    if not text.startswith("["):
+        return [text]
+    items = json.loads(text)
+    if not all(isinstance(item, str) for item in items):
+        raise ValueError(f"must be a list of strings, got {text}")
+    return list(items)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppOptions(Options):
+    """What the application needs to know besides the engine.
+
+    Without `api_keys` none is asked for, without `allowed_origins` no page of another origin may read answers.
+    `middleware` runs outermost first. What options name, files and import paths, is read by `find_resources`.
+    """
+
+    root_path: str | None = option(
+        None,
+        "the path that a proxy serves this server under, like /api",
+        parse=lambda text: text.rstrip("/") or text,
+        check=_check_root_path,
+        metavar="PATH",
+    )
+    api_keys: Sequence[str] = option(
+        (),
+        "keys that clients must send one of; other users of this machine see them on the command line",
+        flag="--api-key",
+        check=check_api_key,
+        metavar="KEY",
+        env_aliases=("VLLM_API_KEY",),
+        secret=True,
+    )
+    api_key_file: str | None = option(None, "a file with more such keys, one a line", metavar="FILE")
+    protect_health: bool = option(False, "ask for a key on /health, /ping and /version too")
+    protect_metrics: bool = option(False, "ask for a key on /metrics and /load too")
+    allowed_origins: Sequence[str] = option(
+        (),
+        "origins whose web pages may use this server from browsers, * for all [none]",
+        parse=_strings,
+        metavar="ORIGIN",
+    )
+    allow_credentials: bool = option(False, "let those pages send credentials such as cookies")
+    allowed_methods: Sequence[str] = option(
+        ("*",), "HTTP methods that those pages may use", parse=_strings, metavar="METHOD"
+    )
+    allowed_headers: Sequence[str] = option(
+        ("*",), "HTTP headers that those pages may send", parse=_strings, metavar="HEADER"
+    )
+    middleware: Sequence[str] = option(
+        (),
+        "more middleware, by import path: an ASGI class, or an async function of a request and call_next",
+        metavar="NAME",
+    )
+    request_id_headers: bool = option(
+        True, "return each request's id as X-Request-Id", flag="--enable-request-id-headers"
+    )
+    served_model_names: Sequence[str] = option(
+        (), "names of the model in the API [as MODEL]", flag="--served-model-name", metavar="NAME"
+    )
+    chat_template: str | None = option(None, "a chat template: a file, or the template itself", metavar="TEMPLATE")
+    default_chat_template_kwargs: Mapping[str, Any] | None = option(
+        None,
+        'variables for the chat template, e.g. {"enable_thinking": false}; those of a request go first',
+        parse=_json_object,
+        metavar="JSON",
+    )
+    trust_request_chat_template: bool = option(
+        False, "let requests bring chat templates of their own, rendered in a bounded process"
+    )
+    generation_config: str = option(
+        "auto",
+        "sampling defaults: auto takes the model's generation_config.json, vllm takes none, or a folder with the file",
+        metavar="auto|vllm|FOLDER",
+    )
+    enable_auto_tool_choice: bool = option(False, "has no effect: calls are always returned as tool_calls")
+    tool_call_parser: str = option(
+        "auto",
+        "the format of the model's tool calls; auto finds it in the chat template, none looks for none",
+        choices=("auto", "none", *TOOL_CALL_PARSERS),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "the format of the model's reasoning, which is returned apart from the answer; auto and none as above",
+        choices=("auto", "none", *REASONING_PARSERS),
+    )
+    max_stored_responses: int = option(
+        1000,
+        "responses kept in memory for previous_response_id and retrieval, 256 MiB of them at most; 0 keeps none",
+        parse=count,
+        check=at_least(0),
+        metavar="N",
+    )
+    web_ui: bool = option(True, "do not serve the page at /", flag="--disable-web-ui", turns_off=True)
+    docs: bool = option(True, "do not serve /openapi.json and /docs", flag="--disable-fastapi-docs", turns_off=True)
+    admission: AdmissionLimits = field(default_factory=AdmissionLimits)
+    unknown_parameters: str = option(
+        "refuse",
+        "what becomes of a request's parameters that do not exist: an error that names them, a line in the log (once a "
+        "name), or nothing",
+        choices=("refuse", "warn", "ignore"),
+    )
+    max_body_bytes: int = option(
+        16 * 2**20,
+        "largest request body in bytes, e.g. 32M",
+        flag="--max-body-size",
+        parse=count,
+        check=at_least(1),
+        metavar="BYTES",
+    )
+    metrics_prefix: str = option(
+        "tidewheel:",
+        "begins the names of metrics; vllm: suits dashboards made for it",
+        check=_check_metrics_prefix,
+        metavar="PREFIX",
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "send OpenTelemetry traces to this collector, e.g. http://localhost:4318/v1/traces; needs the extra otel",
+        metavar="URL",
+        secret=True,
+    )
+    log_requests: bool = option(
+        True, "do not log a line for each finished request", flag="--disable-log-requests", turns_off=True
+    )
+    log_access: bool = option(
+        True,
+        "do not log a line for each HTTP response",
+        flag="--disable-access-log",
+        turns_off=True,
+        flag_aliases=("--disable-uvicorn-access-log",),
+    )
+
+    def _contradiction(self) -> str | None:
+        if self.enable_auto_tool_choice and self.tool_call_parser == "none":
+            return "--enable-auto-tool-choice needs a --tool-call-parser other than none"
+        of_origins = ("allow_credentials", "allowed_methods", "allowed_headers")
+        if not self.allowed_origins and (flag := self._differing(of_origins)):
+            return f"{flag} needs --allowed-origins"
+        return None

@@ -1,0 +1,102 @@
+"""What the application's options name: files, import paths, a collector of traces.
+
+Options that cannot be used are to be known before a model is looked for. So little is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidewheel.engine.errors import ModelError, TidewheelError
+from tidewheel.engine.files.reading import require_file
+from tidewheel.engine.models.generation import read_generation_config, sampling_defaults
+
+from .app_options import AppOptions, check_api_key
+
+if TYPE_CHECKING:
+    from starlette.middleware import Middleware
+
+    from .telemetry.tracing import Tracer
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppResources:
+    """What the application's options name, read and made.
+
+    `api_keys` are all keys, those of a file included. `chat_template` None is the tokenizer's own; `sampling_defaults`
+    None are the engine's.
+    """
+
+    api_keys: Sequence[str] = field(default=(), repr=False)
+    middleware: Sequence[Middleware] = ()
+    chat_template: str | None = None
+    sampling_defaults: Mapping[str, float | int] | None = None
+    tracer: Tracer | None = None
+
+
+def find_resources(options: AppOptions) -> AppResources:
+    """Read and import what the options name. Raises TidewheelError, saying which option cannot be used."""
+    file_keys = () if options.api_key_file is None else read_key_file(options.api_key_file)
+    return AppResources(
+        api_keys=(*options.api_keys, *file_keys),
+        middleware=_middleware(options.middleware),
+        chat_template=_chat_template(options.chat_template),
+        sampling_defaults=_sampling_defaults(options.generation_config),
+        tracer=_tracer(options.otlp_traces_endpoint),
+    )
+
+
+def read_key_file(path: str) -> tuple[str, ...]:
+    """The keys in a file, one a line, without empty lines and those that begin with #. Raises TidewheelError."""
+    try:
+        lines = [line.strip() for line in Path(path).read_text("utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise TidewheelError(f"--api-key-file {path} cannot be used: {reason}") from error
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if reason := next(filter(None, map(check_api_key, keys)), None):
+        raise TidewheelError(f"--api-key-file {path} cannot be used: {reason}")
+    if not keys:
+        raise TidewheelError(f"--api-key-file {path} has no keys in it")
+    return keys
+
+
+def _middleware(paths: Sequence[str]) -> Sequence[Middleware]:
+    if not paths:
+        return ()
+    from .http.middleware import import_middleware
+
+    return [import_middleware(path) for path in paths]
+
+
+def _tracer(endpoint: str | None) -> Tracer | None:
+    if endpoint is None:
+        return None
+    from .telemetry.tracing import Tracer
+
+    return Tracer(endpoint)
+
+
+def _chat_template(option: str | None) -> str | None:
+    if option is None:
+        return None
+    from .chat.templates import read_template_option  # with jinja, which takes a while to import
+
+    return read_template_option(option)
+
+
+def _sampling_defaults(generation_config: str) -> Mapping[str, float | int] | None:
+    """What `--generation-config` says; None is the model's own defaults."""
+    if generation_config == "auto":
+        return None
+    if generation_config == "vllm":
+        return {}
+    folder = Path(generation_config)
+    try:
+        require_file(folder / "generation_config.json")
+        return sampling_defaults(read_generation_config(folder, {}))
+    except ModelError as error:
+        raise ModelError(f"--generation-config: {error}") from error

@@ -1,0 +1,48 @@
+"""The options of the HTTP server: where it listens, TLS, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidewheel.engine.declaring.option import Options, option
+from tidewheel.engine.declaring.values import at_least, between
+
+from .limits import ConnectionLimits
+
+# Python's numbers for them.
+_CERTIFICATE_REQUIREMENTS = {"0": "none", "1": "optional", "2": "required"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions(Options):
+    """Where to listen, with which certificates, and how much clients may send. Times are in seconds."""
+
+    host: str = option("127.0.0.1", "the address to listen on; 0.0.0.0 is every one")
+    port: int = option(8000, "the port to listen on; 0 lets the system choose", parse=int, check=between(0, 65535))
+    uds: str | None = option(None, "a Unix socket to listen on instead of host and port", metavar="PATH")
+    ssl_certfile: str | None = option(None, "serve TLS with this certificate chain (PEM)", metavar="FILE")
+    ssl_keyfile: str | None = option(
+        None, "the certificate's key (PEM, without a password) [in the certificate's file]", metavar="FILE"
+    )
+    ssl_ca_certs: str | None = option(None, "certificates that sign those of clients (PEM)", metavar="FILE")
+    ssl_cert_reqs: str = option(
+        "none",
+        "whether clients must show a certificate",
+        parse=lambda text: _CERTIFICATE_REQUIREMENTS.get(text, text),
+        choices=tuple(_CERTIFICATE_REQUIREMENTS.values()),
+    )
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    shutdown_timeout: float = option(
+        30.0,
+        "how long running answers may go on after SIGTERM",
+        parse=float,
+        check=at_least(0),
+        metavar="SECONDS",
+    )
+
+    def _contradiction(self) -> str | None:
+        if self.ssl_certfile is None and (flag := self._differing(("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"))):
+            return f"{flag} needs --ssl-certfile"
+        if (self.ssl_ca_certs is None) != (self.ssl_cert_reqs == "none"):
+            return "clients are checked with both --ssl-ca-certs FILE and --ssl-cert-reqs optional or required"
+        return None

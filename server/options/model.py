@@ -1,0 +1,67 @@
+"""MODEL and the engine's options, as the commands that run a model take them; no model is the embedded one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tidewheel.engine.declaring.option import OptionError, options_of
+from tidewheel.engine.options import EngineOptions
+
+from .parser import OptionParser, add_option, build, read_given
+
+DEMO_MODEL = Path(__file__).parents[1] / "demo"
+DEMO_MODEL_NAME = "tidewheel-demo"
+DEMO_QUANTIZATION = "int8-channel"  # as many of its held-out prompts are answered right as in bfloat16, sooner
+
+_REMARKS = {
+    "model": " [the embedded demo model]",
+    "quantization": f" [no; {DEMO_QUANTIZATION} for the embedded demo model, unless --dtype is given]",
+}
+
+
+def model_parser(prog: str, description: str) -> OptionParser:
+    """A parser for a command that runs a model: it knows MODEL and the engine's options."""
+    parser = OptionParser(
+        prog=prog,
+        description=description,
+        epilog="Each option may also be given as an environment variable: --max-model-len as "
+        "TIDEWHEEL_MAX_MODEL_LEN. The command line goes first.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
+    group = parser.add_argument_group("model")
+    for option in options_of(EngineOptions):
+        add_option(group, option, _REMARKS.get(option.name, ""))
+    return parser
+
+
+def read_model_options(
+    parser: OptionParser, parsed: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
+    """What was given of the engine's options, by name; exits with 2 if it is unusable."""
+    positional = parsed.get("positional_model")
+    named = {} if positional is None else {"model": positional}
+    if positional is not None and parsed.get("model") not in (None, positional):
+        parser.error(f"two models: {positional} and --model {parsed['model']}")
+    try:
+        return read_given(options_of(EngineOptions), {**parsed, **named}, environment)
+    except OptionError as error:
+        parser.error(str(error))
+
+
+def engine_options(given: Mapping[str, Any]) -> EngineOptions:
+    """The engine's options of what was given of them, by name. Raises OptionError.
+
+    Without a model they mean the embedded one, on the CPU with DEMO_QUANTIZATION where they leave open how its weights
+    are stored.
+    """
+    if "model" in given:
+        return build(EngineOptions, given)
+    options = build(EngineOptions, given, model=str(DEMO_MODEL))
+    if options.quantization is None and options.dtype == "auto" and options.device != "torch":
+        return replace(options, quantization=DEMO_QUANTIZATION)
+    return options
