@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from server.scripted_engine import ScriptedEngine
 from starlette.routing import Route
-from tidewheel.server.options.app import AppOptions
 
 import tidewheel
 from tidewheel.engine.models import SUPPORTED_ARCHITECTURES
 from tidewheel.server.api.docs import DOCS_PATHS
 from tidewheel.server.api.web import WEB_PATHS
 from tidewheel.server.app import build_app
+from tidewheel.server.app_options import AppOptions
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
