@@ -1,8 +1,8 @@
 """Lets connections in while there are file descriptors for them.
 
-Event loops take what comes until the process has no descriptor left. Then uvloop resets connections and says nothing,
-asyncio's own loop logs thousands of tracebacks, and whatever else opens a file fails. Here some descriptors are kept
-for the rest of the server, and clients wait in the listener's queue until connections have ended.
+An event loop accepts every connection until the process has no descriptor left. Then uvloop resets connections without
+a word, asyncio's own loop logs thousands of tracebacks, and everything else that opens a file fails. This acceptor
+keeps some descriptors free for the rest of the server. New clients wait in the listener's queue until others leave.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 64  # connections, before others have their turn
-_KEPT = 32  # descriptors for everything that is not a connection, or fewer where there are few
+_AT_ONCE = 64  # connections accepted in one go, before the event loop does something else
+_KEPT = 32  # descriptors kept free for everything that is not a connection; fewer if the limit is small
 _RETRY_S = 0.25
 _LOG_EVERY_S = 60.0
 
 
 class Acceptor:
-    """Accepts connections from `listener` for protocols that `make_protocol` makes; `count` says how many are open."""
+    """Accepts connections from `listener`. `make_protocol` makes their protocols; `count` says how many are open."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Acceptor:
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         self._loop.remove_reader(self._listener.fileno())
         if self._retry is not None:
             self._retry.cancel()
@@ -62,7 +62,7 @@ class Acceptor:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # none are left in the whole system, or there is no memory
+            except OSError as error:  # the whole system has no descriptors left, or no memory
                 self._wait(error)
                 return
             connection.setblocking(False)
@@ -75,13 +75,13 @@ class Acceptor:
     async def _start(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._make_protocol, connection, ssl=self._tls)
-        except (OSError, asyncio.TimeoutError) as error:  # it has gone, or did not get through the TLS handshake
+        except (OSError, asyncio.TimeoutError) as error:  # the client has left, or the TLS handshake failed
             logger.debug("A connection did not come about: %s", error)
             connection.close()
 
     def _has_room(self) -> bool:
-        """Whether more descriptors are free than are kept; the system gives out the lowest one first."""
-        most = _max_files()  # anew, for it may be raised while the server runs
+        """Whether a descriptor is free beside those that are kept. The system always gives out the lowest free one."""
+        most = _max_files()  # read each time: it may be raised while the server runs
         lowest = os.dup(self._listener.fileno())
         os.close(lowest)
         return most is None or lowest < most - min(_KEPT, most // 4)

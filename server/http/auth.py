@@ -1,4 +1,4 @@
-"""API keys: how a request shows one."""
+"""API keys: the check that a request has one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ METRICS_PATHS = frozenset({"/load", "/metrics"})
 
 
 class ApiKeyAuth:
-    """Asks for one of the keys everywhere but on `open_paths`, as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    """Requires a key, as `Authorization: Bearer KEY` or `x-api-key: KEY`, on all paths except `open_paths`."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Set[str]) -> None:
         self.app = app
         self._open_paths = open_paths
-        # Digests are of one length, so that not even the length of a key shows in the time that a comparison takes.
+        # Digests have one length, so that the time of a comparison does not show the length of a key.
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +47,7 @@ class ApiKeyAuth:
 
 
 def _route_path(scope: Scope) -> str:
-    """The path that routes are matched with: a proxy may leave `--root-path` in front of it, or take it away."""
+    """The path without `--root-path`, which some proxies leave in front and others remove."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root + "/") else path

@@ -1,7 +1,7 @@
-"""How many values the JSON of a request's body may have, counted before it is decoded.
+"""A limit on the values in the JSON of a request's body, counted before it is decoded.
 
-Decoding keeps the event loop from all else, for as long as the body has values: 10 million empty lists take 2.5 s, as
-much text 15 ms. So it is not the bytes that have to be few. Counting takes 3 ns a byte, piece by piece as they come in.
+Decoding blocks the event loop. Its time depends on the number of values, not of bytes: 10 million empty lists take
+2.5 s, text of the same size 15 ms. So values are limited. Counting takes 3 ns a byte, piece by piece as they arrive.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ApiError
 
-LEAST_VALUES = 2**20  # that any server takes; they take 20 to 30 ms
-MOST_PARTS = 2**17  # objects, lists and the fields of objects, which take 30 to 100 ms: 40,000 messages
-LONGEST_NAME = 2**14  # bytes of a field's name, which msgspec puts into its errors
+LEAST_VALUES = 2**20  # every server accepts so many values; decoding them takes 20 to 30 ms
+MOST_PARTS = 2**17  # objects, lists and fields, enough for 40,000 messages; decoding them takes 30 to 100 ms
+LONGEST_NAME = 2**14  # bytes of a field's name, because msgspec repeats it in its errors
 
 _COMMA, _COLON, _QUOTE, _LIST, _OBJECT = b',:"[{'
 
 
 class JsonCounts:
-    """Counts what is between strings in JSON that comes in pieces. JSON that is none gives counts of no meaning."""
+    """Counts what is outside of strings in JSON that arrives in pieces. For invalid JSON the counts mean nothing."""
 
     def __init__(self) -> None:
         self.values = 0
         self.parts = 0
-        self.longest_name = 0  # bytes, escapes not among them
+        self.longest_name = 0  # bytes, without escapes
         self._in_string = False
         self._offset = 0
         self._last_quotes = np.zeros(2, np.int64)  # where the last string began and ended
@@ -35,7 +35,7 @@ class JsonCounts:
 
     def add(self, piece: bytes) -> None:
         """Take in the next bytes."""
-        # Without what is escaped, each quote begins a string or ends one. Backslashes come in pairs first.
+        # Once escapes are removed, each quote begins or ends a string. Pairs of backslashes must be removed first.
         text = self._kept + piece
         self._offset -= len(self._kept)
         if self._in_string and b'"' not in text:
@@ -46,7 +46,7 @@ class JsonCounts:
         self._kept = text[-1:] if text.endswith(b"\\") else b""
         characters = np.frombuffer(text, np.uint8)
         quotes = characters == _QUOTE
-        inside = np.cumsum(quotes, dtype=np.uint8) & 1  # it may wrap: only the last bit counts
+        inside = np.cumsum(quotes, dtype=np.uint8) & 1  # the sum may overflow: only its last bit is used
         outside = inside == self._in_string
         self.values += int(np.count_nonzero((characters == _COMMA) & outside))
         names = (characters == _COLON) & outside
@@ -57,19 +57,19 @@ class JsonCounts:
             self._in_string ^= bool(inside[-1])
 
     def _note_names(self, colons: NDArray[np.int64], quotes: NDArray[np.int64]) -> None:
-        """Take in where names end, and where strings begin and end."""
+        """Count the names, which end at `colons`, and measure them. `quotes` are where strings begin and end."""
         self.parts += len(colons)
         ends = np.concatenate([self._last_quotes, quotes + self._offset])
         self._last_quotes = ends[-2:]
         if len(colons):
-            last = np.searchsorted(ends, colons + self._offset) - 1  # the quote ahead of each colon
+            last = np.searchsorted(ends, colons + self._offset) - 1  # the quote before each colon
             self.longest_name = max(self.longest_name, int((ends[last] - ends[last - 1]).max()) - 1)
 
 
 class BodyValues:
-    """Answers 413 to a body whose JSON has more values than any request needs, while it comes in.
+    """Answers 413 to a body whose JSON has more values than any request needs, as soon as they have arrived.
 
-    That are `max_values` values, MOST_PARTS objects, lists and fields of objects, and names of LONGEST_NAME bytes.
+    The limits are `max_values` values, MOST_PARTS objects, lists and fields, and names of LONGEST_NAME bytes.
     """
 
     def __init__(self, app: ASGIApp, max_values: int) -> None:
@@ -85,7 +85,7 @@ class BodyValues:
         async def receive_counted() -> Message:
             nonlocal counts
             message = await receive()
-            # A body that comes in one piece is too short to have too many.
+            # A body that arrives in one piece is too short to have too many values.
             if message["type"] == "http.request" and (counts is not None or message.get("more_body")):
                 counts = counts or JsonCounts()
                 counts.add(message.get("body", b""))

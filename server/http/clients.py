@@ -10,13 +10,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 _current: ContextVar[str] = ContextVar("client", default="")
 
-_IPV6_PREFIX = 64  # bits of an address that its owner was given; the rest is the owner's choice
+_IPV6_PREFIX = 64  # bits of an address that identify its owner, who may choose the rest freely
 
 
 def current_client() -> str:
-    """A name for the client of the request that is being answered: its address, with its API key if keys are asked for.
+    """A name for the client of the current request: its address, and its API key if the server has keys.
 
-    Clients behind one proxy are one client, unless they have different keys or the proxy's `x-forwarded-for` is used.
+    Clients behind one proxy count as one client, unless they have different keys or the proxy sends `x-forwarded-for`.
     """
     return _current.get()
 
@@ -31,7 +31,7 @@ class NameClient:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             name = _network((scope.get("client") or ("",))[0])
-            if self._has_keys:  # without keys a client could have as many names as it likes
+            if self._has_keys:  # keys are not checked otherwise, and a client could take as many names as it likes
                 headers = Headers(scope=scope)
                 name += " " + (headers.get("x-api-key") or headers.get("authorization", ""))
             _current.set(name)

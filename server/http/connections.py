@@ -1,6 +1,6 @@
-"""HTTP connections: uvicorn's, with limits on what a client may send and on how long it may take to send and read.
+"""uvicorn's HTTP connections, with limits on the size of a request and on the time to send it and to read its answer.
 
-A timer runs only while a request is coming in or while the write buffer is full; a streamed token costs nothing more.
+A timer runs only while a request arrives or while the write buffer is full. So the limits cost streamed tokens nothing.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from .one_at_a_time import OneAtATime
 
 logger = logging.getLogger(__name__)
 
-# The ASGI extension by which a response that has begun writes more of its body: `write`, a function of the bytes, which
-# returns False when the reader is behind. Then, and in the end, the response has to `send`, which waits for the reader.
+# An ASGI extension for streamed responses. After the start of a response, `write(data)` sends a piece of its body at
+# once. It returns False if the client reads too slowly. The response must then call `send`, which waits for the client.
+# It must also end with a `send`.
 DIRECT_WRITE = "tidewheel.direct_write"
 
 _VERSIONS = ("1.0", "1.1")
-_LEAST_BYTES_PER_S = 500  # what a sender may be as slow as once its first `read_timeout_s` are over
+_LEAST_BYTES_PER_S = 500  # a sender may be this slow after the first `read_timeout_s`
 
 
 def connection_class(limits: ConnectionLimits, *, direct_write: bool) -> type[asyncio.Protocol]:
-    """The protocol of connections that keep to `limits`, for uvicorn to make.
+    """A protocol class for uvicorn, whose connections enforce `limits`.
 
-    `direct_write` offers DIRECT_WRITE: a body that is written so passes by all middleware.
+    `direct_write` offers the extension DIRECT_WRITE. What is written with it does not go through the middleware.
     """
     members = {"limits": limits, "direct_write": direct_write}
     return cast(type[asyncio.Protocol], type("LimitedConnection", (Connection,), members))
 
 
-class Refused(Exception):  # noqa: N818 - it is no error of this server
+class Refused(Exception):  # noqa: N818 - not an error of this server
     """Ends the parsing of a request that has been refused."""
 
 
@@ -54,7 +55,7 @@ class Connection(OneAtATime):
         self._request_bytes = 0
         self._in_head = False
         self._refusal: ApiError | None = None
-        self._deaf = False  # what comes in is of no use any more
+        self._deaf = False  # whatever else arrives is ignored
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -80,7 +81,7 @@ class Connection(OneAtATime):
             if self._in_head and self._request_bytes > self.limits.max_header_bytes:
                 self._refuse(self._header_error())
         elif not self.is_answering:
-            self._await_request()  # stray line ends have stopped the timer
+            self._await_request()  # line ends between requests have stopped the timer
 
     @property
     def is_within_request(self) -> bool:
@@ -120,7 +121,7 @@ class Connection(OneAtATime):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._request_began = None  # the timer finds out by itself
+        self._request_began = None  # the timer checks this when it fires
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or bad_request(msg, code="invalid_http"))
@@ -132,7 +133,7 @@ class Connection(OneAtATime):
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # closing would wait for a reader who has had all this time
+            self.transport.abort()  # `close` would wait for the client, which has not read for all this time
         else:
             super().timeout_keep_alive_handler()
 
@@ -147,8 +148,8 @@ class Connection(OneAtATime):
             self._write_timer = None
 
     def _write_chunk(self, cycle: RequestResponseCycle, data: bytes) -> bool:
-        """`cycle.send` for more of a chunked body, without the checks that its first part has passed."""
-        if not cycle.disconnected:  # of which `receive` tells
+        """Send a piece of a chunked body, like `cycle.send` without the checks that the first piece has passed."""
+        if not cycle.disconnected:  # the application learns of this from `receive`
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return not self.flow.write_paused
 
@@ -170,7 +171,7 @@ class Connection(OneAtATime):
         began, timeout = self._request_began, self.limits.read_timeout_s
         if began is None or timeout is None or self.transport.is_closing():
             return
-        if self.flow.read_paused:  # it is this side that is slow
+        if self.flow.read_paused:  # the server is slow, not the client
             began = self._request_began = self.loop.time()
         left = began + timeout + self._request_bytes / _LEAST_BYTES_PER_S - self.loop.time()
         if left > 0:
@@ -183,7 +184,7 @@ class Connection(OneAtATime):
         self._refuse(error)
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer a request that is not going to the application, and close."""
+        """Answer a request that the application will not see, and close the connection."""
         self._deaf = True
         if self._request_began is not None and not self._in_head and self.cycle.response_started:
             self.transport.close()

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def choose_loop() -> Literal["uvloop", "asyncio"]:
-    """The loop to serve on, by uvicorn's name. That uvloop is missing is logged."""
+    """The event loop to serve on, by uvicorn's name for it. If uvloop is missing, the log says so."""
     if importlib.util.find_spec("uvloop") is None:
         logger.info("uvloop is not installed: serving on asyncio's own event loop, which takes more of a core")
         return "asyncio"
@@ -22,7 +22,7 @@ def choose_loop() -> Literal["uvloop", "asyncio"]:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the loop that serves, as `asyncio.run` does on its own."""
+    """Run a coroutine on the event loop that the server uses, like `asyncio.run`."""
     if choose_loop() == "asyncio":
         return asyncio.run(main)
     import uvloop

@@ -12,8 +12,8 @@ from tidewheel.engine.declaring.values import at_least, count, number_or_none
 class ConnectionLimits(Options):
     """Sizes in bytes, times in seconds; None is no limit.
 
-    A request must have come in after `read_timeout_s`, and one more second for each 500 bytes of it. A client that
-    lets the write buffer stay full for `write_timeout_s` is dropped.
+    A request must arrive within `read_timeout_s`, and one more second for each 500 bytes of it. A client that
+    leaves the write buffer full for `write_timeout_s` is dropped.
     """
 
     max_header_bytes: int = option(
@@ -53,9 +53,10 @@ class ConnectionLimits(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionLimits(Options):
-    """What requests may ask for. None is no limit; `max_queue` counts sequences, of which a request has n a prompt.
+    """What requests may ask for. None is no limit.
 
-    `max_answer_bytes` is for an answer as long as it may become.
+    `max_queue` counts sequences: a request has `n` of them for each prompt. `max_answer_bytes` limits the longest
+    answer that a request could get.
     """
 
     max_queue: int | None = option(

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 from tidewheel.engine.errors import TidewheelError
 
-_MAX_OPEN_FILES = 65536 if sys.platform != "darwin" else 10240  # macOS refuses more, whatever its hard limit says
+_MAX_OPEN_FILES = 65536 if sys.platform != "darwin" else 10240  # macOS refuses more, even if its hard limit is higher
 
 
 @contextlib.contextmanager
 def open_listener(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
-    """A bound socket that nobody is let in by yet: at the path `uds`, else at host and port.
+    """A bound socket that does not accept connections yet: at the path `uds` if given, else at host and port.
 
-    Raises TidewheelError if the address is taken or not this machine's. A socket's path is removed in the end.
+    Raises TidewheelError if the address is taken or not this machine's. The path is removed when the server ends.
     """
     if uds is None:
         with _bind(host, port) as listener:
@@ -34,7 +34,7 @@ def open_listener(host: str, port: int, uds: str | None) -> Iterator[socket.sock
 
 
 def allow_many_connections() -> None:
-    """Raise the limit on open files, often 1,024, as far as this process may: each connection is one."""
+    """Raise the limit on open files as far as this process may. It is often 1,024, and each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -42,7 +42,7 @@ def allow_many_connections() -> None:
 
 
 def printable_address(listener: socket.socket, *, tls: bool) -> str:
-    """The address for people."""
+    """The address as people write it."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -78,7 +78,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Removes a socket that a server which was killed left behind; anything else stays, and binding will say so."""
+    """Remove a socket that a killed server has left behind. Anything else stays, and `bind` will then fail."""
     if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""Plain ASGI middleware: request ids with the access log, what a body may be, and middleware of users' own."""
+"""Plain ASGI middleware: request ids and the access log, limits on bodies, and loading of the user's middleware."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ access_logger = logging.getLogger("tidewheel.access")
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
 _JSON = re.compile(r"[ \t]*application/(?:[a-z0-9!#$&^_.+-]+\+)?json[ \t]*(?:;.*)?", re.IGNORECASE)
-_METHODS_WITHOUT_JSON = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # a page needs leave for DELETE in any case
-_SHOWN = 100  # characters of what a client has sent
+_METHODS_WITHOUT_JSON = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # browsers ask before any DELETE
+_SHOWN = 100  # most characters to repeat of what a client has sent
 
 
 class RequestId:
-    """Gives each request an id, the client's `x-request-id` where it sent a sane one, and answers what fails inside.
+    """Gives each request an id, and answers requests whose handlers fail.
 
-    Handlers find the id as `request.state.request_id`; clients, with `send_header`, as a header (and as `request-id`,
-    where Anthropic's look for it). With `access_log`, each response is logged when it starts, without what the client
-    put into the URL's query.
+    The id is the client's `x-request-id` if that is valid. Handlers find it as `request.state.request_id`. With
+    `send_header`, clients get it as a header, and as `request-id` for Anthropic's clients. With `access_log`, each
+    response is logged when it starts, without the URL's query.
     """
 
     def __init__(self, app: ASGIApp, *, root_path: str, send_header: bool, access_log: bool) -> None:
@@ -57,7 +57,7 @@ class RequestId:
         headers = [(name, request_id.encode("ascii")) for name in names]
         started = False
 
-        # Not a coroutine of its own, so that a streamed token costs no extra one.
+        # A plain function: a coroutine would cost every streamed token an extra one.
         def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal started
             if message["type"] == "http.response.start":
@@ -71,12 +71,12 @@ class RequestId:
             await self.app(scope, receive, send_with_id)
         except Exception as failure:
             if started:
-                raise  # nothing more can be said; the server closes the connection
+                raise  # no error can be sent any more; the server closes the connection
             await error_response(as_api_error(failure))(scope, receive, send_with_id)
 
 
 class BodyLimit:
-    """Answers 413 to a body over `max_bytes`: at once when its length is declared, otherwise while it is read."""
+    """Answers 413 to a body over `max_bytes`: at once if its length is declared, otherwise as soon as it is longer."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app = app
@@ -112,11 +112,11 @@ class BodyLimit:
 
 
 class JsonOnly:
-    """Answers 415 to what changes or computes something and is not sent as JSON.
+    """Answers 415 to requests that change or compute something and are not marked as JSON.
 
-    A browser lets any web page send a form or plain text to any server, and asks the server first only before it sends
-    JSON. So no page can use a server without keys unless --allowed-origins lets it. Programs may leave the content
-    type out where there is no body; a browser, which always says where a page is from, may not.
+    A browser lets any web page send a form or plain text to any server. Only before it sends JSON does it ask the
+    server. So no page can use a server without keys, unless --allowed-origins allows it. Without a body, programs may
+    leave the content type out. Browsers may not: their `origin` or `sec-fetch-site` header shows them.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -146,8 +146,8 @@ def _not_json(content_type: str | None) -> ApiError:
 def import_middleware(path: str) -> Middleware:
     """The middleware at an import path such as `package.module.Name`.
 
-    That is a class, made with the app as its only argument, or an `async def` function of a request and of what
-    calls the rest of the app. Raises TidewheelError for what cannot be imported or is neither.
+    It is a class, made with the app as its only argument, or an `async def` function of a request and of `call_next`,
+    which calls the rest of the app. Raises TidewheelError if it cannot be imported or is neither.
     """
     module_name, _, name = path.replace(":", ".").rpartition(".")
     try:

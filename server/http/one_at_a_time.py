@@ -1,6 +1,6 @@
-"""One request of a connection at a time: the next is parsed when the one before has been answered.
+"""One request of a connection at a time: the next one is parsed after the last one was answered.
 
-uvicorn parses whatever has come, and keeps each request that it finds: thousands in one read, for they may be tiny.
+uvicorn itself parses everything that has arrived, and keeps all requests in it. One read may have thousands of them.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-_END_OF_HEAD = b"\r\n\r\n"  # which a chunked body ends with too
-_LONGEST_PIECE = 2**14  # bytes; more of them may hold as many chunks as take the parser a while
-_TURN = 2**14  # bytes parsed before others have their turn
-_LEAST_COST = 2**8  # a piece costs as much as that many bytes, however short it is
-_MOST_AHEAD = 2**14  # bytes of later requests; with more, nothing is read until some have been parsed
+_END_OF_HEAD = b"\r\n\r\n"  # a chunked body ends like this too
+_LONGEST_PIECE = 2**14  # bytes; a longer piece could have so many chunks that the parser takes long
+_TURN = 2**14  # bytes to parse before the event loop does something else
+_LEAST_COST = 2**8  # bytes; a short piece takes as long as one of this length
+_MOST_AHEAD = 2**14  # bytes of later requests to hold; beyond that, nothing is read until some have been parsed
 
-_ANY_ANSWER = b"HTTP/1.1 "  # how every answer begins
+_ANY_ANSWER = b"HTTP/1.1 "  # every answer begins like this
 _FIRST_PROBE_S = 0.1
 
 
 class OneAtATime(HttpToolsProtocol):
-    """uvicorn's connection, which hands the parser no more than the end of a request.
+    """uvicorn's connection, whose parser gets bytes only up to the end of the current request.
 
-    What a client has sent ahead waits unparsed; when that is much, nothing more is read. A client that ends its side of
-    the connection after a request gets its answer, unless the connection is TLS, which ends both sides together.
-    Subclasses say in `refuse_incomplete` what becomes of a request that ends too soon.
+    Later requests wait unparsed. If they are large, nothing more is read. A client that closes its sending side after a
+    request still gets the answer. With TLS this is not possible: it closes both sides together. Subclasses define
+    `refuse_incomplete`, which answers a request that ends too soon.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._ahead = bytearray()
-        self._body_left = 0  # of a request that has told its length
+        self._body_left = 0  # bytes, if the request has declared its length
         self._drops_upgrade = False
-        self._has_ended = False  # the client's side
+        self._has_ended = False  # whether the client has closed its sending side
         self._turn: asyncio.Handle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,18 +74,18 @@ class OneAtATime(HttpToolsProtocol):
         self._parse()
 
     def refuse_incomplete(self) -> None:
-        """The client has ended its side within a request."""
+        """Answer a client that has closed its sending side within a request."""
         self.transport.close()
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request has been handed to the application, and its answer is not complete."""
+        """Whether the application has a request whose answer is not complete."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
     @property
     def is_within_request(self) -> bool:
-        """Whether a request has begun to come in, and is not complete."""
+        """Whether a part of a request has arrived, but not all of it."""
         raise NotImplementedError
 
     def feed(self, piece: bytes | bytearray) -> None:
@@ -102,7 +102,7 @@ class OneAtATime(HttpToolsProtocol):
             self.send_400_response(message)
 
     def _parse(self) -> None:
-        """Parse what has come, to the end of a request."""
+        """Parse what has arrived, up to the end of a request."""
         if self._turn is not None:
             return
         ahead, cost = self._ahead, 0
@@ -131,7 +131,7 @@ class OneAtATime(HttpToolsProtocol):
         return not (self.transport.is_closing() or (self.is_answering and not self.cycle.more_body))
 
     def _next_piece(self) -> int:
-        """How many bytes are of one request for certain."""
+        """How many bytes certainly belong to the current request."""
         ahead = self._ahead
         if self._body_left:
             return min(len(ahead), self._body_left)
@@ -141,11 +141,11 @@ class OneAtATime(HttpToolsProtocol):
         size = min(len(ahead), _LONGEST_PIECE)
         if self._has_ended:
             return size
-        # The end may have come in part; its rest would bring the next request along.
+        # Hold a partial end of a head back: with its rest, bytes of the next request may arrive.
         return size - next((n for n in (3, 2, 1) if ahead.endswith(_END_OF_HEAD[:n], 0, size)), 0)
 
     def _parse_without_upgrade(self) -> None:
-        """Parse a head again without its wish for another protocol, for which the parser would leave out the body."""
+        """Parse a head again without its `Upgrade` header, with which the parser would ignore the body."""
         self._drops_upgrade = False
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
@@ -155,7 +155,7 @@ class OneAtATime(HttpToolsProtocol):
         self.feed(b"\r\n".join(lines) + _END_OF_HEAD)
 
     def _answer_the_last(self) -> None:
-        """Nothing more will come."""
+        """Finish the connection: the client sends nothing more."""
         if self.is_within_request:
             self.refuse_incomplete()
         elif not self.is_answering:
@@ -164,12 +164,12 @@ class OneAtATime(HttpToolsProtocol):
             _Probe(self.cycle, self.loop)
 
 
-class _ParseAgain(Exception):  # noqa: N818 - it is no error
-    """Ends the parsing of a head that has to be parsed in another way."""
+class _ParseAgain(Exception):  # noqa: N818 - not an error
+    """Ends the parsing of a head that must be parsed again in another way."""
 
 
 class _Flow(FlowControl):
-    """Flow control that leaves the rest unread while a connection holds as much as it may, and after its end."""
+    """Flow control that reads nothing while a connection holds as much as it may, and nothing after its end."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -191,10 +191,10 @@ class _Flow(FlowControl):
 
 
 class _Probe:
-    """A cycle's transport to a client that has ended its side, and may have left altogether.
+    """A transport to a client that has closed its sending side, to find out whether it is still there.
 
-    Both look alike until something is sent: who has left resets the connection. So what every answer begins with goes
-    out before there is an answer, a byte at a time, as the answer to a byte is seen when the next one is sent.
+    A client that has left looks the same until something is sent to it. Then it resets the connection, which is noticed
+    at the next send. So the probe sends the bytes that every answer begins with, one at a time, before the answer.
     """
 
     def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""What serves: the application in uvicorn, which on SIGTERM lets running answers finish, on a second one not."""
+"""The server: the application in uvicorn. SIGTERM lets running answers finish, and a second SIGTERM ends them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tidewheel.engine.errors import TidewheelError
 from .acceptor import Acceptor
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_ERROR_FRAMES_S = 5.0  # after the time-out, for aborted answers to say so to their clients
-_ABORT_S = 1.0  # for what serves connections to see that they have been aborted
-_WARM_UP_TICK = 5  # uvicorn's, of 0.1 s: who has waited for the start comes first
-_INTERRUPTED = 130  # the exit code that shells give to Ctrl-C
+_ERROR_FRAMES_S = 5.0  # after the time-out, to send error events to clients of aborted answers
+_ABORT_S = 1.0  # for handlers to notice that their connections were aborted
+_WARM_UP_TICK = 5  # ticks of uvicorn, 0.1 s each: clients that waited for the start are answered first
+_INTERRUPTED = 130  # the exit code of a program that Ctrl-C has ended
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which on SIGTERM or Ctrl-C drains the engines while uvicorn waits for the connections.
+    """uvicorn's server. On SIGTERM or Ctrl-C it drains the engines, while uvicorn waits for the connections.
 
-    A second signal ends what runs at once, and its clients are told; a third one does not wait for that either. The
-    server ends by itself when an engine has failed, once the clients have been told.
+    A second signal ends running answers at once and sends error events to their clients. A third one does not wait for
+    these either. If an engine fails, the server ends by itself after it has sent error events to all clients.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Server(uvicorn.Server):
 
     @property
     def failure(self) -> BaseException | None:
-        """What has killed an engine."""
+        """The error that has ended an engine, if one has."""
         return next((engine.failure for engine in self._engines if engine.failure is not None), None)
 
     async def on_tick(self, counter: int) -> bool:
@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
         ending.cancel()
 
     async def _end_answers(self, timeout_s: float) -> None:
-        """Drain the engines, and drop who has not read the end of an answer soon after."""
+        """Drain the engines. Soon after, drop clients that have not read the end of their answer."""
         drains = [asyncio.create_task(engine.drain(self._shutdown_timeout_s)) for engine in self._engines]
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), timeout_s)
@@ -103,8 +103,8 @@ class Server(uvicorn.Server):
     def end(self) -> int:
         """The exit code after `run`. Raises TidewheelError if an engine has failed.
 
-        With an engine thread left behind, in a step or by a second Ctrl-C, the process ends here: the thread would take
-        part in the interpreter's end.
+        If an engine thread is still running, in a step or after a second Ctrl-C, the process exits here. Otherwise the
+        interpreter would shut down under the thread.
         """
         engine = self._engines[0]
         if engine.is_alive:

@@ -1,4 +1,4 @@
-"""Paths of the API as clients put them together: `/v1//models` and `/v1/models/` are `/v1/models`."""
+"""Removes extra slashes from paths: `/v1//models` and `/v1/models/` mean `/v1/models`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _SLASHES = re.compile("/{2,}")
 
 
 class TidyPath:
-    """Serves paths under `/v1` with slashes too many, which come of base URLs that end with one.
+    """Serves paths under `/v1` that have extra slashes, as clients make them from base URLs that end with a slash.
 
-    A redirect would cost the client its body once more, and need to know the URL that a proxy is known by. Paths
-    outside of `/v1` stay as they are: proxies hide some of them, and know them by one spelling.
+    A redirect would make the client send its body twice, and would need the URL of the proxy in front. Paths outside
+    of `/v1` are not changed: proxies hide some of them, and know only one spelling.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""TLS with a certificate, and with certificates of clients."""
+"""TLS, with certificates of the server and of clients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _VERIFY_MODES = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required
 
 
 def tls_context(certfile: str, keyfile: str | None, ca_certs: str | None, cert_reqs: str) -> ssl.SSLContext:
-    """TLS 1.2 and up with a certificate chain and its key; `cert_reqs` says whether clients must show one, too.
+    """TLS 1.2 and later, with a certificate chain and its key.
 
-    That is none, optional or required. Raises TidewheelError for files that cannot be used.
+    `cert_reqs` is none, optional or required: whether clients must show a certificate. Raises TidewheelError for files
+    that cannot be used.
     """
 
     def no_password() -> str:
