@@ -1,4 +1,4 @@
-"""Admission: which requests may join those that run and wait, by an estimate of what fits into the KV cache."""
+"""Admission: whether a new request may join the queue, by an estimate of how many sequences fit into the KV cache."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from ..errors import ApiError, bad_request
 from ..http.limits import AdmissionLimits
 from ..telemetry.metrics import ServerMetrics
 
-_FIRST_GUESS = 256  # tokens of an answer, before any has been seen
-_LENGTH_WEIGHT = 0.05  # of the newest answer in the running mean of lengths
+_FIRST_GUESS = 256  # expected tokens of an answer before the first one has ended
+_LENGTH_WEIGHT = 0.05  # weight of the newest answer in the running mean of lengths
 _RATE_WINDOW_S = 30.0
 _LONGEST_RETRY_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request will need: sequences, and KV blocks by the end if its answers are as long as answers are."""
+    """What a request will need: its sequences, and their KV blocks in the end if its answers have the mean length."""
 
     sequences: int
     blocks: int
 
 
 class EndRate:
-    """How many end a second, over the last half minute or so."""
+    """How many sequences end per second, averaged over about half a minute."""
 
     def __init__(self) -> None:
         self._rate = 0.0
         self._at = time.monotonic()
 
     def add(self, count: int) -> None:
-        """So many have ended."""
+        """Note that `count` sequences have ended."""
         self._rate = self._decayed() + count / _RATE_WINDOW_S
         self._at = time.monotonic()
 
     def retry_after_s(self, excess: int) -> int:
-        """Whole seconds until so many have ended, going by the last ones."""
+        """Whole seconds until `excess` more will have ended at this rate."""
         rate = self._decayed()
         return min(max(math.ceil(excess / rate), 1), _LONGEST_RETRY_S) if rate > 0 else 1
 
@@ -51,11 +51,11 @@ class EndRate:
 
 
 class Admission:
-    """Keeps count of what has been let in. Lives on the event loop.
+    """Counts the requests that were admitted. Lives on the event loop.
 
-    What waits is estimated and not looked up: the engine thread learns of new requests between steps, and lets more
-    sequences begin than the KV cache can hold to their ends. So it is counted how many will fit, at their expected
-    lengths, and the rest are said to wait, though some of them may run for a while and be preempted.
+    The number of waiting sequences is estimated. The engine cannot tell it: it learns of new requests only between
+    steps, and it starts more sequences than the KV cache can hold to their ends. So admission counts how many fit at
+    their expected lengths. The rest count as waiting, although some of them may run for a while and be preempted.
     """
 
     def __init__(self, engine: Engine, metrics: ServerMetrics, limits: AdmissionLimits) -> None:
@@ -67,7 +67,7 @@ class Admission:
         self._rate = EndRate()  # of sequences
 
     def check_shape(self, num_prompts: int, *, n: int | None, best_of: int | None = None) -> None:
-        """Raises ApiError (400) for more prompts or choices than a request may have."""
+        """Raises ApiError (400) if a request has too many prompts or choices."""
         if num_prompts > self.limits.max_prompts:
             limit = f"{self.limits.max_prompts} entries (--max-prompts)"
             raise bad_request(f"prompt must have at most {limit}, got {num_prompts}", "prompt")
@@ -76,9 +76,10 @@ class Admission:
                 raise bad_request(f"{name} must be at most {self.limits.max_n} (--max-n), got {count}", name)
 
     def admit(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Demand:
-        """Count a request in; `release` counts it out.
+        """Admit a request, until `release` is called for it.
 
-        Raises ApiError: 429, with a time to retry after, if more would wait than may; 400 if that were so even alone.
+        Raises ApiError: 429 with `retry-after` if too many sequences would wait, and 400 if that were so even without
+        other requests.
         """
         self.check_shape(len(prompts), n=sampling.num_sequences)
         demand = self._expected(prompts, sampling)
@@ -98,7 +99,7 @@ class Admission:
         return demand
 
     def release(self, demand: Demand, lengths: Sequence[int]) -> None:
-        """Count a request out that has ended; `lengths` are its answers', in tokens."""
+        """Forget a request that has ended. `lengths` are those of its answers, in tokens."""
         self._demand = Demand(self._demand.sequences - demand.sequences, self._demand.blocks - demand.blocks)
         self._rate.add(len(lengths))
         for length in lengths:
@@ -116,7 +117,7 @@ class Admission:
         return Demand(len(prompts) * sampling.num_sequences, blocks)
 
     def _waiting(self, demand: Demand, stats: EngineStats | None = None) -> int:
-        """How many sequences of `demand` do not fit; `stats` tell how much less they take where they share prefixes."""
+        """How many sequences of `demand` do not fit. `stats` show how many blocks they save by sharing prefixes."""
         limits = self._engine.limits
         blocks_each = demand.blocks / demand.sequences
         if stats is not None and stats.num_running:
@@ -126,13 +127,13 @@ class Admission:
 
 
 def check_backlog(backlog: int, max_queue: int | None, rate: EndRate) -> None:
-    """Raises ApiError (429) if more wait than may, in a queue that is not the chat model's. None is no limit."""
+    """Raises ApiError (429) if too many wait in a queue other than the chat model's. None is no limit."""
     if max_queue is not None and backlog > max_queue:
         raise _queue_full(max_queue, rate.retry_after_s(backlog - max_queue))
 
 
 def request_timeout() -> ApiError:
-    """The answer to a request that has taken longer than `--request-timeout`."""
+    """The error of a request that has taken longer than `--request-timeout`."""
     return ApiError(
         HTTPStatus.GATEWAY_TIMEOUT,
         "the answer was not complete within this server's time limit (--request-timeout)",

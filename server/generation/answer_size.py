@@ -1,4 +1,4 @@
-"""How large an answer may become: foreseen from what a request asks for, before anything is computed."""
+"""The largest size that an answer may have, estimated from the request before anything is computed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tidewheel.engine.sampling_params import SamplingParams
 
 from ..errors import ApiError, bad_request
 
-# Bytes of JSON, rounded up from what tokenizers of many languages give. The server's memory for an answer that waits
-# for its reader is about as much.
-_TOKEN = 16  # its text, and its id
-_LIKELY_TOKEN = 96  # of which a token has as many as its log-probabilities are asked for, besides itself
-_EVENTS = 5  # the last events of a response repeat its log-probabilities
-_SHORTENED = 1024  # tokens; to less than this no answer is cut by itself
+# Bytes of JSON, rounded up from the tokenizers of many languages. An answer that waits for its reader takes about as
+# much of the server's memory.
+_TOKEN = 16  # a token's text and id
+_LIKELY_TOKEN = 96  # an entry of `logprobs`: each token has one for itself, and as many more as the request asks for
+_EVENTS = 5  # log-probabilities are sent so many times, because the last events of a response repeat them
+_SHORTENED = 1024  # tokens; an answer without `max_tokens` is refused rather than made shorter than this
 
 
 def bounded(
@@ -26,19 +26,19 @@ def bounded(
     max_model_len: int,
     max_bytes: int,
 ) -> SamplingParams:
-    """The sampling parameters of a request whose answer cannot become larger than `max_bytes`.
+    """The sampling parameters with which an answer cannot become larger than `max_bytes`.
 
-    `kind` is the beginning of the answer's id, `lengths` are those of the prompts in tokens. A request that does not
-    say how many tokens it wants gets as many as fit. Raises ApiError (400) for one that asks for too much.
+    `kind` is the beginning of the answer's id, `lengths` are those of the prompts in tokens. A request without
+    `max_tokens` gets as many tokens as fit. Raises ApiError (400) for a request that asks for too much.
     """
-    copies = sampling.num_sequences if kind == "cmpl" else 1  # of what is known of the prompt
+    copies = sampling.num_sequences if kind == "cmpl" else 1  # completions repeat the prompt's part for each choice
     of_prompt = _token_bytes(sampling.prompt_logprobs) if sampling.prompt_logprobs is not None else 0
     of_prompt += _TOKEN if shows_prompt else 0
     of_token = _token_bytes(sampling.logprobs) * (_EVENTS if kind == "resp" else 1)
     room = max(max_model_len - min(lengths), 0)
     wanted = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
     prompts_bytes = sum(lengths) * of_prompt * copies
-    step_bytes = len(lengths) * sampling.num_sequences * of_token  # of one more token for all choices
+    step_bytes = len(lengths) * sampling.num_sequences * of_token  # for one more token of every choice
     if prompts_bytes + wanted * step_bytes <= max_bytes:
         return sampling
     fitting = (max_bytes - prompts_bytes) // step_bytes

@@ -1,4 +1,4 @@
-"""Prompts to token ids, off the event loop when they are long enough to delay others' tokens."""
+"""Prompts to token ids. Long prompts are encoded in threads, so that they do not delay the tokens of others."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..errors import ApiError, bad_request
 
 T = TypeVar("T")
 
-_INLINE_BYTES = 4096  # some hundred microseconds of work
-_LEAST_COUNTED = 2**17  # tokens of a text that `/tokenize` takes, however short the context is
+_INLINE_BYTES = 4096  # encoding this much takes some hundred microseconds
+_LEAST_COUNTED = 2**17  # `/tokenize` accepts texts of so many tokens, even if the context is shorter
 
 
 class PromptEncoder:
     """Encodes and checks prompts for one tokenizer and context.
 
-    `max_counted` is how many tokens are counted of a text that does not have to fit the context.
+    `max_counted` is the limit in tokens for texts that need not fit into the context.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
@@ -30,11 +30,11 @@ class PromptEncoder:
         self.max_model_len = max_model_len
         self.max_counted = max(2 * max_model_len, _LEAST_COUNTED)
         self._vocab_size = tokenizer.vocab_size
-        # Two, so that a huge prompt does not hold up all other long ones; no more, for the engine needs the cores.
+        # Two threads: one huge prompt does not delay all other long ones. Not more, because the engine needs the cores.
         self._threads = ThreadPoolExecutor(2, "prompt-encoder")
 
     async def run(self, size_bytes: int, work: Callable[[], T]) -> T:
-        """The result of `work`: computed here if its input is small, in a thread otherwise."""
+        """The result of `work`, which runs at once if its input is small, and in a thread otherwise."""
         if size_bytes <= _INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -49,9 +49,9 @@ class PromptEncoder:
         side: str | None = None,
         room: int = 1,
     ) -> list[int]:
-        """The token ids of a prompt; `truncate_to`, `side` and `room` are those of `truncated`.
+        """The token ids of a prompt. `truncate_to`, `side` and `room` are as in `truncated`.
 
-        Raises ApiError (400) for a text that is too long for a context with `room` for more, if it is not truncated.
+        Raises ApiError (400) if the text is not truncated and would not leave `room` tokens of the context free.
         """
         kept = self._kept(truncate_to, room)
         if kept is not None:
@@ -62,21 +62,21 @@ class PromptEncoder:
         return token_ids
 
     def fits(self, text: str, *, add_special_tokens: bool) -> bool:
-        """Whether the context has room for a text and one token more."""
+        """Whether the text fits into the context and leaves room for one token."""
         token_ids = encode_at_most(self._encode(add_special_tokens), text, self.max_model_len - 1)
         return token_ids is not None and len(token_ids) < self.max_model_len
 
     def count(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """The token ids of a text that may be too long for the context, as `/tokenize` has them.
+        """The token ids of a text for `/tokenize`, which may be longer than the context.
 
-        Raises ApiError (400) for one of far more than `max_counted` tokens.
+        Raises ApiError (400) for a text of far more than `max_counted` tokens.
         """
         return self._at_most(text, param, self.max_counted, add_special_tokens)
 
     def truncated(self, token_ids: list[int], limit: int | None, side: str | None, room: int = 1) -> list[int]:
-        """The last `limit` of the tokens, or the first if `side` is right; -1 is as many as leave `room` for others.
+        """The last `limit` tokens, or the first ones if `side` is right. -1 keeps as many as leave `room` free.
 
-        Raises ApiError (400) for a limit that is none, or beyond the context.
+        Raises ApiError (400) for a limit that is not valid, or larger than the context.
         """
         kept = self._kept(limit, room)
         if kept is None:
@@ -84,7 +84,7 @@ class PromptEncoder:
         return token_ids[:kept] if side == "right" else token_ids[max(len(token_ids) - kept, 0) :]
 
     def check_prompt(self, token_ids: Sequence[int], param: str, room: int = 1) -> None:
-        """Raises ApiError (400) for a prompt that is empty or too long for a context with `room` for more."""
+        """Raises ApiError (400) if the prompt is empty, or does not leave `room` tokens of the context free."""
         if not token_ids:
             raise bad_request(f"{param} has no tokens", param)
         if len(token_ids) > self.max_model_len - room:
@@ -101,7 +101,7 @@ class PromptEncoder:
             raise bad_request(f"{param}: token ids must be between 0 and {self._vocab_size - 1}", param)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _kept(self, limit: int | None, room: int) -> int | None:

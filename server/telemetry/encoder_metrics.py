@@ -17,7 +17,7 @@ _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 
 class EncoderMetrics:
-    """Requests as the server saw them, and the encoder engine's counters read at each scrape."""
+    """Counters of requests, and the encoder engine's own counters, which are read at each scrape."""
 
     def __init__(self, engine: EncoderEngine, prefix: str) -> None:
         self._engine = engine
@@ -27,12 +27,12 @@ class EncoderMetrics:
         self._latency: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(_LATENCY_BUCKETS))
 
     def observe(self, model_name: str, finished_reason: str, seconds: float) -> None:
-        """Counts a request that has ended."""
+        """Count a request that has ended."""
         self._finished[model_name, finished_reason] += 1
         self._latency[model_name].observe(seconds)
 
     def reject(self, model_name: str) -> None:
-        """Counts a request that was sent away because too many wait."""
+        """Count a request that got a 429."""
         self._rejected[model_name] += 1
 
     def collect(self) -> Iterator[Metric]:

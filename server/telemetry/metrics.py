@@ -1,6 +1,6 @@
-"""What the server measures, as Prometheus text under the names that vLLM's dashboards use.
+"""The server's metrics as Prometheus text, with the names that vLLM's dashboards use.
 
-`tidewheel:` stands in front of them, or what `--metrics-prefix` says.
+The names begin with `tidewheel:`, or with the value of `--metrics-prefix`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
 class ServerMetrics:
-    """The server's instruments, and the engine's counters read at each scrape."""
+    """The server's own metrics, and the engine's counters, which are read at each scrape."""
 
     def __init__(self, engine: Engine, model_name: str, prefix: str) -> None:
         self.prefix = prefix
@@ -112,7 +112,7 @@ class ServerMetrics:
         limits, info = self._engine.limits, self._engine.info
         return {
             "block_size": str(limits.block_size),
-            "num_gpu_blocks": str(limits.num_blocks),  # whatever the device: it is the name that dashboards know
+            "num_gpu_blocks": str(limits.num_blocks),  # the name that dashboards know, for any device
             "cache_dtype": info.get("kv_cache_dtype", ""),
             "enable_prefix_caching": info.get("enable_prefix_caching", ""),
         }
@@ -156,15 +156,15 @@ class RequestTimer:
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self.started = time.perf_counter()
-        self.completion_tokens = 0  # of all choices, as far as they have been read
+        self.completion_tokens = 0  # of all choices, as far as they have been delivered
         self.time_to_first_token: float | None = None
         self._last_token: dict[int, float] = {}  # by choice
         self.finish_reasons: list[str] = []
 
     def on_output(self, output: RequestOutput, choice: Transcript) -> None:
-        """Takes note of an output of a choice, whose index counts over all prompts.
+        """Note an output of a choice, whose index counts over all prompts.
 
-        Of several tokens that come at once, each took a share of the time since the last.
+        Several tokens that come at once took equal parts of the time since the last.
         """
         count = len(output.token_ids)
         if count:
@@ -194,7 +194,7 @@ class RequestTimer:
     def stop(
         self, prompt_lengths: Sequence[int], sampling: SamplingParams, choices: Sequence[Sequence[Transcript]]
     ) -> float:
-        """Ends the request, of whose prompts each has its `choices`; returns how many seconds it took."""
+        """End the request and return how many seconds it took. `choices` are those of each prompt."""
         elapsed = time.perf_counter() - self.started
         metrics = self._metrics
         metrics.request_latency.observe(elapsed)

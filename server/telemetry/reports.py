@@ -1,4 +1,4 @@
-"""What is said about a request that has ended: metrics, a line in the log, and a span where traces are on."""
+"""Reports of finished requests: metrics, a line in the log, and a span if traces are on."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ logger = logging.getLogger("tidewheel.requests")
 class Ended:
     """A request that has ended.
 
-    `id` is its answer's, `client_id` its x-request-id. `choices` are those of each prompt. `cut_short` says
-    what ended it before its time: client_gone or timed_out.
+    `id` is that of its answer, `client_id` its x-request-id. `choices` are those of each prompt. `cut_short` is
+    client_gone or timed_out if that has ended the request early.
     """
 
     id: str
@@ -38,7 +38,7 @@ class Ended:
 
 
 class RequestReports:
-    """Reports requests; `model_name` is what spans say was served. Prompts and answers appear nowhere."""
+    """Reports requests. `model_name` is the model's name in spans. Prompts and answers are never reported."""
 
     def __init__(self, model_name: str, tracer: Tracer | None, *, log_requests: bool) -> None:
         self._model_name = model_name
@@ -91,7 +91,7 @@ class RequestReports:
 
 
 def _error(ended: Ended) -> str | None:
-    """What a span calls the failure. That a client hangs up is none."""
+    """The span's name for the failure, None if there is none. A client that disconnects is not a failure."""
     if ended.cut_short is not None:
         return "timeout" if ended.cut_short == "timed_out" else None
     if FinishReason.ERROR.value in ended.timer.finish_reasons:

@@ -1,6 +1,6 @@
 """OpenTelemetry traces: one span for each request that reaches the engine, sent to a collector over OTLP.
 
-OpenTelemetry is an extra and takes a while to import, so nothing of it is imported unless traces are asked for.
+OpenTelemetry is optional and slow to import, so it is imported only if traces are on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _trace_headers: ContextVar[Mapping[str, str]] = ContextVar("trace_headers")
 
 
 class TraceContext:
-    """Keeps the W3C trace context of each request, for the span that `Tracer.record` makes of it in the same task."""
+    """Keeps each request's W3C trace context for `Tracer.record`, which makes a span of it in the same task."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -38,9 +38,9 @@ class TraceContext:
 
 
 class Tracer:
-    """Sends spans to the collector at `endpoint`, in batches, from a thread of its own.
+    """Sends spans to the collector at `endpoint`, in batches, from its own thread.
 
-    Raises TidewheelError if OpenTelemetry is not installed, or the endpoint is not one that it can send to.
+    Raises TidewheelError if OpenTelemetry is not installed, or if it cannot send to the endpoint.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -75,7 +75,7 @@ class Tracer:
         elapsed_s: float,
         error: str | None,
     ) -> None:
-        """Make the span of a request that has just ended; `error` says what went wrong, if anything did."""
+        """Make the span of a request that has just ended. `error` is what went wrong, if anything."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         ended = time.time_ns()
@@ -92,7 +92,7 @@ class Tracer:
         span.end(ended)
 
     def close(self) -> None:
-        """Send what has not been sent; a collector that does not answer is not waited for long."""
+        """Send the remaining spans, without waiting long for a collector that does not answer."""
         give_up = threading.Timer(_LONGEST_FLUSH_S, self._exporter.shutdown)
         give_up.start()
         self._provider.shutdown()
