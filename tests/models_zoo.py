@@ -43,6 +43,21 @@ _OPT = {
     "max_position_embeddings": 256,
     "word_embed_proj_dim": 64,
 }
+_NEOX = {
+    "hidden_size": 64,
+    "intermediate_size": 144,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "rotary_pct": 0.5,
+}
+_FALCON = {
+    "hidden_size": 64,
+    "ffn_hidden_size": 144,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 
 
@@ -92,9 +107,80 @@ CASES: dict[str, Case] = {
     "opt": Case("opt", _OPT),
     "opt-350m": Case("opt", {**_OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 48}),
     "gpt2": Case("gpt2", _GPT2),
+    "gemma2": Case(
+        "gemma2",
+        {
+            **_LLAMA,
+            "head_dim": 24,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "gemma3": Case(
+        "gemma3_text",
+        {
+            **_LLAMA,
+            "head_dim": 24,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 20,
+            "final_logit_softcapping": 10.0,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "granite": Case(
+        "granite",
+        {
+            **_LLAMA,
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 3.0,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3": Case("phi3", {**_LLAMA, "sliding_window": 20}),
+    "phi3-longrope": Case(
+        "phi3",
+        {
+            **_LLAMA,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 128,
+            **_rope(
+                "longrope",
+                short_factor=[1.0 + 0.05 * i for i in range(6)],
+                long_factor=[1.0 + 0.5 * i for i in range(6)],
+            ),
+        },
+    ),
+    "olmo2": Case("olmo2", _LLAMA),
+    "smollm3": Case("smollm3", {**_LLAMA, "no_rope_layer_interval": 2, "mlp_bias": True}),
+    "smollm3-window": Case(
+        "smollm3", {**_LLAMA, "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 12}
+    ),
+    "cohere": Case("cohere", {**_LLAMA, "attention_bias": True, "logit_scale": 0.3}),
+    "cohere2": Case("cohere2", {**_LLAMA, "sliding_window": 20, "sliding_window_pattern": 2}),
+    "gpt-neox": Case("gpt_neox", _NEOX),
+    "gpt-neox-sequential": Case("gpt_neox", {**_NEOX, "use_parallel_residual": False, "attention_bias": False}),
+    "stablelm": Case("stablelm", {**_LLAMA, "use_qkv_bias": True}),
+    "stablelm-parallel": Case("stablelm", {**_LLAMA, "use_parallel_residual": True, "partial_rotary_factor": 0.5}),
+    "falcon": Case("falcon", _FALCON),
+    "falcon-grouped": Case("falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-one-norm": Case(
+        "falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
+    ),
+    "falcon-sequential": Case("falcon", {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "mpt": Case("mpt", {"d_model": 72, "n_layers": 2, "n_heads": 6, "max_seq_len": 256}),
     "gpt2-scaled": Case("gpt2", {**_GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 152}),
 }
 
+_EMBEDDINGS = ("embed_tokens", ".wte.", "embed_in", "word_embeddings")
 _root = Path(tempfile.mkdtemp(prefix="tidewheel-zoo-"))
 atexit.register(shutil.rmtree, _root, ignore_errors=True)
 
@@ -114,7 +200,7 @@ def build(case: Case, seed: int = 0) -> Any:
             noise = torch.randn(weight.shape, generator=generator)
             if weight.ndim == 1:
                 weight.copy_(0.2 * noise + (1.0 if name.endswith("weight") else 0.0))
-            elif "embed_tokens" in name or ".wte." in name:
+            elif any(part in name for part in _EMBEDDINGS):
                 # Small, or a tied head would make every token repeat itself.
                 weight.copy_(0.1 * noise)
             elif "embed_positions" in name or ".wpe." in name:

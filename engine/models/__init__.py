@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ModelError
 from ..files.wording import shown
-from ..models import gpt2, llama, opt, qwen2, qwen3
 from .config import ConfigReader
 from .description import ModelDescription
+from .families import FAMILIES
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "ModelDescription", "describe"]
 
-_Describe = Callable[[str, ConfigReader, int | None], ModelDescription]
-
-_FAMILIES: dict[str, _Describe] = {
-    architecture: family.describe
-    for family in (llama, qwen2, qwen3, opt, gpt2)
-    for architecture in family.ARCHITECTURES
-}
-
-SUPPORTED_ARCHITECTURES: tuple[str, ...] = tuple(sorted(_FAMILIES))
+SUPPORTED_ARCHITECTURES: tuple[str, ...] = tuple(sorted(FAMILIES))
 
 
 def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> ModelDescription:
@@ -35,13 +27,13 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
     """
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    if not isinstance(name, str) or name not in _FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         what = f"architecture {shown(name)} is" if name else "a config.json without architectures is"
         raise ModelError(f"{what} not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
     reader = ConfigReader(config)
     for option in ("quantization_config", "compression_config", "per_layer_config"):
         reader.refuse(option)
-    description = _FAMILIES[name](name, reader, max_model_len)
+    description = FAMILIES[name](name, reader, max_model_len)
     longest = description.spec.max_positions
     if max_model_len is not None and max_model_len > longest:
         raise ModelError(f"a context of {max_model_len} tokens is more than this model's {longest}")

@@ -41,6 +41,14 @@ class ConfigReader:
         """The value as it is, None if absent."""
         return self._values.get(name)
 
+    def with_fields(self, **fields: object) -> ConfigReader:
+        """The same config with these values, whatever it has now. None takes a field away."""
+        return ConfigReader({**self._values, **fields}, self._owner)
+
+    def with_defaults(self, **fields: object) -> ConfigReader:
+        """The same config with these values where it has none."""
+        return self.with_fields(**{name: value for name, value in fields.items() if self.raw(name) is None})
+
     def integer(self, name: str, default: int | None = None) -> int:
         """A positive integer of 31 bits."""
         value = self._required(name, default)
@@ -57,8 +65,10 @@ class ConfigReader:
             raise self.error(name, f"at most {_MAX_LAYERS}")
         return value
 
-    def optional_integer(self, name: str) -> int | None:
-        """A positive integer, or None where the field is absent or null."""
+    def optional_integer(self, name: str, default: int | None = None) -> int | None:
+        """A positive integer, None where the field is null, `default` where it is absent."""
+        if name not in self:
+            return default
         return None if self.raw(name) is None else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -67,6 +77,12 @@ class ConfigReader:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not _LEAST <= value <= _MOST:
             raise self.error(name, "a positive number that float32 can hold")
         return float(value)
+
+    def optional_number(self, name: str, default: float | None = None) -> float | None:
+        """A positive number, None where the field is null, `default` where it is absent."""
+        if name not in self:
+            return default
+        return None if self.raw(name) is None else self.number(name)
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean."""

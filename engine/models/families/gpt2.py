@@ -5,10 +5,12 @@ Its checkpoints hold linear weights as `(in_features, out_features)`, and query,
 
 from __future__ import annotations
 
-from ..errors import ModelError
-from .config import ConfigReader
-from .description import ModelDescription
-from .spec import (
+from dataclasses import replace
+
+from ...errors import ModelError
+from ..config import ConfigReader
+from ..description import ModelDescription
+from ..spec import (
     AttentionSpec,
     BranchSpec,
     DecoderSpec,
@@ -16,22 +18,24 @@ from .spec import (
     HeadSpec,
     MlpSpec,
     NormSpec,
-    tensor_shapes,
 )
-from .tensor_ref import TensorRef
+from ..tensor_ref import TensorRef
+from .names import CheckpointNames, fused_rows
 
 ARCHITECTURES = ("GPT2LMHeadModel",)
 
-_NORMS = {"attention_norm": "ln_1", "mlp_norm": "ln_2"}
+_NAMES = CheckpointNames(
+    base="transformer.",
+    top={
+        "embed.weight": "wte.weight",
+        "embed.positions": "wpe.weight",
+        "final_norm.weight": "ln_f.weight",
+        "final_norm.bias": "ln_f.bias",
+    },
+    layers="h",
+    modules={"attention_norm": "ln_1", "mlp_norm": "ln_2"},
+)
 _LINEARS = {"o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
-_FUSED = ("q", "k", "v")
-_TOP = {
-    "embed.weight": "transformer.wte.weight",
-    "embed.positions": "transformer.wpe.weight",
-    "final_norm.weight": "transformer.ln_f.weight",
-    "final_norm.bias": "transformer.ln_f.bias",
-    "head.weight": "lm_head.weight",
-}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
@@ -77,19 +81,6 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         final_norm=norm,
         head=HeadSpec(tied=config.flag("tie_word_embeddings", True)),
     )
-    tensors = {name: _reference(name, hidden) for name in tensor_shapes(spec)}
-    return ModelDescription(spec, tensors, base_prefix="transformer.")
-
-
-def _reference(name: str, hidden: int) -> TensorRef:
-    if name in _TOP:
-        return TensorRef(_TOP[name])
-    _, layer, module, kind = name.split(".")
-    prefix = f"transformer.h.{layer}"
-    if module in _NORMS:
-        return TensorRef(f"{prefix}.{_NORMS[module]}.{kind}")
-    transpose = kind == "weight"
-    if module in _FUSED:
-        start = _FUSED.index(module) * hidden
-        return TensorRef(f"{prefix}.attn.c_attn.{kind}", transpose, rows=(start, start + hidden))
-    return TensorRef(f"{prefix}.{_LINEARS[module]}.{kind}", transpose)
+    linears = {module: TensorRef(name) for module, name in _LINEARS.items()}
+    linears |= fused_rows("attn.c_attn", q=hidden, k=hidden, v=hidden)
+    return _NAMES.describe(spec, {module: replace(ref, transpose=True) for module, ref in linears.items()})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..errors import ModelError
-from .config import ConfigReader
-from .description import ModelDescription
-from .spec import (
+from ...errors import ModelError
+from ..config import ConfigReader
+from ..description import ModelDescription
+from ..spec import (
     AttentionSpec,
     BranchSpec,
     DecoderSpec,
@@ -13,36 +13,38 @@ from .spec import (
     HeadSpec,
     MlpSpec,
     NormSpec,
-    tensor_shapes,
 )
-from .tensor_ref import TensorRef
+from .names import CheckpointNames
 
 ARCHITECTURES = ("OPTForCausalLM",)
 
 # The first two rows of OPT's position table are never used: its training code kept them for padding.
 _POSITION_OFFSET = 2
 
-_MODULES = {
-    "attention_norm": "self_attn_layer_norm",
-    "attention_sum_norm": "self_attn_layer_norm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.out_proj",
-    "mlp_norm": "final_layer_norm",
-    "mlp_sum_norm": "final_layer_norm",
-    "up": "fc1",
-    "down": "fc2",
-}
-_TOP = {
-    "embed.weight": "model.decoder.embed_tokens.weight",
-    "embed.positions": "model.decoder.embed_positions.weight",
-    "embed.project_in.weight": "model.decoder.project_in.weight",
-    "embed.project_out.weight": "model.decoder.project_out.weight",
-    "final_norm.weight": "model.decoder.final_layer_norm.weight",
-    "final_norm.bias": "model.decoder.final_layer_norm.bias",
-    "head.weight": "lm_head.weight",
-}
+_NAMES = CheckpointNames(
+    base="model.",
+    top={
+        "embed.weight": "decoder.embed_tokens.weight",
+        "embed.positions": "decoder.embed_positions.weight",
+        "embed.project_in.weight": "decoder.project_in.weight",
+        "embed.project_out.weight": "decoder.project_out.weight",
+        "final_norm.weight": "decoder.final_layer_norm.weight",
+        "final_norm.bias": "decoder.final_layer_norm.bias",
+    },
+    layers="decoder.layers",
+    modules={
+        "attention_norm": "self_attn_layer_norm",
+        "attention_sum_norm": "self_attn_layer_norm",
+        "q": "self_attn.q_proj",
+        "k": "self_attn.k_proj",
+        "v": "self_attn.v_proj",
+        "o": "self_attn.out_proj",
+        "mlp_norm": "final_layer_norm",
+        "mlp_sum_norm": "final_layer_norm",
+        "up": "fc1",
+        "down": "fc2",
+    },
+)
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
@@ -80,11 +82,4 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         final_norm=norm if norm_before and not config.flag("_remove_final_layer_norm", False) else None,
         head=HeadSpec(tied=config.flag("tie_word_embeddings", True)),
     )
-    return ModelDescription(spec, {name: _reference(name) for name in tensor_shapes(spec)}, base_prefix="model.")
-
-
-def _reference(name: str) -> TensorRef:
-    if name in _TOP:
-        return TensorRef(_TOP[name])
-    _, layer, module, kind = name.split(".")
-    return TensorRef(f"model.decoder.layers.{layer}.{_MODULES[module]}.{kind}")
+    return _NAMES.describe(spec)

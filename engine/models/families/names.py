@@ -1,0 +1,87 @@
+"""What checkpoints call their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from ..description import ModelDescription
+from ..spec import DecoderSpec, tensor_shapes
+from ..tensor_ref import TensorRef
+
+_NONE: Mapping[str, TensorRef] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointNames:
+    """The names in a family's checkpoints. All but the head's begin with `base`.
+
+    `top`: what belongs to no layer, from Tidewheel's name to the one below `base`. `modules`: what belongs to a layer,
+    from Tidewheel's module to the one below `base` + `layers` + its number; a module's weight and bias are called that.
+    """
+
+    base: str
+    top: Mapping[str, str]
+    layers: str
+    modules: Mapping[str, str]
+    head: str = "lm_head.weight"
+
+    def describe(self, spec: DecoderSpec, fused: Mapping[str, TensorRef] = _NONE) -> ModelDescription:
+        """The description of `spec`. `fused`: the modules that are part of another or transposed, as in `modules`."""
+        tensors = {name: self._reference(name, fused) for name in tensor_shapes(spec)}
+        return ModelDescription(spec, tensors, self.base, self.head)
+
+    def _reference(self, name: str, fused: Mapping[str, TensorRef]) -> TensorRef:
+        if name == "head.weight":
+            return TensorRef(self.head)
+        if name in self.top:
+            return TensorRef(self.base + self.top[name])
+        _, layer, module, kind = name.split(".")
+        ref = fused.get(module) or TensorRef(self.modules[module])
+        return replace(ref, name=f"{self.base}{self.layers}.{layer}.{ref.name}.{kind}")
+
+
+def llama_names(norms: Mapping[str, str]) -> CheckpointNames:
+    """Llama's names, which most families have, with the `norms` of the layers, which they name on their own."""
+    return CheckpointNames(
+        base="model.",
+        top={
+            "embed.weight": "embed_tokens.weight",
+            "final_norm.weight": "norm.weight",
+            "final_norm.bias": "norm.bias",
+        },
+        layers="layers",
+        modules={
+            "q": "self_attn.q_proj",
+            "k": "self_attn.k_proj",
+            "v": "self_attn.v_proj",
+            "o": "self_attn.o_proj",
+            "q_norm": "self_attn.q_norm",
+            "k_norm": "self_attn.k_norm",
+            "gate": "mlp.gate_proj",
+            "up": "mlp.up_proj",
+            "down": "mlp.down_proj",
+            **norms,
+        },
+    )
+
+
+PRE_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+
+
+def fused_heads(name: str, queries: int, head_dim: int) -> dict[str, TensorRef]:
+    """q, k and v out of one matrix that holds, for each KV head, its `queries` query heads, its key, its value."""
+    starts = (0, queries * head_dim, (queries + 1) * head_dim, (queries + 2) * head_dim)
+    return {
+        module: TensorRef(name, each=(starts[-1], starts[i], starts[i + 1])) for i, module in enumerate(("q", "k", "v"))
+    }
+
+
+def fused_rows(name: str, **sizes: int) -> dict[str, TensorRef]:
+    """Modules out of one matrix that holds them one after the other, from each one's name to its rows."""
+    refs, start = {}, 0
+    for module, size in sizes.items():
+        refs[module] = TensorRef(name, rows=(start, start + size))
+        start += size
+    return refs

@@ -1,0 +1,111 @@
+"""Parts of a decoder that many families have, from the config's fields that they call the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ...errors import ModelError
+from ..config import ConfigReader
+from ..spec import AttentionSpec, BranchSpec, DecoderSpec, EmbeddingSpec, HeadSpec, LayerSpec, MlpSpec, NormSpec
+
+_MAX_HEAD_DIM = 2**14  # rope's table has half as many entries, which are made before a tensor could contradict
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def attention(config: ConfigReader, *, qkv_bias: bool = False, out_bias: bool = False) -> AttentionSpec:
+    """Heads without positions. A KV head for each query head and `hidden_size` divided by the heads are the defaults.
+
+    Raises ModelError for numbers that do not divide each other.
+    """
+    num_heads = config.integer("num_attention_heads")
+    num_kv_heads = config.integer("num_key_value_heads", num_heads)
+    head_dim = config.optional_integer("head_dim")
+    if head_dim is None:
+        hidden = config.integer("hidden_size")
+        if hidden % num_heads:
+            raise ModelError(
+                f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {num_heads}, "
+                "and head_dim is not given"
+            )
+        head_dim = hidden // num_heads
+    if num_heads % num_kv_heads:
+        raise ModelError(f"config.json: num_key_value_heads {num_kv_heads} must divide num_attention_heads {num_heads}")
+    if head_dim > _MAX_HEAD_DIM:
+        raise ModelError(f"config.json: a head has {head_dim} dimensions, more than the {_MAX_HEAD_DIM} it may have")
+    return AttentionSpec(num_heads, num_kv_heads, head_dim, head_dim**-0.5, qkv_bias=qkv_bias, out_bias=out_bias)
+
+
+def gated_mlp(config: ConfigReader, *, bias: bool = False) -> MlpSpec:
+    """A gated MLP of `intermediate_size`, with `hidden_act` or SiLU."""
+    return MlpSpec(config.integer("intermediate_size"), config.activation("hidden_act", "silu"), gated=True, bias=bias)
+
+
+def uniform_layers(config: ConfigReader, layer_type: str = "full_attention") -> int:
+    """How many layers there are, all of one type. Raises ModelError if `layer_types` says otherwise."""
+    num_layers, layer_types = config.num_layers("num_hidden_layers"), config.raw("layer_types")
+    if layer_types is not None and layer_types != [layer_type] * num_layers:
+        raise ModelError(f"config.json: layer_types other than {layer_type!r} are not supported for this architecture")
+    return num_layers
+
+
+def layer_windows(
+    config: ConfigReader, window: int | None, is_sliding: Callable[[int], bool]
+) -> tuple[int | None, ...]:
+    """Each layer's window: `window` in sliding layers, by `layer_types`, or by the layer's index where there are none.
+
+    Raises ModelError for a sliding layer without a window.
+    """
+    num_layers, layer_types = config.num_layers("num_hidden_layers"), config.raw("layer_types")
+    if layer_types is None:
+        sliding = [is_sliding(i) for i in range(num_layers)]
+    elif (
+        not isinstance(layer_types, list)
+        or len(layer_types) != num_layers
+        or any(t not in _LAYER_TYPES for t in layer_types)
+    ):
+        raise config.error("layer_types", f"a list of {num_layers} entries, each one of {', '.join(_LAYER_TYPES)}")
+    else:
+        sliding = [t == "sliding_attention" for t in layer_types]
+    if window is None and any(sliding):
+        raise ModelError("config.json: a layer is of type sliding_attention, but no sliding window is in use")
+    return tuple(window if s else None for s in sliding)
+
+
+def with_windows(mixer: AttentionSpec, windows: Iterable[int | None]) -> tuple[AttentionSpec, ...]:
+    """The same attention in layers of these windows."""
+    return tuple(replace(mixer, sliding_window=window) for window in windows)
+
+
+def pre_norm_layers(attentions: Iterable[AttentionSpec], mlp: MlpSpec, norm: NormSpec) -> tuple[LayerSpec, ...]:
+    """Layers of attention and MLP, each after a norm."""
+    return tuple((BranchSpec(mixer, norm), BranchSpec(mlp, norm)) for mixer in attentions)
+
+
+def decoder(
+    config: ConfigReader,
+    family: str,
+    layers: tuple[LayerSpec, ...],
+    final_norm: NormSpec,
+    max_positions: int,
+    *,
+    tied: bool = False,
+    embedding_scale: float = 1.0,
+    softcap: float | None = None,
+    divisor: float = 1.0,
+) -> DecoderSpec:
+    """A decoder around `layers`. `tied` is the default of `tie_word_embeddings`.
+
+    `softcap` and `divisor` are the head's.
+    """
+    hidden = config.integer("hidden_size")
+    return DecoderSpec(
+        family=family,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=max_positions,
+        embedding=EmbeddingSpec(hidden, scale=embedding_scale),
+        layers=layers,
+        final_norm=final_norm,
+        head=HeadSpec(config.flag("tie_word_embeddings", tied), softcap, divisor),
+    )

@@ -1,0 +1,29 @@
+"""StableLM (https://arxiv.org/abs/2402.17834): Llama with LayerNorm and a quarter of each head rotated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..config import ConfigReader
+from ..description import ModelDescription
+from ..rope import rope_from_config
+from ..spec import BranchSpec, LayerSpec, NormSpec, ParallelSpec
+from .names import PRE_NORMS, llama_names
+from .parts import attention, decoder, gated_mlp, uniform_layers
+
+ARCHITECTURES = ("StableLmForCausalLM",)
+
+
+def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
+    """StableLM. In parallel residuals attention and MLP share a norm. Norms of each head of its own are refused."""
+    config.refuse("qk_layernorm", False)
+    config = config.with_fields(head_dim=None).with_defaults(num_key_value_heads=32, partial_rotary_factor=0.25)
+    heads = attention(config, qkv_bias=config.flag("use_qkv_bias", False))
+    rope = rope_from_config(config, heads.head_dim, max_model_len)
+    norm = NormSpec("layer", config.number("layer_norm_eps", 1e-5), bias=True)
+    mixer, mlp = replace(heads, rope=rope.spec), gated_mlp(config)
+    layer: LayerSpec = (BranchSpec(mixer, norm), BranchSpec(mlp, norm))
+    if config.flag("use_parallel_residual", False):
+        layer = (BranchSpec(ParallelSpec((BranchSpec(mixer), BranchSpec(mlp))), norm),)
+    spec = decoder(config, "stablelm", (layer,) * uniform_layers(config), norm, rope.max_positions)
+    return llama_names({**PRE_NORMS, "parallel_norm": "input_layernorm"}).describe(spec)
