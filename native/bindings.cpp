@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
@@ -27,23 +28,15 @@ DType parse_dtype(const std::string& name) {
   if (name == "float32") return DType::kFloat32;
   if (name == "bfloat16") return DType::kBFloat16;
   if (name == "float16") return DType::kFloat16;
-  throw std::invalid_argument("dtype must be float32, bfloat16 or float16, not " + name);
+  throw std::invalid_argument(name + " is not a type of numbers that is known");
 }
 
-// `dtype` for what stays floats; `quantization` is none, int8, int8-channel or int4.
-WeightFormats parse_formats(const std::string& dtype, const std::string& quantization, int group, bool zero_points) {
-  const WeightFormat floats{static_cast<WeightKind>(parse_dtype(dtype))};
-  if (quantization == "none") return {floats, floats, floats, floats};
-  const WeightFormat int8{WeightKind::kInt8}, channel{WeightKind::kInt8Channel};
-  if (quantization == "int8") return {int8, int8, int8, floats};
-  // What the activation function lets through has outliers that one scale a row cannot hold: `down` keeps groups.
-  if (quantization == "int8-channel") return {channel, int8, int8, floats};
-  if (quantization != "int4") {
-    throw std::invalid_argument("quantization must be none, int8, int8-channel or int4, not " + quantization);
-  }
+WeightFormat parse_format(const std::string& kind, int group, bool zero_points) {
+  if (kind == "int8") return {WeightKind::kInt8};
+  if (kind == "int8-channel") return {WeightKind::kInt8Channel};
+  if (kind != "int4") return {static_cast<WeightKind>(parse_dtype(kind))};
   if (group != 32 && group != 64 && group != 128) throw std::invalid_argument("int4 has groups of 32, 64 or 128");
-  const WeightFormat int4{WeightKind::kInt4, group, zero_points};
-  return {int4, int4, int8, floats};
+  return {WeightKind::kInt4, group, zero_points};
 }
 
 CacheType parse_cache_type(const std::string& name) {
@@ -263,54 +256,81 @@ NB_MODULE(_native, m) {
 
   nb::exception<Stopped>(m, "StoppedError");
 
-  nb::class_<NormConfig>(m, "NormConfig")
-      .def("__init__", [](NormConfig* self, bool layer_norm, float eps, bool bias) {
-        new (self) NormConfig{layer_norm, eps, bias};
-      }, "layer_norm"_a, "eps"_a, "bias"_a);
+  nb::class_<WeightFormat>(m, "WeightFormat")
+      .def("__init__", [](WeightFormat* self, const std::string& kind, int group, bool zero_points) {
+        new (self) WeightFormat(parse_format(kind, group, zero_points));
+      }, "kind"_a, "group"_a = kRowGroup, "zero_points"_a = false);
 
-  nb::class_<LayerConfig>(m, "LayerConfig")
-      .def(nb::init<>())
-      .def_rw("num_heads", &LayerConfig::num_heads)
-      .def_rw("num_kv_heads", &LayerConfig::num_kv_heads)
-      .def_rw("head_dim", &LayerConfig::head_dim)
-      .def_rw("scale", &LayerConfig::scale)
-      .def_rw("qkv_bias", &LayerConfig::qkv_bias)
-      .def_rw("out_bias", &LayerConfig::out_bias)
-      .def_rw("qk_norm_eps", &LayerConfig::qk_norm_eps, nb::arg().none())
-      .def_rw("inv_freq", &LayerConfig::inv_freq)
-      .def_rw("rope_factor", &LayerConfig::rope_factor)
-      .def_rw("sliding_window", &LayerConfig::sliding_window)
-      .def_rw("softcap", &LayerConfig::softcap)
-      .def_rw("alibi_slopes", &LayerConfig::alibi_slopes)
-      .def_rw("intermediate_size", &LayerConfig::intermediate_size)
-      .def_prop_rw("activation", [](const LayerConfig& self) { return static_cast<int>(self.activation); },
-                   [](LayerConfig& self, const std::string& name) { self.activation = parse_activation(name); })
-      .def_rw("gated", &LayerConfig::gated)
-      .def_rw("mlp_bias", &LayerConfig::mlp_bias)
-      .def_rw("norm", &LayerConfig::norm)
-      .def_rw("post_norm", &LayerConfig::post_norm);
+  nb::class_<NormPlan>(m, "NormPlan")
+      .def("__init__", [](NormPlan* self, bool layer_norm, float eps, bool bias, bool weight, bool unit_offset) {
+        new (self) NormPlan{layer_norm ? NormKind::kLayer : NormKind::kRms, eps, bias, weight, unit_offset};
+      }, "layer_norm"_a, "eps"_a, "bias"_a, "weight"_a, "unit_offset"_a);
 
-  nb::class_<ModelConfig>(m, "ModelConfig")
+  nb::class_<RopePlan>(m, "RopePlan")
+      .def("__init__", [](RopePlan* self, std::vector<float> inv_freq, float factor, bool interleaved) {
+        new (self) RopePlan{std::move(inv_freq), factor, interleaved};
+      }, "inv_freq"_a, "factor"_a, "interleaved"_a);
+
+  nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<>())
-      .def_rw("vocab_size", &ModelConfig::vocab_size)
-      .def_rw("hidden_size", &ModelConfig::hidden_size)
-      .def_rw("max_positions", &ModelConfig::max_positions)
-      .def_rw("embedding_size", &ModelConfig::embedding_size)
-      .def_rw("num_positions", &ModelConfig::num_positions)
-      .def_rw("position_offset", &ModelConfig::position_offset)
-      .def_rw("tied_head", &ModelConfig::tied_head)
-      .def_rw("final_norm", &ModelConfig::final_norm, nb::arg().none())
-      .def_rw("layers", &ModelConfig::layers);
+      .def_rw("num_heads", &AttentionPlan::num_heads)
+      .def_rw("num_kv_heads", &AttentionPlan::num_kv_heads)
+      .def_rw("head_dim", &AttentionPlan::head_dim)
+      .def_rw("scale", &AttentionPlan::scale)
+      .def_rw("qkv_bias", &AttentionPlan::qkv_bias)
+      .def_rw("out_bias", &AttentionPlan::out_bias)
+      .def_rw("qk_norm", &AttentionPlan::qk_norm, nb::arg().none())
+      .def_rw("qk_norm_whole", &AttentionPlan::qk_norm_whole)
+      .def_rw("rope", &AttentionPlan::rope, nb::arg().none())
+      .def_rw("sliding_window", &AttentionPlan::sliding_window)
+      .def_rw("softcap", &AttentionPlan::softcap)
+      .def_rw("alibi_slopes", &AttentionPlan::alibi_slopes)
+      .def_rw("sinks", &AttentionPlan::sinks);
+
+  nb::class_<MlpPlan>(m, "MlpPlan")
+      .def("__init__", [](MlpPlan* self, int intermediate_size, const std::string& activation, bool gated, bool bias) {
+        new (self) MlpPlan{intermediate_size, parse_activation(activation), gated, bias};
+      }, "intermediate_size"_a, "activation"_a, "gated"_a, "bias"_a);
+
+  nb::class_<ParallelPlan>(m, "ParallelPlan")
+      .def("__init__", [](ParallelPlan* self, std::vector<BranchPlan> branches) {
+        new (self) ParallelPlan{std::move(branches)};
+      }, "branches"_a);
+
+  nb::class_<BranchPlan>(m, "BranchPlan")
+      .def("__init__", [](BranchPlan* self, MixerPlan mixer, std::optional<NormPlan> norm, std::optional<NormPlan> post_norm,
+                          std::optional<NormPlan> sum_norm, float scale) {
+        new (self) BranchPlan{std::move(mixer), norm, post_norm, sum_norm, scale};
+      }, "mixer"_a, "norm"_a.none(), "post_norm"_a.none(), "sum_norm"_a.none(), "scale"_a);
+
+  nb::class_<EmbeddingPlan>(m, "EmbeddingPlan")
+      .def("__init__", [](EmbeddingPlan* self, int size, int num_positions, int position_offset, float scale) {
+        new (self) EmbeddingPlan{size, num_positions, position_offset, scale};
+      }, "size"_a, "num_positions"_a, "position_offset"_a, "scale"_a);
+
+  nb::class_<HeadPlan>(m, "HeadPlan")
+      .def("__init__", [](HeadPlan* self, bool tied, float divisor, float softcap) {
+        new (self) HeadPlan{tied, divisor, softcap};
+      }, "tied"_a, "divisor"_a, "softcap"_a);
+
+  nb::class_<DecoderPlan>(m, "DecoderPlan")
+      .def(nb::init<>())
+      .def_rw("vocab_size", &DecoderPlan::vocab_size)
+      .def_rw("hidden_size", &DecoderPlan::hidden_size)
+      .def_rw("max_positions", &DecoderPlan::max_positions)
+      .def_rw("embedding", &DecoderPlan::embedding)
+      .def_rw("layers", &DecoderPlan::layers)
+      .def_rw("final_norm", &DecoderPlan::final_norm, nb::arg().none())
+      .def_rw("head", &DecoderPlan::head)
+      .def_rw("formats", &DecoderPlan::formats);
 
   nb::class_<Executor>(m, "Executor")
-      .def("__init__", [](Executor* self, const ModelConfig& config, const std::string& isa, const std::string& dtype,
-                          const std::string& quantization, int quantization_group, bool zero_points,
-                          const std::string& cache_dtype, int num_blocks, int max_num_seqs,
-                          int max_num_batched_tokens, const std::vector<std::vector<int>>& groups) {
-        new (self) Executor(config, choose_kernels(isa), parse_formats(dtype, quantization, quantization_group, zero_points),
-                            parse_cache_type(cache_dtype), {num_blocks, max_num_seqs, max_num_batched_tokens}, groups);
-      }, "config"_a, "isa"_a, "dtype"_a, "quantization"_a, "quantization_group"_a, "zero_points"_a,
-           "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a)
+      .def("__init__", [](Executor* self, const DecoderPlan& plan, const std::string& isa, const std::string& cache_dtype,
+                          int num_blocks, int max_num_seqs, int max_num_batched_tokens,
+                          const std::vector<std::vector<int>>& groups) {
+        new (self) Executor(plan, choose_kernels(isa), parse_cache_type(cache_dtype),
+                            {num_blocks, max_num_seqs, max_num_batched_tokens}, groups);
+      }, "plan"_a, "isa"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a)
       .def("set_weights", &set_weights, "tensors"_a)
       .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)

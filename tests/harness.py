@@ -24,7 +24,7 @@ def device_ids() -> list[str]:
     """Every device that this machine has: "torch", and "cpu-LEVEL" for each ISA level."""
     try:
         native: Any = importlib.import_module("tidewheel._native")
-        importlib.import_module("tidewheel.engine.devices.cpu")
+        importlib.import_module("tidewheel.engine.devices.cpu.device")
     except ImportError:
         return ["torch"]
     return ["torch", *(f"cpu-{level}" for level in native.available_isa_levels())]
@@ -35,7 +35,7 @@ def make_device(device_id: str) -> Device:
     kind, _, level = device_id.partition("-")
     if not level:
         return get_device(kind)
-    device: Device = importlib.import_module("tidewheel.engine.devices.cpu").CpuDevice(isa=level)
+    device: Device = importlib.import_module("tidewheel.engine.devices.cpu.device").CpuDevice(isa=level)
     return device
 
 

@@ -1,7 +1,7 @@
 """Types of the native extension; `native/bindings.cpp` says what each does."""
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,39 +19,63 @@ class Topology(TypedDict):
 
 class StoppedError(Exception): ...
 
-class NormConfig:
-    def __init__(self, layer_norm: bool, eps: float, bias: bool) -> None: ...
+class WeightFormat:
+    def __init__(self, kind: str, group: int = 32, zero_points: bool = False) -> None: ...
 
-class LayerConfig:
+class NormPlan:
+    def __init__(self, layer_norm: bool, eps: float, bias: bool, weight: bool, unit_offset: bool) -> None: ...
+
+class RopePlan:
+    def __init__(self, inv_freq: Sequence[float], factor: float, interleaved: bool) -> None: ...
+
+class AttentionPlan:
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
     qkv_bias: bool
     out_bias: bool
-    qk_norm_eps: float | None
-    inv_freq: list[float]
-    rope_factor: float
+    qk_norm: NormPlan | None
+    qk_norm_whole: bool
+    rope: RopePlan | None
     sliding_window: int
     softcap: float
     alibi_slopes: list[float]
-    intermediate_size: int
-    activation: str
-    gated: bool
-    mlp_bias: bool
-    norm: NormConfig
-    post_norm: bool
+    sinks: bool
 
-class ModelConfig:
+class MlpPlan:
+    def __init__(self, intermediate_size: int, activation: str, gated: bool, bias: bool) -> None: ...
+
+class ParallelPlan:
+    def __init__(self, branches: Sequence[BranchPlan]) -> None: ...
+
+MixerPlan: TypeAlias = AttentionPlan | MlpPlan | ParallelPlan
+
+class BranchPlan:
+    def __init__(
+        self,
+        mixer: MixerPlan,
+        norm: NormPlan | None,
+        post_norm: NormPlan | None,
+        sum_norm: NormPlan | None,
+        scale: float,
+    ) -> None: ...
+
+class EmbeddingPlan:
+    def __init__(self, size: int, num_positions: int, position_offset: int, scale: float) -> None: ...
+
+class HeadPlan:
+    def __init__(self, tied: bool, divisor: float, softcap: float) -> None: ...
+
+class DecoderPlan:
     vocab_size: int
     hidden_size: int
     max_positions: int
-    embedding_size: int
-    num_positions: int
-    position_offset: int
-    tied_head: bool
-    final_norm: NormConfig | None
-    layers: list[LayerConfig]
+    embedding: EmbeddingPlan
+    layers: list[list[BranchPlan]]
+    final_norm: NormPlan | None
+    head: HeadPlan
+    formats: dict[str, WeightFormat]
 
 class Executor:
     isa: str
@@ -60,12 +84,8 @@ class Executor:
     cache_bytes: int
     def __init__(
         self,
-        config: ModelConfig,
+        plan: DecoderPlan,
         isa: str,
-        dtype: str,
-        quantization: str,
-        quantization_group: int,
-        zero_points: bool,
         cache_dtype: str,
         num_blocks: int,
         max_num_seqs: int,

@@ -13,7 +13,7 @@ DEVICE_NAMES = ("auto", "cpu", "torch")
 def get_device(name: str) -> Device:
     """The device that `--device name` means; auto is the CPU. Raises DeviceError for a name that is not known."""
     if name in ("auto", "cpu"):
-        from .cpu import CpuDevice
+        from .cpu.device import CpuDevice
 
         return CpuDevice()
     if name == "torch":

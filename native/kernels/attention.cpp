@@ -40,8 +40,6 @@ TW_INLINE float exp2(float x) {
   return lanes[0];
 }
 
-TW_INLINE F tanh(F x) { return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f)))); }
-
 struct Edges {
   float bounds[48];
   float index[16];
@@ -398,7 +396,7 @@ class Fold {
     const AttentionArgs& args = rows_.args;
     const int head_dim = args.heads.head_dim;
     for (int r = 0; r < rows_.count; ++r) {
-      const F inverse = set1(1.0f / result_.total[r]);
+      const F inverse = set1(args.sinks ? share_with_sink(r) : 1.0f / result_.total[r]);
       float* out = args.out + r / rows_.group * args.out_stride + size_t(rows_.head(r)) * head_dim;
       float* sums = result_.sums + size_t(r) * rows_.dim;
       for (int d = 0; d < rows_.dim; d += kLanes) store(sums + d, mul(load(sums + d), inverse));
@@ -407,6 +405,14 @@ class Fold {
   }
 
  private:
+  // What the sums are multiplied with where the softmax has one more score. It enters here, once a row, so that it cannot
+  // matter in which pieces the rest was computed.
+  float share_with_sink(int row) const {
+    const float sink = rows_.args.sinks[rows_.head(row)] * kLog2E, maximum = std::max(result_.maximum[row], sink);
+    const float factor = exp2(result_.maximum[row] - maximum);
+    return factor / (result_.total[row] * factor + exp2(sink - maximum));
+  }
+
   const Rows rows_;
   Partial result_;
 };

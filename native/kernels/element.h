@@ -69,4 +69,6 @@ TW_INLINE F exp(F x) {
   return mul(add(p, set1(1.0f)), pow2(n));
 }
 
+TW_INLINE F tanh(F x) { return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f)))); }
+
 }  // namespace tidewheel::TW_ISA

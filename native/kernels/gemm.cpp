@@ -41,6 +41,13 @@ void finish_tile(const GemmArgs& args, int panel, int row, int rows, float* tile
       }
     }
   }
+  if (args.scale != 1) {
+    for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, mul(load(tile + i), set1(args.scale)));
+  }
+  if (args.softcap != 0) {
+    const F cap = set1(args.softcap), inverse = set1(1.0f / args.softcap);
+    for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, mul(cap, tanh(mul(load(tile + i), inverse))));
+  }
   switch (args.epilogue) {
     case Epilogue::kStore:
     case Epilogue::kAdd: {

@@ -64,9 +64,12 @@ struct GemmArgs {
   Activation activation;
   float* y;            // [rows, n], or [rows, n / 2] for kGated
   size_t y_stride;     // elements
+  // What comes of a product and its bias before the epilogue: times `scale`, then softcap * tanh(it / softcap).
+  float scale = 1;
+  float softcap = 0;   // 0: none
 };
 
-struct PackArgs {
+struct PackWeightsArgs {
   const void* source;  // rows row_begin to row_end - 1 of [rows, cols], element strides
   DType source_type;
   ptrdiff_t row_stride, col_stride;
@@ -78,15 +81,17 @@ struct PackArgs {
   int row_begin, row_end;
 };
 
+enum class NormKind : int { kNone, kRms, kLayer };
+
 struct Norm {
-  bool layer_norm = false;  // else RMS
+  NormKind kind = NormKind::kNone;
   float eps = 0;
-  float* weight = nullptr;  // null: no norm
+  float* weight = nullptr;  // null: values are normalized and not scaled
   float* bias = nullptr;    // or null
 };
 
 // GEMM inputs. They are packed in tiles of tile_rows rows, the last of what is left, so that a tile is read in order.
-struct RowsArgs {
+struct PackInputsArgs {
   const float* x;
   size_t x_stride;        // elements
   const int32_t* gather;  // row r is x's row gather[r]; or null
@@ -113,7 +118,7 @@ struct Heads {
 
 // One token, some of its KV heads and their query heads: q and k are normalized and rotated, q is stored as a query, k and
 // v go to the cache.
-struct PrepareArgs {
+struct StoreQkvArgs {
   Heads heads;
   int kv_begin, kv_end;
   float* qkv;               // [(heads + 2 kv_heads) * head_dim], changed in place
@@ -121,6 +126,7 @@ struct PrepareArgs {
   const float* cos;         // [rotary_pairs], or null
   const float* sin;
   int rotary_pairs;
+  bool interleaved;         // a pair is 2i and 2i + 1, else i and i + rotary_pairs
   void* q;                  // [heads, padded_dim] queries: `query_bytes` each
   void* cache_heads;        // of the cache: this layer's, this token's block, the heads from kv_begin on
   int slot;
@@ -145,6 +151,7 @@ struct AttentionArgs {
   float scale;              // above 0
   float softcap;            // score = softcap * tanh(score / softcap); 0: none
   const float* alibi_slopes;  // [heads], or null: score += slope * (key position - query position)
+  const float* sinks;       // [heads], or null: scores of no token, which take part in the softmax and have no value
   const char* cache_head;   // this layer's and KV head's part of block 0
   size_t block_stride;      // bytes from there to its part of block 1
   const int32_t* block_table;
@@ -197,14 +204,16 @@ struct Kernels {
   int (*row_block)(const WeightFormat&, int k);
   size_t (*row_bytes)(const WeightFormat&, int k);    // of one packed input row
   size_t (*panel_bytes)(const WeightFormat&, int k);  // of one packed panel
-  void (*pack)(const WeightFormat&, const PackArgs&);
+  void (*pack_weights)(const WeightFormat&, const PackWeightsArgs&);
   // Column `row` of a packed weight, as float: the embedding of a tied head.
   void (*unpack_row)(const WeightFormat&, const void* weight, int k, int row, float* out);
   // row_begin is a multiple of tile_rows.
-  void (*pack_rows)(const WeightFormat&, const RowsArgs&, int row_begin, int row_end);
+  void (*pack_inputs)(const WeightFormat&, const PackInputsArgs&, int row_begin, int row_end);
   void (*gemm)(const WeightFormat&, const GemmArgs&);
   void (*normalize)(const Norm&, float* x, int size);
-  void (*prepare)(CacheType, const PrepareArgs&);
+  // y += scale * norm(x); x is normalized in place.
+  void (*add_normalized)(const Norm&, float* x, int size, float scale, float* y);
+  void (*store_qkv)(CacheType, const StoreQkvArgs&);
   size_t (*attention_scratch_bytes)(const Heads&);
   void (*attention)(CacheType, const AttentionArgs&);
   // The same in two steps: the result of each piece from piece_begin() on, and then all of them folded.

@@ -4,14 +4,14 @@
 
 namespace tidewheel {
 
-KvCache::KvCache(const std::vector<LayerConfig>& layers, CacheType type, int num_blocks, const Ownership& ownership)
+KvCache::KvCache(std::span<const Heads> layers, CacheType type, int num_blocks, const Ownership& ownership)
     : parts_(ownership.groups()) {
   for (int group = 0; group < ownership.groups(); ++group) {
     Part& part = parts_[group];
-    for (const LayerConfig& layer : layers) {
-      const Range heads = ownership.of(group, layer.num_kv_heads);
-      part.layers.push_back({heads, layer.heads().head_bytes(type), part.block_bytes});
-      part.block_bytes += heads.size() * part.layers.back().head_bytes;
+    for (const Heads& layer : layers) {
+      const Range own = ownership.of(group, layer.num_kv_heads);
+      part.layers.push_back({own, layer.head_bytes(type), part.block_bytes});
+      part.block_bytes += own.size() * part.layers.back().head_bytes;
     }
     part.memory = Arena(part.block_bytes * num_blocks);
   }

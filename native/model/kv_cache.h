@@ -1,10 +1,11 @@
-// The KV cache: blocks that hold all layers, in a part for each group of workers with the heads that it attends with.
+// The KV cache: blocks that hold all layers that attend, in a part for each group of workers with the heads that it attends with.
 // Only they write there, so that it lies on their node.
 #pragma once
 
+#include <span>
 #include <vector>
 
-#include "model/config.h"
+#include "kernels/kernels.h"
 #include "runtime/arena.h"
 #include "runtime/groups.h"
 
@@ -14,7 +15,7 @@ class KvCache {
  public:
   KvCache() = default;
   // Throws std::bad_alloc.
-  KvCache(const std::vector<LayerConfig>& layers, CacheType type, int num_blocks, const Ownership& ownership);
+  KvCache(std::span<const Heads> layers, CacheType type, int num_blocks, const Ownership& ownership);
 
   // A layer's KV heads that the group owns.
   Range heads(int group, int layer) const { return parts_[group].layers[layer].heads; }

@@ -46,6 +46,7 @@ class Worker {
   int index() const { return index_; }
   int group() const { return group_index_; }
   int index_in_group() const { return index_in_group_; }
+  int group_size() const { return group_.workers; }
   // The next call of `share...` was done without this worker: what only that needs need not be made.
   bool is_late() const { return phase_ < first_phase_; }
 

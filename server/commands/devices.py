@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidewheel.engine.devices.cpu_groups import choose_groups, group_list
+from tidewheel.engine.devices.cpu.groups import choose_groups, group_list
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.machine.cgroup import cpu_quota
 from tidewheel.engine.machine.cpu_list import cpu_list

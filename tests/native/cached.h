@@ -1,4 +1,4 @@
-// A sequence in a paged cache, written by `prepare` and read back as the comments in kernels.h say it lies there.
+// A sequence in a paged cache, written by `store_qkv` and read back as the comments in kernels.h say it lies there.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +18,12 @@ inline const char* name_of(CacheType type) {
   return kNames[static_cast<int>(type)];
 }
 
-// What `prepare` does to queries and keys besides.
+// What `store_qkv` does to queries and keys besides.
 struct Preparation {
   std::vector<float> q_norm, k_norm;  // [head_dim], or empty
   std::vector<float> cos, sin;        // [rotary pairs], the same for all tokens here
+  bool interleaved = false;
+  NormKind kind = NormKind::kRms;
 };
 
 class CachedSequence {
@@ -40,13 +42,13 @@ class CachedSequence {
         queries(tokens * query_stride() * unit()) {
     // The cache is full of NaN, which must not matter. Blocks are scattered: backwards, and block 0 is someone else's.
     std::iota(table.rbegin(), table.rend(), 1);
-    const Norm q_norm{false, 1e-5f, data(preparation.q_norm)}, k_norm{false, 1e-5f, data(preparation.k_norm)};
+    const Norm q_norm = norm(preparation.kind, preparation.q_norm), k_norm = norm(preparation.kind, preparation.k_norm);
     for (int token = 0; token < tokens; ++token) {
       std::vector<float> row(qkv.begin() + token * width(), qkv.begin() + (token + 1) * width());
-      kernels.prepare(type, {heads, 0, heads.num_kv_heads, row.data(), q_norm, k_norm,
-                             data(preparation.cos), data(preparation.sin), static_cast<int>(preparation.cos.size()),
-                             queries.data() + token * query_stride() * unit(),
-                             cache.data() + table[token / kBlockTokens] * heads.block_bytes(type), token % kBlockTokens});
+      kernels.store_qkv(type, {heads, 0, heads.num_kv_heads, row.data(), q_norm, k_norm, data(preparation.cos),
+                               data(preparation.sin), static_cast<int>(preparation.cos.size()), preparation.interleaved,
+                               queries.data() + token * query_stride() * unit(),
+                               cache.data() + table[token / kBlockTokens] * heads.block_bytes(type), token % kBlockTokens});
     }
   }
 
@@ -81,6 +83,9 @@ class CachedSequence {
     return value;
   }
   static float* data(std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
+  static Norm norm(NormKind kind, std::vector<float>& weight) {
+    return weight.empty() ? Norm{} : Norm{kind, 1e-5f, weight.data()};
+  }
   static int slot(int token) { return token % kBlockTokens; }
   bool pairs() const { return type != CacheType::kFloat32 && type != CacheType::kFloat16; }
   const char* head(int token, int kv_head) const {

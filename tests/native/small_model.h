@@ -1,38 +1,40 @@
-// A decoder of two unlike layers with random weights, in an executor: projections, learned positions, biases, norms of
-// both kinds, and KV heads that groups cannot share alike.
+// A decoder of unlike layers with random weights, in an executor: projections, learned positions, biases, norms of both
+// kinds in every place, branches beside each other, and KV heads that groups cannot share alike.
 #pragma once
 
-#include <map>
 #include <memory>
 
 #include "cached.h"
 #include "model/executor.h"
+#include "tensors.h"
 
 namespace tidewheel::test {
 
-inline ModelConfig small_config() {
-  ModelConfig config;
-  config.vocab_size = 150, config.hidden_size = 96, config.max_positions = 1024;
-  config.embedding_size = 64, config.num_positions = 1024, config.position_offset = 2;
-  config.tied_head = true;
-  config.final_norm = NormConfig{.eps = 1e-5f};
-  LayerConfig layer;
-  layer.num_heads = 6, layer.num_kv_heads = 3, layer.head_dim = 24, layer.scale = 0.2f;
-  layer.qkv_bias = layer.out_bias = true;
-  layer.qk_norm_eps = 1e-5f;
-  layer.inv_freq = {1.0f, 0.3f, 0.1f, 0.01f};
-  layer.intermediate_size = 104, layer.gated = true, layer.mlp_bias = true;
-  layer.norm = {.eps = 1e-5f};
-  config.layers.push_back(layer);
-  LayerConfig other;
+inline DecoderPlan small_plan() {
+  DecoderPlan plan;
+  plan.vocab_size = 150, plan.hidden_size = 96, plan.max_positions = 1024;
+  plan.embedding = {64, 1024, 2, 0.5f};
+  plan.final_norm = NormPlan{NormKind::kRms, 1e-5f};
+  plan.head = {true, 2.0f, 40.0f};
+  AttentionPlan attention;
+  attention.num_heads = 6, attention.num_kv_heads = 3, attention.head_dim = 24, attention.scale = 0.2f;
+  attention.qkv_bias = attention.out_bias = true;
+  attention.qk_norm = NormPlan{NormKind::kRms, 1e-5f};
+  attention.rope = RopePlan{{1.0f, 0.3f, 0.1f, 0.01f}};
+  const NormPlan rms{NormKind::kRms, 1e-5f}, layer_norm{NormKind::kLayer, 1e-5f, true};
+  plan.layers.push_back({{attention, rms, rms, {}}, {MlpPlan{104, Activation::kSilu, true, true}, rms, {}, {}, 0.5f}});
+  AttentionPlan other;
   other.num_heads = 4, other.num_kv_heads = 1, other.head_dim = 40, other.scale = 0.2f;
   other.sliding_window = 600;
   other.alibi_slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
-  other.intermediate_size = 200, other.activation = Activation::kGeluTanh;
-  other.norm = {.layer_norm = true, .eps = 1e-5f, .bias = true};
-  other.post_norm = true;
-  config.layers.push_back(other);
-  return config;
+  other.sinks = true;
+  const MlpPlan mlp{200, Activation::kGeluTanh};
+  plan.layers.push_back({{other, {}, {}, layer_norm}, {mlp, {}, {}, layer_norm}});
+  AttentionPlan beside = attention;
+  beside.qk_norm_whole = true;
+  beside.rope->interleaved = true;
+  plan.layers.push_back({{ParallelPlan{{{beside, {}, {}, {}}, {mlp, layer_norm, {}, {}}}}, rms, {}, {}}});
+  return plan;
 }
 
 class SmallModel {
@@ -41,36 +43,9 @@ class SmallModel {
 
   SmallModel(const Kernels& kernels, const WeightFormat& format, CacheType type, const std::vector<std::vector<int>>& groups,
              bool with_weights = true)
-      : executor(small_config(), kernels, {format, format, format, {WeightKind::kFloat32}}, type, {kBlocks, 4, 1024}, groups) {
+      : executor(stored_as(small_plan(), format), kernels, type, {kBlocks, 4, 1024}, groups) {
     if (!with_weights) return;
-    const ModelConfig config = small_config();
-    const int hidden = config.hidden_size, embedding = config.embedding_size;
-    add("embed.weight", {config.vocab_size, embedding});
-    add("embed.positions", {config.num_positions + config.position_offset, hidden});
-    add("embed.project_in.weight", {hidden, embedding});
-    add("embed.project_out.weight", {embedding, hidden});
-    add("final_norm.weight", {hidden});
-    for (size_t i = 0; i < config.layers.size(); ++i) {
-      const LayerConfig& c = config.layers[i];
-      const std::string prefix = "layers." + std::to_string(i) + ".";
-      const auto linear = [&](const char* name, int rows, int cols, bool bias) {
-        add(prefix + name + ".weight", {rows, cols});
-        if (bias) add(prefix + name + ".bias", {rows});
-      };
-      linear("q", c.q_size(), hidden, c.qkv_bias);
-      linear("k", c.kv_size(), hidden, c.qkv_bias);
-      linear("v", c.kv_size(), hidden, c.qkv_bias);
-      linear("o", hidden, c.q_size(), c.out_bias);
-      if (c.gated) linear("gate", c.intermediate_size, hidden, c.mlp_bias);
-      linear("up", c.intermediate_size, hidden, c.mlp_bias);
-      linear("down", hidden, c.intermediate_size, c.mlp_bias);
-      if (c.qk_norm_eps) add(prefix + "q_norm.weight", {c.head_dim});
-      if (c.qk_norm_eps) add(prefix + "k_norm.weight", {c.head_dim});
-      for (const char* norm : {"attention_norm", "mlp_norm"}) {
-        add(prefix + norm + ".weight", {hidden});
-        if (c.norm.bias) add(prefix + norm + ".bias", {hidden});
-      }
-    }
+    for (const auto& [name, shape] : tensor_shapes(small_plan())) add(name, shape);
     executor.set_weights(sources_);
     executor.check_complete();
   }

@@ -86,7 +86,7 @@ struct PackedWeight {
 
   PackedWeight(const Kernels& with, const WeightFormat& as, const std::vector<float>& weight, int rows, int cols)
       : kernels(with), format(as), n(rows), k(cols), bytes(panels() * with.panel_bytes(as, cols)) {
-    kernels.pack(format, {weight.data(), DType::kFloat32, k, 1, n, k, bytes.data(), k, n, 0, 0, 0, n});
+    kernels.pack_weights(format, {weight.data(), DType::kFloat32, k, 1, n, k, bytes.data(), k, n, 0, 0, 0, n});
   }
 
   int panels() const { return (n + kPanel - 1) / kPanel; }
@@ -100,11 +100,12 @@ struct PackedWeight {
 
   // `epilogue` of x W^T, where x is [m, k].
   void multiply(const std::vector<float>& x, int m, Epilogue epilogue, Activation activation, const float* bias, float* y,
-                size_t y_stride) const {
+                size_t y_stride, float scale = 1, float softcap = 0) const {
     std::vector<char> rows(size_t(m) * kernels.row_bytes(format, k));
     std::vector<float> scratch(k + kRowGroup);
-    kernels.pack_rows(format, {x.data(), size_t(k), nullptr, m, k, {}, scratch.data(), rows.data()}, 0, m);
-    kernels.gemm(format, {rows.data(), 0, m, bytes.data(), k, n, 0, panels(), bias, epilogue, activation, y, y_stride});
+    kernels.pack_inputs(format, {x.data(), size_t(k), nullptr, m, k, {}, scratch.data(), rows.data()}, 0, m);
+    kernels.gemm(format, {rows.data(), 0, m, bytes.data(), k, n, 0, panels(), bias, epilogue, activation, y, y_stride,
+                          scale, softcap});
   }
 
   std::vector<float> multiply(const std::vector<float>& x, int m) const {

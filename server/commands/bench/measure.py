@@ -9,7 +9,7 @@ from typing import Any
 
 from tidewheel import __version__
 from tidewheel.engine.declaring.option import options_of
-from tidewheel.engine.devices.cpu_groups import choose_groups
+from tidewheel.engine.devices.cpu.groups import choose_groups
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.load import OpenedModel
@@ -132,7 +132,7 @@ def serve_arguments(given: Mapping[str, Any]) -> list[str]:
 def _meter(options: EngineOptions, seconds: float, peak: OwnPeak) -> CeilingMeter | None:
     try:
         from tidewheel import _native
-        from tidewheel.engine.devices.cpu import CpuDevice
+        from tidewheel.engine.devices.cpu.device import CpuDevice
     except ImportError:
         return None
     groups = choose_groups(options.threads_bind, _native.topology(), cpu_quota())

@@ -87,7 +87,7 @@ def load(planned: Plan) -> LoadedModel:
         import torch
 
         return LoadedModel(executor, _torch_bytes(opened.spec), torch.get_num_threads(), profiler)
-    from tidewheel.engine.devices.cpu import CpuExecutor
+    from tidewheel.engine.devices.cpu.executor import CpuExecutor
 
     assert isinstance(executor, CpuExecutor)
     return LoadedModel(executor, executor.native.weight_bytes, executor.native.num_threads, profiler)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.cpu_groups import default_threads
+from tidewheel.engine.devices.cpu.groups import default_threads
 from tidewheel.engine.machine.cgroup import MemoryLimit, cpu_quota, memory_limits
 from tidewheel.engine.machine.memory import read_memory
 

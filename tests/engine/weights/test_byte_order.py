@@ -26,7 +26,7 @@ from tidewheel.engine.weights.quantization import Quantization
 from tidewheel.engine.weights.tensor import DenseTensor, WeightSource, to_float32
 
 pytest.importorskip("tidewheel._native")
-from tidewheel.engine.devices.cpu import CpuDevice
+from tidewheel.engine.devices.cpu.device import CpuDevice
 
 # GPT-2 stores its matrices with columns first, and queries, keys and values in one.
 MODELS = [

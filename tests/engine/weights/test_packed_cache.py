@@ -33,7 +33,8 @@ from tidewheel.engine.weights.packed_cache import PackedCache
 from tidewheel.engine.weights.quantization import Quantization
 
 _native = pytest.importorskip("tidewheel._native")
-from tidewheel.engine.devices.cpu import CpuDevice, CpuExecutor  # noqa: E402
+from tidewheel.engine.devices.cpu.device import CpuDevice  # noqa: E402
+from tidewheel.engine.devices.cpu.executor import CpuExecutor  # noqa: E402
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -1,0 +1,130 @@
+"""The CPU device: a model runs in the native runtime, with the kernels of this processor."""
+
+from __future__ import annotations
+
+import logging
+
+from tidewheel import _native
+
+from ...cancellation import Cancellation, LoadCancelledError
+from ...errors import DeviceError
+from ...machine.cgroup import cpu_quota
+from ...machine.cpu_list import cpu_list
+from ...machine.huge_pages import huge_pages
+from ...models.spec import DecoderSpec
+from ...weights.dtypes import DType, KvCacheDType
+from ...weights.packed_cache import BackgroundWrite, PackedCache
+from ...weights.tensor import WeightSource
+from ..base import ExecutorLimits, ExecutorOptions
+from .executor import CpuExecutor
+from .groups import choose_groups, group_list, spanning_groups
+from .lowering import Formats, formats_of, lower
+from .weights import set_weights
+
+logger = logging.getLogger(__name__)
+
+
+def thread_groups(isa: str, threads_bind: str) -> list[list[int]]:
+    """The processors to compute on, by group. Says what was chosen. Raises DeviceError for what cannot be used."""
+    topology, quota = _native.topology(), cpu_quota()
+    groups = choose_groups(threads_bind, topology, quota)
+    for group in spanning_groups(groups, topology):
+        logger.warning(
+            "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "
+            "--threads-bind auto makes a group of each node",
+            cpu_list(group),
+        )
+    count = sum(map(len, groups))
+    threads = "1 thread" if count == 1 else f"{count} threads"
+    limit = "" if quota is None else f"; the control group allows {quota:g} CPUs' worth of time"
+    logger.info("Computing with %s kernels in %s on CPUs %s%s", isa, threads, group_list(groups), limit)
+    return groups
+
+
+def _report_memory() -> None:
+    pages = huge_pages()
+    said = "huge pages where the kernel has any" if pages.on_request else "small pages"
+    mode = pages.transparent or "not supported"
+    logger.info("Weights and KV cache lie in %s (transparent huge pages: %s)", said, mode)
+
+
+class CpuDevice:
+    """Native kernels. `isa` names an instruction set level to use instead of the best one."""
+
+    name = "cpu"
+
+    def __init__(self, isa: str = "auto") -> None:
+        try:
+            self.isa = _native.chosen_isa_level(isa)
+        except ValueError as error:
+            raise DeviceError(str(error)) from error
+
+    def default_dtype(self, checkpoint: DType) -> DType:
+        """What the checkpoint is stored as: every level computes with all three."""
+        return checkpoint
+
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
+        """Bytes of KV cache that one token takes over all layers, padding and int8's scales included."""
+        block = sum(
+            _native.kv_bytes_per_block(attention.num_kv_heads, attention.head_dim, kv_cache_dtype)
+            for attention in spec.attentions()
+        )
+        return block // _native.block_tokens()
+
+    def load(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        cancellation: Cancellation | None = None,
+    ) -> CpuExecutor:
+        """Pack the weights, or take them packed from `cache_dir`; reserve the KV cache, whose pages appear with use."""
+        block_bytes = self.kv_bytes_per_token(spec, options.cache_dtype) * _native.block_tokens()
+        num_blocks = options.kv_cache_bytes // block_bytes
+        if num_blocks < 1:
+            raise DeviceError(
+                f"a KV cache of {options.kv_cache_bytes} bytes holds no block of {block_bytes} bytes; "
+                "raise --kv-cache-space"
+            )
+        groups = thread_groups(self.isa, options.threads_bind)
+        _report_memory()
+        limits = ExecutorLimits(
+            _native.block_tokens(), num_blocks, options.max_num_seqs, options.max_num_batched_tokens
+        )
+        formats = formats_of(spec, options.dtype, options.quantization)
+        try:
+            native = _native.Executor(
+                lower(spec, formats, options.max_model_len),
+                self.isa,
+                options.cache_dtype,
+                num_blocks,
+                options.max_num_seqs,
+                options.max_num_batched_tokens,
+                groups,
+            )
+            cache = self._packed_cache(spec, formats, weights, options.cache_dir)
+            cancellation = cancellation or Cancellation()
+            with cancellation.calling(native.stop_loading):
+                cached = cache is not None and cache.read(native)
+                if not cached:
+                    set_weights(native, weights, sum(map(len, groups)), cancellation)
+            native.check_complete()
+        except _native.StoppedError as error:
+            raise LoadCancelledError from error
+        except ValueError as error:
+            raise DeviceError(f"the cpu device cannot load this model: {error}") from error
+        except MemoryError as error:
+            raise DeviceError("not enough memory for the weights and the KV cache; lower --kv-cache-space") from error
+        write = BackgroundWrite(cache, native) if cache is not None and not cached else None
+        # Else the event loop has a processor without taking one from a worker.
+        on_all = sum(map(len, groups)) == len(_native.topology()["processors"])
+        return CpuExecutor(native, limits, spec.vocab_size, write, lends_cores=on_all)
+
+    def _packed_cache(
+        self, spec: DecoderSpec, formats: Formats, weights: WeightSource, cache_dir: str | None
+    ) -> PackedCache | None:
+        if cache_dir is None or weights.identity is None:
+            return None
+        # All of the spec, though not all of it matters here: what it does not say has no effect on what is packed.
+        facts = (_native.packed_version(), self.isa, repr(spec), repr(formats), weights.identity)
+        return PackedCache(cache_dir, facts)

@@ -1,0 +1,89 @@
+"""A loaded model in the native runtime."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel import _native
+
+from ...errors import DeviceError
+from ...weights.packed_cache import BackgroundWrite
+from ..base import ExecutorLimits
+from ..batch import StepBatch, StepOutput
+
+
+class CpuExecutor:
+    """A model in the native runtime. The calling thread computes too, as worker 0."""
+
+    def __init__(
+        self,
+        native: _native.Executor,
+        limits: ExecutorLimits,
+        vocab_size: int,
+        write: BackgroundWrite | None = None,
+        *,
+        lends_cores: bool = False,
+    ) -> None:
+        self.limits = limits
+        self._lends_cores = lends_cores
+        self._native: _native.Executor | None = native
+        self._vocab_size = vocab_size
+        self._write = write
+        self._pinned_thread: int | None = None
+
+    @property
+    def native(self) -> _native.Executor:
+        """The runtime itself. Raises DeviceError after `close`."""
+        if self._native is None:
+            raise DeviceError("this executor was closed")
+        return self._native
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Run the batch, write its K and V, and sample its rows. Raises ValueError for arrays that do not fit."""
+        native = self.native
+        self._pin_caller(native)
+        output = StepOutput.empty(batch.sampling)
+        if batch.return_logits:
+            output.logits = np.empty((len(batch.logits_rows), self._vocab_size), np.float32)
+        native.step(
+            batch,
+            output.token_ids,
+            output.logprobs,
+            output.ranks,
+            output.top_ids,
+            output.top_logprobs,
+            output.logits,
+        )
+        return output
+
+    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+        """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
+        self.native.copy_blocks(np.ascontiguousarray(pairs, np.int32))
+
+    def lend_core(self) -> None:
+        """Leave the last worker's processor to other threads until `take_back_core` was called as often."""
+        if self._lends_cores:
+            self.native.lend_core()
+
+    def take_back_core(self) -> None:
+        """End a loan, from any thread."""
+        native = self._native
+        if self._lends_cores and native is not None:
+            native.take_back_core()
+
+    def close(self) -> None:
+        """Free weights and cache and join the threads. Packed weights that are not written yet stay unwritten."""
+        if self._write is not None:
+            self._write.cancel()
+        self._native = None
+
+    def _pin_caller(self, native: _native.Executor) -> None:
+        # The main thread is the program's own, and what it starts would inherit its place: it stays free.
+        thread = threading.get_ident()
+        if thread != self._pinned_thread:
+            self._pinned_thread = thread
+            if threading.current_thread() is not threading.main_thread():
+                native.pin_caller()

@@ -1,0 +1,73 @@
+"""Which processors the CPU device computes on: groups of them, one for each NUMA node that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import DeviceError
+from ...machine.cpu_list import cpu_list
+
+if TYPE_CHECKING:
+    from tidewheel._native import Topology
+
+
+def default_threads(num_cores: int, quota: float | None) -> int:
+    """How many of the cores to compute on: all that the quota pays for; from eight on, one is left for the event loop.
+
+    `quota` is in CPUs' worth of time: threads beyond it would use up everyone's share early and wait out the period.
+    """
+    threads = num_cores if quota is None else min(num_cores, max(1, int(quota)))
+    return threads - 1 if threads >= 8 else threads
+
+
+def choose_groups(threads_bind: str, topology: Topology, quota: float | None) -> list[list[int]]:
+    """The processors to compute on, one thread each, by group.
+
+    `auto` takes one hardware thread a physical core, within `quota`, CPUs' worth of time, and makes a group of each
+    NUMA node. `0-15` names the processors of one group, `0-15|16-31` of several. Raises DeviceError for what this
+    process may not use.
+    """
+    from tidewheel import _native  # which `tidewheel devices` does without
+
+    if threads_bind == "auto":
+        return _default_groups(topology, default_threads(len(topology["cores"]), quota))
+    try:
+        groups = [_native.parse_cpu_list(group) for group in threads_bind.split("|")]
+    except ValueError as error:
+        raise DeviceError(f"--threads-bind: {error}") from error
+    cpus = [cpu for group in groups for cpu in group]
+    allowed = [processor["cpu"] for processor in topology["processors"]]
+    if missing := [cpu for cpu in cpus if cpu not in allowed]:
+        raise DeviceError(f"--threads-bind: CPU {missing[0]} is not one this process may use: {cpu_list(allowed)}")
+    if not all(groups) or len(set(cpus)) != len(cpus):
+        raise DeviceError("--threads-bind must name a CPU in each group, and each CPU once, like 0-15 or 0-15|16-31")
+    return groups
+
+
+def spanning_groups(groups: Sequence[Sequence[int]], topology: Topology) -> list[Sequence[int]]:
+    """Those with processors of more than one NUMA node."""
+    nodes = {processor["cpu"]: processor["numa_node"] for processor in topology["processors"]}
+    return [group for group in groups if len({nodes[cpu] for cpu in group}) > 1]
+
+
+def group_list(groups: Sequence[Sequence[int]]) -> str:
+    """`[[0, 1], [2, 3]]` as `0-1|2-3`, the way that `--threads-bind` takes it."""
+    return "|".join(map(cpu_list, groups))
+
+
+def _default_groups(topology: Topology, threads: int) -> list[list[int]]:
+    """As few nodes as have so many cores, the largest, and of these alike."""
+    cores = set(topology["cores"])
+    nodes: dict[int, list[int]] = {}
+    for processor in topology["processors"]:
+        if processor["cpu"] in cores:
+            nodes.setdefault(processor["numa_node"], []).append(processor["cpu"])
+    by_size = sorted(sorted(nodes), key=lambda node: -len(nodes[node]))
+    used: list[int] = []
+    while sum(len(nodes[node]) for node in used) < threads:
+        used.append(by_size[len(used)])
+    groups = [nodes[node] for node in sorted(used)]
+    while sum(map(len, groups)) > threads:
+        max(reversed(groups), key=len).pop()
+    return groups

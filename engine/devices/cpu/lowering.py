@@ -1,0 +1,91 @@
+"""A DecoderSpec as the native runtime's plan."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from tidewheel import _native
+
+from ...errors import DeviceError
+from ...models.spec import (
+    AttentionSpec,
+    BranchSpec,
+    DecoderSpec,
+    MixerSpec,
+    MlpSpec,
+    NormSpec,
+    ParallelSpec,
+    RopeSpec,
+    tensor_shapes,
+)
+from ...weights.dtypes import DType
+from ...weights.quantization import Quantization, TensorFormat, format_of
+
+Formats: TypeAlias = dict[str, TensorFormat]
+
+
+def formats_of(spec: DecoderSpec, dtype: DType, quantization: Quantization | None) -> Formats:
+    """The formats of all matrices, by the names of their tensors."""
+    shapes = {name: shape for name, shape in tensor_shapes(spec).items() if len(shape) == 2}
+    return {name: format_of(name, shape, dtype, quantization) for name, shape in shapes.items()}
+
+
+def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.DecoderPlan:
+    """The plan of a model that serves contexts of `max_positions` tokens.
+
+    Raises DeviceError for a kind of mixer that the CPU device does not have, and ValueError for an unknown format.
+    """
+    plan = _native.DecoderPlan()
+    plan.vocab_size, plan.hidden_size, plan.max_positions = spec.vocab_size, spec.hidden_size, max_positions
+    embedding, head = spec.embedding, spec.head
+    plan.embedding = _native.EmbeddingPlan(
+        embedding.size, embedding.num_positions, embedding.position_offset, embedding.scale
+    )
+    plan.layers = [[_branch(branch) for branch in layer] for layer in spec.layers]
+    plan.final_norm = _norm(spec.final_norm)
+    plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0)
+    plan.formats = {
+        name: _native.WeightFormat(format.kind, format.group_size, format.zero_points)
+        for name, format in formats.items()
+    }
+    return plan
+
+
+def _branch(branch: BranchSpec) -> _native.BranchPlan:
+    return _native.BranchPlan(
+        _mixer(branch.mixer), _norm(branch.norm), _norm(branch.post_norm), _norm(branch.sum_norm), branch.scale
+    )
+
+
+def _mixer(mixer: MixerSpec) -> _native.MixerPlan:
+    match mixer:
+        case AttentionSpec():
+            return _attention(mixer)
+        case MlpSpec():
+            return _native.MlpPlan(mixer.intermediate_size, mixer.activation, mixer.gated, mixer.bias)
+        case ParallelSpec():
+            return _native.ParallelPlan([_branch(branch) for branch in mixer.branches])
+        case _:
+            raise DeviceError(f"the cpu device has no {mixer.kind}")
+
+
+def _attention(attention: AttentionSpec) -> _native.AttentionPlan:
+    plan = _native.AttentionPlan()
+    plan.num_heads, plan.num_kv_heads = attention.num_heads, attention.num_kv_heads
+    plan.head_dim, plan.scale = attention.head_dim, attention.scale
+    plan.qkv_bias, plan.out_bias = attention.qkv_bias, attention.out_bias
+    plan.qk_norm, plan.qk_norm_whole = _norm(attention.qk_norm), attention.qk_norm_over == "whole"
+    plan.rope = _rope(attention.rope)
+    plan.sliding_window, plan.softcap = attention.sliding_window or 0, attention.softcap or 0.0
+    plan.alibi_slopes, plan.sinks = list(attention.alibi_slopes or ()), attention.sinks
+    return plan
+
+
+def _rope(rope: RopeSpec | None) -> _native.RopePlan | None:
+    return None if rope is None else _native.RopePlan(list(rope.inv_freq), rope.attention_factor, rope.interleaved)
+
+
+def _norm(norm: NormSpec | None) -> _native.NormPlan | None:
+    if norm is None:
+        return None
+    return _native.NormPlan(norm.kind == "layer", norm.eps, norm.bias, norm.weight, norm.unit_offset)

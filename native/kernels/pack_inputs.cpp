@@ -1,0 +1,137 @@
+// GEMM inputs: rows of the float32 stream, normalized on the way, rounded or quantized to what the weights want.
+#include "kernels/layout.h"
+#include "kernels/table.h"
+
+namespace tidewheel::TW_ISA {
+namespace {
+
+// Row `r` of a tile of `n`. `x` is [k], and zeros up to a whole group.
+template <typename T>
+void round_row(const float* x, int k, int r, int n, char* tile) {
+  using A = typename Element<T>::Activation;
+  constexpr int kRun = kFloatRun<T>;
+  A* out = reinterpret_cast<A*>(tile);
+  const int padded = round_up_to(k, kRun);
+  if (kRun % kLanes == 0 || (n == 1 && padded % kLanes == 0)) {
+    for (int i = 0; i < padded; i += kLanes) store_activations<T>(out + place_in_tile(i, r, n, kRun), load(x + i));
+    return;
+  }
+  for (int i = 0; i < padded; i += kLanes) {
+    A values[kLanes];
+    store_activations<T>(values, load(x + i));
+    const int count = padded - i < kLanes ? padded - i : kLanes;
+    for (int j = 0; j < count; j += kRun) {
+      std::memcpy(out + place_in_tile(i + j, r, n, kRun), values + j, sizeof(A) * kRun);
+    }
+  }
+}
+
+// Symmetric: a scale of 1/127 of the largest magnitude. Anything not finite makes the scale NaN, and so the result.
+struct Scale {
+  float scale, inverse;
+};
+
+Scale find_scale(const float* x, int count) {
+  F largest = zero(), poison = zero();
+  for (int i = 0; i < count; i += kLanes) {
+    const F value = load(x + i);
+    largest = max(abs(value), largest);
+    poison = fma(value, zero(), poison);
+  }
+  const float magnitude = hmax(largest);
+  return {magnitude / 127.0f + hsum(poison), magnitude > 0.0f ? 127.0f / magnitude : 0.0f};
+}
+
+// Quantizes 32 values, the inputs from `begin` on, into row `r` of `n`; returns their sum.
+template <int RUN>
+TW_INLINE int quantize_group(const float* x, float inverse, int begin, int r, int n, char* quads) {
+  constexpr int kPiece = RUN < kRowGroup ? RUN : kRowGroup;
+  int8_t values[kRowGroup];
+  I sum = set1_int(0);
+#pragma GCC unroll 4
+  for (int i = 0; i < kRowGroup; i += kLanes) {
+    const I rounded = round_to_int(mul(load(x + i), set1(inverse)));
+    sum = add(sum, rounded);
+    store(values + i, rounded);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRowGroup; i += kPiece) {
+    std::memcpy(quads + place_in_tile(begin + i, r, n, RUN), values + i, kPiece);
+  }
+  return hsum(sum);
+}
+
+void put_head(char* head, int r, int n, float scale, const void* correction) {
+  std::memcpy(head + r * sizeof(float), &scale, sizeof(float));
+  std::memcpy(head + (n + r) * sizeof(float), correction, sizeof(float));
+}
+
+void quantize_row(const WeightFormat& format, const float* x, int k, int r, int n, char* tile) {
+  const int offset = format.kind == WeightKind::kInt4 ? kNibbleZero : kQuadZero;
+  const int groups = row_groups(k);
+  if (format.kind == WeightKind::kInt8Channel) {
+    const Scale s = find_scale(x, groups * kRowGroup);
+    char* quads = tile + size_t(n) * kHeadBytes;
+    int sum = 0;
+    for (int i = 0; i < groups * kRowGroup; i += kRowGroup) {
+      sum += quantize_group<kChannelRun>(x + i, s.inverse, i, r, n, quads);
+    }
+    for (int i = groups * kRowGroup; i < channel_inputs(k); i += kRowGroup) {
+      std::memset(quads + place_in_tile(i, r, n, kChannelRun), 0, kRowGroup);
+    }
+    const int correction = -offset * sum;
+    put_head(tile, r, n, s.scale, &correction);
+    return;
+  }
+  for (int g = 0; g < groups; ++g) {
+    char* group = tile + size_t(g) * n * (kHeadBytes + kRowGroup);
+    const Scale s = find_scale(x + g * kRowGroup, kRowGroup);
+    const int sum = quantize_group<kGroupRun>(x + g * kRowGroup, s.inverse, 0, r, n, group + size_t(n) * kHeadBytes);
+    const int correction = -offset * sum;
+    const float scaled_sum = s.scale * static_cast<float>(sum);
+    put_head(group, r, n, s.scale, format.zero_points ? static_cast<const void*>(&scaled_sum) : &correction);
+  }
+}
+
+}  // namespace
+
+size_t row_bytes(const WeightFormat& format, int k) {
+  switch (format.kind) {
+    case WeightKind::kFloat32: return sizeof(Element<float>::Activation) * k;
+    case WeightKind::kBFloat16: return sizeof(Element<bf16>::Activation) * float_steps<bf16>(k) * Element<bf16>::kStep;
+    case WeightKind::kFloat16: return sizeof(Element<f16>::Activation) * k;
+    case WeightKind::kInt8Channel: return kHeadBytes + channel_inputs(k);
+    case WeightKind::kInt8:
+    case WeightKind::kInt4: return size_t(row_groups(k)) * (kHeadBytes + kRowGroup);
+  }
+  return 0;
+}
+
+void pack_inputs(const WeightFormat& format, const PackInputsArgs& args, int row_begin, int row_end) {
+  const int padded = row_groups(args.k) * kRowGroup;
+  const size_t bytes = row_bytes(format, args.k);
+  const int tile_rows = packed_rows(format.kind);
+  for (int i = args.k; i < padded; ++i) args.scratch[i] = 0.0f;
+  for (int row = row_begin; row < row_end; ++row) {
+    const float* x = args.x + (args.gather ? args.gather[row] : row) * args.x_stride;
+    if (args.norm.kind != NormKind::kNone) {
+      normalize_to(args.norm, x, args.k, args.scratch);
+      x = args.scratch;
+    } else if (padded != args.k) {
+      std::memcpy(args.scratch, x, sizeof(float) * args.k);
+      x = args.scratch;
+    }
+    const int r = row % tile_rows, n = args.num_rows - (row - r) < tile_rows ? args.num_rows - (row - r) : tile_rows;
+    char* tile = static_cast<char*>(args.out) + (row - r) * bytes;
+    switch (format.kind) {
+      case WeightKind::kFloat32: round_row<float>(x, args.k, r, n, tile); break;
+      case WeightKind::kBFloat16: round_row<bf16>(x, args.k, r, n, tile); break;
+      case WeightKind::kFloat16: round_row<f16>(x, args.k, r, n, tile); break;
+      case WeightKind::kInt8:
+      case WeightKind::kInt8Channel:
+      case WeightKind::kInt4: quantize_row(format, x, args.k, r, n, tile); break;
+    }
+  }
+}
+
+}  // namespace tidewheel::TW_ISA

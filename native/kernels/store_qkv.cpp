@@ -1,0 +1,123 @@
+// What stands between the qkv projection and attention, a token at a time: q/k norm and rope, then queries are stored as
+// attention reads them, and k and v in the cache.
+#include "kernels/cache.h"
+#include "kernels/kernels.h"
+#include "kernels/table.h"
+
+namespace tidewheel::TW_ISA {
+namespace {
+
+void rotate_halves(float* x, int pairs, const float* cos, const float* sin) {
+  int i = 0;
+  for (; i + kLanes <= pairs; i += kLanes) {
+    const F a = load(x + i), b = load(x + pairs + i), c = load(cos + i), s = load(sin + i);
+    store(x + i, sub(mul(a, c), mul(b, s)));
+    store(x + pairs + i, add(mul(b, c), mul(a, s)));
+  }
+  for (; i < pairs; ++i) {
+    const float a = x[i], b = x[pairs + i];
+    x[i] = a * cos[i] - b * sin[i];
+    x[pairs + i] = b * cos[i] + a * sin[i];
+  }
+}
+
+void rotate_interleaved(float* x, int pairs, const float* cos, const float* sin) {
+  for (int i = 0; i < pairs; ++i) {
+    const float a = x[2 * i], b = x[2 * i + 1];
+    x[2 * i] = a * cos[i] - b * sin[i];
+    x[2 * i + 1] = b * cos[i] + a * sin[i];
+  }
+}
+
+// To the nearest e5m2, ties to even. What is too large becomes the largest finite number, NaN stays NaN.
+TW_INLINE void store(e5m2* p, F a) {
+  const F bounded = max(set1(-57344.0f), min(set1(57344.0f), a));  // in this order NaN passes
+  // Adding 3 * 2^22 steps of a number's own grid leaves the addition no bits to keep but whole steps. The grid ends
+  // at 2^-16, where e5m2 becomes subnormal.
+  const F shift = mul(max(binade(bounded), set1(0x1p-14f)), set1(0x1.8p21f));
+  f16 half[kLanes];
+  store(half, sub(add(bounded, shift), shift));
+  for (int i = 0; i < kLanes; ++i) p[i] = {static_cast<uint8_t>(half[i].bits >> 8)};
+}
+
+TW_INLINE void store(int8_t* p, F a) {
+  store(p, round_to_int(min(max(a, set1(-127.0f)), set1(127.0f))));  // in this order NaN becomes a number
+}
+
+// Calls body(d, the elements from d on) for a whole padded head: zeros follow the last of `x`.
+template <typename Body>
+TW_INLINE void each_vector(const float* x, int dim, int padded, Body&& body) {
+  int d = 0;
+  for (; d + kLanes <= dim; d += kLanes) body(d, load(x + d));
+  if (d == padded) return;
+  float tail[kLanes] = {};
+  for (int i = 0; d + i < dim; ++i) tail[i] = x[d + i];
+  body(d, load(tail));
+  for (d += kLanes; d < padded; d += kLanes) body(d, zero());
+}
+
+// The scale that makes the largest magnitude 127. A head too small to divide by is stored as zeros. Anything not finite
+// makes the scale NaN, and so what is read.
+float int8_scale(const float* x, int dim, int padded) {
+  F largest = zero(), poison = zero();
+  each_vector(x, dim, padded, [&](int, F a) {
+    largest = max(abs(a), largest);
+    poison = fma(a, zero(), poison);
+  });
+  const float absmax = hmax(largest);
+  return (absmax < 0x1p-100f ? 0.0f : absmax / 127.0f) + hsum(poison);
+}
+
+template <typename T>
+void store_typed(const StoreQkvArgs& args) {
+  using C = Cached<T>;
+  const Heads& heads = args.heads;
+  const int dim = heads.head_dim, padded = heads.padded_dim();
+  const size_t head_bytes = heads.head_bytes(C::kType);
+  const int q_begin = args.kv_begin * heads.group(), q_end = args.kv_end * heads.group();
+  const auto turn = [&](float* x, const Norm& norm) {
+    if (norm.kind != NormKind::kNone) normalize(norm, x, dim);
+    if (args.cos) (args.interleaved ? rotate_interleaved : rotate_halves)(x, args.rotary_pairs, args.cos, args.sin);
+  };
+  for (int h = q_begin; h < q_end; ++h) {
+    turn(args.qkv + h * dim, args.q_norm);
+    auto* q = static_cast<typename C::Query*>(args.q) + h * padded;
+    each_vector(args.qkv + h * dim, dim, padded, [&](int d, F a) { store(q + d, a); });
+  }
+  for (int h = args.kv_begin; h < args.kv_end; ++h) {
+    float* k = args.qkv + (heads.num_heads + h) * dim;
+    const float* v = k + heads.num_kv_heads * dim;
+    turn(k, args.k_norm);
+    const CachedHead<T> head{
+        reinterpret_cast<T*>(static_cast<char*>(args.cache_heads) + (h - args.kv_begin) * head_bytes), padded};
+    F k_factor = set1(1.0f), v_factor = set1(1.0f);
+    if constexpr (kHasScales<T>) {
+      const float k_scale = int8_scale(k, dim, padded), v_scale = int8_scale(v, dim, padded);
+      head.k_scales()[args.slot] = k_scale;
+      head.v_scales()[args.slot] = v_scale;
+      k_factor = set1(k_scale > 0 ? 1.0f / k_scale : 0.0f);
+      v_factor = set1(v_scale > 0 ? 1.0f / v_scale : 0.0f);
+    }
+    const auto quantized = [](F a, F factor) { return kHasScales<T> ? mul(a, factor) : a; };
+    T rounded[kLanes];
+    each_vector(k, dim, padded, [&](int d, F a) {
+      store(rounded, quantized(a, k_factor));
+      for (int i = 0; i < kLanes; i += C::kStep) {
+        std::memcpy(head.k_step(args.slot, d + i), rounded + i, C::kStep * sizeof(T));
+      }
+    });
+    each_vector(v, dim, padded, [&](int d, F a) {
+      store(rounded, quantized(a, v_factor));
+      // One by one: the elements between are another token's, which another worker may be writing.
+      for (int i = 0; i < kLanes; ++i) *head.v_element(args.slot, d + i) = rounded[i];
+    });
+  }
+}
+
+}  // namespace
+
+void store_qkv(CacheType type, const StoreQkvArgs& args) {
+  with_cached(type, [&]<typename T>(T*) { store_typed<T>(args); });
+}
+
+}  // namespace tidewheel::TW_ISA

@@ -1,0 +1,60 @@
+// How the attention of a step is shared out: which tokens are computed together, and which of them by several workers.
+// The kernels' results are the same to the bit whatever this decides.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "runtime/arena.h"
+#include "runtime/groups.h"
+
+namespace tidewheel {
+
+// A run of tokens of one sequence whose attention is computed together, for each KV head.
+struct AttentionTask {
+  int sequence, token_begin, num_tokens;
+  int context;          // tokens that the last of them sees
+  // Its token is the only one of its sequence: nobody else needs its k and v, and they are prepared with it.
+  bool alone = false;
+  int64_t partials = -1;  // where the results of its pieces lie, in floats; -1: one worker does them all
+
+  bool split() const { return partials >= 0; }
+  int num_pieces() const { return (context + kAttentionPiece - 1) / kAttentionPiece; }
+};
+
+class AttentionTasks {
+ public:
+  // What a worker does at a time, for one KV head: a whole task, or one piece of a task that is split.
+  struct Unit {
+    int task, piece;
+    int64_t cost;
+  };
+
+  AttentionTasks() = default;
+  // Throws std::bad_alloc.
+  AttentionTasks(std::span<const Heads> layers, int max_tokens, int max_sequences, const Ownership& ownership);
+
+  // [S + 1] and [S], as in Step.
+  void build(std::span<const int32_t> query_start, std::span<const int32_t> context_len);
+
+  const AttentionTask& task(int index) const { return tasks_[index]; }
+  std::span<const Unit> units() const { return units_; }        // the most expensive first
+  std::span<const int> split_tasks() const { return split_; }
+  std::span<const int> shared_tasks() const { return shared_; }  // those that are not alone
+  // Of a split task's `piece`, counted from the first that the layer sees.
+  float* partial(const AttentionTask& task, const Heads& heads, int kv_head, int piece) const;
+  size_t partial_floats() const { return partials_.bytes() / sizeof(float); }
+
+ private:
+  int tokens_per_task_ = 1;
+  int workers_ = 0, kv_heads_ = 1;  // of the group that has the most workers for a KV head
+  size_t floats_per_token_ = 0;  // of one piece, over all heads
+  Arena partials_;
+  std::vector<AttentionTask> tasks_;
+  std::vector<Unit> units_;
+  std::vector<int> split_, shared_;
+};
+
+}  // namespace tidewheel

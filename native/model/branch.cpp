@@ -1,0 +1,42 @@
+#include "model/branch.h"
+
+namespace tidewheel {
+
+Branch::Branch(const BranchPlan& plan, const std::string& prefix, Context& context)
+    : context_(context), scale_(plan.scale) {
+  const std::string kind = prefix + std::visit([](const auto& mixer) { return mixer.kKind; }, plan.mixer);
+  const Workspace::Turn turn(context.workspace);
+  context.weights.add_norm(kind + "_norm", norm_, plan.norm, context.hidden_size);
+  context.weights.add_norm(kind + "_post_norm", post_norm_, plan.post_norm, context.hidden_size);
+  context.weights.add_norm(kind + "_sum_norm", sum_norm_, plan.sum_norm, context.hidden_size);
+  if (plan.post_norm) mixed_ = context.workspace.add<float>(context.hidden_size);
+  mixer_ = make_mixer(plan.mixer, prefix, context);
+}
+
+template <typename Body>
+void Branch::each_row(Worker& worker, int rows, Body&& body) const {
+  worker.share(rows, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) body(row * context_.hidden_size);
+  });
+  context_.profile.end(worker, Phase::kNorm);
+}
+
+void Branch::run(Worker& worker, const Step& step, const float* x, float* y, float scale) const {
+  const int size = context_.hidden_size, tokens = static_cast<int>(step.token_ids.size());
+  const Kernels& kernels = context_.kernels;
+  const Rows rows{x, size_t(size), tokens, nullptr, norm_};
+  if (post_norm_.kind == NormKind::kNone) {
+    mixer_->run(worker, step, rows, {Epilogue::kAdd, y, size_t(size), scale * scale_});
+  } else {
+    float* mixed = context_.workspace.rows(mixed_);
+    mixer_->run(worker, step, rows, {Epilogue::kStore, mixed, size_t(size)});
+    each_row(worker, tokens, [&](int64_t at) {
+      kernels.add_normalized(post_norm_, mixed + at, size, scale * scale_, y + at);
+    });
+  }
+  if (sum_norm_.kind != NormKind::kNone) {
+    each_row(worker, tokens, [&](int64_t at) { kernels.normalize(sum_norm_, y + at, size); });
+  }
+}
+
+}  // namespace tidewheel

@@ -1,0 +1,35 @@
+// What the parts of a decoder are put together with, and compute with. The executor owns it all.
+#pragma once
+
+#include <vector>
+
+#include "model/attention_tasks.h"
+#include "model/gemms.h"
+#include "model/kv_cache.h"
+#include "model/profile.h"
+#include "model/ropes.h"
+#include "model/weights/weights.h"
+#include "model/workspace.h"
+
+namespace tidewheel {
+
+// What the attention of all layers shares. `cache` and `tasks` are there when all have added their heads.
+struct AttentionState {
+  const CacheType cache_type;
+  std::vector<Heads> heads;  // of each attention, in the order of the cache
+  Ropes ropes;
+  KvCache cache;
+  AttentionTasks tasks;
+};
+
+struct Context {
+  const Kernels& kernels;
+  const int hidden_size;
+  Weights& weights;
+  Workspace& workspace;
+  Gemms& gemms;
+  AttentionState& attention;
+  Profile& profile;
+};
+
+}  // namespace tidewheel

@@ -1,0 +1,52 @@
+// Products of rows with packed weights, computed by the whole team.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "model/weights/linear.h"
+#include "model/workspace.h"
+#include "runtime/arena.h"
+#include "runtime/thread_pool.h"
+
+namespace tidewheel {
+
+// Rows of floats: x, or norm(x).
+struct Rows {
+  const float* x;
+  size_t stride;
+  int count;
+  const int32_t* gather = nullptr;  // which of x's rows; null: the first ones
+  Norm norm = {};
+};
+
+// Where results go, and what becomes of them: see GemmArgs.
+struct Output {
+  Epilogue epilogue;
+  float* y;
+  size_t stride;
+  float scale = 1;
+  Activation activation = Activation::kSilu;
+  float softcap = 0;
+};
+
+class Gemms {
+ public:
+  Gemms(const Kernels& kernels, Workspace& workspace) : kernels_(kernels), workspace_(workspace) {}
+
+  // Makes room for the inputs of any of these. Throws std::bad_alloc.
+  void allocate(const std::map<const Linear*, std::string>& matrices);
+
+  // With a barrier behind it. The output must not be what the rows are read from.
+  void run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const;
+
+ private:
+  const char* pack_inputs(Worker& worker, const Linear& linear, const Rows& rows) const;
+
+  const Kernels& kernels_;
+  Workspace& workspace_;
+  Arena packed_;  // inputs of one GEMM, packed by the whole team
+  size_t row_scratch_bytes_ = 0;
+};
+
+}  // namespace tidewheel

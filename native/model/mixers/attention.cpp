@@ -1,0 +1,136 @@
+#include "model/mixers/attention.h"
+
+#include <algorithm>
+
+namespace tidewheel {
+
+Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Context& context)
+    : context_(context), plan_(plan), heads_(plan.heads()) {
+  require(plan.num_kv_heads > 0 && plan.num_heads % plan.num_kv_heads == 0,
+          "the number of query heads must be a multiple of the number of KV heads");
+  require(!plan.rope || plan.rope->inv_freq.size() * 2 <= size_t(plan.head_dim),
+          "rope cannot rotate more dimensions than a head has");
+  require(plan.scale > 0 && plan.softcap >= 0, "the scores' scale must be above 0, and their cap at least 0");
+  require(plan.alibi_slopes.empty() || plan.alibi_slopes.size() == size_t(plan.num_heads),
+          "ALiBi needs a slope for each query head");
+  AttentionState& state = context.attention;
+  layer_ = static_cast<int>(state.heads.size());
+  state.heads.push_back(heads_);
+  if (plan.rope) rope_table_ = state.ropes.add(*plan.rope);
+
+  Weights& weights = context.weights;
+  const int q = plan.q_size(), kv = plan.kv_size(), all = q + 2 * kv, hidden = context.hidden_size;
+  weights.add_linear(prefix + "q", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, 0});
+  weights.add_linear(prefix + "k", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q});
+  weights.add_linear(prefix + "v", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q + kv});
+  weights.add_linear(prefix + "o", out_, hidden, q, plan.out_bias);
+  weights.add_norm(prefix + "q_norm", q_norm_, plan.qk_norm, plan.qk_norm_whole ? q : plan.head_dim);
+  weights.add_norm(prefix + "k_norm", k_norm_, plan.qk_norm, plan.qk_norm_whole ? kv : plan.head_dim);
+  if (plan.sinks) weights.add_vector(prefix + "sinks", sinks_, plan.num_heads);
+
+  const size_t query_bytes = context.kernels.query_bytes[static_cast<int>(state.cache_type)];
+  qkv_rows_ = context.workspace.add<float>(round_up(all, 16));
+  query_rows_ = context.workspace.add<char>(plan.num_heads * heads_.padded_dim() * query_bytes);
+  context.workspace.need_scratch(context.kernels.attention_scratch_bytes(heads_));
+}
+
+void Attention::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
+  const AttentionState& state = context_.attention;
+  context_.gemms.run(worker, qkv_, input, {Epilogue::kStore, qkv(0), qkv_rows_.stride});
+  context_.profile.end(worker, Phase::kQkv);
+  if (plan_.qk_norm && plan_.qk_norm_whole) normalize_whole(worker, input.count);
+  const auto shared = state.tasks.shared_tasks();
+  if (!shared.empty()) {
+    const Range own = state.cache.heads(worker.group(), layer_);
+    worker.share_in_group(own.size() ? static_cast<int64_t>(shared.size()) : 0, 1, [&](int64_t i, int64_t) {
+      const AttentionTask& task = state.tasks.task(shared[i]);
+      for (int t = 0; t < task.num_tokens; ++t) store(worker, step, task, task.token_begin + t, own);
+    });
+    context_.profile.end(worker, Phase::kRope);
+  }
+  attend(worker, step);
+  context_.profile.end(worker, Phase::kAttention);
+  context_.gemms.run(worker, out_, {qkv(0), qkv_rows_.stride, input.count}, output);
+  context_.profile.end(worker, Phase::kOut);
+}
+
+// Before heads go separate ways: each changes its own part of the row.
+void Attention::normalize_whole(Worker& worker, int tokens) const {
+  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* row = qkv(static_cast<int>(t));
+      context_.kernels.normalize(q_norm_, row, plan_.q_size());
+      context_.kernels.normalize(k_norm_, row + plan_.q_size(), plan_.kv_size());
+    }
+  });
+  context_.profile.end(worker, Phase::kRope);
+}
+
+void Attention::store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const {
+  const AttentionState& state = context_.attention;
+  const int position = step.positions[token];
+  const int block = step.block_tables[task.sequence * step.block_table_stride + position / kBlockTokens];
+  StoreQkvArgs args{};
+  args.heads = heads_;
+  args.kv_begin = kv_heads.begin, args.kv_end = kv_heads.end;
+  args.qkv = qkv(token);
+  if (!plan_.qk_norm_whole) args.q_norm = q_norm_, args.k_norm = k_norm_;
+  if (plan_.rope) {
+    args.cos = state.ropes.cosines(rope_table_, token), args.sin = state.ropes.sines(rope_table_, token);
+    args.rotary_pairs = static_cast<int>(plan_.rope->inv_freq.size());
+    args.interleaved = plan_.rope->interleaved;
+  }
+  args.q = queries(token);
+  args.cache_heads = state.cache.head(worker.group(), layer_, block, kv_heads.begin);
+  args.slot = position % kBlockTokens;
+  context_.kernels.store_qkv(state.cache_type, args);
+}
+
+AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const AttentionTask& task, int kv_head) const {
+  const AttentionState& state = context_.attention;
+  const size_t unit = context_.kernels.query_bytes[static_cast<int>(state.cache_type)];
+  return {heads_, kv_head, queries(task.token_begin), query_rows_.stride / unit, task.num_tokens,
+          step.positions[task.token_begin], plan_.sliding_window, plan_.scale, plan_.softcap,
+          plan_.alibi_slopes.empty() ? nullptr : plan_.alibi_slopes.data(), sinks_,
+          state.cache.head(worker.group(), layer_, 0, kv_head), state.cache.block_bytes(worker.group()),
+          step.block_tables + task.sequence * step.block_table_stride, context_.workspace.scratch(worker),
+          qkv(task.token_begin), qkv_rows_.stride};  // whose q, k and v are stored by now
+}
+
+void Attention::attend(Worker& worker, const Step& step) const {
+  const AttentionState& state = context_.attention;
+  const Range own = state.cache.heads(worker.group(), layer_);
+  const int kv_heads = own.size();
+  const auto units = state.tasks.units();
+  const int64_t count = static_cast<int64_t>(units.size()) * kv_heads;
+  const ptrdiff_t head_bytes = static_cast<ptrdiff_t>(heads_.head_bytes(state.cache_type));
+  worker.share_in_group(count, 1, [&](int64_t i, int64_t) {
+    const AttentionTasks::Unit& unit_of_work = units[i / kv_heads];
+    const AttentionTask& task = state.tasks.task(unit_of_work.task);
+    const int kv_head = own.begin + static_cast<int>(i % kv_heads);
+    AttentionArgs args = arguments(worker, step, task, kv_head);
+    // The group's workers take turns, more or less.
+    if (const int64_t next = i + worker.group_size(); next < count) {
+      const AttentionTask& task_then = state.tasks.task(units[next / kv_heads].task);
+      args.next = {step.block_tables + task_then.sequence * step.block_table_stride,
+                   (task_then.context + kBlockTokens - 1) / kBlockTokens, (next % kv_heads - i % kv_heads) * head_bytes};
+    }
+    const int piece = unit_of_work.piece - args.piece_begin();
+    if (task.alone) store(worker, step, task, task.token_begin, {kv_head, kv_head + 1});
+    if (!task.split()) {
+      context_.kernels.attention(state.cache_type, args);
+    } else if (piece >= 0) {  // else out of this layer's window
+      context_.kernels.attention_piece(state.cache_type, args, unit_of_work.piece,
+                                       state.tasks.partial(task, heads_, kv_head, piece));
+    }
+  });
+  const auto split = state.tasks.split_tasks();
+  if (split.empty()) return;
+  worker.share_in_group(static_cast<int64_t>(split.size()) * kv_heads, 1, [&](int64_t i, int64_t) {
+    const AttentionTask& task = state.tasks.task(split[i / kv_heads]);
+    const int kv_head = own.begin + static_cast<int>(i % kv_heads);
+    context_.kernels.attention_merge(arguments(worker, step, task, kv_head), state.tasks.partial(task, heads_, kv_head, 0));
+  });
+}
+
+}  // namespace tidewheel

@@ -1,0 +1,34 @@
+// Causal attention over the paged KV cache.
+#pragma once
+
+#include "model/mixers/mixer.h"
+
+namespace tidewheel {
+
+class Attention final : public Mixer {
+ public:
+  Attention(const AttentionPlan& plan, const std::string& prefix, Context& context);
+  void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
+
+ private:
+  float* qkv(int token) const { return context_.workspace.rows(qkv_rows_) + token * qkv_rows_.stride; }
+  char* queries(int token) const { return context_.workspace.rows(query_rows_) + token * query_rows_.stride; }
+  void normalize_whole(Worker& worker, int tokens) const;
+  // A token's q, k and v are finished, q as a query, k and v in the cache.
+  void store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const;
+  void attend(Worker& worker, const Step& step) const;
+  AttentionArgs arguments(const Worker& worker, const Step& step, const AttentionTask& task, int kv_head) const;
+
+  const Context& context_;
+  const AttentionPlan plan_;
+  const Heads heads_;
+  int layer_;         // of the cache
+  int rope_table_ = -1;
+  Linear qkv_, out_;
+  Norm q_norm_, k_norm_;
+  float* sinks_ = nullptr;
+  Buffer<float> qkv_rows_;   // [T, q k v]; then what attention gives
+  Buffer<char> query_rows_;  // [T, heads, padded_dim] queries
+};
+
+}  // namespace tidewheel

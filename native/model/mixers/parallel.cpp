@@ -1,0 +1,30 @@
+#include "model/mixers/parallel.h"
+
+#include <algorithm>
+
+namespace tidewheel {
+
+Parallel::Parallel(const ParallelPlan& plan, const std::string& prefix, Context& context)
+    : context_(context), input_(context.workspace.add<float>(context.hidden_size)) {
+  require(!plan.branches.empty(), "parallel branches must be one or more");
+  for (const BranchPlan& branch : plan.branches) {
+    require(!branch.sum_norm, "a branch beside others has no sum to normalize");
+    branches_.emplace_back(branch, prefix, context);
+  }
+}
+
+void Parallel::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
+  const int size = context_.hidden_size;
+  float* x = context_.workspace.rows(input_);
+  worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      std::copy_n(input.x + row * input.stride, size, x + row * size);
+      if (input.norm.kind != NormKind::kNone) context_.kernels.normalize(input.norm, x + row * size, size);
+      if (output.epilogue == Epilogue::kStore) std::fill_n(output.y + row * size, size, 0.0f);
+    }
+  });
+  context_.profile.end(worker, Phase::kNorm);
+  for (const Branch& branch : branches_) branch.run(worker, step, x, output.y, output.scale);
+}
+
+}  // namespace tidewheel

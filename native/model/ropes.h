@@ -1,0 +1,42 @@
+// Cosines and sines of a step's tokens. Most models rotate alike in every layer: a table that several share is computed
+// once.
+#pragma once
+
+#include <vector>
+
+#include "model/plan.h"
+#include "runtime/arena.h"
+
+namespace tidewheel {
+
+class Ropes {
+ public:
+  // The number of the table for a rope.
+  int add(const RopePlan& rope);
+  // Throws std::bad_alloc.
+  void allocate(int max_tokens);
+
+  // All tables' entries of a token.
+  void compute(int token, int position) const;
+  // [pairs]
+  const float* cosines(int table, int token) const { return entries(table, token); }
+  const float* sines(int table, int token) const { return entries(table, token) + tables_[table].inv_freq.size(); }
+
+ private:
+  struct Table {
+    std::vector<float> inv_freq;
+    float factor;
+    bool operator==(const Table&) const = default;
+  };
+
+  float* entries(int table, int token) const {
+    return reinterpret_cast<float*>(angles_.data()) + (size_t(table) * max_tokens_ + token) * stride_;
+  }
+
+  std::vector<Table> tables_;
+  size_t stride_ = 0;
+  int max_tokens_ = 0;
+  Arena angles_;  // [tables, max_tokens, stride]: cosines, then sines
+};
+
+}  // namespace tidewheel

@@ -1,0 +1,238 @@
+#include "model/weights/weights.h"
+
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <utility>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "model/require.h"
+#include "model/weights/byte_order.h"
+
+namespace tidewheel {
+namespace {
+
+size_t align(size_t bytes) { return round_up(bytes, 64); }
+
+float read_float(const Source& source, int64_t index) {
+  if (source.type == DType::kFloat32) return bits_float(read_word<uint32_t>(source.data, index, source.swapped));
+  const auto bits = read_word<uint16_t>(source.data, index, source.swapped);
+  return source.type == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
+}
+
+// Lets the system take back the pages that a tensor touches; its neighbours' that go with them are read again.
+void give_back(const Source& source) {
+  if (!source.mapped) return;
+  const auto element = static_cast<int64_t>(dtype_bytes(source.type));
+  int64_t begin = 0, end = element;
+  for (size_t i = 0; i < source.shape.size(); ++i) {
+    const int64_t reach = (source.shape[i] - 1) * source.strides[i] * element;
+    (reach < 0 ? begin : end) += reach;
+  }
+  const uintptr_t data = reinterpret_cast<uintptr_t>(source.data), page = sysconf(_SC_PAGESIZE);
+  const uintptr_t first = (data + begin) / page * page;
+  madvise(reinterpret_cast<void*>(first), data + end - first, MADV_DONTNEED);  // a hint: refused, the pages only stay
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+bool alike(const WeightFormat& a, const WeightFormat& b) {
+  return a.kind == b.kind && a.group == b.group && a.zero_points == b.zero_points;
+}
+
+}  // namespace
+
+Weights::Weights(const Kernels& kernels, std::map<std::string, WeightFormat> formats)
+    : kernels_(kernels), formats_(std::move(formats)) {}
+
+void Weights::add(const std::string& name, const Slot& slot) {
+  if (!slots_.emplace(name, slot).second) fail("two weights of this model are named " + name);
+}
+
+void Weights::add_matrix(const std::string& name, Linear& matrix, int rows, int cols, const Columns& columns) {
+  const auto format = formats_.find(name);
+  if (format == formats_.end()) fail("no format is given for the weight " + name);
+  const auto [first, is_new] = matrices_.emplace(&matrix, name);
+  if (!is_new && !alike(matrix.format, format->second)) {
+    fail(first->second + " and " + name + " are packed into one matrix: they must have one format");
+  }
+  matrix.format = format->second;
+  matrix.n = columns.n;
+  matrix.k = cols;
+  add(name, {&matrix, nullptr, rows, cols, columns});
+}
+
+void Weights::add_matrix(const std::string& name, Linear& matrix, int rows, int cols) {
+  add_matrix(name, matrix, rows, cols, {rows, rows, 0, 0});
+}
+
+void Weights::add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias, const Columns& columns) {
+  add_matrix(name + ".weight", linear, rows, cols, columns);
+  if (bias) add(name + ".bias", {&linear, &linear.bias, rows, 0, columns});
+}
+
+void Weights::add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias) {
+  add_linear(name, linear, rows, cols, bias, {rows, rows, 0, 0});
+}
+
+void Weights::add_vector(const std::string& name, float*& vector, int size) {
+  add(name, {nullptr, &vector, size, 0, {size, size, 0, 0}});
+}
+
+void Weights::add_norm(const std::string& name, Norm& norm, const std::optional<NormPlan>& plan, int size) {
+  if (!plan) return;
+  norm.kind = plan->kind;
+  norm.eps = plan->eps;
+  if (plan->weight) add_vector(name + ".weight", norm.weight, size);
+  if (plan->weight && plan->unit_offset) slots_.at(name + ".weight").added = 1;
+  if (plan->bias) add_vector(name + ".bias", norm.bias, size);
+}
+
+void Weights::place(const Ownership& ownership) {
+  for (const auto& [name, format] : formats_) {
+    if (!slots_.contains(name)) fail("a format is given for " + name + ", which this model does not have");
+  }
+  // Several slots may share one target (q, k and v one matrix): each target is placed once. Calls
+  // visit(slot, group, panels, bytes of one), for a vector with the first group alone and the whole as one panel.
+  const auto for_each_run = [&](auto&& visit) {
+    std::set<const void*> seen;
+    for (auto& [name, slot] : slots_) {
+      const void* target = slot.cols ? static_cast<void*>(slot.linear) : static_cast<void*>(slot.vector);
+      if (!seen.insert(target).second) continue;
+      const int panels = ((slot.linear ? slot.linear->n : slot.rows) + kPanel - 1) / kPanel;
+      if (slot.cols == 0) {
+        visit(slot, 0, Range{0, 1}, panels * kPanel * sizeof(float));
+        continue;
+      }
+      for (int group = 0; group < ownership.groups(); ++group) {
+        visit(slot, group, ownership.of(group, panels), kernels_.panel_bytes(slot.linear->format, slot.linear->k));
+      }
+    }
+  };
+  std::vector<size_t> next(ownership.groups());  // [groups]: bytes of its arena
+  for_each_run([&](Slot&, int group, Range panels, size_t bytes) { next[group] += align(panels.size() * bytes); });
+  for (size_t& total : next) arenas_.emplace_back(std::exchange(total, 0));
+  for_each_run([&](Slot& slot, int group, Range panels, size_t bytes) {
+    const size_t size = align(panels.size() * bytes);
+    char* data = arenas_[group].data() + next[group];
+    next[group] += size;
+    if (slot.cols) {
+      slot.linear->slices.push_back({panels, data});
+    } else {
+      *slot.vector = reinterpret_cast<float*>(data);
+    }
+    packed_.add(group, data, panels.size() * bytes, bytes);
+  });
+}
+
+Weights::Slot& Weights::find(const Source& source) {
+  const auto found = slots_.find(source.name);
+  if (found == slots_.end()) fail("this model has no weight named " + source.name);
+  Slot& slot = found->second;
+  const std::vector<int64_t> expected = slot.cols ? std::vector<int64_t>{slot.rows, slot.cols} : std::vector<int64_t>{slot.rows};
+  if (source.shape != expected) {
+    fail(source.name + " must have the shape " + shape_text(expected) + ", not " + shape_text(source.shape));
+  }
+  return slot;
+}
+
+int Weights::Slot::first_row(int panel) const {
+  int low = 0, high = rows;  // columns ascend with rows
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (column(middle) / kPanel < panel) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+Range Weights::rows_of(const Slot& slot, int group) const {
+  if (slot.cols == 0) return {0, group == 0 ? slot.rows : 0};
+  const Range panels = slot.linear->slices[group].panels;
+  return {slot.first_row(panels.begin), slot.first_row(panels.end)};
+}
+
+void Weights::pack(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const {
+  if (slot.cols == 0) {
+    for (int r = row_begin; r < row_end; ++r) {
+      float& value = (*slot.vector)[slot.column(r)] = read_float(source, r * source.strides[0]);
+      if (slot.added != 0) value += slot.added;
+    }
+    return;
+  }
+  const Linear& linear = *slot.linear;
+  const Linear::Slice& slice = linear.slices[group];
+  const ptrdiff_t start = row_begin * source.strides[0] * dtype_bytes(source.type);
+  Lines lines{static_cast<const char*>(source.data) + start, source.strides[0], source.strides[1]};
+  if (source.swapped) {
+    const auto swap = source.type == DType::kFloat32 ? swap_lines<uint32_t> : swap_lines<uint16_t>;
+    lines = swap(lines, row_end - row_begin, slot.cols, room);
+  }
+  kernels_.pack_weights(linear.format, {lines.data, source.type, lines.row_stride, lines.col_stride, slot.rows, slot.cols,
+                                        slice.weight, linear.k, slot.columns.group, slot.columns.group_stride,
+                                        slot.columns.offset - slice.panels.begin * kPanel, row_begin, row_end});
+}
+
+void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop) {
+  // What a worker of a group packs at a time.
+  struct Piece {
+    size_t source;
+    int row_begin, row_end;
+  };
+  std::vector<std::vector<Piece>> pieces(arenas_.size());  // [groups]
+  std::vector<Slot*> slots;
+  size_t room = 0;  // for what a worker swaps
+  for (size_t i = 0; i < sources.size(); ++i) {
+    slots.push_back(&find(sources[i]));
+    const Slot& slot = *slots[i];
+    if (sources[i].swapped) room = std::max(room, size_t{kPanel} * slot.cols * dtype_bytes(sources[i].type));
+    for (size_t group = 0; group < pieces.size(); ++group) {
+      const Range rows = rows_of(slot, static_cast<int>(group));
+      for (int row = rows.begin; row < rows.end; row += kPanel) {
+        pieces[group].push_back({i, row, std::min(row + kPanel, rows.end)});
+      }
+    }
+  }
+  std::vector<std::atomic<int>> rows_done(sources.size());
+  std::vector<char> rooms(room * pool.size());
+  // One region for all, so that nobody waits for the others at the end of each tensor.
+  pool.run([&](Worker& worker) {
+    const std::vector<Piece>& own = pieces[worker.group()];
+    worker.share_in_group(static_cast<int64_t>(own.size()), 1, [&](int64_t piece, int64_t) {
+      if (stop.load(std::memory_order_relaxed)) return;
+      const auto [i, begin, end] = own[piece];
+      pack(*slots[i], sources[i], worker.group(), begin, end, rooms.data() + worker.index() * room);
+      const int rows = end - begin;
+      if (rows_done[i].fetch_add(rows, std::memory_order_acq_rel) + rows == slots[i]->rows) give_back(sources[i]);
+    });
+  });
+  if (stop.load()) throw Stopped();
+  for (Slot* slot : slots) slot->done = true;
+}
+
+bool Weights::read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool,
+                          const std::atomic<bool>& stop) {
+  const bool good = packed_.read(file, offset, checksum, pool, stop);
+  if (stop.load()) throw Stopped();
+  if (good) {
+    for (auto& [name, slot] : slots_) slot.done = true;
+  }
+  return good;
+}
+
+void Weights::check_complete() const {
+  for (const auto& [name, slot] : slots_) {
+    if (!slot.done) fail("the weight " + name + " was not loaded");
+  }
+}
+
+}  // namespace tidewheel

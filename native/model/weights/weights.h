@@ -1,0 +1,114 @@
+// All weights of a model, packed for the kernels. Each group of workers owns some panels of every matrix: they lie in an
+// arena of its own and are written by it alone, so that they are on its node.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "model/plan.h"
+#include "model/weights/linear.h"
+#include "model/weights/packed_runs.h"
+#include "runtime/arena.h"
+#include "runtime/groups.h"
+#include "runtime/thread_pool.h"
+
+namespace tidewheel {
+
+// A tensor as it lies in a checkpoint. Strides are in elements.
+struct Source {
+  std::string name;
+  const void* data;
+  DType type;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+  bool swapped = false;  // its bytes lie in the other order than this machine's
+  bool mapped = false;  // a view of a mapped file: its pages may be given back, and come back when they are read again
+};
+
+// What a load ends with when it is told to stop.
+struct Stopped : std::runtime_error {
+  Stopped() : std::runtime_error("loading was stopped") {}
+};
+
+// Where the rows of a tensor go in a packed matrix of `n` columns: row r into (r / group) * group_stride + r % group + offset.
+struct Columns {
+  int n, group, group_stride, offset;
+};
+
+class Weights {
+ public:
+  // `formats`: how each matrix is to be stored, by the name of its tensor.
+  Weights(const Kernels& kernels, std::map<std::string, WeightFormat> formats);
+
+  // While a model is put together its parts name their tensors, and what these become; that must stay where it is.
+  // They throw std::invalid_argument for a name that is taken, and for a matrix without a format or, where several
+  // tensors share one matrix, with another format than the first's.
+  void add_matrix(const std::string& name, Linear& matrix, int rows, int cols);
+  // NAME.weight, and NAME.bias; all of a matrix, or some of its columns.
+  void add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias);
+  void add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias, const Columns& columns);
+  void add_vector(const std::string& name, float*& vector, int size);
+  // NAME.weight and NAME.bias, those that it has; nothing without a plan.
+  void add_norm(const std::string& name, Norm& norm, const std::optional<NormPlan>& plan, int size);
+
+  // All matrices, with the name of a tensor of theirs.
+  const std::map<const Linear*, std::string>& matrices() const { return matrices_; }
+
+  // Once, when all are named. Throws std::bad_alloc, and std::invalid_argument for a format that no tensor has.
+  void place(const Ownership& ownership);
+
+  // Pack tensors, with all of the pool and in this order; the memory behind those that are mapped is given back as they
+  // are done. Throws std::invalid_argument for a name or a shape that is not expected, before anything is packed, and
+  // Stopped soon after `stop` has become true.
+  void set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop);
+
+  // Throws std::invalid_argument, naming a tensor that was never set.
+  void check_complete() const;
+
+  // All packed weights, vectors included. What they hold is a function of what was set, the plan, its formats, the ISA
+  // level and kPackedVersion.
+  const PackedRuns& packed() const { return packed_; }
+
+  // In place of `set`: takes packed weights from a file, `offset` bytes behind its start, with all of the pool. False
+  // if they cannot be read or their checksum is another; then everything is as before and must be set. Throws Stopped.
+  bool read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool, const std::atomic<bool>& stop);
+
+  const Arena& memory(int group) const { return arenas_[group]; }
+
+ private:
+  // Where a named tensor goes: a matrix into packed columns, a vector into floats.
+  struct Slot {
+    Linear* linear = nullptr;  // of a bias too
+    float** vector = nullptr;
+    int rows = 0, cols = 0;  // cols 0: a vector
+    Columns columns = {};
+    float added = 0;         // to every element of a vector
+    bool done = false;
+
+    int column(int row) const { return row / columns.group * columns.group_stride + row % columns.group + columns.offset; }
+    // The first row that lands in `panel` or behind it.
+    int first_row(int panel) const;
+  };
+
+  void add(const std::string& name, const Slot& slot);
+  void add_matrix(const std::string& name, Linear& matrix, int rows, int cols, const Columns& columns);
+  Slot& find(const Source& source);
+  // Rows that a group owns.
+  Range rows_of(const Slot& slot, int group) const;
+  // `room` takes the rows of a swapped source.
+  void pack(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const;
+
+  const Kernels& kernels_;
+  const std::map<std::string, WeightFormat> formats_;
+  std::map<std::string, Slot> slots_;
+  std::map<const Linear*, std::string> matrices_;
+  std::vector<Arena> arenas_;  // [groups]; vectors, which all read, are in the first
+  PackedRuns packed_;
+};
+
+}  // namespace tidewheel

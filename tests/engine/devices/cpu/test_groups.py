@@ -1,0 +1,134 @@
+"""`--threads-bind` and NUMA nodes: which processors compute together, on drawings of machines."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewheel.engine.devices.cpu.groups import choose_groups, default_threads, group_list, spanning_groups
+from tidewheel.engine.errors import DeviceError
+
+native: Any = pytest.importorskip("tidewheel._native")
+
+Machine = Callable[..., Any]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """Draws a machine whose NUMA nodes have these processors, and returns its topology as the native code reads it."""
+
+    def draw(nodes: Mapping[int, str], allowed: Sequence[int] | None = None, siblings: int = 0) -> Any:
+        folder = tmp_path / "sys/devices/system"
+        cpus = sorted(cpu for text in nodes.values() for cpu in native.parse_cpu_list(text))
+        for node, text in nodes.items():
+            (folder / f"node/node{node}").mkdir(parents=True)
+            (folder / f"node/node{node}/cpulist").write_text(f"{text}\n")
+        (folder / "node/online").write_text(",".join(map(str, nodes)) + "\n")
+        for cpu in cpus if siblings else ():
+            (folder / f"cpu/cpu{cpu}/topology").mkdir(parents=True)
+            core = cpu % (len(cpus) // siblings)
+            threads = ",".join(str(core + i * len(cpus) // siblings) for i in range(siblings))
+            (folder / f"cpu/cpu{cpu}/topology/thread_siblings_list").write_text(f"{threads}\n")
+        return native.topology(f"{tmp_path}/", cpus if allowed is None else allowed)
+
+    return draw
+
+
+def auto(topology: Any, quota: float | None = None) -> str:
+    return group_list(choose_groups("auto", topology, quota))
+
+
+def test_auto_is_a_group_for_each_node_and_leaves_a_core_for_the_event_loop(machine: Machine) -> None:
+    assert auto(machine({0: "0-31", 1: "32-63"})) == "0-31|32-62"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "groups"),
+    [
+        ({0: "0-5"}, "0-5"),
+        ({0: "0,2,4", 1: "1,3,5"}, "0,2,4|1,3,5"),
+        ({0: "0-1", 8: "8-9", 252: ""}, "0-1|8-9"),  # numbered with gaps, and one that has memory only
+    ],
+)
+def test_nodes_of_any_numbering(machine: Machine, nodes: Mapping[int, str], groups: str) -> None:
+    assert auto(machine(nodes)) == groups
+
+
+def test_what_this_process_may_use_of_the_nodes_counts(machine: Machine) -> None:
+    nodes = {0: "0-3", 1: "4-7", 2: "8-11"}
+    assert auto(machine(nodes, allowed=[3, 4, 9, 10])) == "3|4|9-10"
+
+
+def test_one_hardware_thread_of_each_core(machine: Machine) -> None:
+    assert auto(machine({0: "0-1,4-5", 1: "2-3,6-7"}, siblings=2)) == "0-1|2-3"
+
+
+@pytest.mark.parametrize(
+    ("quota", "groups"),
+    [(6, "32-37"), (25.9, "32-55"), (32, "0-15|32-46"), (41, "0-15|32-55"), (None, "0-15|16-31|32-54")],
+)
+def test_a_quota_takes_as_few_nodes_as_will_do_and_of_these_alike(
+    machine: Machine, quota: float | None, groups: str
+) -> None:
+    assert auto(machine({0: "0-15", 1: "16-31", 2: "32-55"}), quota) == groups
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data())
+def test_auto_takes_as_many_as_it_should_and_no_node_twice(nodes: list[int], data: st.DataObject) -> None:
+    processors = [{"cpu": cpu, "core": cpu, "numa_node": node} for cpu, node in enumerate(nodes)]
+    cores = data.draw(st.lists(st.sampled_from(range(len(nodes))), min_size=1, unique=True).map(sorted))
+    quota = data.draw(st.none() | st.integers(1, len(cores)))
+    topology: Any = {"processors": processors, "cores": cores}
+    groups = choose_groups("auto", topology, quota)
+    cpus = [cpu for group in groups for cpu in group]
+    assert len(cpus) == len(set(cpus)) == default_threads(len(cores), quota)
+    assert set(cpus) <= set(cores)
+    assert all(groups)
+    assert not spanning_groups(groups, topology)
+    used = [nodes[group[0]] for group in groups]
+    assert used == sorted(set(used))
+
+
+def test_groups_that_are_named(machine: Machine) -> None:
+    topology = machine({0: "0-3", 1: "4-7"})
+    assert choose_groups("0-3|4-7", topology, None) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert choose_groups("5,1|0", topology, None) == [[1, 5], [0]]
+    assert choose_groups("0-7", topology, None) == [list(range(8))]
+    assert spanning_groups([[0, 1], [2, 5], [6]], topology) == [[2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0|8", "CPU 8 is not one this process may use: 0-7"),
+        ("0-1|1-2", "each CPU once"),
+        ("0-1|", "a CPU in each group"),
+        ("|", "a CPU in each group"),
+        ("", "a CPU in each group"),
+        ("0-1;2-3", "'1;2-3'|'0-1;2-3' is not a CPU number"),
+        ("nobind", "'nobind' is not a CPU number"),
+    ],
+)
+def test_groups_that_make_no_sense_are_refused(machine: Machine, text: str, said: str) -> None:
+    with pytest.raises(DeviceError, match=f"--threads-bind.*({said})"):
+        choose_groups(text, machine({0: "0-3", 1: "4-7"}), None)
+
+
+def test_a_group_over_several_nodes_is_pointed_out(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cpu: Any = importlib.import_module("tidewheel.engine.devices.cpu.device")
+    topology = machine({0: "0-3", 1: "4-7"})
+    monkeypatch.setattr(native, "topology", lambda: topology)
+    with caplog.at_level(logging.WARNING):
+        assert cpu.thread_groups("scalar", "0-3|4-7") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert not caplog.records
+        cpu.thread_groups("scalar", "0-7")
+    assert "CPUs 0-7 are of several NUMA nodes" in caplog.text

@@ -1,0 +1,216 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "cached.h"
+
+using namespace tidewheel;
+using namespace tidewheel::test;
+
+namespace {
+
+constexpr float kScale = 0.3f;
+
+struct Scoring {
+  int window = 0;
+  float softcap = 0;
+  std::vector<float> slopes = {}, sinks = {};
+};
+
+class Attention {
+ public:
+  Attention(const CachedSequence& sequence, const Scoring& scoring)
+      : sequence_(sequence), scoring_(scoring), scratch_(sequence.kernels.attention_scratch_bytes(sequence.heads)) {}
+
+  size_t stride() const { return size_t(sequence_.heads.num_heads) * sequence_.heads.head_dim; }
+
+  // Of `count` tokens from `first` on: [count, heads * head_dim].
+  std::vector<float> at_once(int first, int count) {
+    return compute(first, count, [&](const AttentionArgs& args) { sequence_.kernels.attention(sequence_.type, args); });
+  }
+
+  // The same, the pieces computed apart, the last one first.
+  std::vector<float> in_pieces(int first, int count) {
+    return compute(first, count, [&](const AttentionArgs& args) {
+      const size_t size = args.heads.partial_floats(count);
+      std::vector<float> partials(size * (args.piece_end() - args.piece_begin()));
+      for (int piece = args.piece_end(); piece-- > args.piece_begin();) {
+        sequence_.kernels.attention_piece(sequence_.type, args, piece,
+                                          partials.data() + (piece - args.piece_begin()) * size);
+      }
+      sequence_.kernels.attention_merge(args, partials.data());
+    });
+  }
+
+  // What is cached, as [tokens, KV heads, head_dim].
+  struct Contents {
+    std::vector<double> k, v;
+
+    explicit Contents(const CachedSequence& sequence) {
+      for (int t = 0; t < sequence.tokens; ++t) {
+        for (int h = 0; h < sequence.heads.num_kv_heads; ++h) {
+          for (int d = 0; d < sequence.heads.head_dim; ++d) {
+            k.push_back(sequence.k(t, h, d));
+            v.push_back(sequence.v(t, h, d));
+          }
+        }
+      }
+    }
+  };
+
+  // The definition in double, and the same sum over magnitudes.
+  struct Expected {
+    std::vector<double> values, magnitudes;  // [head_dim]
+  };
+  Expected expected(const Contents& contents, int token, int head) const {
+    const int kv_heads = sequence_.heads.num_kv_heads, kv_head = head / sequence_.heads.group();
+    const int dim = sequence_.heads.head_dim;
+    Expected result{std::vector<double>(dim), std::vector<double>(dim)};
+    std::vector<double> q(dim);
+    for (int d = 0; d < dim; ++d) q[d] = sequence_.q(token, head, d);
+    double total = scoring_.sinks.empty() ? 0 : std::exp(double{scoring_.sinks[head]});
+    for (int t = scoring_.window ? std::max(0, token + 1 - scoring_.window) : 0; t <= token; ++t) {
+      const size_t start = (size_t(t) * kv_heads + kv_head) * dim;
+      double score = 0;
+      for (int d = 0; d < dim; ++d) score += q[d] * contents.k[start + d];
+      score *= double{kScale};
+      if (scoring_.softcap != 0) score = scoring_.softcap * std::tanh(score / scoring_.softcap);
+      if (!scoring_.slopes.empty()) score += scoring_.slopes[head] * double(t - token);
+      const double weight = std::exp(score);
+      total += weight;
+      for (int d = 0; d < dim; ++d) {
+        const double v = contents.v[start + d];
+        result.values[d] += weight * v;
+        result.magnitudes[d] += weight * std::abs(v);
+      }
+    }
+    for (int d = 0; d < dim; ++d) {
+      result.values[d] /= total;
+      result.magnitudes[d] /= total;
+    }
+    return result;
+  }
+
+ private:
+  template <typename Compute>
+  std::vector<float> compute(int first, int count, Compute&& body) {
+    const Heads& heads = sequence_.heads;
+    std::vector<float> out(count * stride());
+    for (int kv_head = 0; kv_head < heads.num_kv_heads; ++kv_head) {
+      body(AttentionArgs{heads, kv_head, sequence_.queries.data() + first * sequence_.query_stride() * sequence_.unit(),
+                         sequence_.query_stride(), count, first, scoring_.window, kScale, scoring_.softcap,
+                         scoring_.slopes.empty() ? nullptr : scoring_.slopes.data(),
+                         scoring_.sinks.empty() ? nullptr : scoring_.sinks.data(),
+                         sequence_.cache.data() + kv_head * heads.head_bytes(sequence_.type), heads.block_bytes(sequence_.type),
+                         sequence_.table.data(), scratch_.data(), out.data(), stride()});
+    }
+    return out;
+  }
+
+  const CachedSequence& sequence_;
+  const Scoring& scoring_;
+  std::vector<char> scratch_;
+};
+
+CachedSequence random_sequence(const Kernels& kernels, CacheType type, Heads heads, int tokens, Random& random) {
+  const size_t width = size_t(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
+  return {kernels, type, heads, random.normals(tokens * width)};
+}
+
+std::vector<float> slopes(int heads) {
+  std::vector<float> values(heads);
+  for (int h = 0; h < heads; ++h) values[h] = std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(heads));
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("attention agrees with its definition, for every level, type, grouping, window, cap, slope and sink") {
+  Random random;
+  for (const Kernels* kernels : tested_kernels()) {
+    for (const CacheType type : kAllCacheTypes) {
+      for (const Heads heads : {Heads{6, 2, 16}, Heads{2, 2, 40}, Heads{8, 1, 80}}) {
+        const CachedSequence sequence = random_sequence(*kernels, type, heads, 1099, random);
+        const Attention::Contents contents(sequence);
+        // K, V and queries are taken as they are cached: what is left is the rounding of the weights, to bfloat16
+        // where the level multiplies that, and float's own.
+        const double tolerance = sequence.unit() == 2 ? 0x1.1p-8 : 2e-5;
+        const std::vector<float> alibi = slopes(heads.num_heads), sinks = random.normals(heads.num_heads, 4.0f);
+        for (const Scoring& scoring : {Scoring{}, Scoring{20}, Scoring{600}, Scoring{0, 5.0f}, Scoring{0, 0, alibi},
+                                       Scoring{300, 2.0f, alibi}, Scoring{0, 0, {}, sinks}, Scoring{20, 0, {}, sinks}}) {
+          CAPTURE(std::string(kernels->name));
+          CAPTURE(std::string(name_of(type)));
+          CAPTURE(heads.head_dim);
+          CAPTURE(scoring.window);
+          CAPTURE(scoring.softcap);
+          CAPTURE(scoring.slopes.size());
+          CAPTURE(scoring.sinks.size());
+          Attention attention(sequence, scoring);
+          for (const int first : {0, 126, 509, 1093}) {
+            const int count = 6;
+            const auto values = attention.at_once(first, count);
+            for (const int t : {0, 3, 5}) {
+              const int head = (t + first) % heads.num_heads;
+              const auto expected = attention.expected(contents, first + t, head);
+              for (int d = 0; d < heads.head_dim; ++d) {
+                const float got = values[(t * heads.num_heads + head) * heads.head_dim + d];
+                CHECK(std::abs(got - expected.values[d]) <= tolerance * expected.magnitudes[d]);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a token's attention is the same to the bit alone, in any run of tokens, and in pieces") {
+  Random random;
+  for (const Kernels* kernels : tested_kernels()) {
+    for (const CacheType type : kAllCacheTypes) {
+      const Heads heads{6, 2, 40};
+      const CachedSequence sequence = random_sequence(*kernels, type, heads, 1560, random);
+      for (const Scoring& scoring : {Scoring{}, Scoring{520}, Scoring{0, 3.0f, slopes(6)}, Scoring{0, 0, {}, random.normals(6, 4.0f)}}) {
+        CAPTURE(std::string(kernels->name));
+        CAPTURE(std::string(name_of(type)));
+        CAPTURE(scoring.window);
+        Attention attention(sequence, scoring);
+        for (const int first : kStride == 1 ? std::vector{0, 1020, 1544} : std::vector{0, 1020}) {
+          const int count = 16;
+          const auto together = attention.at_once(first, count);
+          CHECK(attention.in_pieces(first, count) == together);
+          for (int t = 0; t < count; t += kStride) {
+            const std::vector<float> expected(together.begin() + t * attention.stride(),
+                                              together.begin() + (t + 1) * attention.stride());
+            CHECK(attention.at_once(first + t, 1) == expected);
+            CHECK(attention.in_pieces(first + t, 1) == expected);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a value that is not a number spoils its element for those who see it, and no other head") {
+  Random random;
+  const Heads heads{6, 2, 40};
+  for (const Kernels* kernels : tested_kernels()) {
+    for (const CacheType type : kAllCacheTypes) {
+      CAPTURE(std::string(kernels->name));
+      CAPTURE(std::string(name_of(type)));
+      std::vector<float> qkv = random.normals(16 * 10 * heads.head_dim);
+      qkv[(5 * 10 + 8) * heads.head_dim + 3] = NAN;  // token 5's V of the first KV head
+      const CachedSequence sequence(*kernels, type, heads, qkv);
+      const Scoring scoring;
+      Attention attention(sequence, scoring);
+      // Whoever is computed beside the token is multiplied with it too, by 0; only int8 makes that 0.
+      const auto before = attention.at_once(0, type == CacheType::kInt8 ? 16 : 5), after = attention.at_once(5, 11);
+      CHECK(std::all_of(before.begin(), before.begin() + 5 * attention.stride(), [](float x) { return std::isfinite(x); }));
+      for (size_t i = 0; i < after.size(); ++i) {
+        const size_t head = i % attention.stride() / heads.head_dim, d = i % heads.head_dim;
+        if (head < 3 && d == 3) CHECK(std::isnan(after[i]));
+        if (head >= 3) CHECK(std::isfinite(after[i]));
+      }
+    }
+  }
+}

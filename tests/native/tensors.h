@@ -1,0 +1,82 @@
+// The tensors that a plan needs: engine/models/spec's `tensor_shapes`, for tests that know no Python.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/plan.h"
+
+namespace tidewheel::test {
+
+using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+inline void add_linear(Shapes& shapes, const std::string& name, int rows, int cols, bool bias) {
+  shapes[name + ".weight"] = {rows, cols};
+  if (bias) shapes[name + ".bias"] = {rows};
+}
+
+inline void add_norm(Shapes& shapes, const std::string& name, const std::optional<NormPlan>& norm, int size) {
+  if (norm && norm->weight) shapes[name + ".weight"] = {size};
+  if (norm && norm->bias) shapes[name + ".bias"] = {size};
+}
+
+inline void add_branch(Shapes& shapes, const std::string& prefix, const BranchPlan& branch, int hidden);
+
+inline void add_mixer(Shapes& shapes, const std::string& prefix, const AttentionPlan& plan, int hidden) {
+  add_linear(shapes, prefix + "q", plan.q_size(), hidden, plan.qkv_bias);
+  add_linear(shapes, prefix + "k", plan.kv_size(), hidden, plan.qkv_bias);
+  add_linear(shapes, prefix + "v", plan.kv_size(), hidden, plan.qkv_bias);
+  add_linear(shapes, prefix + "o", hidden, plan.q_size(), plan.out_bias);
+  add_norm(shapes, prefix + "q_norm", plan.qk_norm, plan.qk_norm_whole ? plan.q_size() : plan.head_dim);
+  add_norm(shapes, prefix + "k_norm", plan.qk_norm, plan.qk_norm_whole ? plan.kv_size() : plan.head_dim);
+  if (plan.sinks) shapes[prefix + "sinks"] = {plan.num_heads};
+}
+
+inline void add_mixer(Shapes& shapes, const std::string& prefix, const MlpPlan& plan, int hidden) {
+  if (plan.gated) add_linear(shapes, prefix + "gate", plan.intermediate_size, hidden, plan.bias);
+  add_linear(shapes, prefix + "up", plan.intermediate_size, hidden, plan.bias);
+  add_linear(shapes, prefix + "down", hidden, plan.intermediate_size, plan.bias);
+}
+
+inline void add_mixer(Shapes& shapes, const std::string& prefix, const ParallelPlan& plan, int hidden) {
+  for (const BranchPlan& branch : plan.branches) add_branch(shapes, prefix, branch, hidden);
+}
+
+inline std::string kind_of(const BranchPlan& branch) {
+  return std::visit([](const auto& mixer) { return std::string(mixer.kKind); }, branch.mixer);
+}
+
+inline void add_branch(Shapes& shapes, const std::string& prefix, const BranchPlan& branch, int hidden) {
+  add_norm(shapes, prefix + kind_of(branch) + "_norm", branch.norm, hidden);
+  add_norm(shapes, prefix + kind_of(branch) + "_post_norm", branch.post_norm, hidden);
+  add_norm(shapes, prefix + kind_of(branch) + "_sum_norm", branch.sum_norm, hidden);
+  std::visit([&](const auto& mixer) { add_mixer(shapes, prefix, mixer, hidden); }, branch.mixer);
+}
+
+inline Shapes tensor_shapes(const DecoderPlan& plan) {
+  const int hidden = plan.hidden_size;
+  const EmbeddingPlan& embedding = plan.embedding;
+  Shapes shapes = {{"embed.weight", {plan.vocab_size, embedding.size}}};
+  if (embedding.num_positions) shapes["embed.positions"] = {embedding.num_positions + embedding.position_offset, hidden};
+  if (embedding.size != hidden) {
+    add_linear(shapes, "embed.project_in", hidden, embedding.size, false);
+    add_linear(shapes, "embed.project_out", embedding.size, hidden, false);
+  }
+  for (size_t i = 0; i < plan.layers.size(); ++i) {
+    for (const BranchPlan& branch : plan.layers[i]) add_branch(shapes, "layers." + std::to_string(i) + ".", branch, hidden);
+  }
+  add_norm(shapes, "final_norm", plan.final_norm, hidden);
+  if (!plan.head.tied) shapes["head.weight"] = {plan.vocab_size, embedding.size};
+  return shapes;
+}
+
+// The plan with one format for all matrices but learned positions, which are floats.
+inline DecoderPlan stored_as(DecoderPlan plan, const WeightFormat& format) {
+  for (const auto& [name, shape] : tensor_shapes(plan)) {
+    if (shape.size() == 2) plan.formats[name] = name == "embed.positions" ? WeightFormat{} : format;
+  }
+  return plan;
+}
+
+}  // namespace tidewheel::test
