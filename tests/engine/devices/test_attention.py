@@ -5,88 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Iterator
 from typing import Any, get_args
 
 import numpy as np
 import pytest
-from harness import Harness, device_ids, make_device
+from engine.devices.made_models import PLAIN, ROPE, SLOPES, VOCAB_SIZE, decoder, load
+from harness import Harness, device_ids
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.base import Executor, ExecutorOptions
-from tidewheel.engine.models.spec import (
-    AttentionSpec,
-    BranchSpec,
-    DecoderSpec,
-    EmbeddingSpec,
-    HeadSpec,
-    MlpSpec,
-    NormSpec,
-    RopeSpec,
-    tensor_shapes,
-)
-from tidewheel.engine.weights.dtypes import DType, KvCacheDType
-from tidewheel.engine.weights.tensor import DenseTensor
+from tidewheel.engine.models.spec import AttentionSpec
+from tidewheel.engine.weights.dtypes import KvCacheDType
 
 torch = pytest.importorskip("torch")
 
-VOCAB_SIZE = 96
 CPU_IDS = [device_id for device_id in device_ids() if device_id != "torch"]
-ROPE = RopeSpec(tuple(10000.0 ** (-i / 20) for i in range(20)))
-PLAIN = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=40, scale=40**-0.5)
-SLOPES = tuple(2.0 ** (-8 * (head + 1) / 6) for head in range(6))
-
-
-def decoder(*attentions: AttentionSpec) -> DecoderSpec:
-    norm = NormSpec("rms", 1e-5)
-    return DecoderSpec(
-        family="test",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        max_positions=2048,
-        embedding=EmbeddingSpec(64),
-        layers=tuple((BranchSpec(a, norm), BranchSpec(MlpSpec(96, "silu", gated=True), norm)) for a in attentions),
-        final_norm=norm,
-        head=HeadSpec(tied=False),
-    )
-
-
-class RandomWeights:
-    """Weights large enough for scores that differ by far more than rounding."""
-
-    dtype: DType = "float32"
-
-    def __init__(self, spec: DecoderSpec) -> None:
-        random = np.random.default_rng(3)
-        self._tensors = {
-            name: random.standard_normal(shape, np.float32) * (2.0 / shape[-1] ** 0.5 if len(shape) == 2 else 1.0)
-            for name, shape in tensor_shapes(spec).items()
-        }
-
-    def __getitem__(self, name: str) -> DenseTensor:
-        return DenseTensor(self._tensors[name].astype(np.float32), "float32")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def release(self, name: str) -> None:
-        pass
-
-
-def load(
-    device_id: str, spec: DecoderSpec, dtype: DType, kv_cache_dtype: KvCacheDType, threads_bind: str = "auto"
-) -> Executor:
-    device = make_device(device_id)
-    options = ExecutorOptions(
-        dtype=dtype,
-        kv_cache_bytes=6144 * device.kv_bytes_per_token(spec, kv_cache_dtype),
-        max_model_len=spec.max_positions,
-        max_num_seqs=64,
-        max_num_batched_tokens=2048,
-        threads_bind=threads_bind,
-        kv_cache_dtype=kv_cache_dtype,
-    )
-    return device.load(spec, RandomWeights(spec), options)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,7 +29,7 @@ def _one_thread() -> None:
 @functools.cache
 def logits(device_id: str, attention: AttentionSpec) -> NDArray[np.float32]:
     tokens = np.random.default_rng(4).integers(0, VOCAB_SIZE, 40).tolist()
-    return Harness(load(device_id, decoder(attention, attention), "float32", "float32")).logits(tokens)
+    return Harness(load(device_id, decoder(attention, attention))).logits(tokens)
 
 
 @pytest.mark.parametrize("device_id", CPU_IDS)

@@ -1,0 +1,90 @@
+"""Decoders for tests of devices: specs put together by hand, with random weights."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+from harness import make_device
+
+from tidewheel.engine.devices.base import Executor, ExecutorOptions
+from tidewheel.engine.models.spec import (
+    AttentionSpec,
+    BranchSpec,
+    DecoderSpec,
+    EmbeddingSpec,
+    HeadSpec,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+    RopeSpec,
+    tensor_shapes,
+)
+from tidewheel.engine.weights.dtypes import DType, KvCacheDType
+from tidewheel.engine.weights.tensor import DenseTensor
+
+VOCAB_SIZE = 96
+ROPE = RopeSpec(tuple(10000.0 ** (-i / 20) for i in range(20)))
+PLAIN = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=40, scale=40**-0.5)
+SLOPES = tuple(2.0 ** (-8 * (head + 1) / 6) for head in range(6))
+NORM = NormSpec("rms", 1e-5)
+MLP = MlpSpec(96, "silu", gated=True)
+
+
+def decoder_of(*layers: LayerSpec) -> DecoderSpec:
+    return DecoderSpec(
+        family="test",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        max_positions=2048,
+        embedding=EmbeddingSpec(64),
+        layers=layers,
+        final_norm=NORM,
+        head=HeadSpec(tied=False),
+    )
+
+
+def decoder(*attentions: AttentionSpec) -> DecoderSpec:
+    """A layer for each, with an MLP behind it."""
+    return decoder_of(*((BranchSpec(attention, NORM), BranchSpec(MLP, NORM)) for attention in attentions))
+
+
+class RandomWeights:
+    """Weights large enough for scores that differ by far more than rounding. A tensor's name decides what it holds."""
+
+    dtype: DType = "float32"
+    identity: str | None = None
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        self._shapes = tensor_shapes(spec)
+
+    def __getitem__(self, name: str) -> DenseTensor:
+        shape = self._shapes[name]
+        random = np.random.default_rng(zlib.crc32(name.encode()))
+        scale = 2.0 / shape[-1] ** 0.5 if len(shape) == 2 else 1.0
+        return DenseTensor((random.standard_normal(shape, np.float32) * scale).astype(np.float32), "float32")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+
+def load(
+    device_id: str,
+    spec: DecoderSpec,
+    dtype: DType = "float32",
+    kv_cache_dtype: KvCacheDType = "float32",
+    threads_bind: str = "auto",
+) -> Executor:
+    """The model of `spec` on the device, with room in the cache for 6144 tokens."""
+    device = make_device(device_id)
+    options = ExecutorOptions(
+        dtype=dtype,
+        kv_cache_bytes=6144 * device.kv_bytes_per_token(spec, kv_cache_dtype),
+        max_model_len=spec.max_positions,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        threads_bind=threads_bind,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    return device.load(spec, RandomWeights(spec), options)

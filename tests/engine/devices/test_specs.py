@@ -1,0 +1,109 @@
+"""What specs may say, and few families do: the CPU computes what the torch reference computes, on every level."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine.devices.made_models import MLP, NORM, PLAIN, ROPE, VOCAB_SIZE, decoder, decoder_of, load
+from harness import Harness, device_ids
+from numpy.typing import NDArray
+
+from tidewheel.engine.models.spec import (
+    BranchSpec,
+    DecoderSpec,
+    EmbeddingSpec,
+    HeadSpec,
+    LayerSpec,
+    NormSpec,
+    ParallelSpec,
+)
+
+torch = pytest.importorskip("torch")
+
+CPU_IDS = [device_id for device_id in device_ids() if device_id != "torch"]
+TURNED = replace(PLAIN, rope=ROPE)
+LAYER_NORM = NormSpec("layer", 1e-5, bias=True)
+NO_WEIGHT = NormSpec("rms", 1e-5, weight=False)
+UNIT_OFFSET = NormSpec("rms", 1e-5, unit_offset=True)
+USUAL = (BranchSpec(TURNED, NORM), BranchSpec(MLP, NORM))
+
+
+def twice(layer: LayerSpec) -> DecoderSpec:
+    return decoder_of(layer, layer)
+
+
+def branches(**fields: object) -> DecoderSpec:
+    return twice(tuple(replace(branch, **fields) for branch in USUAL))  # type: ignore[arg-type]
+
+
+def beside(norm: NormSpec | None, attention_norm: NormSpec | None, mlp_norm: NormSpec | None) -> DecoderSpec:
+    return twice((BranchSpec(ParallelSpec((BranchSpec(TURNED, attention_norm), BranchSpec(MLP, mlp_norm))), norm),))
+
+
+def attention(**fields: object) -> DecoderSpec:
+    changed = replace(TURNED, **fields)  # type: ignore[arg-type]
+    return decoder(changed, changed)
+
+
+SPECS = {
+    "sinks": attention(sinks=True),
+    "sinks in a window": attention(sinks=True, sliding_window=7),
+    "interleaved rope": attention(rope=replace(ROPE, interleaved=True)),
+    "interleaved rope of a part": attention(rope=replace(ROPE, inv_freq=ROPE.inv_freq[:7], interleaved=True)),
+    "rope in some layers": decoder(TURNED, PLAIN, TURNED),
+    "q/k norm of a head": attention(qk_norm=NORM),
+    "q/k norm of the whole": attention(qk_norm=NORM, qk_norm_over="whole"),
+    "q/k layer norm of a head": attention(qk_norm=LAYER_NORM),
+    "q/k layer norm of the whole": attention(qk_norm=LAYER_NORM, qk_norm_over="whole"),
+    "q/k norm above 1": attention(qk_norm=UNIT_OFFSET),
+    "norms without weight": branches(norm=NO_WEIGHT),
+    "layer norms without bias": branches(norm=NormSpec("layer", 1e-5)),
+    "norms above 1": branches(norm=UNIT_OFFSET),
+    "post-norms": branches(post_norm=NORM),
+    "post-norms alone": branches(norm=None, post_norm=LAYER_NORM),
+    "norms of the sum": branches(norm=None, sum_norm=LAYER_NORM),
+    "scales": branches(scale=0.22),
+    "scales of post-norms": branches(post_norm=UNIT_OFFSET, scale=0.5),
+    "side by side, one norm": beside(LAYER_NORM, None, None),
+    "side by side, two norms": beside(None, NORM, LAYER_NORM),
+    "side by side, three norms": beside(NORM, NORM, LAYER_NORM),
+    "scaled embedding": replace(twice(USUAL), embedding=EmbeddingSpec(64, scale=8.0)),
+    "scaled, projected embedding": replace(twice(USUAL), embedding=EmbeddingSpec(40, 2048, 2, scale=0.5)),
+    "divided logits": replace(twice(USUAL), head=HeadSpec(tied=False, divisor=13.0)),
+    "capped logits": replace(twice(USUAL), head=HeadSpec(tied=True, softcap=3.0)),
+    "divided and capped logits": replace(twice(USUAL), head=HeadSpec(tied=False, divisor=0.5, softcap=5.0)),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run(device_id: str, spec: DecoderSpec, chunk: int = 2048) -> NDArray[np.float32]:
+    executor = load(device_id, spec)
+    tokens = np.random.default_rng(4).integers(0, VOCAB_SIZE, 40).tolist()
+    logits = Harness(executor).logits(tokens, chunk)
+    executor.close()
+    return logits
+
+
+reference: Callable[[DecoderSpec], NDArray[np.float32]] = functools.cache(functools.partial(run, "torch"))
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("device_id", CPU_IDS)
+def test_every_level_computes_what_the_reference_computes(device_id: str, name: str) -> None:
+    expected, ours = reference(SPECS[name]), run(device_id, SPECS[name])
+    np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_array_equal(run(device_id, SPECS[name], chunk=7), ours)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_all_of_this_matters(name: str) -> None:
+    changed = reference(SPECS[name])
+    assert np.abs(changed - reference(twice(USUAL))).max() > 1e-2 * np.abs(changed).max()
