@@ -14,8 +14,8 @@ from tidewheel.engine.outputs import RequestOutput
 
 from ..chat.path import ChatPath
 from ..chat.pieces import CallArguments, CallStart, Piece, Reasoning
-from ..chat.run import ChatRun, ChoiceAnswer, ChoiceDelta
-from ..generation.frames import Frames, around_text, encode_json, event
+from ..chat.run import ChatRun, ChoiceAnswer
+from ..generation.frames import around_text, encode_json, event
 from ..generation.logprobs import LogprobsFormatter
 from ..generation.streaming import EventStream
 from ..openapi.document import operation
@@ -75,7 +75,7 @@ class ChatEndpoint:
         body = self._decode(raw)
         run = await self._path.start(body, len(raw), timer, request.state.request_id)
         if body.stream:
-            return EventStream(run.generation, _ChunkFrames(run, body, self._formatter, self._fingerprint))
+            return _ChunkStream(run, body, self._formatter, self._fingerprint)
         answers = await run.whole(request.receive)
         completion = ChatCompletion(
             id=run.id,
@@ -120,12 +120,15 @@ class ChatEndpoint:
         return choice
 
 
-class _ChunkFrames(Frames[RequestOutput]):
-    """The frames of a streamed answer: a chunk each."""
+class _ChunkStream(EventStream[RequestOutput]):
+    """A streamed answer, in chunks."""
+
+    __slots__ = ("_around_text", "_run")
 
     def __init__(
         self, run: ChatRun, body: ChatCompletionRequest, formatter: LogprobsFormatter, fingerprint: str
     ) -> None:
+        super().__init__(run.generation)
         self._run = run
         self._logprobs_of = partial(formatter.chat, body)
         self._include_usage, self._continuous_usage = body.include_usage, body.continuous_usage
@@ -144,14 +147,13 @@ class _ChunkFrames(Frames[RequestOutput]):
         index = output.index
         begins = index not in self._around_text
         usage_before = self._usage_before(output) if begins and self._continuous_usage else None
-        delta = self._run.delta(output)
-        pieces = delta.pieces
+        pieces = self._run.pieces(output)
         around = None if begins else self._around_text[index]
-        if around and len(pieces) == 1 and delta.finish_reason is None and output.logprobs is None:
+        if around and len(pieces) == 1 and output.finish_reason is None and output.logprobs is None:
             piece = pieces[0]
             if isinstance(piece, str):
                 return around[0] + encode_json(piece) + around[1]
-        choices, chunk = self._choices(delta), self._chunk
+        choices, chunk = self._choices(output, pieces), self._chunk
         if begins:
             opening = ChunkChoice(index, Delta(role="assistant", content=""))
             choices.insert(0, opening)
@@ -176,23 +178,23 @@ class _ChunkFrames(Frames[RequestOutput]):
         usage.total_tokens -= len(output.token_ids)
         return usage
 
-    def end(self) -> Iterator[bytes]:
+    def last_frames(self) -> Iterator[bytes]:
         if not self._include_usage:
             return
         self._chunk.choices = []
         self._chunk.usage = self._run.usage()
         yield event(self._chunk)
 
-    def _choices(self, delta: ChoiceDelta) -> list[ChunkChoice]:
-        logprobs = self._logprobs_of(delta.output)
-        token_ids = list(delta.output.token_ids) if self._return_ids else UNSET
-        choices = [ChunkChoice(delta.index, _delta(piece)) for piece in delta.pieces]
-        if not choices and (logprobs is not None or delta.finish_reason is not None or token_ids):
-            choices = [ChunkChoice(delta.index, Delta(content=""))]
+    def _choices(self, output: RequestOutput, pieces: Sequence[Piece]) -> list[ChunkChoice]:
+        logprobs, finish_reason = self._logprobs_of(output), self._run.finish_reason(output.index)
+        token_ids = list(output.token_ids) if self._return_ids else UNSET
+        choices = [ChunkChoice(output.index, _delta(piece)) for piece in pieces]
+        if not choices and (logprobs is not None or finish_reason is not None or token_ids):
+            choices = [ChunkChoice(output.index, Delta(content=""))]
         if choices:
             choices[-1].logprobs = logprobs
-            choices[-1].finish_reason = delta.finish_reason
-            choices[-1].stop_reason = delta.output.stop_reason
+            choices[-1].finish_reason = finish_reason
+            choices[-1].stop_reason = output.stop_reason
             choices[-1].token_ids = token_ids
         return choices
 

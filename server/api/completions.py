@@ -14,7 +14,7 @@ from starlette.routing import Route
 from tidewheel.engine.outputs import PromptLogprobs, RequestOutput
 
 from ..errors import bad_request
-from ..generation.frames import Frames, around_text, encode_json, event
+from ..generation.frames import around_text, encode_json, event
 from ..generation.generations import Generation, Generations
 from ..generation.logprobs import Entry, LogprobsFormatter, output_entries, prompt_entries
 from ..generation.prompt_encoding import PromptEncoder
@@ -93,7 +93,7 @@ class CompletionsEndpoint:
         )
         writer = _ChoiceWriter(body, prompts, self._formatter, sampling.n)
         if body.stream:
-            return EventStream(generation, _ChoiceFrames(generation, answer, writer, body))
+            return _CompletionStream(generation, answer, writer, body)
         outputs = await collect(request.receive, generation)
         answer.choices = HOLE
         answer.usage = generation.usage()
@@ -257,12 +257,15 @@ def _mean_logprob(outputs: Sequence[RequestOutput]) -> float:
     return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
-class _ChoiceFrames(Frames[RequestOutput]):
-    """The frames of a streamed answer, of which `answer` becomes one after the other."""
+class _CompletionStream(EventStream[RequestOutput]):
+    """A streamed answer, of whose frames `answer` becomes one after the other."""
+
+    __slots__ = ("_around_text",)
 
     def __init__(
         self, generation: Generation, answer: Completion, writer: _ChoiceWriter, body: CompletionRequest
     ) -> None:
+        super().__init__(generation)
         self._generation = generation
         self._answer = answer
         self._writer = writer
@@ -305,7 +308,7 @@ class _ChoiceFrames(Frames[RequestOutput]):
             answer.usage = self._generation.usage()
         return event(answer)
 
-    def end(self) -> Iterator[bytes]:
+    def last_frames(self) -> Iterator[bytes]:
         if not self._include_usage:
             return
         self._answer.choices = []

@@ -10,9 +10,8 @@ from ..anthropic.assembly import MessageBuilder
 from ..anthropic.translation import chat_request, check_tool_types
 from ..chat.field_names import renamed_fields
 from ..chat.path import ChatPath
-from ..chat.run import EventFrames
+from ..chat.run import NamedEventStream
 from ..errors import ApiError
-from ..generation.streaming import EventStream
 from ..openapi.document import operation
 from ..protocol.decode import BodyDecoder, ParameterNotes
 from ..protocol.errors import AnthropicErrorResponse
@@ -59,10 +58,9 @@ class MessagesEndpoints:
         builder = MessageBuilder(run.model, run.usage, body.max_tokens, shows_thinking=not hides_thinking)
         if body.stream:
             request_id = request.state.request_id
-            frames = EventFrames(
+            return NamedEventStream(
                 run, builder.push, end=builder.finish, failed=lambda error: _error_event(error, request_id)
             )
-            return EventStream(run.generation, frames)
         await run.feed(request.receive, builder.push)
         for _ in builder.finish():
             pass

@@ -16,11 +16,10 @@ from tidewheel.engine.errors import quoted
 
 from ..chat.field_names import renamed_fields
 from ..chat.path import ChatPath
-from ..chat.run import ChatRun, EventFrames
+from ..chat.run import ChatRun, NamedEventStream
 from ..errors import ApiError, bad_request
 from ..generation.frames import named_events
 from ..generation.logprobs import LogprobsFormatter
-from ..generation.streaming import EventStream
 from ..openapi.document import operation
 from ..protocol.chat import ChatCompletionRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes, unsupported
@@ -109,8 +108,7 @@ class ResponsesEndpoints:
             self._keep(stored)
 
         if body.stream:
-            frames = EventFrames(run, builder.push, begin=builder.begin, end=finish, failed=_failed(builder))
-            return EventStream(run.generation, frames)
+            return NamedEventStream(run, builder.push, begin=builder.begin, end=finish, failed=_failed(builder))
         await run.feed(request.receive, builder.push)
         for _ in finish():
             pass

@@ -18,6 +18,20 @@ class Answer:
     keeps the reasoning from the pieces. A call that was not `chosen` by the model does not change the finish reason.
     """
 
+    __slots__ = (
+        "_chosen",
+        "_echo",
+        "_has_calls",
+        "_hide_reasoning",
+        "_one_call",
+        "_reasoning_ids",
+        "_reasoning_parser",
+        "_reasoning_tokens",
+        "_tokenizer",
+        "_tool_parser",
+        "finish_reason",
+    )
+
     def __init__(
         self,
         tokenizer: Tokenizer,

@@ -4,7 +4,7 @@ Every endpoint that answers conversations stands on this one path and only write
 protocol's shape. A translating endpoint builds a ChatCompletionRequest and reads deltas:
 
     run = await path.start(body, len(raw), timer, client_id)
-    EventStream(run.generation, EventFrames(run, builder.push, end=builder.finish, failed=write_error))  # streamed
+    NamedEventStream(run, builder.push, end=builder.finish, failed=write_error)  # streamed, in events with names
     await run.feed(request.receive, builder.push)  # in one piece, built from deltas
     answers = await run.whole(request.receive)  # or from whole turns
     run.usage()

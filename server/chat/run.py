@@ -12,9 +12,9 @@ from starlette.types import Receive
 from tidewheel.engine.outputs import RequestOutput
 
 from ..errors import ApiError
-from ..generation.frames import Frames, named_event, named_events
+from ..generation.frames import named_event, named_events
 from ..generation.generations import Generation
-from ..generation.streaming import collect, feed
+from ..generation.streaming import EventStream, collect, feed
 from ..protocol.usage import CompletionTokensDetails, Usage
 from .answer import Answer
 from .pieces import Piece, Turn
@@ -46,11 +46,13 @@ class ChoiceAnswer(msgspec.Struct):
 
 class ChatRun:
     """One conversation being answered. It is read once: by `whole`, by `feed`, or by a reader of its `generation` that
-    shows each output to `delta`.
+    shows each output to `delta` or `pieces`.
 
     `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970,
     `prompt_token_ids` are the rendered prompt.
     """
+
+    __slots__ = ("_answers", "_counts_reasoning", "created", "generation", "id", "model", "prompt_token_ids")
 
     def __init__(
         self,
@@ -71,8 +73,15 @@ class ChatRun:
 
     def delta(self, output: RequestOutput) -> ChoiceDelta:
         """What the next output of a choice adds to it."""
-        answer = self._answers[output.index]
-        return ChoiceDelta(output.index, answer.push(output), output, answer.finish_reason)
+        return ChoiceDelta(output.index, self.pieces(output), output, self.finish_reason(output.index))
+
+    def pieces(self, output: RequestOutput) -> list[Piece]:
+        """As `delta`, the pieces alone."""
+        return self._answers[output.index].push(output)
+
+    def finish_reason(self, index: int) -> str | None:
+        """Why a choice has ended, if it has."""
+        return self._answers[index].finish_reason
 
     async def whole(self, receive: Receive) -> list[ChoiceAnswer]:
         """All choices, complete. Watches `receive` for the client's leaving, and closes the generation.
@@ -112,9 +121,8 @@ class ChatRun:
         return ChoiceAnswer(index, Turn.of(pieces), answer.finish_reason, outputs[-1].stop_reason, outputs)
 
 
-class EventFrames(Frames[RequestOutput]):
-    """The frames of protocols whose events have names: those that `begin` gives, `push` for each delta of a run, and
-    `end`.
+class NamedEventStream(EventStream[RequestOutput]):
+    """Streams a run in a protocol whose events have names: those that `begin` gives, `push` for each delta, and `end`.
 
     `failed` writes the frame of an answer that breaks off.
     """
@@ -130,24 +138,25 @@ class EventFrames(Frames[RequestOutput]):
         end: Callable[[], Iterable[msgspec.Struct]],
         failed: Callable[[ApiError], bytes],
     ) -> None:
+        super().__init__(run.generation)
         self._run = run
-        self._push = push
+        self._push_delta = push
         self._begin = begin
         self._end = end
         self._failed = failed
 
-    def begin(self) -> bytes:
-        """See Frames."""
+    def first_frame(self) -> bytes:
+        """See EventStream."""
         return named_events(self._begin())
 
     def frame(self, output: RequestOutput) -> bytes:
-        """See Frames."""
-        return named_events(self._push(self._run.delta(output)))
+        """See EventStream."""
+        return named_events(self._push_delta(self._run.delta(output)))
 
-    def end(self) -> Iterator[bytes]:
-        """See Frames."""
+    def last_frames(self) -> Iterator[bytes]:
+        """See EventStream."""
         return map(named_event, self._end())
 
     def failed(self, error: ApiError) -> bytes:
-        """See Frames."""
+        """See EventStream."""
         return self._failed(error)

@@ -1,46 +1,14 @@
-"""How answers are written as server-sent events: frames."""
+"""Structs as server-sent events."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Iterable
 
 import msgspec
-
-from ..errors import ApiError
-
-T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
 encode_json = msgspec.json.Encoder().encode
-
-
-class Frames(ABC, Generic[T]):
-    """Writes what a source pushes in the frames of a protocol; by default those of OpenAI begin and end a stream.
-
-    `begin`, `frame` for each item, `end` and `done` are wanted in this order, and `failed` as the last one of a stream
-    that breaks off. All may be empty.
-    """
-
-    done: ClassVar[bytes] = DONE
-
-    def begin(self) -> bytes:
-        """What comes before the first item."""
-        return b""
-
-    @abstractmethod
-    def frame(self, item: T) -> bytes | Iterator[bytes]:
-        """What an item becomes; an iterator if that is much, so that others have their turn between its frames."""
-
-    def end(self) -> Iterable[bytes]:
-        """What comes after the last item, with turns of others in between."""
-        return ()
-
-    def failed(self, error: ApiError) -> bytes:
-        """How a stream breaks off that has begun."""
-        return b"data: " + error.body() + b"\n\n" + DONE
 
 
 def event(payload: msgspec.Struct) -> bytes:

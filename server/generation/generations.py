@@ -37,6 +37,21 @@ class Generation:
     left.
     """
 
+    __slots__ = (
+        "_is_closed",
+        "_is_paused",
+        "_num_flowing",
+        "_on_close",
+        "_prompt_tokens",
+        "_sink",
+        "_streams",
+        "choices",
+        "client_gone",
+        "id",
+        "timed_out",
+        "timer",
+    )
+
     def __init__(
         self,
         generation_id: str,

@@ -8,10 +8,11 @@ client that hangs up is aborted at once.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,9 +20,9 @@ from starlette.types import Receive, Scope, Send
 from tidewheel.engine.outputs import RequestOutput
 from tidewheel.engine.stream import Sink
 
-from ..errors import ClientGone, as_api_error
+from ..errors import ApiError, ClientGone, as_api_error
 from ..http.connections import DIRECT_WRITE
-from .frames import Frames
+from .frames import DONE
 from .generations import Generation
 
 T = TypeVar("T")
@@ -83,8 +84,11 @@ async def collect(receive: Receive, generation: Generation) -> list[list[Request
     return outputs
 
 
-class EventStream(Response, Generic[T]):
-    """Streams what `source` pushes, in `frames`. Closes the source.
+class EventStream(Response, ABC, Generic[T]):
+    """Streams what `source` pushes, as frames that a subclass makes of it. Closes the source.
+
+    The frames are `first_frame`, a `frame` for each item, `last_frames` and `done`, and `failed` is the last one of a
+    stream that breaks off. All may be empty; those here are OpenAI's.
 
     The response starts with the first frame, so a request that fails before it is answered with an error's status. A
     later failure ends the stream with an error event, which clients raise.
@@ -93,12 +97,14 @@ class EventStream(Response, Generic[T]):
     they are pushed; the task sleeps until the reader falls behind or the stream ends.
     """
 
-    media_type = "text/event-stream"
+    __slots__ = ("_failure", "_has_ended", "_has_started", "_held", "_news", "_source", "_write")  # near each other
 
-    def __init__(self, source: Source[T], frames: Frames[T]) -> None:
+    media_type = "text/event-stream"
+    done: ClassVar[bytes] = DONE
+
+    def __init__(self, source: Source[T]) -> None:
         super().__init__()
         self._source = source
-        self._frames = frames
         self._write: Callable[[bytes], bool] = self._hold
         self._held: Iterable[bytes] = ()
         self._has_ended = False
@@ -106,9 +112,25 @@ class EventStream(Response, Generic[T]):
         self._news = asyncio.Event()  # for the task: the source was paused, or has ended
         self._has_started = False
 
+    def first_frame(self) -> bytes:
+        """What comes before the first item."""
+        return b""
+
+    @abstractmethod
+    def frame(self, item: T) -> bytes | Iterator[bytes]:
+        """What an item becomes; an iterator if that is much, so that others have their turn between its frames."""
+
+    def last_frames(self) -> Iterable[bytes]:
+        """What comes after the last item, with turns of others in between."""
+        return ()
+
+    def failed(self, error: ApiError) -> bytes:
+        """How a stream breaks off that has begun."""
+        return b"data: " + error.body() + b"\n\n" + DONE
+
     def push(self, item: T) -> None:
         """See Sink."""
-        frame = self._frames.frame(item)
+        frame = self.frame(item)
         if not isinstance(frame, bytes):
             self._held = frame
         elif not frame or self._write(frame):
@@ -125,20 +147,20 @@ class EventStream(Response, Generic[T]):
         with client_watch(receive, self._source.abort):
             try:
                 await self._stream(scope, send)
-                tail = self._frames.done
+                tail = self.done
             except ClientGone:
                 tail = b""
             except Exception as failure:
                 if not self._has_started:
                     raise
-                tail = self._frames.failed(as_api_error(failure))
+                tail = self.failed(as_api_error(failure))
             finally:
                 self._source.close()
             await self._send(send, tail, is_last=True)
 
     async def _stream(self, scope: Scope, send: Send) -> None:
         write: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(DIRECT_WRITE, {}).get("write")
-        if first := self._frames.begin():
+        if first := self.first_frame():
             await self._send(send, first)
         self._source.read(self)
         while True:
@@ -155,7 +177,7 @@ class EventStream(Response, Generic[T]):
             self._source.resume()
         if self._failure is not None:
             raise self._failure
-        for frame in self._frames.end():
+        for frame in self.last_frames():
             await self._send(send, frame)
             await asyncio.sleep(0)
 

@@ -9,7 +9,7 @@ from tidewheel.engine.stream import Sink
 
 from ..chat.run import ChatRun
 from ..errors import ApiError, ClientGone, as_api_error
-from ..generation.frames import Frames, named_event
+from ..generation.frames import named_event
 from ..generation.streaming import EventStream
 from ..protocol.response_events import ResponseEvent
 from .assembly import ResponseBuilder
@@ -98,8 +98,8 @@ class EventLogReader:
             sink.end(failure)
 
 
-class _LogFrames(Frames[bytes]):
-    """What is read from a log are frames; a failure is among them."""
+class EventLogStream(EventStream[bytes]):
+    """Streams what is read from a log, which are frames; a failure is among them."""
 
     done = b""
 
@@ -124,10 +124,10 @@ class BackgroundRun:
         self._note(builder.begin())
         self._task = asyncio.create_task(self._answer(run, builder, on_end))
 
-    def stream(self, start: int = 0) -> EventStream[bytes]:
+    def stream(self, start: int = 0) -> EventLogStream:
         """The events from number `start` on, for a run that is streamed."""
         assert self.log is not None, "only streamed runs keep their events"
-        return EventStream(EventLogReader(self.log, start), _LogFrames())
+        return EventLogStream(EventLogReader(self.log, start))
 
     async def cancel(self) -> None:
         """Ends the run. A response that has ended already stays as it is."""
