@@ -1,4 +1,4 @@
-"""What a request demands of the tokens sampled for it, and the state of that in one sequence."""
+"""A request's constraints on the tokens sampled for it, and their state in one sequence."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Preface:
-    """What a model may say ahead of the text that its grammar is about: its reasoning, up to the tag `closing`.
+    """What a model may write before the grammar applies: its reasoning, up to the tag `closing`.
 
-    The answer begins with it if it `is_open`, and otherwise if its first token is `opening_id`. (A tag that is no
-    single token can only be opened by the prompt.) A token that ends the tag belongs to it whole.
+    The answer begins with reasoning if it `is_open`, and otherwise if its first token is `opening_id`. (Only the prompt
+    can open a tag that is not a single token.) The whole token that ends the tag belongs to the reasoning.
     """
 
     closing: str
@@ -35,10 +35,10 @@ class Preface:
 
 @dataclass(frozen=True, slots=True)
 class TokenConstraints:
-    """A request's constraints. They hold together: a token is allowed if all of them allow it.
+    """A request's constraints. A token is allowed if all of them allow it.
 
-    `bad_words` are runs of tokens (see `bad_word_tokens`). The grammar rules from the first token on, or from behind
-    the preface.
+    `bad_words` are runs of tokens (see `bad_word_tokens`). The grammar applies from the first token on, or after the
+    preface.
     """
 
     allowed_token_ids: tuple[int, ...] | None = None
@@ -48,19 +48,19 @@ class TokenConstraints:
 
 
 class Failure(NamedTuple):
-    """Why a constrained sequence cannot go on: INVALID if the request demands what cannot be, else ERROR."""
+    """Why a constrained sequence cannot go on: INVALID if its request cannot be satisfied, else ERROR."""
 
     reason: FinishReason
     message: str
 
 
 class SequenceConstraint:
-    """The constraints of one sequence. Its state follows from the tokens sampled for the sequence and nothing else, so
-    preemption and recomputation leave it alone.
+    """The constraints of one sequence. Their state depends only on the tokens sampled for the sequence. So preemption
+    and recomputation do not change it.
 
-    A grammar says when an answer is complete. Where nothing but the end may follow, the sequence ends, also with
-    `ignore_eos` and before `min_tokens`: there is nothing more that it might say. Where it may end or go on, both
-    are heeded: the tokens that would end it are forbidden.
+    The grammar decides when an answer is complete. If nothing else may follow, the sequence ends, even with
+    `ignore_eos` and before `min_tokens`. If the answer may end or go on, these two parameters apply: they forbid the
+    tokens that would end it.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SequenceConstraint:
         self._is_in_preface = preface.is_open
         self._opening_id = None if preface.is_open else preface.opening_id
         self._closing = preface.closing
-        self._preface_end = ""  # what has been said of the preface, as far as the tag may begin in it
+        self._preface_end = ""  # the end of the preface so far, in which the tag may begin
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
         self._num_tokens = 0
@@ -99,7 +99,7 @@ class SequenceConstraint:
         self._last_word = np.uint32((1 << vocab_size % 32) - 1)  # its bits that stand for tokens
 
     def fresh(self) -> SequenceConstraint:
-        """The same constraint for another sequence, neither of which has sampled anything."""
+        """The same constraint for another sequence. Neither sequence may have sampled anything."""
         other = copy(self)
         other._filters = [token_filter.fresh() for token_filter in self._filters]
         other._detokenizer = self._tokenizer.detokenizer(skip_special_tokens=False)
@@ -107,11 +107,11 @@ class SequenceConstraint:
 
     @property
     def grammar(self) -> Grammar | None:
-        """The grammar, whether or not it rules the next token."""
+        """The grammar, even if it does not apply to the next token."""
         return self._grammar
 
     def matcher(self) -> LLMatcher | None:
-        """The grammar's matcher, if the grammar rules the next token."""
+        """The grammar's matcher, if the grammar applies to the next token."""
         if self._grammar is None or self._is_in_preface:
             return None
         if self._matcher is None:
@@ -125,9 +125,9 @@ class SequenceConstraint:
         return rules or bool(self._filters) or self._num_tokens < self._min_tokens
 
     def restrict(self, mask: Mask) -> None:
-        """Clear the bits of the tokens that may not come next, given a mask of those that the grammar allows.
+        """Clear the bits of forbidden tokens in a mask of those that the grammar allows.
 
-        Notes a failure if none is left.
+        Notes a failure if no token is left.
         """
         if self._matcher is not None and (message := matcher_error(self._matcher)) is not None:
             self.failure = self.failure or Failure(FinishReason.INVALID, _unfollowed(message))

@@ -1,7 +1,7 @@
-"""What it costs to follow grammars, in time and memory, and which of them cost too much.
+"""Limits on the time and memory of grammars in use.
 
-llguidance bounds what one mask takes, but not what a sequence's do together, nor what it remembers of them. Schemas and
-patterns that people write take a fraction of a millisecond a mask, and less than a megabyte.
+llguidance bounds the time of one mask, but not of all masks of a sequence, and not the memory that it keeps. Schemas
+and patterns that people write take a fraction of a millisecond a mask, and less than a megabyte.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from ..outputs import FinishReason
 from .constraint import Failure, SequenceConstraint
 
 _SLOW_BATCH_S = 0.025
-_WATCHED_STEPS = 64  # after a slow one
-# Of processor time. A sequence whose masks take more falls behind by the rest, and is ended when that is too much.
+_WATCHED_STEPS = 64  # steps with single measurements after a slow step
+# Seconds of processor time. What a mask takes above _MASK_S is added up. A sequence ends above _MOST_BEHIND_S in all.
 _MASK_S = 0.002
 _MOST_BEHIND_S = 0.1
-# Where a step's masks take longer together, less is enough.
+# In a step whose masks take longer than this together, a smaller sum is enough.
 _MOST_STEP_S = 0.15
 _MOST_BEHIND_IN_SLOW_STEP_S = 0.02
-# What llguidance remembers of a grammar's regular expressions is the grammar's: all its sequences share it.
+# llguidance stores the states of regular expressions in the grammar, and all its sequences share them.
 _MAX_GROWN_BYTES = 64 * 2**20
-_UNWEIGHED_BYTES = 4 * 2**20  # that the process may grow by before it is found out why
+_UNWEIGHED_BYTES = 4 * 2**20  # growth of the process after which each grammar is measured
 
 
 class MaskCosts:
-    """Ends the sequences whose grammars cost too much. They alone: what the others are given stays the same.
+    """Ends the sequences whose grammars cost too much. The masks of other sequences do not change.
 
-    Masks are timed and weighed one by one only for some steps after a slow one, or after the process has grown, since
-    together they are faster.
+    Masks are faster together. So their time and memory are measured one by one only for some steps after a slow step,
+    or after the process has grown.
     """
 
     def __init__(self) -> None:
@@ -38,16 +38,16 @@ class MaskCosts:
 
     @property
     def is_watching(self) -> bool:
-        """Whether masks should be made one by one, each to be charged."""
+        """Whether masks should be made one by one, so that each can be measured."""
         return self._num_watched > 0
 
     def begin(self) -> None:
-        """A step's masks are begun."""
+        """Note that the masks of a step begin."""
         self._charged.clear()
         self._step_s = 0.0
 
     def timed(self, seconds: float) -> None:
-        """Some of a step's masks have taken so long."""
+        """Add the time of some of a step's masks."""
         resident = resident_bytes()
         has_grown = resident > self._resident + _UNWEIGHED_BYTES
         self._resident = resident if has_grown else min(self._resident, resident)
@@ -55,7 +55,7 @@ class MaskCosts:
         self._num_watched = _WATCHED_STEPS if is_slow or has_grown else max(self._num_watched - 1, 0)
 
     def charge(self, constraint: SequenceConstraint, seconds: float, grown_bytes: int) -> None:
-        """A mask has taken so much processor time, and so much memory that it has not given back."""
+        """Add the processor time of one mask, and the memory that it took and has not freed."""
         assert constraint.grammar is not None
         constraint.grammar.grown_bytes += grown_bytes
         constraint.seconds_behind = max(constraint.seconds_behind + seconds - _MASK_S, 0.0)
@@ -63,7 +63,7 @@ class MaskCosts:
         self._step_s += seconds
 
     def settle(self) -> None:
-        """End those that are too far behind."""
+        """End the sequences that have used too much."""
         most = _MOST_BEHIND_S if self._step_s <= _MOST_STEP_S else _MOST_BEHIND_IN_SLOW_STEP_S
         for constraint in self._charged:
             if constraint.grammar is not None and constraint.grammar.grown_bytes > _MAX_GROWN_BYTES:

@@ -1,8 +1,8 @@
-"""How deep grammars go: nesting, and chains of definitions. Nothing here recurses, whatever it is given.
+"""Limits on the depth of grammars: nesting, and chains of definitions. Nothing here recurses, for any input.
 
-llguidance calls itself for what is nested, and for each definition where it is first referred to. These limits refuse
-at once, and in plain words, what might take more stack than it has. They are generous: people's schemas are rarely
-nested 20 deep.
+llguidance recurses into nested parts, and into each definition at its first reference. A grammar that might need more
+stack than there is gets refused here, with a plain message. The limits are generous: schemas that people write are
+rarely nested 20 deep.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _EBNF = re.compile(
     r"|^[ \t]*(?P<rule>[\w-]+)\s*::=|(?P<name>[\w-]+)|(?P<group>[()])",
     re.MULTILINE,
 )
-TEXT_KEYS = ("const", "enum", "default", "examples")  # what they have may look like a schema, and is none
+TEXT_KEYS = ("const", "enum", "default", "examples")  # their values may look like schemas but are not
 DEFINITIONS = ("$defs", "definitions")
 
 
 def nesting(value: Any, most: int = MAX_NESTING) -> int:
-    """How deep objects and lists lie within each other; `most` + 1 where it is more than `most`."""
+    """The nesting depth of objects and lists; `most` + 1 if it is more than `most`."""
     level, depth = [value] if isinstance(value, dict | list) else [], 0
     while level and depth <= most:
         level = [child for part in level for child in _children(part) if isinstance(child, dict | list)]
@@ -70,7 +70,7 @@ def check_rules(grammar: str) -> None:
         elif match.lastgroup == "name":
             names.append(match["name"])
         elif match.lastgroup == "group":
-            names.append(match["group"])  # a name of no rule
+            names.append(match["group"])  # not the name of a rule
     for names in rules.values():
         _check_groups(names)
     if longest_chain(rules) > MAX_CHAIN:
@@ -78,9 +78,9 @@ def check_rules(grammar: str) -> None:
 
 
 def longest_chain(references: Mapping[K, Iterable[K]]) -> int:
-    """How many definitions are open at once if each is read where it is first referred to, beginning with the first.
+    """How many definitions are open at once, if each is read at its first reference, starting with the first one.
 
-    What is referred to and not among the definitions does not count.
+    References to anything else do not count.
     """
     seen = set[K]()
     longest = 0
@@ -99,7 +99,7 @@ def longest_chain(references: Mapping[K, Iterable[K]]) -> int:
 
 
 def resolve(reference: str, root: dict[str, Any]) -> Any:
-    """The part of a schema that a reference like `#/$defs/a` is to, None if there is none."""
+    """The part of a schema that a reference like `#/$defs/a` points to, None if there is none."""
     target: Any = root if reference == "#" or reference.startswith("#/") else None
     for part in reference.split("/")[1:]:
         if not isinstance(target, dict):
@@ -109,7 +109,7 @@ def resolve(reference: str, root: dict[str, Any]) -> Any:
 
 
 def _references(schema: dict[str, Any]) -> dict[int, list[int]]:
-    """What the schema and each definition that is referred to refers to itself. Parts are known by their identity."""
+    """The references in the schema, and in each definition that it refers to. Keys are the `id` of a part."""
     references: dict[int, list[int]] = {}
     waiting = [schema]
     while waiting:
@@ -122,7 +122,7 @@ def _references(schema: dict[str, Any]) -> dict[int, list[int]]:
 
 
 def _names(part: dict[str, Any]) -> list[str]:
-    """The references in a part of a schema, in their order, without those in definitions that it has."""
+    """The references in a part of a schema, in order, without those in its own definitions."""
     names: list[str] = []
     waiting: list[Any] = [part]
     while waiting:

@@ -18,7 +18,7 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 def mask_words(vocab_size: int) -> int:
-    """How many 32-bit words a mask has: a bit for each token, and for the one more that grammars know of."""
+    """How many 32-bit words a mask has: a bit for each token, and one for the extra token that grammars need."""
     return vocab_size // 32 + 1
 
 
@@ -31,9 +31,9 @@ def mask_of(token_ids: Iterable[int], words: int) -> Mask:
 
 
 class TokenFilter(Protocol):
-    """A rule about the next token. It knows nothing but the tokens that were sampled.
+    """A rule about the next token. It depends only on the tokens that were sampled.
 
-    `field` is the request's that it comes from.
+    `field` is the request's field that it comes from.
     """
 
     field: str
@@ -47,12 +47,12 @@ class TokenFilter(Protocol):
         ...
 
     def fresh(self) -> TokenFilter:
-        """The same rule for a sequence of which nothing has been sampled."""
+        """The same rule for a sequence that has not sampled anything."""
         ...
 
 
 class AllowedTokens:
-    """Only these tokens, always."""
+    """Allows only these tokens."""
 
     field = "allowed_token_ids"
 
@@ -73,9 +73,9 @@ class AllowedTokens:
 
 
 class BadWords:
-    """Never these runs of tokens: where all but the last token of one have just been sampled, the last is forbidden.
+    """Forbids runs of tokens: once all tokens of a run except the last were sampled, the last one is forbidden.
 
-    Only what was sampled counts, not the prompt.
+    The prompt does not count.
     """
 
     field = "bad_words"
@@ -84,7 +84,7 @@ class BadWords:
         """`words` are runs of at least one token (see `bad_word_tokens`)."""
         longer = [tuple(word) for word in words if len(word) > 1]
         self._mask = ~mask_of((word[0] for word in words if len(word) == 1), mask_words)
-        self._by_previous: dict[int, list[tuple[int, ...]]] = {}  # by the last token but one
+        self._by_previous: dict[int, list[tuple[int, ...]]] = {}  # by the token before the last
         for word in longer:
             self._by_previous.setdefault(word[-2], []).append(word)
         self._tail: deque[int] = deque(maxlen=max(map(len, longer), default=1) - 1)
@@ -111,7 +111,7 @@ class BadWords:
 
 
 def bad_word_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-    """What BadWords forbids for texts: each as it is at the start of a text and as it is after a space."""
+    """The runs of tokens that spell these texts, each both at the start of a text and after a space."""
     runs: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip() or word

@@ -1,4 +1,4 @@
-"""Grammars: what structured output has to match, tried by the prover, compiled by llguidance in threads, and kept."""
+"""Grammars of structured output. Each is tried by the prover, then compiled by llguidance in a thread, and kept."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _MOST_KEPT = 64
 _MOST_KEPT_TEXT = 4 * MAX_GRAMMAR_BYTES  # characters
 _MOST_KEPT_BYTES = 64 * 2**20  # of compiled grammars
 _MAX_KEPT_GROWTH = 8 * 2**20
-_UNRELEASED_BYTES = 16 * 2**20  # that the process may grow by before it gives back what is free
+_UNRELEASED_BYTES = 16 * 2**20  # growth of the process after which free memory goes back to the system
 _LONGEST_MESSAGE = 600
 
-_PLACES = 4  # grammars that are tried at once, in 256 MiB each; they share what the engine leaves of the processors
+_PLACES = 4  # grammars tried at once, with 256 MiB each; they get the processor time that the engine leaves
 # One that takes long (SLOW_CPU_S) needs a slow place too. So the others are free again soon, whatever is sent.
 _SLOW_PLACES = 2
 _MOST_WAITING = 64
-_MOST_COMPILED_AT_ONCE = 2  # in this process; the engine needs the cores
+_MOST_COMPILED_AT_ONCE = 2  # only so many in this process, because the engine needs the cores
 _STACK_BYTES = 4 * COMPILE_STACK_BYTES
 _SHUTTING_DOWN = "the server is shutting down"
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """What an answer has to match, as text of a kind.
+    """What an answer has to match: a `kind` and its text.
 
     `json_schema`: a JSON schema. `regex`: a regular expression in Rust's syntax, for the whole answer. `choice`: a
-    JSON list of strings, of which the answer is one. `grammar`: llguidance's dialect of Lark, or EBNF as llama.cpp and
-    xgrammar have it, told by its `::=`. `structural_tag`: JSON of a structural_tag.Format. `param` is the request's
-    field that it comes from.
+    JSON list of strings, one of which is the answer. `grammar`: llguidance's dialect of Lark, or EBNF as in llama.cpp
+    and xgrammar, which is recognized by its `::=`. `structural_tag`: JSON of a structural_tag.Format. `param` is the
+    request's field that it comes from.
     """
 
     kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
@@ -56,19 +56,19 @@ class StructuredOutput:
 
 
 class GrammarsBusyError(TidewheelError):
-    """Too many grammars wait to be compiled, or take long; it may be tried again."""
+    """Too many grammars wait to be compiled, or take long. A client may try again."""
 
 
 class GrammarsUnavailableError(TidewheelError):
-    """No grammar can be compiled now, whatever it is."""
+    """No grammar can be compiled at all."""
 
 
 class Grammar:
     """A compiled grammar, shared by all sequences that must match it.
 
-    `size` is about how many bytes it takes. llguidance keeps what it learns of the regular expressions with the
-    grammar, for all its sequences, and once it has met a limit there it fails them all. So one that has met a limit
-    `is_spent`, or has grown by much (`grown_bytes`): who asks for it next gets it compiled anew.
+    `size` is about how many bytes it takes. llguidance stores the states of its regular expressions in the grammar, for
+    all sequences. When they reach a limit, all sequences fail. So a grammar that has reached a limit, or has grown a
+    lot (`grown_bytes`), `is_spent`: the next request gets a newly compiled one.
     """
 
     def __init__(self, prototype: LLMatcher, size: int = 0) -> None:
@@ -79,19 +79,19 @@ class Grammar:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it is worth using for another request."""
+        """Whether another request may use it."""
         return not self.is_spent and self.grown_bytes < _MAX_KEPT_GROWTH
 
     def new_matcher(self) -> LLMatcher:
-        """A matcher at the grammar's beginning, with a place of its own in it. For the engine thread only."""
+        """A new matcher at the beginning of the grammar. For the engine thread only."""
         return self._prototype.deep_copy()
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary. llguidance is imported, and the vocabulary made, for the first of them.
+    """Compiles grammars for one vocabulary. The first one imports llguidance and builds the vocabulary.
 
-    A grammar is compiled here only after a process that may be lost has done the same with it and come out well (see
-    prover.py), on a thread with more stack than that had.
+    A grammar is compiled here only after a separate process has done the same without harm (see prover.py). The thread
+    here has more stack than that process had.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
@@ -115,9 +115,9 @@ class GrammarCompiler:
     async def compile(self, output: StructuredOutput) -> Grammar:
         """The grammar of `output`, compiled or kept. For the event loop's thread only.
 
-        Raises InvalidRequestError saying what is wrong with it, and where; GrammarsBusyError if it would wait for too
-        many others, or takes long while others do; GrammarsUnavailableError if none can be compiled; EngineDeadError
-        after `close`.
+        Raises InvalidRequestError, which says what is wrong and where. Raises GrammarsBusyError if too many others
+        wait, or if this one takes long while others do, GrammarsUnavailableError if no grammar can be compiled, and
+        EngineDeadError after `close`.
         """
         size = len(output.text.encode())
         if size > MAX_GRAMMAR_BYTES:
@@ -139,7 +139,7 @@ class GrammarCompiler:
             # Shielded: whoever else waits for the same grammar still wants it when this client has gone.
             return await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
-            if future.cancelled():  # by `close`, and not this client's request
+            if future.cancelled():  # by `close`, not by this client
                 raise EngineDeadError(_SHUTTING_DOWN) from None
             raise
         except GrammarError as error:
@@ -152,7 +152,7 @@ class GrammarCompiler:
     def warm_up(self) -> None:
         """Import llguidance, make the vocabulary and start the prover, in threads, before the first grammar is there.
 
-        Calls after the first do nothing. What goes wrong is said to those who want grammars.
+        Calls after the first do nothing. Failures are reported to later requests for grammars.
         """
         if not self._is_warm and not self._is_closed:
             self._is_warm = True
@@ -176,7 +176,7 @@ class GrammarCompiler:
     def _count_out(self, ended: asyncio.Future[Grammar]) -> None:
         self._unfinished -= 1
         if not ended.cancelled():
-            ended.exception()  # it is heard of by those who wait
+            ended.exception()  # those who wait for the grammar get the exception
 
     def _forget_oldest(self) -> None:
         kept = self._kept
@@ -216,7 +216,7 @@ class GrammarCompiler:
         return Grammar(matcher, proof.size)
 
     def _release_memory(self) -> None:
-        """Compiling takes many times what is kept of it, and the C library keeps the rest, for each thread."""
+        """Return free memory to the system: compiling needs much more than its result, and the C library keeps it."""
         with self._release_lock:
             resident = resident_bytes()
             if resident > self._resident + _UNRELEASED_BYTES:
@@ -257,7 +257,7 @@ def _import_llguidance() -> None:
 
 
 def _is_worth_keeping(future: Future[Grammar]) -> bool:
-    """Whether its result is that of any other try: a grammar that was refused once is not tried again."""
+    """Whether another try would give the same result. A grammar that was refused is not tried again."""
     if not future.done():
         return True
     if future.cancelled() or not isinstance(error := future.exception(), GrammarError | None):

@@ -1,4 +1,4 @@
-"""JSON schemas: their parts, what types they allow, and where it is in one that cannot be compiled."""
+"""JSON schemas: their parts, the types that they allow, and the place of an error in one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 
 
 def failing_part(schema: dict[str, Any], error_of: Callable[[dict[str, Any]], str]) -> str:
-    """A JSON pointer to the smallest part of `schema` that fails alone as the whole does; empty for the whole.
+    """A JSON pointer to the smallest part of `schema` that alone has the error of the whole; empty for the whole.
 
-    llguidance's messages do not say. `error_of` compiles a schema and says what is wrong with it. It is called a
-    limited number of times.
+    llguidance's messages do not say where an error is. `error_of` compiles a schema and returns its error. It is called
+    a limited number of times.
     """
     message, pointer, trials = error_of(schema), "", 0
     definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
@@ -86,9 +86,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def relocated(schema: Any, root: str) -> Any:
-    """`schema` with its references to itself pointing to where `root` says it lies: a reference like `#/$defs/a`.
+    """`schema` with its references to itself changed to point to `root`, its own place, such as `#/$defs/a`.
 
-    It calls itself for each level of a schema whose nesting has been checked.
+    It recurses for each level, so the nesting of the schema must have been checked.
     """
     if isinstance(schema, list):
         return [relocated(item, root) for item in schema]
@@ -105,6 +105,6 @@ def relocated(schema: Any, root: str) -> Any:
 
 
 def part_of(schema: dict[str, Any], *path: str) -> dict[str, Any]:
-    """A schema that is a part of another, with all that the part may refer to."""
+    """A part of a schema, with all definitions that the part may refer to."""
     pointer = "".join(f"/{_escaped(key)}" for key in path)
     return {"$ref": f"#/$defs/whole{pointer}", "$defs": {"whole": relocated(schema, "#/$defs/whole")}}

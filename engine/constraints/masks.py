@@ -1,9 +1,9 @@
 """MaskWriter: the masks of a step, written while the device computes the step's logits.
 
-A mask depends on the token before it, so it cannot be made before that token is sampled; and it is not needed before
-the next forward pass is over and its logits are sampled from. In between, llguidance works without the GIL on threads
-of its own. Most masks of a 49,000-token vocabulary take it 5 to 200 microseconds, a few some milliseconds, and its
-limits end any after about 15; a forward pass takes longer than a batch of them, so nobody waits.
+A mask depends on the token before it, so it cannot be made before that token is sampled. It is needed only when the
+next forward pass has computed its logits. In between, llguidance works on its own threads, without the GIL. With a
+vocabulary of 49,000 tokens, most masks take 5 to 200 microseconds, and a few take some milliseconds. llguidance's
+limits end any mask after about 15 ms. A forward pass takes longer than its batch of masks, so nobody waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_THREADS = 8
-_AT_ONCE = 16  # masks that are made without a look at how long they take
+_AT_ONCE = 16  # masks to make before their time is checked
 
 
 class MaskWriter:
@@ -76,7 +76,7 @@ class MaskWriter:
             self._executor = LLExecutor(self._num_threads)
         try:
             self._compute(self._executor, matchers, constraints, bits)
-        except BaseException as failure:  # a panic in llguidance is no Exception, and none of other requests' business
+        except BaseException as failure:  # a panic in llguidance is not an Exception, and must not fail other requests
             logger.error("llguidance has failed to make masks", exc_info=failure)
             for _, row in matchers:
                 message = "the grammar cannot be followed: llguidance has failed"

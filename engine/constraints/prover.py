@@ -1,4 +1,4 @@
-"""The prover: has each grammar tried in a process that may be lost, before this one compiles it."""
+"""The prover: tries each grammar in a separate process, which may crash, before the server compiles it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .vocabulary import TokenTexts
 
 logger = logging.getLogger(__name__)
 
-_START_S = 60.0  # that the process may take to start, on a slow machine
+_START_S = 60.0  # for the process to start, on a slow machine
 _END_S = 1.0
 _GRACE_S = 5.0  # beyond its own limit, for a process to say how it ended
 _MAX_ANSWER_BYTES = 64 * 2**20
@@ -52,7 +52,7 @@ class GrammarError(Exception):
 
 
 class ProverError(Exception):
-    """No grammar can be tried now."""
+    """No grammar can be tried at the moment."""
 
 
 class _LostError(Exception):
@@ -60,20 +60,20 @@ class _LostError(Exception):
 
 
 class Proof(NamedTuple):
-    """llguidance's source of a grammar that is safe to compile, and about how many bytes that takes."""
+    """A grammar that is safe to compile: llguidance's source of it, and about how many bytes it takes."""
 
     source: str
     size: int
 
 
 class GrammarProver:
-    """Has grammars tried, several at once. The process starts with the first, and again if it has been lost.
+    """Tries grammars, several at once. The process starts with the first one, and again after a crash.
 
     May be used from several threads.
     """
 
     def __init__(self, texts: Callable[[], TokenTexts], special_ids: Callable[[], Mapping[str, int]]) -> None:
-        """`texts` and `special_ids` are the vocabulary's, asked for when the process starts."""
+        """`texts` and `special_ids` return those of the vocabulary, and are called when the process starts."""
         self._texts = texts
         self._special_ids = special_ids
         self._lock = threading.Lock()  # of the process
@@ -99,13 +99,13 @@ class GrammarProver:
                 raise ProverError("this server cannot start the process that grammars are tried in") from error
 
     def prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
-        """Try a grammar, by the kinds of StructuredOutput. `on_slow` is called if it takes long, and may raise.
+        """Try a grammar of a kind of StructuredOutput. `on_slow` is called if it takes long, and may raise.
 
-        Raises GrammarError if it cannot be compiled, ProverError if it cannot be told.
+        Raises GrammarError if it cannot be compiled, and ProverError if this cannot be found out.
         """
         with contextlib.suppress(_LostError):
             return self._prove(kind, text, on_slow)
-        self._let_it_end()  # from outside it may have been ended, which takes a moment
+        self._let_it_end()  # it may have been ended from outside, which takes a moment
         try:
             return self._prove(kind, text, on_slow)
         except _LostError as error:
@@ -130,9 +130,9 @@ class GrammarProver:
             return _proof(ours, kind, text, on_slow)
 
     def close(self) -> None:
-        """End the process and all that it tries. Those who wait are told at once."""
+        """End the process and everything that it tries. Those who wait get an error at once."""
         self._is_closed = True
-        if self._process is not None:  # without the lock, which who starts it may hold for long
+        if self._process is not None:  # without the lock, which a slow start may hold for long
             _kill(self._process)
 
     def _start(self) -> None:
@@ -148,7 +148,7 @@ class GrammarProver:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # so that it ends together with all that it has forked
+                start_new_session=True,  # so that it can be killed together with everything that it has forked
             )
         if self._is_closed:
             raise EOFError
@@ -168,7 +168,7 @@ class GrammarProver:
 
 
 def _proof(connection: socket.socket, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
-    """What comes of a grammar that is tried at the other end of a connection."""
+    """The result of a grammar that is tried at the other end of a connection."""
     deadline = time.monotonic() + MAX_WALL_S + _GRACE_S
 
     def recv(size: int) -> bytes:
@@ -203,4 +203,4 @@ def _end_of(status: int) -> str:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+        os.killpg(process.pid, signal.SIGKILL)  # it leads its own session, so this ends everything that it has forked

@@ -1,10 +1,10 @@
-"""The process that tries grammars: whatever one does to it, the server only hears of it.
+"""The process that tries grammars. A grammar may crash it without harm to the server.
 
-Run as `python -I -c COMMAND SOCKET PATH...` by prover.py. It reads the vocabulary, and then gets a connection for each
-grammar. A process forked for that connection does all that the server is going to do with the grammar, under limits of
-time, memory and stack, and answers; one between the two waits for it and says how it ended.
+prover.py runs it as `python -I -c COMMAND SOCKET PATH...`. It reads the vocabulary, and then gets a connection for each
+grammar. For each connection it forks a process that does everything that the server will do with the grammar, under
+limits of time, memory and stack, and answers. Another process between the two waits for it and reports how it ended.
 
-The server's other threads have more stack than what was enough here, so what passed here is safe there.
+The server's threads have more stack than this. So a grammar that passes here is safe there.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ MAX_WALL_S = 10
 MAX_MEMORY_BYTES = 256 * 2**20  # while it is compiled
 MAX_COMPILED_BYTES = 64 * 2**20
 COMPILE_STACK_BYTES = 4 * 2**20
-_USE_STACK_BYTES = 512 * 2**10  # where masks are made, and matchers copied and freed
+_USE_STACK_BYTES = 512 * 2**10  # stack for making masks, and for copying and freeing matchers
 SLOW_CPU_S = 0.1
 _LOOK_S = 0.02
 _NICE = 10
 _SLOW_NICE = 19
 _WALKS = 3
 _STEPS = 12
-_FIRST_STEPS = 2  # where a failure is the grammar's, whichever other ways there are
+_FIRST_STEPS = 2  # a failure within so many tokens is the grammar's fault, even if other tokens would work
 
 REQUEST = struct.Struct("!Q")  # the size of what follows: pickled TokenTexts and special ids, or kind and text
 ANSWER = struct.Struct("!BQQ")  # an Outcome, a number that goes with it, the size of the UTF-8 text that follows
@@ -55,12 +55,12 @@ COMMAND = "import sys; sys.path[:] = sys.argv[2:]; from tidewheel.engine.constra
 
 
 class Outcome(IntEnum):
-    """What an answer says. The last is ENDED, without a SOURCE or REFUSED before it if the process was ended."""
+    """The kind of an answer. ENDED is the last one. If the process was killed, no SOURCE or REFUSED comes before it."""
 
     SOURCE = 0  # the text is llguidance's source of the grammar, the number the bytes that it takes when compiled
     REFUSED = 1  # the text says what is wrong with the grammar
     ENDED = 2  # the number is the process's wait status
-    SLOW = 3  # it has taken SLOW_CPU_S, and goes on; another answer follows
+    SLOW = 3  # it has taken SLOW_CPU_S and still runs; another answer follows
 
 
 def parser_limits() -> LLParserLimits:
@@ -75,13 +75,13 @@ def parser_limits() -> LLParserLimits:
 def main() -> None:
     """Serve on the socket that the command line names, until its other end is closed."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process in its time
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those forked below
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C, and then ends this process
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system then forgets the processes forked below by itself
     os.nice(_NICE)
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(limit, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")  # where memory runs out, it is this that goes and not the server
+        score.write("1000")  # if memory runs out, the kernel then ends this process and not the server
     try:
         texts, special_ids = _receive(connection)
     except EOFError:  # the server has ended meanwhile
@@ -95,7 +95,7 @@ def main() -> None:
         _, files, _, _ = socket.recv_fds(connection, 1, 1)
         if not files:
             os.killpg(0, signal.SIGKILL)  # the server is gone, and nobody waits for what still runs
-        with contextlib.suppress(OSError):  # too many processes: the connection is closed, which says enough
+        with contextlib.suppress(OSError):  # too many processes: closing the connection tells the server
             if os.fork() == 0:
                 connection.close()
                 _watch(socket.socket(fileno=files[0]), vocabulary, special_ids)
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _watch(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mapping[str, int]) -> None:
-    """Try a grammar in a process of its own, say how that ended, and exit."""
+    """Try a grammar in a new process, report how that ended, and exit."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         process = os.fork()
@@ -116,7 +116,7 @@ def _watch(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mapp
 
 
 def _waited(process: int, connection: socket.socket) -> int:
-    """The status of a process once it has ended. It is ended here if nobody waits for its answer any more."""
+    """The wait status of a process after its end. It is killed if nobody waits for its answer any more."""
     is_slow = False
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
@@ -145,7 +145,7 @@ def _cpu_seconds(process: int) -> float:
         with open(f"/proc/{process}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
     except OSError:
-        return 0.0  # macOS, where all are taken to be quick
+        return 0.0  # macOS, where all grammars count as quick
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -177,7 +177,7 @@ def _bound_process() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)  # nothing handles the signal, so it ends the process
     silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 2)  # what llguidance has to say of its end
+    os.dup2(silence, 2)  # hides what llguidance prints when it crashes
 
 
 def _proof(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[str, int]) -> tuple[Outcome, int, str]:
@@ -211,7 +211,7 @@ def _proof(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[s
 
 
 def _walk(matcher: LLMatcher) -> str | None:
-    """Use a matcher as sequences will; what is wrong if that fails at once, or soon whichever way it goes."""
+    """Use a matcher as sequences will. Returns the error if it fails at once, or soon with any choice of tokens."""
     matcher.compute_bitmask()
     if (message := matcher_error(matcher)) is not None:
         return message
@@ -225,7 +225,7 @@ def _walk(matcher: LLMatcher) -> str | None:
 
 
 def _walked(matcher: LLMatcher, chosen: random.Random) -> tuple[int, str | None]:
-    """How many tokens of those that are allowed could be taken, and what was wrong then."""
+    """How many allowed tokens the matcher accepted in a row, and the error that then stopped it, if any."""
     for step in range(_STEPS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error() or matcher.is_stopped() or not mask:
@@ -237,7 +237,7 @@ def _walked(matcher: LLMatcher, chosen: random.Random) -> tuple[int, str | None]
 
 
 def _on_stack(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`, done on a stack of `size` bytes. Where that is too small, the process ends."""
+    """The result of `work`, run on a stack of `size` bytes. If that is too small, the process crashes."""
     results: list[T] = []
     failures: list[BaseException] = []
 
@@ -261,7 +261,7 @@ def _receive(connection: socket.socket) -> Any:
 
 
 def receive(recv: Callable[[int], bytes], size: int) -> bytes:
-    """So many bytes. Raises EOFError if the other end has closed."""
+    """Receive exactly this many bytes. Raises EOFError if the other end has closed."""
     received = bytearray()
     while len(received) < size:
         piece = recv(min(size - len(received), 2**20))
