@@ -20,7 +20,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """As `read_json`; empty if there is no such file."""
+    """Like `read_json`, but empty if there is no such file."""
     return read_json(path) if is_there(path) else {}
 
 
@@ -36,7 +36,7 @@ def _read(path: Path) -> object:
     text = read_file(path, MAX_JSON_BYTES)
     try:
         value: object = json.loads(text)
-        if b"\\u" in text:  # half of a surrogate pair is valid JSON, and no library takes it for text
+        if b"\\u" in text:  # half of a surrogate pair is valid JSON, but no library accepts it as text
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {one_line(error)}") from error

@@ -1,6 +1,6 @@
-"""Opening a model folder's files: what is no regular file, or larger than such a file ever is, is refused unread.
+"""Opening a model folder's files. Only regular files of a sensible size are read.
 
-A pipe in a file's place would keep a start waiting for ever, and a device that never ends would fill the memory.
+The server would wait for a pipe for ever, and an endless device would fill the memory.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from pathlib import Path
 
 from ..errors import ModelError
 
-# Each is several times what the largest of the models at hand has.
+# Each limit is several times what the largest known models need.
 MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint of a trillion parameters has a quarter
-MAX_TEMPLATE_BYTES = 256 << 10  # which take seconds to compile if they are all expressions
+MAX_TEMPLATE_BYTES = 256 << 10  # a template of this size takes seconds to compile if it is all expressions
 MAX_TOKENIZER_BYTES = 256 << 20
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is anything of that name, a link that leads nowhere included. Raises ModelError if nobody may look.
+    """Whether there is anything of that name, even a broken link. Raises ModelError if the folder cannot be read.
 
-    `Path.exists` takes such a link for no file: a model would be served without a part of itself.
+    For `Path.exists` a broken link is no file, and the model would be served without a part of itself.
     """
     try:
         path.lstat()
@@ -32,9 +32,9 @@ def is_there(path: Path) -> bool:
 
 
 def require_file(path: Path, max_bytes: int | None = None) -> None:
-    """Raises ModelError unless `path` is, behind all links, a regular file of at most `max_bytes`.
+    """Raises ModelError unless `path` is a regular file of at most `max_bytes`, or a link to one.
 
-    For what a library opens by itself.
+    For files that a library opens by itself.
     """
     try:
         status = path.stat()
@@ -45,7 +45,7 @@ def require_file(path: Path, max_bytes: int | None = None) -> None:
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{path} is {_kind(status.st_mode)}; it must be a regular file")
-    if not os.access(path, os.R_OK):  # libraries have other words for that
+    if not os.access(path, os.R_OK):  # libraries would report this in their own words
         raise ModelError(f"{path} cannot be read: Permission denied")
     if max_bytes is not None and status.st_size > max_bytes:
         raise ModelError(f"{path} has {status.st_size} bytes; a file of its kind may have at most {_size(max_bytes)}")
@@ -55,7 +55,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     """The content of a regular file of at most `max_bytes`. Raises ModelError."""
     require_file(path, max_bytes)
     try:
-        # Whatever has taken its place since, opening it does not wait.
+        # Something else may have taken the file's place since. Opening it must not block.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             return file.read(max_bytes)
     except OSError as error:
@@ -63,7 +63,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 
 
 def require_no_special_files(folder: Path) -> None:
-    """Raises ModelError if a folder's pipe, socket or device would keep a library waiting that opens what it finds."""
+    """Raises ModelError if the folder has a pipe, socket or device, on which a library that opens it would block."""
     try:
         for path in sorted(folder.iterdir()):
             if path.exists() and not path.is_dir():

@@ -1,1 +1,1 @@
-"""What this machine and its control groups let the process use: memory, processors, huge pages."""
+"""The memory, processors and huge pages that this machine and its control groups let the process use."""

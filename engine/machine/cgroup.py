@@ -1,4 +1,4 @@
-"""What the control groups above this process, of version 1 or 2, allow it: CPU time and memory."""
+"""The CPU time and memory that control groups, of version 1 or 2, allow this process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _ROOT = Path("/")
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Bytes of one control group. `used` leaves out page cache that can be dropped."""
+    """Memory of one control group, in bytes. `used` does not count page cache that can be dropped."""
 
     limit: int
     used: int
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """CPUs' worth of time that the strictest group allows, None without a limit. `root` has `/proc` and `/sys`."""
+    """The CPU time that the strictest group allows, in CPUs. None without a limit. `root` has `/proc` and `/sys`."""
     limits = []
     for folder, is_version_2 in _groups("cpu", root):
         if is_version_2:
@@ -32,10 +32,10 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def memory_limits(root: Path = _ROOT) -> Iterator[MemoryLimit]:
-    """The limits of the process's group and of those that it lies in. `root` has `/proc` and `/sys`."""
+    """The limits of the process's group and of its parents. `root` has `/proc` and `/sys`."""
     for folder, is_version_2 in _groups("memory", root):
         if is_version_2:
-            # Above memory.high nothing is killed, but all is slowed down.
+            # Above memory.high nothing is killed, but everything gets slow.
             limits = [_text(folder / "memory.max"), _text(folder / "memory.high")]
             used, cache = _text(folder / "memory.current"), "inactive_file"
         else:
@@ -50,14 +50,14 @@ def memory_limits(root: Path = _ROOT) -> Iterator[MemoryLimit]:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    root: PurePosixPath  # the group that is seen at `point`
+    root: PurePosixPath  # the group that is mounted at `point`
     point: Path
     is_version_2: bool
-    controllers: frozenset[str]  # of version 1, among other options
+    controllers: frozenset[str]  # those of version 1, among other mount options
 
 
 def _groups(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
-    # The folders of the process's group and of its parents, and whether they are of version 2: as far up as mounted.
+    # The folders of the process's group and of its parents, as far up as mounted, and whether they are version 2.
     mounts = list(_mounts(root))
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, names, group = line.split(":", 2)
@@ -65,7 +65,7 @@ def _groups(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
             continue
         seen = [m for m in mounts if (controller in m.controllers if names else m.is_version_2)]
         placed = [(m.point, inner) for m in seen if (inner := _below(PurePosixPath(group), m.root)) is not None]
-        # A group out of this namespace's sight lies somewhere below what is mounted.
+        # A group that this namespace cannot see is somewhere below the mounted one.
         for point, inner in placed or [(m.point, PurePosixPath()) for m in seen]:
             for path in (inner, *inner.parents):
                 yield point / path, not names

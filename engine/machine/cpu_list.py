@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def cpu_list(cpus: Sequence[int]) -> str:
-    """`[0, 1, 2, 5]` as `0-2,5`, the way that `--threads-bind` takes it."""
+    """`[0, 1, 2, 5]` as `0-2,5`, the format of `--threads-bind`."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and cpu == spans[-1][1] + 1:

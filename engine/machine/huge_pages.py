@@ -1,4 +1,4 @@
-"""How the kernel hands out huge pages, which save a walk through the page tables for nearly every read of a weight."""
+"""The kernel's huge pages. Without them, nearly every read of a weight would need a walk through the page tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ROOT = Path("/")
 
 @dataclass(frozen=True, slots=True)
 class HugePages:
-    """`transparent` is the kernel's mode (always, madvise, never), None if it has none. `size` is in bytes."""
+    """`transparent` is the kernel's mode (always, madvise, never), or None if it lacks them. `size` is in bytes."""
 
     transparent: str | None
     size: int | None
@@ -19,12 +19,12 @@ class HugePages:
 
     @property
     def on_request(self) -> bool:
-        """Whether memory for which huge pages are asked gets them, as far as there are any free."""
+        """Whether memory gets huge pages if a program asks for them and some are free."""
         return self.transparent in ("always", "madvise")
 
 
 def huge_pages(root: Path = _ROOT) -> HugePages:
-    """How the kernel hands out huge pages. `root` is where `/proc` and `/sys` are found."""
+    """The kernel's huge pages. `root` is where `/proc` and `/sys` are."""
     meminfo = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
     words = "".join(_lines(root / "sys/kernel/mm/transparent_hugepage/enabled")).split()
     size = meminfo.get("Hugepagesize")

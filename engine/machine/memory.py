@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, and what its control groups leave of it."""
+"""How much memory this process may use, by the machine and by its control groups."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ROOT = Path("/")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Amounts in bytes; None where the system does not say, or no control group limits this process.
+    """Amounts in bytes. None if the system does not say, or if no control group limits this process.
 
-    `available` is what this process may still take: the lesser of what the machine has available and what each
-    control group above the process has left. Page cache that can be dropped counts as available. `cgroup_limit` and
+    `available` is what this process may still take: the smallest of what the machine has available and what each of the
+    process's control groups has left. Page cache that can be dropped counts as available. `cgroup_limit` and
     `cgroup_used` are those of the group with the lowest limit.
     """
 
@@ -29,15 +29,15 @@ class Memory:
 
     @property
     def ceiling(self) -> int | None:
-        """What this process could have if it were alone."""
+        """What this process could use if it were alone."""
         return self.total if self.cgroup_limit is None else self.cgroup_limit
 
 
 def read_memory(root: Path = _ROOT) -> Memory:
-    """What this process may use. `root` is where `/proc` and `/sys` are found."""
+    """The memory that this process may use. `root` is where `/proc` and `/sys` are."""
     machine = dict(_meminfo(root))
     total, available = machine.get("MemTotal"), machine.get("MemAvailable")
-    # Version 1 writes no limit as a number far above what any machine has.
+    # Version 1 writes "no limit" as a number far above any machine's memory.
     groups = [group for group in memory_limits(root) if total is None or group.limit < total]
     lowest = min(groups, key=lambda group: group.limit, default=None)
     left = [group.limit - group.used for group in groups] + ([] if available is None else [available])
@@ -66,7 +66,7 @@ def _meminfo(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def resident_bytes() -> int:
-    """How much memory this process has, with what it shares; 0 where the system does not say."""
+    """The resident memory of this process, shared pages included; 0 if the system does not say."""
     try:
         return _statm_bytes(1)
     except OSError:
@@ -74,7 +74,7 @@ def resident_bytes() -> int:
 
 
 def address_space_bytes() -> int:
-    """How much address space this process has, which RLIMIT_AS bounds. Raises OSError where the system does not say."""
+    """The address space of this process, which RLIMIT_AS bounds. Raises OSError if the system does not say."""
     return _statm_bytes(0)
 
 
@@ -92,7 +92,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """How many bytes are allocated and not freed; 0 where the C library is not a glibc that can tell."""
+    """How many bytes are allocated and not freed; 0 if the C library is not a glibc that can tell."""
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:
         return 0
@@ -102,7 +102,7 @@ def heap_bytes() -> int:
 
 
 def release_free_memory() -> None:
-    """Give what has been freed back to the system, for once, where the C library otherwise keeps it."""
+    """Give freed memory back to the system once. Otherwise the C library keeps it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)

@@ -6,24 +6,24 @@ import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-_LONGEST_HOLD = 128  # tokens; text that never becomes certain is let go then
+_LONGEST_HOLD = 128  # tokens; text that is still uncertain after so many is released
 _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """Turns one sequence's tokens into text. The pieces, joined, are the text of all the tokens.
+    """Turns one sequence's tokens into text. The joined pieces are the text of all tokens.
 
-    Tokens in `known` need not be pushed while it `is_whole`: they are whole characters themselves.
+    While `is_whole`, tokens in `known` need not be pushed: they are whole characters themselves.
     """
 
     @property
     def known(self) -> Mapping[int, str]:
-        """Tokens whose text has been found to be theirs alone, whatever is before and after them."""
+        """Tokens whose text does not depend on the tokens before and after, as far as they have been seen."""
         ...
 
     @property
     def is_whole(self) -> bool:
-        """Whether no character has begun that is not complete."""
+        """Whether no character is incomplete."""
         ...
 
     def push(self, token: int) -> str:
@@ -31,14 +31,14 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """The text still held back, when no more tokens will come."""
+        """The text that is still held back, after the last token."""
         ...
 
 
 class BytesDetokenizer:
     """For tokenizers whose tokens are plain byte strings, as in byte-level BPE: an incremental UTF-8 decoder.
 
-    `known` keeps the tokens that were found to be whole characters; detokenizers that skip the same ones may share it.
+    `known` collects tokens that are whole characters. Detokenizers that skip the same tokens may share it.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class BytesDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any tokenizer: decodes a short window of tokens, and shows by how much the newest ones lengthened it.
+    """For any tokenizer: decodes a short window of tokens, and returns what the newest tokens have added to its text.
 
     The window starts with the tokens shown last, because a token's text may depend on its left neighbour (a leading
-    space is dropped at the start only). While the text ends in a replacement character or in a byte token, what
-    follows may still change it, so it is held back.
+    space is dropped only at the start). Text that ends with a replacement character or a byte token is held back,
+    because the next token may change it.
     """
 
     known: Mapping[int, str] = {}
@@ -87,9 +87,9 @@ class WindowDetokenizer:
         context: Sequence[int] = (),
         special_text: Callable[[int], str | None] | None = None,
     ) -> None:
-        """`context` are the tokens before the first one, `is_skipped` says which tokens never have text.
+        """`context` are the tokens before the first one. `is_skipped` tells which tokens never have text.
 
-        `special_text`, if given, spells special tokens, which then have nothing between them.
+        `special_text`, if given, spells special tokens. Nothing is then put between them.
         """
         self._decode = decode
         self._is_skipped = is_skipped

@@ -1,7 +1,7 @@
-"""Texts of any length, encoded only as far as their tokens can be used.
+"""Encoding of long texts, only as far as their tokens can be used.
 
-Encoding takes some 200 ns and 150 to 450 bytes of memory a character. So a text is not encoded whole before it is known
-to have about as many tokens as are wanted.
+Encoding takes about 200 ns and 150 to 450 bytes of memory a character. So a text is encoded whole only if it is known
+to have about as many tokens as wanted.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 from typing import TypeVar
 
-# A text may have so many characters for each token that it may have. Prose has 4 to 5, a long run of spaces up to 16 or
-# more; some tokenizers drop spaces, or make one token of any number of unknown characters.
+# The most characters of a text for each token of its limit. Prose has 4 to 5 characters a token, a long run of spaces
+# 16 or more. Some tokenizers drop spaces, or make one token of any number of unknown characters.
 CHARACTERS_PER_TOKEN = 16
-SHORT_TEXT = 2**18  # characters that any text may have: 50 ms of work
-_WHOLE = 2**16  # characters that are always encoded in one piece
+SHORT_TEXT = 2**18  # characters that any text may have; encoding them takes 50 ms
+_WHOLE = 2**16  # characters; a text up to this length is always encoded in one piece
 _LIKELY = 4  # characters a token
-# Where a text is cut, the tokens next to the cut are not those of the whole text. These many are not relied on.
+# If a text is cut, tokens next to the cut differ from those of the whole text. So many of them are not used.
 MARGIN = 1024
 
 Tokens = TypeVar("Tokens", bound=Sized)
 
 
 def most_characters(num_tokens: int) -> int:
-    """How long a text may be that has to have at most so many tokens. Longer ones are refused without encoding."""
+    """The most characters of a text that may have `num_tokens`. Longer texts are refused without encoding."""
     return max(SHORT_TEXT, CHARACTERS_PER_TOKEN * num_tokens)
 
 
 def encode_at_most(encode: Callable[[str], Tokens], text: str, num_tokens: int) -> Tokens | None:
-    """The tokens of `text`, which may be a few more than `num_tokens`; None if it is longer or has many more."""
+    """The tokens of `text`, maybe a few more than `num_tokens`; None if it is too long or has many more."""
     if len(text) > most_characters(num_tokens):
         return None
     length = max(_WHOLE, _LIKELY * num_tokens)
@@ -39,10 +39,10 @@ def encode_at_most(encode: Callable[[str], Tokens], text: str, num_tokens: int) 
 
 
 def encode_part(encode: Callable[[str], Tokens], text: str, num_tokens: int, *, end: bool) -> Tokens:
-    """The tokens of a part of `text`, its beginning or its `end`, from which `num_tokens` may be cut.
+    """The tokens of the beginning or `end` of `text`: at least `num_tokens`, if the text has so many.
 
-    They are those of the whole text, except where one run that the tokenizer does not divide (as a number of a thousand
-    digits) reaches from the cut over MARGIN tokens.
+    They are the same as in the whole text. The exception is a run that the tokenizer does not divide, such as a number
+    of a thousand digits, which reaches from the cut over more than MARGIN tokens.
     """
     length = max(_WHOLE, _LIKELY * (num_tokens + MARGIN))
     longest = max(length, most_characters(num_tokens))

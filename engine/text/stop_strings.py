@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Watches one text. What could still become a stop string is held back.
+    """Watches one text. Text that could still become a stop string is held back.
 
-    The stop string that ends first wins, and of those that end together the longest; so the outcome does not depend
+    The stop string that ends first wins. If several end together, the longest one wins. So the result does not depend
     on how the text was cut into pieces.
     """
 
@@ -18,7 +18,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str | None]:
-        """Add text. Returns what may be shown now, and the stop string if one has been found."""
+        """Add text. Returns the text that may be shown now, and the stop string if one was found."""
         text = self._held + piece
         found: tuple[int, int, str] | None = None
         held = 0
@@ -36,25 +36,25 @@ class StopStrings:
         return text[: len(text) - held], None
 
     def flush(self) -> str:
-        """The text held back, when no more will come."""
+        """The text that is still held back, after the last piece."""
         held, self._held = self._held, ""
         return held
 
 
 class _Search:
-    """Looks for one text as Knuth, Morris and Pratt do: each character that comes is compared about once.
+    """Looks for one text with the algorithm of Knuth, Morris and Pratt, which compares each character about once.
 
-    Otherwise a long stop string of the kind `aaaa` would cost its length squared for each token.
+    With a plain search, a long stop string such as `aaaa` would cost the square of its length for each token.
     """
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
-        self.matched = 0  # characters of `stop` that the text so far ends with
-        # For each number of matched characters, the next smaller one that the text ends with too; as far as needed.
+        self.matched = 0  # how many characters of `stop` the text ends with
+        # For each number of matched characters, the next smaller number that matches too; computed as far as needed.
         self._next = [0, 0]
 
     def push(self, piece: str) -> int:
-        """Add text; where in it `stop` has its end, 0 if it has none."""
+        """Add text. Returns where in it `stop` ends, 0 if it does not."""
         stop, at, matched = self.stop, 0, self.matched
         while at < len(piece):
             if not matched:

@@ -1,4 +1,4 @@
-"""Tokenizer: a model folder's tokenizer and all that its files say about text."""
+"""Tokenizer: a model folder's tokenizer, and everything that its files say about text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Tokenizer:
         self.vocab_size = backend.vocab_size
         self.special_tokens_map: SpecialTokens = special_tokens_map or {}
         self.chat_template = chat_template
-        self._texts: dict[tuple[bool, frozenset[int]], dict[int, str]] = {}  # of detokenizers that skip the same
+        self._texts: dict[tuple[bool, frozenset[int]], dict[int, str]] = {}  # one for each set of skipped tokens
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -73,7 +73,7 @@ class Tokenizer:
         return None if self.eos_token is None else self._backend.token_to_id(self.eos_token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; with special tokens, those that the tokenizer puts around a text are added."""
+        """Token ids of `text`, on request with the special tokens that the tokenizer puts around a text."""
         return self._backend.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -81,11 +81,11 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token as its vocabulary spells it; None for an id that it lacks."""
+        """The token as the vocabulary spells it; None if there is no such id."""
         return self._backend.id_to_token(token_id)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token as its vocabulary spells it; None for one that it lacks."""
+        """The id of a token as the vocabulary spells it; None if there is no such token."""
         return self._backend.token_to_id(token)
 
     def is_special(self, token_id: int) -> bool:
@@ -98,12 +98,12 @@ class Tokenizer:
         return {name: i for i in ids if (name := self._backend.id_to_token(i))}
 
     def token_texts(self, token_ids: Iterable[int] | None = None) -> list[bytes | None]:
-        """The bytes that each token adds to a text; None for tokens that mark structure, b"" where there are none.
+        """The bytes that each token adds to a text: None for tokens that mark structure, b"" for tokens without text.
 
-        By default those of all tokens, which takes a while for a large vocabulary.
+        The default is all tokens, which takes a while for a large vocabulary.
         """
         backend, texts = self._backend, list[bytes | None]()
-        before = self.encode("a", add_special_tokens=False)  # as in the middle of a text: some spaces show only there
+        before = self.encode("a", add_special_tokens=False)  # some spaces appear only within a text
         num_before = len(self.decode(before))
         for token_id in range(self.vocab_size) if token_ids is None else token_ids:
             if backend.is_special(token_id):
@@ -120,7 +120,7 @@ class Tokenizer:
         return texts
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text; of one that marks structure, those of its name."""
+        """The bytes that a token adds to a text. For a token that marks structure, the bytes of its name."""
         (text,) = self.token_texts([token_id])
         return (self.id_to_token(token_id) or "").encode() if text is None else text
 
@@ -144,7 +144,7 @@ class Tokenizer:
             def is_special(token_id: int) -> bool:
                 return token_id not in shown and backend.is_special(token_id)
 
-            skip_special_tokens = False  # by the backend: what is to be skipped does not get that far
+            skip_special_tokens = False  # the backend skips them before they get here
         if backend.token_bytes is not None:
             return BytesDetokenizer(backend.token_bytes, is_special, texts)
         return WindowDetokenizer(
@@ -201,7 +201,7 @@ def _token_text(value: object) -> str | None:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-    """The files win over the config, as in transformers."""
+    """The special tokens. The files win over the config, as in transformers."""
     templates: dict[str, str] = {}
     inline = config.get("chat_template")
     if isinstance(inline, str):

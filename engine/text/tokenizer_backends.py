@@ -1,4 +1,4 @@
-"""The libraries that know a tokenizer's files: tokenizers, sentencepiece, and as a last resort transformers."""
+"""The libraries that read a tokenizer's files: tokenizers, sentencepiece, and as a last resort transformers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..files.wording import one_line
 # start threads of its own beside the engine's. It looks at this variable with each call.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# Less than so much takes less time than it may take to get the interpreter's lock back.
+# A shorter text takes less time than it may take to get the interpreter's lock back.
 _LONG_TEXT = 4096  # characters
 _LONG_IDS = 1024  # tokens
 _SEARCH_STEP = 4096  # characters
 
 
 class TokenizerBackend(Protocol):
-    """Text to ids and back. `token_bytes` is there if tokens are plain byte strings, whatever their neighbours."""
+    """Text to ids and back. `token_bytes` is set if tokens are byte strings, independent of their neighbours."""
 
     vocab_size: int
     token_bytes: Callable[[int], bytes] | None
@@ -43,26 +43,26 @@ class TokenizerBackend(Protocol):
         ...
 
     def is_byte(self, token_id: int) -> bool:
-        """Whether the token is one byte that only has text together with its neighbours."""
+        """Whether the token is one byte, which has text only together with its neighbours."""
         ...
 
 
 @contextmanager
 def reading_tokenizer(path: Path) -> Iterator[None]:
-    """Within it, whatever the tokenizers library makes of a `tokenizer.json` that it cannot use is a ModelError.
+    """Turns every error of the tokenizers library about a bad `tokenizer.json` into a ModelError.
 
-    Some of that shows only when a text is encoded.
+    Some errors appear only when a text is encoded.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises nothing narrower, and its panics are not even Exceptions
+    except BaseException as error:  # the library raises no narrower type, and its panics are not even Exceptions
         raise ModelError(f"{path} is not a tokenizer that can be used: {one_line(error)}") from error
 
 
 def _raise_panic(error: BaseException) -> None:
-    """Raise a panic of the library, which is no Exception, as one: it is one request's failure and nobody else's."""
+    """Raise a panic of the library, which is not an Exception, as one. So it fails only one request."""
     if not isinstance(error, Exception | KeyboardInterrupt | SystemExit):
         raise RuntimeError(f"the tokenizers library failed: {error}") from error
 
@@ -143,11 +143,11 @@ class TokenizersBackend:
 
 
 class SentencePieceBackend:
-    """A `tokenizer.model`, by the sentencepiece library, with the tokens that `tokenizer_config.json` adds to it."""
+    """A `tokenizer.model`, by the sentencepiece library, with the tokens that `tokenizer_config.json` adds."""
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        """Raises ModelError if the file is not a sentencepiece model, or `config` adds tokens that cannot be, or the
-        library is not there.
+        """Raises ModelError if the file is not a sentencepiece model, if `config` adds impossible tokens, or if the
+        library is missing.
         """
         try:
             import sentencepiece
@@ -162,7 +162,7 @@ class SentencePieceBackend:
         try:
             self._processor.Load(str(path))
             size: int = self._processor.GetPieceSize()
-            # All at once, because a piece that is not UTF-8 raises whenever it is met.
+            # All at once, because each access to a piece that is not UTF-8 raises.
             self._pieces: list[str] = self._processor.IdToPiece(list(range(size)))
             self._processor.DecodeIds(list(range(size)))
         except (OSError, RuntimeError, ValueError) as error:
@@ -192,9 +192,9 @@ class SentencePieceBackend:
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def _parts(self, text: str) -> Iterator[str]:
-        """The added tokens in a text, and what is between them."""
+        """The added tokens in a text, and the parts between them."""
         done = start = 0
-        # In steps, because a search lets no other thread run.
+        # In steps, because no other thread can run during a search.
         while self._any_added is not None and start < len(text):
             found = self._any_added.search(text, start, start + _SEARCH_STEP + self._longest_added)
             if found is None or found.start() >= start + _SEARCH_STEP:
@@ -253,7 +253,7 @@ def _added_tokens(path: Path, config: Mapping[str, Any]) -> dict[int, Mapping[st
 
 
 class TransformersBackend:
-    """Whatever transformers makes of a folder that has neither of the files above."""
+    """The tokenizer that transformers makes of a folder without either of the files above."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -294,7 +294,7 @@ class TransformersBackend:
 
 
 def load_with_transformers(folder: Path) -> TokenizerBackend:
-    """Ask transformers, which is imported only here. Raises ModelError if it does not know either, or is not there."""
+    """Ask transformers, which is imported only here. Raises ModelError if it fails too, or is not installed."""
     try:
         import transformers
     except ModuleNotFoundError as error:
