@@ -1,7 +1,7 @@
-"""Sources: from what a request asks for to the text that llguidance compiles, and where in a schema it goes wrong.
+"""Sources: the text that llguidance compiles, made from a request's grammar; and the place of an error in a schema.
 
-What is done here takes time and stack that grow with the request, so it is done where both are bounded: in the process
-of prover_process.py.
+This takes time and stack that grow with the request. So it runs where both are bounded, in the process of
+prover_process.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MAX_CHOICES = 10_000
 _MOST_LOCATING_S = 0.5  # of processor time
 
-# JSON as people and models lay it out: a space, or a line break and an indentation. Without a bound, a weak model may
-# write nothing else.
+# White space in JSON as people and models write it: a space, or a line break and an indentation. Without a limit, a
+# weak model may write nothing else.
 _JSON_WHITESPACE = r" |\r?\n[ \t]{0,32}"
 _LIMITS = (
     (
@@ -52,9 +52,9 @@ _EBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 
 
 def grammar_source(kind: str, text: str, special_ids: Mapping[str, int]) -> str:
-    """llguidance's form of a grammar, by the kinds of StructuredOutput.
+    """llguidance's form of a grammar of one of StructuredOutput's kinds.
 
-    `special_ids` are the tokens that texts of structural tags are searched for. Raises ValueError or RecursionError.
+    `special_ids` are special tokens, which texts of structural tags may contain. Raises ValueError or RecursionError.
     """
     if kind in ("regex", "grammar"):
         return _source(kind, text)
@@ -64,12 +64,12 @@ def grammar_source(kind: str, text: str, special_ids: Mapping[str, int]) -> str:
 
 
 def choice_rules(choices: Sequence[str]) -> str:
-    """A grammar in Lark of one of these texts. It is one terminal: as a rule, each would be followed on its own."""
+    """A Lark grammar of one of these texts. It is one terminal, because a rule would follow each text separately."""
     return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices))  # JSON's escapes are Lark's
 
 
 def located(kind: str, text: str, message: str) -> str:
-    """The message, with the place in the schema where it says none, as far as that is found in time."""
+    """The message. If it names no place in the schema, the place is added, if it is found in time."""
     if kind not in ("json_schema", "structural_tag"):
         return message
     from llguidance import LLMatcher
@@ -94,12 +94,12 @@ def located(kind: str, text: str, message: str) -> str:
 
 
 def is_ebnf(grammar: str) -> bool:
-    """Whether a grammar is in EBNF, not in Lark."""
+    """Whether a grammar is written in EBNF and not in Lark."""
     return _EBNF_RULE.search(grammar) is not None
 
 
 def matcher_error(matcher: LLMatcher) -> str | None:
-    """What has gone wrong with a matcher for good; None if nothing has."""
+    """The error that has stopped a matcher for good, None if there is none."""
     if not matcher.is_error():
         return None
     message = matcher.get_error()
@@ -110,7 +110,7 @@ def matcher_error(matcher: LLMatcher) -> str | None:
 
 
 def limit_in(message: str) -> str | None:
-    """What is too large in a grammar, in plain words, where llguidance's message is about one of its limits."""
+    """What is too large in a grammar, in plain words, if llguidance's message is about one of its limits."""
     for pattern, plain in _LIMITS:
         if (match := pattern.search(message)) is not None:
             return plain.format(*match.groups())
@@ -118,7 +118,7 @@ def limit_in(message: str) -> str | None:
 
 
 def _source(kind: str, value: Any) -> str:
-    """The same, for all kinds but structural tags; `value` is the schema, the text, or the list of choices."""
+    """The same for all kinds except structural tags. `value` is the schema, the text, or the list of choices."""
     from llguidance import LLMatcher
 
     if kind == "json_schema":

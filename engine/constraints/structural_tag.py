@@ -1,4 +1,4 @@
-"""Structural tags: answers put together from constants, schemas, tags and free text, in xgrammar's and vLLM's terms."""
+"""Structural tags: answers made of constants, schemas, tags and free text, with the names of xgrammar and vLLM."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .json_schema import json_types, part_of
 
 
 class ConstString(msgspec.Struct, tag="const_string", forbid_unknown_fields=True):
-    """Just this text. Special tokens in it are those tokens."""
+    """Exactly this text. Names of special tokens in it stand for those tokens."""
 
     value: str
 
 
 class JsonSchema(msgspec.Struct, tag="json_schema", forbid_unknown_fields=True):
-    """JSON of a schema."""
+    """JSON that follows a schema."""
 
     json_schema: dict[str, Any]
 
@@ -31,23 +31,23 @@ class Regex(msgspec.Struct, tag="regex", forbid_unknown_fields=True):
 
 
 class EmbeddedGrammar(msgspec.Struct, tag="grammar", forbid_unknown_fields=True):
-    """Text of a grammar, in Lark or EBNF."""
+    """Text that follows a grammar, in Lark or EBNF."""
 
     grammar: str
 
 
 class AnyText(msgspec.Struct, tag="any_text", forbid_unknown_fields=True):
-    """Any text: up to the end of the tag that it is the content of, else up to the end of the answer."""
+    """Any text, up to the end of the tag around it, or else up to the end of the answer."""
 
 
 class QwenXmlParameter(msgspec.Struct, tag="qwen_xml_parameter", forbid_unknown_fields=True):
-    """An object's properties as `<parameter=KEY>VALUE</parameter>`, in their order; strings are not quoted."""
+    """An object's properties as `<parameter=KEY>VALUE</parameter>`, in order. Strings are not quoted."""
 
     json_schema: dict[str, Any]
 
 
 class Concatenation(msgspec.Struct, tag="sequence", forbid_unknown_fields=True):
-    """One after the other."""
+    """All of these, one after the other."""
 
     elements: list[Format]
 
@@ -67,7 +67,7 @@ class Tag(msgspec.Struct, tag="tag", forbid_unknown_fields=True):
 
 
 class TriggeredTags(msgspec.Struct, tag="triggered_tags", forbid_unknown_fields=True):
-    """Free text up to one of `triggers`, which begins one of the tags; and so on. `at_least_one` has no text ahead."""
+    """Free text and tags in turn. One of `triggers` begins a tag. `at_least_one`: the answer begins with a tag."""
 
     triggers: list[str]
     tags: list[Tag]
@@ -76,7 +76,7 @@ class TriggeredTags(msgspec.Struct, tag="triggered_tags", forbid_unknown_fields=
 
 
 class TagsWithSeparator(msgspec.Struct, tag="tags_with_separator", forbid_unknown_fields=True):
-    """Tags and nothing else; `at_most` so many, which only this server knows of."""
+    """Tags and nothing else. `at_most` limits their number; other servers do not have this field."""
 
     tags: list[Tag]
     separator: str
@@ -103,7 +103,7 @@ decode_format: Callable[[str], Format] = msgspec.json.Decoder(Format).decode
 
 
 def schemas_in(tag: Any, pointer: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON schemas in a structural tag's JSON, each with a JSON pointer to it."""
+    """The JSON schemas in a structural tag's JSON, each with its JSON pointer."""
     for key, value in enumerate(tag) if isinstance(tag, list) else tag.items() if isinstance(tag, dict) else ():
         if key == "json_schema" and isinstance(value, dict):
             yield f"{pointer}/{key}", value
@@ -114,8 +114,8 @@ def schemas_in(tag: Any, pointer: str = "") -> Iterator[tuple[str, dict[str, Any
 def compose(tag: Format, special_ids: Mapping[str, int], source: Callable[[str, Any], str]) -> str:
     """llguidance's grammar of a structural tag.
 
-    `special_ids` are the tokens that texts are searched for; `source` makes llguidance's grammar of a part, by the
-    kinds of StructuredOutput. Raises ValueError.
+    `special_ids` are special tokens, which texts may contain. `source` makes llguidance's grammar of a part, which is
+    of one of StructuredOutput's kinds. Raises ValueError.
     """
     composer = _Composer(special_ids, source)
     start = composer.expression(tag, is_last=True)
@@ -124,7 +124,7 @@ def compose(tag: Format, special_ids: Mapping[str, int], source: Callable[[str, 
 
 
 class _Composer:
-    """Writes Lark: an expression for each format, with what an expression has no words for in `rules` and `parts`."""
+    """Writes Lark: an expression for each format. What an expression cannot say goes into `rules` and `parts`."""
 
     def __init__(self, special_ids: Mapping[str, int], source: Callable[[str, Any], str]) -> None:
         self.rules: list[str] = []
@@ -135,7 +135,7 @@ class _Composer:
         self._source = source
 
     def expression(self, tag: Format, *, is_last: bool) -> str:
-        """`is_last`: nothing can follow it in the answer."""
+        """The expression of a format. `is_last`: nothing can follow it in the answer."""
         if isinstance(tag, ConstString):
             return self._constant(tag.value)
         if isinstance(tag, JsonSchema):
@@ -161,7 +161,7 @@ class _Composer:
         return "TEXT" if isinstance(tag, AnyText) else self._triggered(tag)
 
     def _pieces(self, text: str) -> list[str]:
-        """A text as Lark's strings and special tokens."""
+        """A text as strings and special tokens of Lark."""
         split = self._special.split(text) if self._special else [text]
         ids = self._special_ids
         return [f"<[{ids[piece]}]>" if piece in ids else _quoted(piece) for piece in split if piece]
@@ -170,7 +170,7 @@ class _Composer:
         return " ".join(self._pieces(text)) or '""'
 
     def _part(self, kind: str, value: Any) -> str:
-        """A grammar of its own."""
+        """A part with its own grammar."""
         source = self._source(kind, value)
         own = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
         name = f"part_{len(self.parts)}"
@@ -183,7 +183,7 @@ class _Composer:
         return name
 
     def _text_to(self, end: str) -> str:
-        """Any text up to `end`, and that."""
+        """Any text, and then `end`."""
         first, *rest = self._pieces(end)
         head = self._rule("TEXT", f"[suffix={first}]") if first.startswith('"') else f"TEXT {first}"
         return " ".join([head, *rest])

@@ -1,4 +1,4 @@
-"""A tokenizer's vocabulary as llguidance wants it: the bytes of every token, and a function that tokenizes."""
+"""A tokenizer's vocabulary in llguidance's form: the bytes of each token, and a function that tokenizes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 _LONGEST_LEAD = 4  # tokens that a space and a line break may take
 
-# Slices are parts of the vocabulary that masks of text are put together from. The first two of llguidance's own, white
+# Slices are parts of the vocabulary from which masks of text are combined. The first two of llguidance's own, white
 # space and short text, save a tenth of the time of masks, and take as long and as much memory to make as the others.
 _FIRST_SLICE = 2
 
 
 class TokenTexts(NamedTuple):
-    """The bytes of the model's own number of tokens, and of one more that it never samples.
+    """The bytes of each of the model's tokens, and of one extra token that it never samples.
 
-    Special tokens have names, by which a grammar may ask for them, and no text. `eos_ids` end an answer; where there
-    are none, the one more stands for the end.
+    Special tokens have no text, but names by which a grammar may ask for them. `eos_ids` end an answer. If there are
+    none, the extra token stands for the end.
     """
 
     texts: list[bytes]
@@ -44,9 +44,9 @@ def token_texts(tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int])
 
 
 class _Tokens:
-    """What `llguidance.TokenizerWrapper` wraps.
+    """The tokenizer for `llguidance.TokenizerWrapper`.
 
-    llguidance asks for the tokens of text that a grammar leaves no choice about, so that a model is led along the
+    If a grammar leaves no choice, llguidance asks for the tokens of the text that must follow. So the model gets the
     tokens that it was trained with.
     """
 
@@ -63,14 +63,14 @@ class _Tokens:
 
     def __call__(self, text: bytes) -> list[int]:
         if self._tokenizer is not None:
-            # Some tokenizers put a space before the text; a line break ahead of it keeps that apart.
+            # Some tokenizers put a space before the text. A line break in front separates the two.
             for before in ("", "\n"):
                 ids = self._tokenizer.encode(before + text.decode(), add_special_tokens=False)
                 for start in range(min(len(ids), _LONGEST_LEAD)):
                     if self._text(ids[start:]) == text:
                         return ids[start:]
         ids = [] if self.greedy is None else self.greedy.greedy_tokenize(text.decode())
-        return ids if self._text(ids) == text else []  # it leaves out what no token spells
+        return ids if self._text(ids) == text else []  # the tokenizer drops what no token spells
 
     def _text(self, ids: list[int]) -> bytes | None:
         if self._tokenizer is None:
@@ -82,10 +82,10 @@ class _Tokens:
 
 
 def make_vocabulary(of: TokenTexts, tokenizer: Tokenizer | None = None) -> LLTokenizer:
-    """llguidance's form of a vocabulary. Without a tokenizer, the tokens of a text are the longest that fit.
+    """llguidance's form of a vocabulary. Without a tokenizer, a text is split into the longest tokens that fit.
 
-    Takes some hundred milliseconds. llguidance holds the GIL, for 50 ms and then for 50 more where the vocabulary has
-    49,000 tokens; making both parts in one call would hold it for as long as both.
+    This takes some hundred milliseconds. llguidance holds the GIL twice, for 50 ms each with a vocabulary of 49,000
+    tokens. One call for both parts would hold it for 100 ms.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -93,7 +93,7 @@ def make_vocabulary(of: TokenTexts, tokenizer: Tokenizer | None = None) -> LLTok
     wrapper = TokenizerWrapper(tokens)
     whole = LLTokenizer(wrapper, eos_token=of.eos_ids or [len(of.texts) - 1], slices=[])
     tokens.greedy = whole.with_slices(LLTokenizer.general_slices()[_FIRST_SLICE:])
-    # What was only needed on the way takes more memory than what stays.
+    # Temporary data takes more memory than the result.
     wrapper.tokens = tokens.tokens = []
     del whole
     release_free_memory()

@@ -1,4 +1,4 @@
-"""BatchQueue: which of the waiting inputs run together, so that little is padded and nobody waits for long."""
+"""BatchQueue: chooses which waiting inputs run together, with little padding and short waits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .encoder import Encoder
 from .tokenization import EncoderInput
 
 MAX_BATCH_TOKENS = 1024
-"""Padding included. A CPU computes larger batches no faster, and whoever comes next would wait longer."""
-# Padding takes as long as text: short batches of like lengths were 10% faster than full ones with a fifth of padding.
+"""Padding included. On a CPU, larger batches are not more efficient, and the next input would wait longer."""
+# Padding takes as long as text. Small batches of similar lengths were 10% faster than full ones with 20% padding.
 _MAX_PADDING = 0.05  # of the real tokens
 _FREE_PADDING = 16  # tokens
 
 
 class Job:
-    """One request: its inputs, and the rows that they give, [len(inputs), width]."""
+    """One request: its inputs, and their results as rows, [len(inputs), width]."""
 
     def __init__(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> None:
         self.encoder = encoder
@@ -49,8 +49,8 @@ class Item:
 def choose_batch(lengths: Sequence[int], anchor: int, max_tokens: int = MAX_BATCH_TOKENS) -> tuple[int, int]:
     """The slice of sorted `lengths` around `anchor` to run as one batch, as (start, end).
 
-    It grows towards the nearer length while the batch, padded to its longest input, has at most `max_tokens` tokens
-    and little padding. An input that is longer than that runs alone.
+    The slice grows towards the nearer length, while the batch, padded to its longest input, has at most `max_tokens`
+    tokens and little padding. An input with more tokens than that runs alone.
     """
     start, end, total = anchor, anchor + 1, lengths[anchor]
     while True:
@@ -70,8 +70,8 @@ def choose_batch(lengths: Sequence[int], anchor: int, max_tokens: int = MAX_BATC
 
 
 class BatchQueue:
-    """The inputs that wait. Jobs take turns at saying which input the next batch is formed around, so that a small
-    one does not wait for all of a large one; the batch is filled with inputs of whichever job that are about as long.
+    """The waiting inputs. Each batch is formed around an input of one job, and jobs take turns. So a small job does not
+    wait for all of a large one. The batch is filled with inputs of similar length from any job.
     """
 
     def __init__(self) -> None:
@@ -90,16 +90,16 @@ class BatchQueue:
         self._turns.append((job, items))
 
     def remove(self, job: Job) -> None:
-        """Forget a job's inputs; those in a batch that was taken are no longer here."""
+        """Forget a job's inputs, except those in a batch that was already taken."""
         self._turns = deque(turn for turn in self._turns if turn[0] is not job)
         self._waiting[job.encoder] = [item for item in self._waiting.get(job.encoder, ()) if item.job is not job]
 
     def num_waiting(self, encoder: Encoder) -> int:
-        """How many inputs wait for an encoder; may be called from any thread."""
+        """How many inputs wait for an encoder. May be called from any thread."""
         return len(self._waiting.get(encoder, ()))
 
     def next_batch(self) -> list[Item]:
-        """Take the inputs to run next, all for one encoder; none if nothing waits."""
+        """Take the inputs to run next, all for one encoder. Empty if nothing waits."""
         while self._turns:
             _, own = self._turns[0]
             while own and own[-1].taken:
@@ -115,7 +115,7 @@ class BatchQueue:
         anchor = waiting.index(item, bisect_left(waiting, item.length, key=_length))
         start, end = anchor, anchor + 1
         if item.job.encoder.takes_batches:
-            first = max(anchor - MAX_BATCH_TOKENS, 0)  # no batch reaches further, an input being at least one token
+            first = max(anchor - MAX_BATCH_TOKENS, 0)  # no batch reaches further: an input has a token or more
             near = [other.length for other in waiting[first : anchor + MAX_BATCH_TOKENS]]
             start, end = (first + i for i in choose_batch(near, anchor - first))
         batch = waiting[start:end]

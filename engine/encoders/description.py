@@ -18,7 +18,7 @@ from .pooling import POOLING_MODES
 logger = logging.getLogger(__name__)
 
 _GRAPHS = ("onnx/model.onnx", "model.onnx")
-_MAX_GRAPH_BYTES = 2**31 - 1  # of protobuf; larger models keep their weights in files beside it
+_MAX_GRAPH_BYTES = 2**31 - 1  # protobuf's limit; larger models keep their weights in other files
 _MODE_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -28,19 +28,19 @@ _MODE_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _ACTIVATIONS = {"Sigmoid": True, "Identity": False}
-# Their positions start after the padding token's id, so that many fewer tokens fit.
+# Their positions start after the padding token's id, so the limit is smaller by that number.
 _POSITIONS_AFTER_PADDING = frozenset(
     "camembert data2vec-text longformer mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod".split()
 )
-_NO_LIMIT = 10**6  # tokenizers without one say 10**30
+_NO_LIMIT = 10**6  # tokenizers without a limit say 10**30
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDescription:
     """An encoder's files, its limits in tokens, and how its output becomes an answer.
 
-    `pooling` are the modes of an embedding model. `foreign_modules` are those of its modules that Tidewheel does not
-    compute: if there are any, the graph has to give the finished embedding. `sigmoid` is a cross-encoder's activation.
+    `pooling` are the modes of an embedding model. `foreign_modules` are its modules that Tidewheel cannot compute. If
+    there are any, the graph must output the finished embedding. `sigmoid` is a cross-encoder's activation.
     """
 
     graph: Path
@@ -60,7 +60,7 @@ class EncoderDescription:
 
 
 def describe_encoder(folder: Path) -> EncoderDescription:
-    """Read a model folder. Raises ModelError, naming the file and what would be right."""
+    """Read a model folder. Raises ModelError, which names the file and what it should contain."""
     modules = _Modules(folder)
     config = read_config(modules.transformer_folder)
     graph = next((path for name in _GRAPHS if is_there(path := folder / name)), None)
@@ -70,7 +70,7 @@ def describe_encoder(folder: Path) -> EncoderDescription:
             "SentenceTransformer(MODEL, backend='onnx').save_pretrained(FOLDER), or CrossEncoder for a reranker"
         )
     require_file(graph, _MAX_GRAPH_BYTES)
-    require_no_special_files(graph.parent)  # whose files the graph may name as its weights
+    require_no_special_files(graph.parent)  # the graph may name any file in its folder as its weights
     is_cross_encoder = str(config["architectures"][0]).endswith("ForSequenceClassification")
     shared: dict[str, Any] = {
         "graph": graph,
@@ -114,7 +114,7 @@ def describe_encoder(folder: Path) -> EncoderDescription:
 
 
 class _Modules:
-    """What `modules.json` lists: a transformer, and what makes one vector of its output."""
+    """The modules in `modules.json`: a transformer, and those that make one vector of its output."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "modules.json"
@@ -171,7 +171,7 @@ def _integer(config: Mapping[str, Any], name: str) -> int | None:
 
 
 def _max_length(modules: _Modules, config: Mapping[str, Any]) -> int:
-    """The longest input in tokens: what sentence-transformers or else the tokenizer says, within the positions."""
+    """The longest input in tokens, by sentence-transformers' file or else by the tokenizer, within the positions."""
     folder = modules.transformer_folder
     tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
     said = modules.transformer_config.get("max_seq_length") or tokenizer_config.get("model_max_length")
@@ -196,7 +196,7 @@ def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 def _cross_encoder_sigmoid(
     path: Path, config: Mapping[str, Any], settings_path: Path, settings: Mapping[str, Any]
 ) -> bool:
-    """Whether a cross-encoder's logit goes through a sigmoid. Raises ModelError for one that is not for scoring."""
+    """Whether a cross-encoder's logit goes through a sigmoid. Raises ModelError if the model is not for scoring."""
     labels = config.get("id2label")
     num_labels = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
     if num_labels != 1:

@@ -1,4 +1,4 @@
-"""Encoder: a model that reads texts at once. An Embedder gives vectors, a CrossEncoder scores pairs of texts."""
+"""Encoder: a model that reads a text in one pass. An Embedder returns vectors, a CrossEncoder scores pairs of texts."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _POOLED_OUTPUT = "sentence_embedding"
 _LOGITS = "logits"
 _QUERY_PROMPTS = ("query",)
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-# What rounding may do to a vector, as a share of its largest component: half precision inside the graph included.
+# The largest effect of rounding on a vector, as a share of its largest component, also with half precision inside.
 _ROUNDING = 2e-3
 
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """What an encoder has to compute to score pairs, and how the scores come of it.
+    """What an encoder must compute to score pairs, and how to get the scores from the result.
 
-    `sources[i]` says which text `inputs[i]` is: (0, a query's index) or (1, a document's), which stands for a pair too.
-    `scores` takes the rows that the inputs gave and returns one number a pair.
+    `sources[i]` says which text `inputs[i]` is: (0, index of a query) or (1, index of a document). For a pair it is the
+    document's. `scores` takes the rows of the inputs and returns one number for each pair.
     """
 
     inputs: list[EncoderInput]
@@ -42,10 +42,10 @@ class ScorePlan:
 
 
 class Encoder(ABC):
-    """A loaded encoder. Everything but `run` may be called from any thread, `run` from one at a time.
+    """A loaded encoder. All methods may be called from any thread, but `run` only from one thread at a time.
 
-    `name` is the one it is served under, `source` the folder or hub id it came from. `takes_batches` is False for a
-    graph whose results would depend on the other inputs of a batch.
+    `name` is its name in the API, `source` the folder or hub id that it came from. `takes_batches` is False if the
+    graph's results depend on the other inputs of a batch.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Encoder(ABC):
         return self._rows(values, lengths, np.array([item.prompt_length for item in inputs]))
 
     def check(self, item: EncoderInput, param: str) -> None:
-        """Raises InvalidRequestError for an input that the graph must not see."""
+        """Raises InvalidRequestError for an input that the graph cannot take."""
         if item.is_too_long:
             raise InvalidRequestError(f"{param} has far more tokens; {self.name} takes {self.max_length}", param)
         if not len(item):
@@ -93,7 +93,7 @@ class Encoder(ABC):
             raise InvalidRequestError(f"{param}: token ids must be between 0 and {self.vocab_size - 1}", param)
 
     def interrupt(self) -> None:
-        """End what `run` is computing; it is of no use afterwards."""
+        """End a running `run`. The encoder cannot be used afterwards."""
         self._graph.interrupt()
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Encoder(ABC):
     def _rows(self, values: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Floats: ...
 
     def _probe(self) -> tuple[int, bool]:
-        """Runs a short input alone and padded beside a longer one: the width of a row, and whether batches are safe."""
+        """The width of a row, and whether batches are safe. Runs a short input alone, and padded beside a long one."""
         ids = [i for i in range(1, 64) if i < self.vocab_size and i != self._pad_token_id]
         short, long = (EncoderInput(ids[start : start + min(n, self.max_length)]) for start, n in ((0, 3), (3, 12)))
         try:
@@ -112,7 +112,7 @@ class Encoder(ABC):
                 raise ValueError("it gives values that are not finite (infinite or NaN)")
             width = len(alone)
             safe = bool(np.abs(alone - beside).max() <= _ROUNDING * np.abs(alone).max() + 1e-5)
-        except Exception as error:  # onnxruntime's own have no common base
+        except Exception as error:  # onnxruntime's exceptions have no common base class
             raise ModelError(f"{self._graph.path} does not run: {one_line(error)}") from error
         if not safe:
             logger.warning(
@@ -130,7 +130,7 @@ class Encoder(ABC):
 
 
 class Embedder(Encoder):
-    """A model that makes a vector of a text."""
+    """A model that turns a text into a vector."""
 
     def __init__(
         self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: OnnxGraph
@@ -150,9 +150,9 @@ class Embedder(Encoder):
         add_special_tokens: bool = True,
         truncate_to: int | None = None,
     ) -> EncoderInput:
-        """The input for a text behind one of the model's prompts, its default one if none is named.
+        """The input for a text after one of the model's prompts, by default after its default prompt.
 
-        Raises InvalidRequestError for a prompt that the model does not have.
+        Raises InvalidRequestError if the model has no such prompt.
         """
         prompt = ""
         name = self.default_prompt_name if prompt_name is None else prompt_name
@@ -171,7 +171,7 @@ class Embedder(Encoder):
         return item
 
     def check_vectors(self, *, dimensions: int | None, normalize: bool | None) -> None:
-        """Raises InvalidRequestError for more dimensions than there are, and where normalizing cannot be left out."""
+        """Raises InvalidRequestError for too many dimensions, or if normalizing cannot be turned off."""
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise InvalidRequestError(
                 f"dimensions must be between 1 and {self.width}, what {self.name} has, got {dimensions}", "dimensions"
@@ -180,9 +180,9 @@ class Embedder(Encoder):
             raise InvalidRequestError(f"normalize must not be false: the graph of {self.name} normalizes", "normalize")
 
     def vectors(self, rows: Floats, *, dimensions: int | None = None, normalize: bool | None = None) -> Floats:
-        """The embeddings that rows of `run` stand for, normalized as the model says if `normalize` does not.
+        """The embeddings of rows from `run`, shape [N, dimensions]. If `normalize` is not given, the model decides.
 
-        `dimensions` cuts them to their first components (Matryoshka, arXiv 2205.13147). Shape [N, dimensions].
+        `dimensions` keeps only the first components (Matryoshka, arXiv 2205.13147).
         """
         vectors = rows[:, :dimensions]
         return normalized(vectors) if normalize or (normalize is None and self._normalizes) else vectors
@@ -190,7 +190,7 @@ class Embedder(Encoder):
     def plan_scores(
         self, queries: Sequence[str], documents: Sequence[str], *, truncate_to: int | None = None
     ) -> ScorePlan:
-        """See Encoder. A score is the cosine of the two vectors, each of a text behind its prompt if there is one."""
+        """See Encoder. A score is the cosine of two vectors. Each text follows its prompt, if the model has one."""
         query_prompt, document_prompt = self._prompt_among(_QUERY_PROMPTS), self._prompt_among(_DOCUMENT_PROMPTS)
         inputs = [self.encode(text, prompt_name=query_prompt, truncate_to=truncate_to) for text in queries]
         inputs += [self.encode(text, prompt_name=document_prompt, truncate_to=truncate_to) for text in documents]
@@ -223,7 +223,7 @@ class Embedder(Encoder):
 
 
 class CrossEncoder(Encoder):
-    """A model that reads two texts at once and says how well the second answers the first."""
+    """A model that reads two texts together and scores how well the second answers the first."""
 
     def __init__(
         self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: OnnxGraph
@@ -236,7 +236,7 @@ class CrossEncoder(Encoder):
     def plan_scores(
         self, queries: Sequence[str], documents: Sequence[str], *, truncate_to: int | None = None
     ) -> ScorePlan:
-        """See Encoder. A score is the logit, through a sigmoid where the model says so."""
+        """See Encoder. A score is the logit, or its sigmoid if the model says so."""
         tokenizer, limit = self.tokenizer, self.max_length
         firsts = [tokenizer.part(query, truncate_to, limit) for query in queries]
         if len(queries) == 1:

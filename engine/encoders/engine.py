@@ -23,18 +23,18 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class EncoderStats:
-    """A look at one encoder from outside; totals count since the start."""
+    """Figures of one encoder. Totals count from the start."""
 
     inputs_waiting: int
     batches_total: int
     tokens_total: int
-    padding_total: int  # tokens computed for nothing
+    padding_total: int  # tokens of padding that were computed
 
 
 class EncoderEngine:
-    """Runs encoders, by the names they are served under. Everything but `stats` is called on the event loop's thread.
+    """Runs encoders, by their names in the API. Call everything except `stats` on the event loop's thread.
 
-    One thread runs them all, so that together they take no more of the machine than one alone.
+    One thread runs all of them, so that together they take no more of the machine than one alone.
     """
 
     def __init__(self, encoders: Sequence[Encoder] = ()) -> None:
@@ -48,15 +48,15 @@ class EncoderEngine:
         self._refusal: str | None = None
 
     def start(self) -> None:
-        """Start the thread, if there is anything to run; rows are delivered on the running event loop."""
+        """Start the thread, if there are encoders. Results are delivered on the running event loop."""
         self._event_loop = asyncio.get_running_loop()
         if self.encoders:
             self._encoder_loop.start()
 
     def submit(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> asyncio.Future[Rows]:
-        """Queue inputs, at least one, which `encoder.check` has let pass.
+        """Queue at least one input. All must have passed `encoder.check`.
 
-        The future has their rows, [len(inputs), width]; cancelling it takes them from the queue. Raises
+        The future's result is their rows, [len(inputs), width]. Cancelling it removes them from the queue. Raises
         EngineDeadError if nothing can run.
         """
         if self._refusal is not None or self._event_loop is None:
@@ -70,7 +70,7 @@ class EncoderEngine:
         return future
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new inputs and wait for those that run; after `timeout_s` fail the rest."""
+        """Refuse new inputs and wait for the others. After `timeout_s`, fail the rest."""
         self._refusal = self._refusal or "the server is shutting down"
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
@@ -87,11 +87,11 @@ class EncoderEngine:
 
     @property
     def backlog(self) -> int:
-        """Inputs that were submitted and have not been computed."""
+        """How many inputs were submitted and not computed yet."""
         return sum(job.num_unfinished for job in self._futures)
 
     def stats(self) -> Mapping[str, EncoderStats]:
-        """Figures for metrics, by the encoders' names; may be called from any thread."""
+        """Figures for metrics, by the encoders' names. May be called from any thread."""
         queue = self._encoder_loop.queue
         return {
             encoder.name: EncoderStats(queue.num_waiting(encoder), counts.batches, counts.tokens, counts.padding)
@@ -99,7 +99,7 @@ class EncoderEngine:
         }
 
     def _post(self, ended: list[Job], death: BaseException | None) -> None:
-        """Pass jobs from the encoder thread to the event loop."""
+        """Pass finished jobs from the encoder thread to the event loop."""
         assert self._event_loop is not None
         try:
             self._event_loop.call_soon_threadsafe(self._distribute, ended, death)

@@ -19,17 +19,17 @@ _FATAL_ONLY = 4  # other errors are raised
 
 
 class OnnxGraph:
-    """A graph that takes token ids, and a mask and type ids where it wants them, each [batch, tokens]."""
+    """A graph that takes token ids and, if it asks for them, a mask and type ids, each [batch, tokens]."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        """Raises DeviceError without onnxruntime, ModelError for a graph that cannot be loaded or fed."""
+        """Raises DeviceError without onnxruntime, and ModelError if the graph is broken or has unknown inputs."""
         onnxruntime = import_onnxruntime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        # Waiting threads sleep: those that spin would take the chat model's cores.
+        # Waiting threads must sleep. Spinning would take cores from the chat model.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.enable_mem_pattern = False  # plans memory for shapes that come again, and these hardly do
+        options.enable_mem_pattern = False  # it plans memory for shapes that repeat, and these rarely do
         options.log_severity_level = _FATAL_ONLY
         try:
             self._session = onnxruntime.InferenceSession(
@@ -37,7 +37,7 @@ class OnnxGraph:
             )
             inputs = [(node.name, node.type, node.shape) for node in self._session.get_inputs()]
             self.outputs: tuple[str, ...] = tuple(node.name for node in self._session.get_outputs())
-        except Exception as error:  # onnxruntime's own have no common base
+        except Exception as error:  # onnxruntime's exceptions have no common base class
             raise ModelError(f"{path} cannot be loaded: {one_line(error)}") from error
         self._run_options = onnxruntime.RunOptions()
         self._run_options.log_severity_level = _FATAL_ONLY
@@ -47,14 +47,14 @@ class OnnxGraph:
             raise ModelError(f"{path} has no input input_ids; it has {', '.join(self._types)}")
 
     def run(self, output: str, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-        """One of the outputs. `inputs` has all three by name; the graph takes those that it knows."""
+        """One of the outputs. `inputs` has all three inputs by name, and the graph takes those that it has."""
         feeds = {name: inputs[name].astype(kind, copy=False) for name, kind in self._types.items()}
         (values,) = self._session.run([output], feeds, self._run_options)
         floats: NDArray[np.float32] = np.asarray(values, dtype=np.float32)
         return floats
 
     def interrupt(self) -> None:
-        """Make a run that goes on in another thread fail, and every later one."""
+        """Make a run in another thread fail, and all later runs."""
         self._run_options.terminate = True
 
     def _input_type(self, name: str, kind: str, shape: Sequence[int | str | None]) -> type[np.signedinteger[Any]]:
@@ -70,8 +70,8 @@ class OnnxGraph:
 
 
 def import_onnxruntime() -> Any:
-    """onnxruntime. Raises DeviceError, saying how to install it."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would report to its makers from its import on
+    """onnxruntime. Raises DeviceError, which says how to install it."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # otherwise it sends telemetry from its import on
     try:
         import onnxruntime
     except ImportError as error:

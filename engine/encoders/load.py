@@ -1,4 +1,4 @@
-"""From the names of encoder models to an engine that runs them."""
+"""Loading of encoder models by their names."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 def load_encoders(
     models: Sequence[str], names: Sequence[str] = (), *, threads: int = 1, download_dir: str | Path | None = None
 ) -> EncoderEngine:
-    """Load encoders, each a folder or a hub id, under `names` or their own; the engine still has to be started.
+    """Load encoders, each from a folder or a hub id, under `names` or their own. The engine is not started yet.
 
-    Raises DeviceError without onnxruntime and ModelError for a model that cannot be served, saying what to change.
+    Raises DeviceError without onnxruntime, and ModelError, which says what to change, if a model cannot be served.
     """
     import_onnxruntime()  # before anything is downloaded
     # The threads that a graph computes with are started here and inherit this one's priority.

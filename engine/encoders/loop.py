@@ -1,4 +1,4 @@
-"""EncoderLoop: the encoder thread. Over and over: take in messages, form a batch, run it, deliver."""
+"""EncoderLoop: the encoder thread. In a loop it takes in messages, forms a batch, runs it and delivers the results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .encoder import Encoder
 
 logger = logging.getLogger(__name__)
 
-_NICE = 10  # about a tenth of a core that the chat model wants, all of one that it does not
+_NICE = 10  # gets about a tenth of a core that the chat model also wants, or a whole core that is free
 
 
 @dataclass(slots=True)
 class EncoderCounts:
-    """What one encoder has computed since the start. Padding counts apart from the tokens."""
+    """What one encoder has computed since the start. Tokens do not include padding."""
 
     batches: int = 0
     tokens: int = 0
@@ -34,7 +34,7 @@ class EncoderLoop:
     """Owns the queue and runs all encoders, from `start` on. Other threads only leave messages."""
 
     def __init__(self, encoders: Sequence[Encoder], deliver: Callable[[list[Job], BaseException | None], None]) -> None:
-        """`deliver` is called on the encoder thread, with jobs that ended, or with what has killed the thread."""
+        """`deliver` is called on the encoder thread, with finished jobs or with the error that has ended the thread."""
         self.counts = {encoder: EncoderCounts() for encoder in encoders}
         self.queue = BatchQueue()
         self._deliver = deliver
@@ -51,11 +51,11 @@ class EncoderLoop:
         self._post((self.queue.add, job))
 
     def abort(self, job: Job) -> None:
-        """Take what still waits of a job from the queue."""
+        """Remove a job's waiting inputs from the queue."""
         self._post((self.queue.remove, job))
 
     def stop(self) -> None:
-        """End the thread, in the middle of a batch if need be."""
+        """End the thread, even in the middle of a batch."""
         self._post(None)
         for encoder in self.counts:
             encoder.interrupt()
@@ -76,12 +76,12 @@ class EncoderLoop:
                 batch = self.queue.next_batch()
                 if batch and (ended := self._run_batch(batch)):
                     self._deliver(ended, None)
-        except BaseException as failure:  # whatever it was, nobody may be left waiting
+        except BaseException as failure:  # after any error, nobody may be left waiting
             logger.exception("The encoders have failed")
             self._deliver([], failure)
 
     def _take_messages(self) -> bool:
-        """Act on all messages, waiting for some if there is nothing to run; False when told to stop."""
+        """Handle all messages, and wait for one if there is nothing to run. False when told to stop."""
         if not self.queue:
             self._wake.wait()
         self._wake.clear()  # before the inbox is read: a message that comes later wakes again
@@ -94,14 +94,14 @@ class EncoderLoop:
         return True
 
     def _run_batch(self, batch: list[Item]) -> list[Job]:
-        """Runs inputs, and returns the jobs that ended with them."""
+        """Run inputs, and return the jobs that are finished then."""
         encoder = batch[0].job.encoder
         try:
             rows = encoder.run([item.input for item in batch])
         except Exception as failure:
             if len(batch) == 1:
                 return self._fail(batch[0], failure)
-            # One input must not take its neighbours with it.
+            # One bad input must not fail the others of its batch.
             return [job for item in batch if item.job.failure is None for job in self._run_batch([item])]
         lengths = [item.length for item in batch]
         counts = self.counts[encoder]
@@ -129,7 +129,7 @@ class EncoderLoop:
 
 
 def lower_thread_priority() -> None:
-    """Let the chat model's threads go before the calling one and those it starts, where the system can."""
+    """Give the calling thread, and threads that it starts, a lower priority than the chat model's, if possible."""
     if sys.platform == "linux":  # elsewhere it would be the whole process
         try:
             os.nice(_NICE)

@@ -1,4 +1,4 @@
-"""From one vector a token to one vector a text, by the rules of sentence-transformers' Pooling module."""
+"""Pooling: one vector for each text from one for each token, as sentence-transformers' Pooling module does it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ Floats = NDArray[np.float32]
 
 
 def pool(tokens: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64], modes: Sequence[str]) -> Floats:
-    """The pooled vectors of a batch, those of several modes one after the other.
+    """The pooled vectors of a batch. Those of several modes are concatenated.
 
     `tokens` are the token embeddings [B, T, hidden], of which row b has `lengths[b]` real ones; the first
     `prompt_lengths[b]` of these are left out. Shape [B, len(modes) * hidden].
     """
     positions = np.arange(tokens.shape[1])
-    starts = np.minimum(prompt_lengths, lengths - 1)  # a text that is all prompt still has its last token
+    starts = np.minimum(prompt_lengths, lengths - 1)  # a text that is only a prompt keeps its last token
     mask = (positions >= starts[:, None]) & (positions < lengths[:, None])
     return np.concatenate([POOLING_MODES[mode](tokens, mask) for mode in modes], axis=1)
 
 
 def normalized(vectors: Floats) -> Floats:
-    """The vectors scaled to length 1; zero vectors stay. Shape [N, size]."""
+    """The vectors scaled to length 1. Zero vectors do not change. Shape [N, size]."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     scaled: Floats = vectors / np.maximum(lengths, 1e-12)
     return scaled
 
 
 def cosines(first: Floats, second: Floats) -> NDArray[np.float64]:
-    """The cosine of each pair of rows, 0 where one of them is zero. Shapes [N, size], or [1, size] for all pairs."""
+    """The cosine of each pair of rows, 0 if one row is zero. Shapes [N, size], or [1, size] for all pairs."""
     products = (normalized(first) * normalized(second)).sum(axis=1, dtype=np.float64)
     cosine: NDArray[np.float64] = np.clip(products, -1.0, 1.0)
     return cosine
@@ -66,7 +66,7 @@ def _mean_sqrt_len(tokens: Floats, mask: NDArray[np.bool_]) -> Floats:
 
 
 def _position_weighted_mean(tokens: Floats, mask: NDArray[np.bool_]) -> Floats:
-    """Later tokens count more (SGPT, arXiv 2202.08904): each by its position in the text, from 1."""
+    """Weights tokens by their position in the text, from 1: later ones count more (SGPT, arXiv 2202.08904)."""
     weights = mask * np.arange(1, mask.shape[1] + 1, dtype=np.float32)
     return _weighted(tokens, weights / weights.sum(axis=1, keepdims=True))
 
@@ -79,4 +79,4 @@ POOLING_MODES: dict[str, Callable[[Floats, NDArray[np.bool_]], Floats]] = {
     "weightedmean": _position_weighted_mean,
     "lasttoken": _last,
 }
-"""The modes by sentence-transformers' names, in the order in which it concatenates those that flags switch on."""
+"""The modes, by sentence-transformers' names, in the order in which it concatenates them."""

@@ -18,9 +18,9 @@ from ..text.tokenizer_backends import encoding_of, reading_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """One sequence. `type_ids` None are all 0; the first `prompt_length` tokens are left out of the pooled vector.
+    """One sequence. `type_ids` None means all 0. The first `prompt_length` tokens are not pooled.
 
-    One that `is_too_long` for its model has no tokens, because its text was not encoded.
+    If it `is_too_long` for its model, it has no tokens, because its text was not encoded.
     """
 
     token_ids: Sequence[int]
@@ -33,7 +33,7 @@ class EncoderInput:
 
 
 class Part(NamedTuple):
-    """A text's tokens without special ones, of which the end may lack, and how many there are with it."""
+    """A text's tokens without special ones. The end may be missing; the number counts it."""
 
     encoding: tokenizers.Encoding
     num_tokens: int
@@ -43,7 +43,7 @@ class EncoderTokenizer:
     """A model folder's `tokenizer.json`. Safe to use from several threads."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, lower_case: bool = False, has_type_ids: bool = True) -> None:
-        """`lower_case` is for models whose tokenizer expects it to be done before. Without `has_type_ids` all are 0."""
+        """`lower_case` is for tokenizers that expect lower case. Without `has_type_ids`, all type ids are 0."""
         self.pad_token_id: int | None = (tokenizer.padding or {}).get("pad_id")
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -57,7 +57,7 @@ class EncoderTokenizer:
 
     @classmethod
     def load(cls, folder: Path, *, lower_case: bool = False, pairs: bool = False) -> EncoderTokenizer:
-        """A model folder's tokenizer, for `pairs` of texts too. Raises ModelError if there is none or it is broken."""
+        """A model folder's tokenizer, also for `pairs` of texts. Raises ModelError if there is none or it is broken."""
         path = folder / "tokenizer.json"
         if not path.exists():
             raise ModelError(
@@ -82,16 +82,16 @@ class EncoderTokenizer:
         truncate_to: int | None = None,
         at_most: int | None = None,
     ) -> EncoderInput:
-        """A text, or two in one sequence. Longer ones are cut at the end to `truncate_to` tokens, the longer of a pair
-        first; without it, one that is far longer than `at_most` tokens is not encoded.
+        """A text, or two texts in one sequence.
 
-        Raises InvalidRequestError if `truncate_to` leaves no room for text.
+        `truncate_to` cuts tokens at the end, of the longer text first. Without it, a text that is far longer than
+        `at_most` tokens is not encoded. Raises InvalidRequestError if `truncate_to` leaves no room for text.
         """
         parts = [self.part(one, truncate_to, at_most) for one in (text, pair) if one is not None]
         return self.join(parts, add_special_tokens=add_special_tokens, truncate_to=truncate_to)
 
     def part(self, text: str, truncate_to: int | None, at_most: int | None) -> Part | None:
-        """What `join` makes inputs of: the text's own tokens, as many as can be of use; None for far too many."""
+        """A part for `join`: the text's own tokens, as many as are useful. None if there are far too many."""
         if truncate_to is not None:
             encoding = encode_part(self._tokens, text, truncate_to, end=False)
             part = Part(encoding, len(encoding))
@@ -104,7 +104,7 @@ class EncoderTokenizer:
     def join(
         self, parts: Sequence[Part | None], *, add_special_tokens: bool = True, truncate_to: int | None = None
     ) -> EncoderInput:
-        """The input of one part or two, as `encode` makes it. Parts may be used again."""
+        """The input of one or two parts, as `encode` makes it. Parts may be reused."""
         given = [part for part in parts if part is not None]
         if len(given) < len(parts):
             return EncoderInput((), is_too_long=True)
@@ -117,7 +117,7 @@ class EncoderTokenizer:
         return EncoderInput(encoding.ids, encoding.type_ids if self._has_type_ids else None)
 
     def prompt_length(self, prompt: str) -> int:
-        """How many tokens a prompt takes at the beginning of a text, special ones included."""
+        """How many tokens a prompt takes at the beginning of a text, including special ones."""
         ids = self._tokenizer.encode(prompt).ids
         return len(ids) - (1 if ids and ids[-1] in self._special else 0)
 
@@ -140,7 +140,7 @@ def _cut(parts: Sequence[Part], truncate_to: int, special: int) -> list[tokenize
 
 
 def _fitting(first: int, second: int, room: int) -> tuple[int, int]:
-    """The lengths of a pair after tokens were taken from its longer part until both have `room` (longest first)."""
+    """The lengths of a pair after cutting its longer part, token by token, until both fit into `room`."""
     shorter = min(first, second, room // 2)
     if first <= second:
         return shorter, min(second, room - shorter)
