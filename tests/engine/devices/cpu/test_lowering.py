@@ -11,10 +11,10 @@ from engine.devices.made_models import MLP, NORM, PLAIN, decoder, decoder_of
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import BranchSpec
 from tidewheel.engine.models.spec.shapes import Shapes
-from tidewheel.engine.weights.quantization import Quantization
+from tidewheel.engine.weights.quantization import Quantization, TensorFormat
 
 _native = pytest.importorskip("tidewheel._native")
-from tidewheel.engine.devices.cpu.lowering import Format, Formats, formats_of, lower  # noqa: E402
+from tidewheel.engine.devices.cpu.lowering import Formats, formats_of, lower  # noqa: E402
 
 SPEC = decoder(PLAIN)
 INT4 = Quantization("int4", 64, zero_points=True)
@@ -28,15 +28,15 @@ def executor(formats: Formats) -> object:
 @pytest.mark.parametrize(
     ("quantization", "projections", "down", "head"),
     [
-        (None, Format("bfloat16"), Format("bfloat16"), Format("bfloat16")),
-        (Quantization("int8"), Format("int8"), Format("int8"), Format("int8")),
-        (Quantization("int8-channel"), Format("int8-channel"), Format("int8"), Format("int8")),
-        (INT4, Format("int4", 64, True), Format("int4", 64, True), Format("int8")),
+        (None, TensorFormat("bfloat16"), TensorFormat("bfloat16"), TensorFormat("bfloat16")),
+        (Quantization("int8"), TensorFormat("int8"), TensorFormat("int8"), TensorFormat("int8")),
+        (Quantization("int8-channel"), TensorFormat("int8-channel"), TensorFormat("int8"), TensorFormat("int8")),
+        (INT4, TensorFormat("int4", 64, True), TensorFormat("int4", 64, True), TensorFormat("int8")),
     ],
     ids=str,
 )
 def test_every_matrix_has_a_format_and_no_vector(
-    quantization: Quantization | None, projections: Format, down: Format, head: Format
+    quantization: Quantization | None, projections: TensorFormat, down: TensorFormat, head: TensorFormat
 ) -> None:
     assert formats_of(SPEC, "bfloat16", quantization) == {
         "embed.weight": head,
@@ -48,15 +48,17 @@ def test_every_matrix_has_a_format_and_no_vector(
 
 def test_matrices_may_differ_unless_they_are_packed_into_one() -> None:
     formats = formats_of(SPEC, "float32", None)
-    executor({**formats, "layers.0.o.weight": Format("int4", 32), "layers.0.down.weight": Format("int8")})
+    executor({**formats, "layers.0.o.weight": TensorFormat("int4", 32), "layers.0.down.weight": TensorFormat("int8")})
     for first, second in (("q", "v"), ("gate", "up")):
         message = rf"layers\.0\.{first}\.weight and layers\.0\.{second}\.weight .* must have one format"
         with pytest.raises(ValueError, match=message):
-            executor({**formats, f"layers.0.{second}.weight": Format("int8")})
+            executor({**formats, f"layers.0.{second}.weight": TensorFormat("int8")})
 
 
-@pytest.mark.parametrize(("format", "said"), [(Format("int3"), "int3"), (Format("int4", 48), "32, 64 or 128")])
-def test_unknown_formats_are_refused(format: Format, said: str) -> None:
+@pytest.mark.parametrize(
+    ("format", "said"), [(TensorFormat("int3"), "int3"), (TensorFormat("int4", 48), "32, 64 or 128")]
+)
+def test_unknown_formats_are_refused(format: TensorFormat, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         executor({**formats_of(SPEC, "float32", None), "layers.0.o.weight": format})
 
