@@ -8,6 +8,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <stdexcept>
 
 #include "model/executor.h"
@@ -28,13 +29,18 @@ DType parse_dtype(const std::string& name) {
   if (name == "float32") return DType::kFloat32;
   if (name == "bfloat16") return DType::kBFloat16;
   if (name == "float16") return DType::kFloat16;
-  throw std::invalid_argument(name + " is not a type of numbers that is known");
+  throw std::invalid_argument("dtype must be float32, bfloat16 or float16, not " + name);
 }
 
 WeightFormat parse_format(const std::string& kind, int group, bool zero_points) {
-  if (kind == "int8") return {WeightKind::kInt8};
-  if (kind == "int8-channel") return {WeightKind::kInt8Channel};
-  if (kind != "int4") return {static_cast<WeightKind>(parse_dtype(kind))};
+  static const std::map<std::string, WeightKind> kinds = {
+      {"float32", WeightKind::kFloat32}, {"bfloat16", WeightKind::kBFloat16},        {"float16", WeightKind::kFloat16},
+      {"int8", WeightKind::kInt8},       {"int8-channel", WeightKind::kInt8Channel}, {"int4", WeightKind::kInt4}};
+  const auto found = kinds.find(kind);
+  if (found == kinds.end()) {
+    throw std::invalid_argument("a weight is stored as float32, bfloat16, float16, int8, int8-channel or int4, not " + kind);
+  }
+  if (found->second != WeightKind::kInt4) return {found->second};
   if (group != 32 && group != 64 && group != 128) throw std::invalid_argument("int4 has groups of 32, 64 or 128");
   return {WeightKind::kInt4, group, zero_points};
 }
