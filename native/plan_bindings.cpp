@@ -1,0 +1,113 @@
+#include "plan_bindings.h"
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <stdexcept>
+
+#include "model/plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tidewheel {
+namespace {
+
+WeightFormat parse_format(const std::string& kind, int group, bool zero_points) {
+  static const std::map<std::string, WeightKind> kinds = {
+      {"float32", WeightKind::kFloat32}, {"bfloat16", WeightKind::kBFloat16},        {"float16", WeightKind::kFloat16},
+      {"int8", WeightKind::kInt8},       {"int8-channel", WeightKind::kInt8Channel}, {"int4", WeightKind::kInt4}};
+  const auto found = kinds.find(kind);
+  if (found == kinds.end()) {
+    throw std::invalid_argument("a weight is stored as float32, bfloat16, float16, int8, int8-channel or int4, not " + kind);
+  }
+  if (found->second != WeightKind::kInt4) return {found->second};
+  if (group != 32 && group != 64 && group != 128) throw std::invalid_argument("int4 has groups of 32, 64 or 128");
+  return {WeightKind::kInt4, group, zero_points};
+}
+
+Activation parse_activation(const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  throw std::invalid_argument("activation must be silu, gelu, gelu_tanh or relu, not " + name);
+}
+
+}  // namespace
+
+void bind_plans(nb::module_& m) {
+  nb::class_<WeightFormat>(m, "WeightFormat")
+      .def("__init__", [](WeightFormat* self, const std::string& kind, int group, bool zero_points) {
+        new (self) WeightFormat(parse_format(kind, group, zero_points));
+      }, "kind"_a, "group"_a = kRowGroup, "zero_points"_a = false);
+
+  nb::class_<NormPlan>(m, "NormPlan")
+      .def("__init__", [](NormPlan* self, bool layer_norm, float eps, bool bias, bool weight, bool unit_offset) {
+        new (self) NormPlan{layer_norm ? NormKind::kLayer : NormKind::kRms, eps, bias, weight, unit_offset};
+      }, "layer_norm"_a, "eps"_a, "bias"_a, "weight"_a, "unit_offset"_a);
+
+  nb::class_<RopePlan>(m, "RopePlan")
+      .def("__init__", [](RopePlan* self, std::vector<float> inv_freq, float factor, bool interleaved) {
+        new (self) RopePlan{std::move(inv_freq), factor, interleaved};
+      }, "inv_freq"_a, "factor"_a, "interleaved"_a);
+
+  nb::class_<AttentionPlan>(m, "AttentionPlan")
+      .def(nb::init<>())
+      .def_rw("num_heads", &AttentionPlan::num_heads)
+      .def_rw("num_kv_heads", &AttentionPlan::num_kv_heads)
+      .def_rw("head_dim", &AttentionPlan::head_dim)
+      .def_rw("scale", &AttentionPlan::scale)
+      .def_rw("qkv_bias", &AttentionPlan::qkv_bias)
+      .def_rw("out_bias", &AttentionPlan::out_bias)
+      .def_rw("qk_norm", &AttentionPlan::qk_norm, nb::arg().none())
+      .def_rw("qk_norm_whole", &AttentionPlan::qk_norm_whole)
+      .def_rw("rope", &AttentionPlan::rope, nb::arg().none())
+      .def_rw("sliding_window", &AttentionPlan::sliding_window)
+      .def_rw("softcap", &AttentionPlan::softcap)
+      .def_rw("alibi_slopes", &AttentionPlan::alibi_slopes)
+      .def_rw("sinks", &AttentionPlan::sinks);
+
+  nb::class_<MlpPlan>(m, "MlpPlan")
+      .def("__init__", [](MlpPlan* self, int intermediate_size, const std::string& activation, bool gated, bool bias) {
+        new (self) MlpPlan{intermediate_size, parse_activation(activation), gated, bias};
+      }, "intermediate_size"_a, "activation"_a, "gated"_a, "bias"_a);
+
+  nb::class_<ParallelPlan>(m, "ParallelPlan")
+      .def("__init__", [](ParallelPlan* self, std::vector<BranchPlan> branches) {
+        new (self) ParallelPlan{std::move(branches)};
+      }, "branches"_a);
+
+  nb::class_<BranchPlan>(m, "BranchPlan")
+      .def("__init__", [](BranchPlan* self, MixerPlan mixer, std::optional<NormPlan> norm, std::optional<NormPlan> post_norm,
+                          std::optional<NormPlan> sum_norm, float scale) {
+        new (self) BranchPlan{std::move(mixer), norm, post_norm, sum_norm, scale};
+      }, "mixer"_a, "norm"_a.none(), "post_norm"_a.none(), "sum_norm"_a.none(), "scale"_a);
+
+  nb::class_<EmbeddingPlan>(m, "EmbeddingPlan")
+      .def("__init__", [](EmbeddingPlan* self, int size, int num_positions, int position_offset, float scale) {
+        new (self) EmbeddingPlan{size, num_positions, position_offset, scale};
+      }, "size"_a, "num_positions"_a, "position_offset"_a, "scale"_a);
+
+  nb::class_<HeadPlan>(m, "HeadPlan")
+      .def("__init__", [](HeadPlan* self, bool tied, float divisor, float softcap) {
+        new (self) HeadPlan{tied, divisor, softcap};
+      }, "tied"_a, "divisor"_a, "softcap"_a);
+
+  nb::class_<DecoderPlan>(m, "DecoderPlan")
+      .def(nb::init<>())
+      .def_rw("vocab_size", &DecoderPlan::vocab_size)
+      .def_rw("hidden_size", &DecoderPlan::hidden_size)
+      .def_rw("max_positions", &DecoderPlan::max_positions)
+      .def_rw("embedding", &DecoderPlan::embedding)
+      .def_rw("layers", &DecoderPlan::layers)
+      .def_rw("final_norm", &DecoderPlan::final_norm, nb::arg().none())
+      .def_rw("head", &DecoderPlan::head)
+      .def_rw("formats", &DecoderPlan::formats);
+}
+
+}  // namespace tidewheel
