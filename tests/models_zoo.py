@@ -107,11 +107,13 @@ CASES: dict[str, Case] = {
     "opt": Case("opt", _OPT),
     "opt-350m": Case("opt", {**_OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 48}),
     "gpt2": Case("gpt2", _GPT2),
+    "gpt2-scaled": Case("gpt2", {**_GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 152}),
     "gemma2": Case(
         "gemma2",
         {
             **_LLAMA,
             "head_dim": 24,
+            "rms_norm_eps": 1e-3,
             "sliding_window": 20,
             "query_pre_attn_scalar": 20,
             "attn_logit_softcapping": 2.0,
@@ -123,6 +125,7 @@ CASES: dict[str, Case] = {
         {
             **_LLAMA,
             "head_dim": 24,
+            "rms_norm_eps": 1e-3,
             "sliding_window": 20,
             "layer_types": ["sliding_attention", "full_attention"],
             "query_pre_attn_scalar": 20,
@@ -137,6 +140,7 @@ CASES: dict[str, Case] = {
         "granite",
         {
             **_LLAMA,
+            "rms_norm_eps": 1e-4,
             "attention_multiplier": 0.3,
             "embedding_multiplier": 6.0,
             "residual_multiplier": 0.4,
@@ -159,6 +163,7 @@ CASES: dict[str, Case] = {
             ),
         },
     ),
+    "olmo": Case("olmo", _LLAMA),
     "olmo2": Case("olmo2", _LLAMA),
     "smollm3": Case("smollm3", {**_LLAMA, "no_rope_layer_interval": 2, "mlp_bias": True}),
     "smollm3-window": Case(
@@ -177,7 +182,6 @@ CASES: dict[str, Case] = {
     ),
     "falcon-sequential": Case("falcon", {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
     "mpt": Case("mpt", {"d_model": 72, "n_layers": 2, "n_heads": 6, "max_seq_len": 256}),
-    "gpt2-scaled": Case("gpt2", {**_GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 152}),
 }
 
 _EMBEDDINGS = ("embed_tokens", ".wte.", "embed_in", "word_embeddings")

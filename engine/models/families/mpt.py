@@ -12,6 +12,8 @@ from .names import CheckpointNames, fused_rows
 
 ARCHITECTURES = ("MptForCausalLM",)
 
+_MAX_HEADS = 2**14  # there is a slope for each, which is made before a tensor could contradict
+
 _NAMES = CheckpointNames(
     base="transformer.",
     top={"embed.weight": "wte.weight", "final_norm.weight": "norm_f.weight"},
@@ -59,6 +61,8 @@ def _attention(config: ConfigReader, hidden: int) -> AttentionSpec:
     options.refuse("clip_qkv", 0)
     for name in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
         options.refuse(name, False)
+    if num_heads > _MAX_HEADS:
+        raise config.error("n_heads", f"at most {_MAX_HEADS}")
     if hidden % num_heads:
         raise ModelError(f"config.json: n_heads {num_heads} must divide d_model {hidden}")
     head_dim = hidden // num_heads

@@ -56,6 +56,7 @@ GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = {**LLAMA, "architectures": ["Gemma3ForCausalLM"]}
 GRANITE = {**LLAMA, "architectures": ["GraniteForCausalLM"]}
 PHI3 = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
+OLMO = {**LLAMA, "architectures": ["OlmoForCausalLM"]}
 OLMO2 = {**LLAMA, "architectures": ["Olmo2ForCausalLM"]}
 SMOLLM3 = {**LLAMA, "architectures": ["SmolLM3ForCausalLM"]}
 COHERE = {**LLAMA, "architectures": ["CohereForCausalLM"]}
@@ -66,8 +67,8 @@ FALCON = {**LLAMA, "architectures": ["FalconForCausalLM"]}
 CONFIGS: dict[str, dict[str, Any]] = {
     config["architectures"][0]: config
     for config in (
-        *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO2, SMOLLM3),
-        *(COHERE, COHERE2, NEOX, STABLELM, FALCON),
+        *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO, OLMO2),
+        *(SMOLLM3, COHERE, COHERE2, NEOX, STABLELM, FALCON),
     )
 }
 
@@ -157,6 +158,7 @@ def test_an_unsupported_architecture_is_refused_with_the_supported_ones() -> Non
         ({**GEMMA3, "rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({**GRANITE, "residual_multiplier": 0}, "residual_multiplier"),
         ({**PHI3, "attention_bias": True}, "attention_bias"),
+        ({**OLMO, "clip_qkv": 8.0}, "clip_qkv"),
         ({**SMOLLM3, "no_rope_layers": [1, 1]}, "no_rope_layers must be a list of 3"),
         ({**SMOLLM3, "no_rope_layers": [1, 2, 0]}, "no_rope_layers"),
         ({**COHERE, "use_qk_norm": True}, "use_qk_norm"),
@@ -172,6 +174,7 @@ def test_an_unsupported_architecture_is_refused_with_the_supported_ones() -> Non
         ({**MPT, "attn_config": {"clip_qkv": 6}}, "attn_config: clip_qkv"),
         ({**MPT, "attn_config": {"alibi": False}}, "attn_config: alibi"),
         ({**MPT, "attn_config": {"alibi_bias_max": 16}}, "attn_config: alibi_bias_max"),
+        ({**MPT, "n_heads": 2**15, "d_model": 2**15}, "n_heads must be at most"),
         ({**MPT, "attn_config": []}, "attn_config must be an object"),
     ],
 )
@@ -358,6 +361,11 @@ def test_smollm3_and_cohere2_have_layers_without_positions() -> None:
         None,
     ]
     assert rotated(COHERE) == [True] * 3
+
+
+def test_olmos_norms_have_no_weights() -> None:
+    shapes = tensor_shapes(describe(OLMO).spec)
+    assert not any("norm" in name for name in shapes)
 
 
 def test_command_r_multiplies_its_logits() -> None:

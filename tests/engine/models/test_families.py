@@ -56,6 +56,11 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(device: Device, name
         ("llama-dynamic", 400, 400),
         ("llama-longrope", 120, None),
         ("llama-longrope", 230, 256),
+        ("gemma3", 230, None),
+        ("phi3-longrope", 120, None),
+        ("phi3-longrope", 230, 256),
+        ("cohere2", 230, None),
+        ("mpt", 256, None),
     ],
 )
 def test_logits_over_long_contexts(device: Device, name: str, length: int, max_model_len: int | None) -> None:
@@ -68,7 +73,22 @@ def test_logits_over_long_contexts(device: Device, name: str, length: int, max_m
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral-window", "opt-350m", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "mistral-window",
+        "opt-350m",
+        "gpt2",
+        "gemma2",
+        "granite",
+        "olmo2",
+        "cohere",
+        "gpt-neox",
+    ],
+)
 def test_logits_in_half_precision_differ_by_rounding(device: Device, name: str, dtype: DType) -> None:
     folder = models_zoo.folder(name, dtype)
     tokens = models_zoo.prompts()[-1]
@@ -108,7 +128,9 @@ def test_the_cache_may_have_a_type_of_its_own(device: Device, dtype: DType, kv_c
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama", "llama-mqa", "mistral-window", "opt-350m", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-mqa", "mistral-window", "opt-350m", "gpt2", "gemma3", "granite", "cohere2", "mpt"]
+)
 def test_logits_are_the_same_to_the_bit_however_batched_and_chunked(device: Device, name: str, dtype: DType) -> None:
     folder = models_zoo.folder(name, dtype)
     prompts = models_zoo.prompts()
