@@ -44,11 +44,11 @@ def mixers(config: ConfigReader) -> tuple[AttentionSpec, MlpSpec, NormSpec]:
     """What Gemma 2 and Gemma 3 have in common: the attention without positions, the MLP and the norm."""
     config.refuse("use_bidirectional_attention", False)
     config = config.with_defaults(head_dim=256, num_key_value_heads=4)
-    config = config.with_fields(hidden_act=config.raw("hidden_activation") or "gelu_pytorch_tanh")
     bias = config.flag("attention_bias", False)
     mixer = attention(config, qkv_bias=bias, out_bias=bias)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6), unit_offset=True)
-    return replace(mixer, scale=config.number("query_pre_attn_scalar", 256) ** -0.5), gated_mlp(config), norm
+    mlp = gated_mlp(config, config.activation("hidden_activation", "gelu_pytorch_tanh"))
+    return replace(mixer, scale=config.number("query_pre_attn_scalar", 256) ** -0.5), mlp, norm
 
 
 def layer(mixer: AttentionSpec, mlp: MlpSpec, norm: NormSpec) -> LayerSpec:

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 from ...errors import ModelError
 from ..config import ConfigReader
-from ..spec import AttentionSpec, BranchSpec, DecoderSpec, EmbeddingSpec, HeadSpec, LayerSpec, MlpSpec, NormSpec
+from ..spec import (
+    Activation,
+    AttentionSpec,
+    BranchSpec,
+    DecoderSpec,
+    EmbeddingSpec,
+    HeadSpec,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+)
 
 _MAX_HEAD_DIM = 2**14  # rope's table has half as many entries, which are made before a tensor could contradict
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -36,9 +46,10 @@ def attention(config: ConfigReader, *, qkv_bias: bool = False, out_bias: bool = 
     return AttentionSpec(num_heads, num_kv_heads, head_dim, head_dim**-0.5, qkv_bias=qkv_bias, out_bias=out_bias)
 
 
-def gated_mlp(config: ConfigReader, *, bias: bool = False) -> MlpSpec:
-    """A gated MLP of `intermediate_size`, with `hidden_act` or SiLU."""
-    return MlpSpec(config.integer("intermediate_size"), config.activation("hidden_act", "silu"), gated=True, bias=bias)
+def gated_mlp(config: ConfigReader, activation: Activation | None = None, *, bias: bool = False) -> MlpSpec:
+    """A gated MLP of `intermediate_size`. The activation is `hidden_act`, or SiLU, if none is given."""
+    activation = activation or config.activation("hidden_act", "silu")
+    return MlpSpec(config.integer("intermediate_size"), activation, gated=True, bias=bias)
 
 
 def uniform_layers(config: ConfigReader, layer_type: str = "full_attention") -> int:

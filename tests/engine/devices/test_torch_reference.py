@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 import models_zoo
 import numpy as np
@@ -15,7 +18,18 @@ from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.torch_reference import TorchDevice
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
+from tidewheel.engine.models.spec import (
+    AttentionSpec,
+    BranchSpec,
+    DecoderSpec,
+    EmbeddingSpec,
+    HeadSpec,
+    MixerSpec,
+    tensor_shapes,
+)
 from tidewheel.engine.weights import open_weights, read_config
+from tidewheel.engine.weights.dtypes import DType
+from tidewheel.engine.weights.tensor import WeightTensor
 
 
 def test_more_tokens_in_a_pass_give_the_same_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +42,65 @@ def test_more_tokens_in_a_pass_give_the_same_up_to_rounding(monkeypatch: pytest.
             many = Harness(load(TorchDevice(), models_zoo.folder(name))).generate(prompts, 8, chunk=11)
         for a, b in zip(one, many, strict=True):
             np.testing.assert_allclose(np.stack(a.logits), np.stack(b.logits), atol=1e-4)
+
+
+class MadeWeights:
+    """Random weights of a spec."""
+
+    dtype: DType = "float32"
+    identity = None
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        random = np.random.default_rng(5)
+        self.arrays = {name: random.standard_normal(shape, np.float32) for name, shape in tensor_shapes(spec).items()}
+
+    def __getitem__(self, name: str) -> WeightTensor:
+        return WeightTensor(self.arrays[name], "float32")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+
+def model(*mixers: MixerSpec) -> DecoderSpec:
+    layer = tuple(BranchSpec(mixer) for mixer in mixers)
+    return DecoderSpec("test", 40, 16, 64, EmbeddingSpec(16), (layer,), None, HeadSpec(tied=True))
+
+
+def test_sinks_take_a_part_of_the_softmax_and_have_no_value() -> None:
+    pytest.importorskip("torch")
+    spec = model(AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.1, sinks=True))
+    weights = MadeWeights(spec)
+    options = ExecutorOptions("float32", 1 << 20, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=64)
+    tokens = [3, 7, 7, 30, 12]
+    logits = Harness(TorchDevice().load(spec, weights, options)).logits(tokens)
+
+    array = {name.removeprefix("layers.0."): value.astype(np.float64) for name, value in weights.arrays.items()}
+    x = array["embed.weight"][tokens]
+    q, k, v = ((x @ array[f"{name}.weight"].T).reshape(5, -1, 8) for name in ("q", "k", "v"))
+    k, v = k.repeat(2, axis=1), v.repeat(2, axis=1)
+    scores = np.where(np.tri(5, dtype=bool)[:, None], np.einsum("qhd,khd->qhk", q, k) * 0.1, -np.inf)
+    parts = np.exp(np.concatenate([scores, np.broadcast_to(array["sinks"][None, :, None], (5, 4, 1))], axis=-1))
+    parts /= parts.sum(-1, keepdims=True)
+    attended = np.einsum("qhk,khd->qhd", parts[..., :-1], v).reshape(5, 32)
+    x = x + attended @ array["o.weight"].T
+    np.testing.assert_allclose(logits, x @ array["embed.weight"].T, rtol=1e-4, atol=1e-3)
+
+
+def test_a_mixer_of_an_unknown_kind_is_refused_by_name() -> None:
+    pytest.importorskip("torch")
+
+    @dataclass(frozen=True)
+    class Recurrence:
+        kind: ClassVar[str] = "recurrence"
+        activations: int = 0
+
+        def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+            return {}
+
+    spec = model(AttentionSpec(2, 2, 8, scale=1.0), Recurrence())
+    options = ExecutorOptions("float32", 1 << 20, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=64)
+    with pytest.raises(DeviceError, match="the torch device has no recurrence"):
+        TorchDevice().load(spec, MadeWeights(spec), options)
 
 
 def test_the_dtype_follows_the_checkpoint() -> None:
@@ -68,6 +141,15 @@ from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
+from tidewheel.engine.models.spec import (
+    AttentionSpec,
+    BranchSpec,
+    DecoderSpec,
+    EmbeddingSpec,
+    HeadSpec,
+    MixerSpec,
+    tensor_shapes,
+)
 try:
     get_device("torch").load(None, None, ExecutorOptions("float32", 1, 1, 1, 1))
 except DeviceError as error:
