@@ -109,7 +109,8 @@ class OpenStreams:
             if entry is None or token == NO_TOKEN:
                 continue
             choice, stream = entry
-            logprob, end = logprobs.get(key), finished.get(key)
+            logprob = logprobs.get(key) if logprobs else None
+            end = finished.get(key) if finished else None
             if end is None:
                 if stream.push(choice, token, logprob):
                     self._abort([choice])

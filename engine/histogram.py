@@ -9,6 +9,8 @@ from itertools import accumulate
 class Histogram:
     """Counts values by the upper bounds of buckets. One thread observes, an observation is one bisection; any reads."""
 
+    __slots__ = ("_bounds", "_counts", "sum")
+
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)

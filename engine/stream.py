@@ -76,7 +76,11 @@ class RequestStream:
         # object that a token passes by is a miss.
         if self._flows and (text := choice.plain.get(token)):
             choice.num_tokens += 1
-            self._hand_over(RequestOutput(choice.index, text, [token], None, None, None, choice.num_cached_tokens))
+            assert self._sink is not None, "nothing flows without a sink"
+            try:
+                self._sink.push(RequestOutput(choice.index, text, (token,), None, None, None, choice.num_cached_tokens))
+            except Exception as failure:
+                self._end(failure)
             return False
         stopped = choice.push(token, logprob)
         self.notify(choice)

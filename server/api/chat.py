@@ -145,11 +145,11 @@ class _ChunkStream(EventStream[RequestOutput]):
 
     def frame(self, output: RequestOutput) -> bytes:
         index = output.index
-        begins = index not in self._around_text
+        around = self._around_text.get(index)
+        begins = around is None and index not in self._around_text
         usage_before = self._usage_before(output) if begins and self._continuous_usage else None
         pieces = self._run.pieces(output)
-        around = None if begins else self._around_text[index]
-        if around and len(pieces) == 1 and output.finish_reason is None and output.logprobs is None:
+        if around is not None and len(pieces) == 1 and output.finish_reason is None and output.logprobs is None:
             piece = pieces[0]
             if isinstance(piece, str):
                 return around[0] + encode_json(piece) + around[1]

@@ -153,6 +153,8 @@ class ServerMetrics:
 class RequestTimer:
     """Follows one request's outputs: what it took and how it ended."""
 
+    __slots__ = ("_last_token", "_metrics", "completion_tokens", "finish_reasons", "started", "time_to_first_token")
+
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self.started = time.perf_counter()
@@ -169,9 +171,9 @@ class RequestTimer:
         count = len(output.token_ids)
         if count:
             self.completion_tokens += count
-            now = time.perf_counter()
-            last = self._last_token.get(output.index)
-            self._last_token[output.index] = now
+            now, index = time.perf_counter(), output.index
+            last = self._last_token.get(index)
+            self._last_token[index] = now
             if last is None:
                 if self.time_to_first_token is None:
                     self.time_to_first_token = now - self.started
