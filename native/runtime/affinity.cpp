@@ -12,8 +12,8 @@ namespace tidewheel {
 
 #if defined(__APPLE__)
 
-// macOS places threads itself and takes no orders. Its efficiency cores would hold up a team that meets at barriers, so
-// only as many threads are wanted as there are cores of the first kind.
+// macOS places threads itself and does not allow pinning. A team that meets at barriers would wait for the efficiency
+// cores. So there are only as many threads as performance cores.
 std::vector<int> affinity() {
   int count = 0;
   size_t size = sizeof count;

@@ -1,4 +1,4 @@
-// Threads and the processors they run on, as the operating system has it.
+// On which processors threads may run, and pinning them there.
 #pragma once
 
 #include <vector>
@@ -11,11 +11,11 @@ constexpr int kMostCpus = 1024;
 // The processors that the calling thread may use, ascending; never empty.
 std::vector<int> affinity();
 
-// Keeps the calling thread on some of them, or one. Where that is refused, or there is no such thing, it costs speed only.
+// Keeps the calling thread on these processors, or on one. If the system refuses or cannot do it, only speed is lost.
 void run_on(const std::vector<int>& cpus);
 inline void pin_to(int cpu) { run_on({cpu}); }
 
-// Keeps the calling thread on one while it lives.
+// Keeps the calling thread on one processor for the lifetime of this object.
 class Pinned {
  public:
   explicit Pinned(int cpu) : before_(affinity()) { pin_to(cpu); }

@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// The best rate of `work`, which says how much it did, over `seconds` of trying.
+// The best rate of `work` within `seconds`. `work` returns how much it did.
 double best_rate(ThreadPool& pool, double seconds, const std::function<double(Worker&)>& work) {
   double best = 0;
   const auto begin = Clock::now();
@@ -53,7 +53,7 @@ Ceilings measure(ThreadPool& pool, const Kernels& kernels, double seconds, int m
 Ceilings measure_ceilings(const Kernels& kernels, const std::vector<int>& cpus, double seconds, int megabytes) {
   ThreadPool pool({cpus});
   Ceilings ceilings{};
-  // Worker 0 must sit still on its processor, and the caller's thread is not ours to pin.
+  // Worker 0 must be pinned to its processor, but the caller's own thread must not be.
   std::thread([&] { ceilings = measure(pool, kernels, seconds, megabytes); }).join();
   return ceilings;
 }

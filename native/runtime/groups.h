@@ -1,5 +1,5 @@
-// What the groups of a team own. A group is the workers of one NUMA node, and its memory lies there because they are the
-// first to touch it: that needs no library and no permission, which containers deny to mbind.
+// What the groups of a team own. A group is the workers of one NUMA node. Its memory is on that node because they touch
+// it first. This needs no library and no permission; containers deny mbind.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ struct Range {
   int size() const { return end - begin; }
 };
 
-// Shares out what is not to be divided, like panels of a weight or KV heads: each group owns a run of them, as many as
-// are nearest to its part of the workers. Where there are fewer of them than groups, some own none.
+// Distributes things that cannot be divided, such as panels of a weight or KV heads. Each group owns a run of them, in
+// proportion to its workers. If there are fewer things than groups, some groups own none.
 class Ownership {
  public:
   explicit Ownership(const std::vector<int>& workers) : before_{0} {
@@ -23,7 +23,7 @@ class Ownership {
   int groups() const { return static_cast<int>(before_.size()) - 1; }
   int workers() const { return before_.back(); }
   int workers(int group) const { return before_[group + 1] - before_[group]; }
-  // What `group` owns of [0, count).
+  // The part of [0, count) that `group` owns.
   Range of(int group, int count) const { return {bound(group, count), bound(group + 1, count)}; }
 
  private:
@@ -31,7 +31,7 @@ class Ownership {
     return static_cast<int>((2 * int64_t{count} * before_[group] + workers()) / (2 * workers()));
   }
 
-  std::vector<int> before_;  // [groups + 1]: workers of the groups before
+  std::vector<int> before_;  // [groups + 1]: number of workers in the groups before
 };
 
 }  // namespace tidewheel

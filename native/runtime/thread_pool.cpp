@@ -10,8 +10,8 @@
 namespace tidewheel {
 namespace {
 
-// Spin a little, because another worker is usually microseconds away; then offer the processor to whoever needs it,
-// the event loop above all, without giving up quick wake-up; then sleep.
+// Spin for a while first, because other workers are usually only microseconds away. Then yield the processor to others,
+// mainly the event loop, which still allows a quick wake-up. Then sleep.
 constexpr int kSpins = 2000;
 constexpr int64_t kYieldNanoseconds = 300'000;
 
@@ -29,7 +29,7 @@ int64_t now_nanoseconds() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-// Until `value` is no longer `old`, or, as long as it does not sleep, `interrupted()` holds.
+// Wait until `value` differs from `old`. Until it sleeps, it also returns if `interrupted()` is true.
 template <typename T, typename Interrupted>
 void wait_while(const std::atomic<T>& value, T old, Interrupted interrupted) {
   const auto is_over = [&] { return value.load(std::memory_order_acquire) != old || interrupted(); };
@@ -66,11 +66,12 @@ Worker::Worker(ThreadPool& pool, int index, unsigned phase)
     : pool_(pool), index_(index), group_index_(pool.places_[index].group), group_(pool.groups_[group_index_]),
       index_in_group_(pool.places_[index].index_in_group), first_phase_(phase) {}
 
-// The last of a group to arrive arrives for the group; the last group's lets all go, each by a word of its own.
+// The last worker of a group to arrive reports for its group. That of the last group releases all groups, each through
+// its own word.
 void Worker::barrier(bool last) {
   if (pool_.size() == 1) return;
   const uint32_t generation = group_.barrier_generation.load(std::memory_order_relaxed);
-  const int members = group_.members;  // read before the arrival: the next job may change it when all have arrived
+  const int members = group_.members;  // read before arriving: after all have arrived, the next job may change it
   if (group_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == members) {
     group_.arrived.store(0, std::memory_order_relaxed);
     const int groups = static_cast<int>(pool_.groups_.size());
@@ -81,7 +82,7 @@ void Worker::barrier(bool last) {
         group.barrier_generation.store(generation + 1, std::memory_order_release);
         group.barrier_generation.notify_all();
       }
-      if (admits) pool_.move_door(ThreadPool::Door::kInside);  // only now: it would take this barrier for the next one
+      if (admits) pool_.move_door(ThreadPool::Door::kInside);  // not before: this barrier is not its first
       return;
     }
   }
@@ -90,7 +91,7 @@ void Worker::barrier(bool last) {
 
 std::atomic<int64_t>& Worker::take_counter(bool own) {
   const unsigned current = phase_++ % 3;
-  // Nobody touches the next counters before all have passed this phase's barrier.
+  // The next counters are not touched before all have passed this phase's barrier.
   if (index_in_group_ == 0) group_.counters[phase_ % 3].next.store(0, std::memory_order_relaxed);
   return (own ? group_ : pool_.groups_.front()).counters[current].next;
 }
@@ -158,7 +159,7 @@ void ThreadPool::serve_lendable(int index) {
     if (door_.compare_exchange_strong(outside, Door::kWaiting)) wait_while(door_, Door::kWaiting);
     if (stopping_.load()) return;
     const uint32_t generation = generation_.load(std::memory_order_acquire);
-    if (door_.load() != Door::kInside || generation == seen) continue;  // lent again, or back before there was a job
+    if (door_.load() != Door::kInside || generation == seen) continue;  // lent again, or back before a job began
     seen = generation;
     Worker worker(*this, index, first_phase_);
     (*job_)(worker);

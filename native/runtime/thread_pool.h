@@ -1,5 +1,5 @@
-// A team of pinned threads that run one function together, in groups that share a NUMA node. The caller is worker 0, of
-// group 0.
+// A team of pinned threads that run one function together. Each group of threads shares a NUMA node. The calling thread
+// is worker 0 of group 0.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace tidewheel {
 
-// Bytes that go from one processor's cache to another's together.
+// Bytes that caches exchange as one unit.
 #if defined(__s390x__)
 constexpr size_t kCacheLine = 256;
 #else
@@ -23,48 +23,48 @@ constexpr size_t kCacheLine = 64;
 
 class ThreadPool;
 
-// What the workers of a group meet over: in cache lines of its own, so that waiting goes on within a node.
+// The state over which the workers of a group synchronize, in its own cache lines, so that waiting stays within a node.
 struct WorkerGroup {
   struct alignas(kCacheLine) Counter {
     std::atomic<int64_t> next{0};
   };
 
   int workers = 0;
-  int members = 0;  // those that take part now: all, but for a worker that is lent
+  int members = 0;  // workers that take part now: all except a lent one
   alignas(kCacheLine) std::atomic<int> arrived{0};
   alignas(kCacheLine) std::atomic<uint32_t> barrier_generation{0};
-  // Three suffice: while one is in use, the next stands ready at 0, and the one before may still be read by a
-  // straggler on its way to the barrier.
+  // Three are enough. One is in use, the next one is ready at 0, and a late worker may still read the one before on its
+  // way to the barrier.
   Counter counters[3];
 };
 
-// What a worker sees of the team while it runs.
+// A worker's view of the team while a job runs.
 class Worker {
  public:
-  // One that comes when `phase` calls of `share...` were done without it has nothing to do before.
+  // A worker that joins after `phase` calls of `share...` skips these calls.
   Worker(ThreadPool& pool, int index, unsigned phase = 0);
   int index() const { return index_; }
   int group() const { return group_index_; }
   int index_in_group() const { return index_in_group_; }
   int group_size() const { return group_.workers; }
-  // The next call of `share...` was done without this worker: what only that needs need not be made.
+  // Whether the next call of `share...` was done without this worker. Then its inputs need not be prepared.
   bool is_late() const { return phase_ < first_phase_; }
 
-  // Share [0, count) among the team in pieces of `grain`, whoever is free taking the next, then meet at a barrier: what
-  // was written before is seen by all after. Every worker must make the same calls of `share...` in the same order.
-  // `body(begin, end)`.
+  // Divide [0, count) among the team in pieces of `grain`. A free worker takes the next piece, for `body(begin, end)`.
+  // All workers then meet at a barrier, after which they see everything that was written before. Every worker must make
+  // the same calls of `share...` in the same order.
   template <typename Body>
   void share(int64_t count, int64_t grain, Body&& body) {
     share_from(false, count, grain, body);
   }
 
-  // The same among the worker's group alone: each group has a `count` of its own. The barrier is the whole team's.
+  // The same within the worker's group. Each group has its own `count`. The barrier is for the whole team.
   template <typename Body>
   void share_in_group(int64_t count, int64_t grain, Body&& body) {
     share_from(true, count, grain, body);
   }
 
-  // That in pieces that shrink as less is left, down to 1: long runs first, and a level finish.
+  // The same in pieces that shrink to 1 as less is left: long pieces first, and all workers finish at the same time.
   template <typename Body>
   void share_in_group_guided(int64_t total, Body&& body) {
     if (skip()) return;
@@ -99,10 +99,10 @@ class Worker {
     return true;
   }
 
-  // The group's own, or the team's, which is the first group's.
+  // The counter of the group, or of the team, which is that of the first group.
   std::atomic<int64_t>& take_counter(bool own);
 
-  // Wait until the whole team is here; at the `last` one of a job nobody is let in.
+  // Wait until the whole team has arrived. At the `last` barrier of a job, no lent worker is let in.
   void barrier(bool last = false);
 
   ThreadPool& pool_;
@@ -115,8 +115,8 @@ class Worker {
 
 class ThreadPool {
  public:
-  // A thread for each of the `groups`' processors, pinned there; the caller's own place is the first. Throws
-  // std::invalid_argument for a group without a processor.
+  // Makes a thread for each processor of the `groups`, pinned there, except for the first one, which is the caller's.
+  // Throws std::invalid_argument for a group without a processor.
   explicit ThreadPool(const std::vector<std::vector<int>>& groups);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -125,20 +125,20 @@ class ThreadPool {
   int size() const { return static_cast<int>(places_.size()); }
   const Ownership& ownership() const { return ownership_; }
 
-  // Run `job` on every worker and wait for all. Not reentrant; `job` must not throw. A worker that is lent comes late,
-  // or not at all: it takes no part in the calls of `share...` before it comes.
+  // Run `job` on every worker and wait for all. Not reentrant; `job` must not throw. A lent worker joins late or not at
+  // all. It takes no part in the calls of `share...` before it joins.
   void run(const std::function<void(Worker&)>& job);
 
-  // Leave the last worker's processor to other threads until `take_back` was called as often: where as many threads as
-  // there are processors meet dozens of times a millisecond, one that has to wait while another thread has its
-  // processor holds all of them up. A last group of one worker keeps it.
-  // `lend` is for the thread that runs jobs; `take_back`, for any thread, lets the worker into a job that runs.
+  // Leave the last worker's processor to other threads until `take_back` was called as often as `lend`. Workers meet
+  // dozens of times a millisecond. If there are as many workers as processors, any other thread takes a processor from
+  // one of them, and all others wait for it. If the last worker is alone in its group, it is not lent.
+  // The thread that runs jobs calls `lend`. Any thread may call `take_back`, which lets the worker join a running job.
   void lend() { lent_.fetch_add(1); }
   void take_back() {
     if (lent_.fetch_sub(1) == 1) lent_.notify_all();
   }
 
-  // Pin the calling thread to worker 0's processor, for good or while the result lives.
+  // Pin the calling thread to worker 0's processor, for good or for the lifetime of the result.
   void pin_caller() const;
   Pinned pinned_caller() const { return Pinned(places_.front().cpu); }
 
@@ -149,12 +149,12 @@ class ThreadPool {
     int cpu, group, index_in_group;
   };
 
-  // The last worker takes part in jobs; a job began without it; or it wants to come in.
+  // The last worker takes part in jobs; or a job began without it; or it wants to join.
   enum class Door : uint32_t { kInside, kOutside, kWaiting };
 
   void serve(int index);
   void serve_lendable(int index);
-  // Whether the last worker is to be let in, to begin with that call of `share...`. Only while no other worker moves.
+  // Whether the last worker joins, beginning with that call of `share...`. Call only while no other worker moves.
   bool expect_latecomer(unsigned phase);
   void move_door(Door door);
   bool can_lend() const { return groups_.back().workers > 1; }
@@ -169,7 +169,7 @@ class ThreadPool {
   std::atomic<bool> stopping_{false};
   alignas(kCacheLine) std::atomic<int> lent_{0};  // calls of `lend` without their `take_back`
   alignas(kCacheLine) std::atomic<Door> door_{Door::kInside};
-  unsigned first_phase_ = 0;  // of the last worker, when the door has opened
+  unsigned first_phase_ = 0;  // the first phase of the last worker, once it was let in
 };
 
 }  // namespace tidewheel

@@ -21,12 +21,12 @@ std::optional<std::string> read_line(const std::string& path) {
   return line;
 }
 
-// The NUMA node of each processor that is in one.
+// The NUMA node of each processor that belongs to one.
 std::map<int, int> numa_nodes(const std::string& root) {
   const std::string folder = root + "sys/devices/system/node/";
   std::map<int, int> nodes;
   for (const int node : parse_cpu_list(read_line(folder + "online").value_or(""))) {
-    const auto cpus = read_line(folder + "node" + std::to_string(node) + "/cpulist");  // empty where there is only memory
+    const auto cpus = read_line(folder + "node" + std::to_string(node) + "/cpulist");  // empty: a node with memory only
     for (const int cpu : parse_cpu_list(cpus.value_or(""))) nodes[cpu] = node;
   }
   return nodes;

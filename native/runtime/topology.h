@@ -1,4 +1,4 @@
-// Which processors this process may use: those of its affinity mask, and one a physical core.
+// The processors that this process may use: all of its affinity mask, and one for each physical core.
 #pragma once
 
 #include <optional>
@@ -18,11 +18,10 @@ struct Topology {
   std::vector<int> cores;          // one allowed cpu for each physical core
 };
 
-// `root` is "/", and `allowed` what the calling thread may run on, but in tests, which lay out /proc and /sys trees of
-// their own.
+// By default, `root` is "/" and `allowed` is what the calling thread may run on. Tests pass their own /proc and /sys.
 Topology read_topology(const std::string& root = "/", const std::optional<std::vector<int>>& allowed = std::nullopt);
 
-// "0-3,8" to {0, 1, 2, 3, 8}. Throws std::invalid_argument naming what it cannot read.
+// "0-3,8" as {0, 1, 2, 3, 8}. Throws std::invalid_argument, which names what it cannot read.
 std::vector<int> parse_cpu_list(const std::string& text);
 
 }  // namespace tidewheel

@@ -32,7 +32,7 @@ Features detect() {
 
 #elif defined(__linux__)
 
-// The kernel's numbers, which headers of older systems lack: linux/arch/arm64/include/uapi/asm/hwcap.h.
+// The kernel's bits, which older headers lack: linux/arch/arm64/include/uapi/asm/hwcap.h.
 constexpr unsigned long kDotProd = 1UL << 20;              // of AT_HWCAP
 constexpr unsigned long kI8mm = 1UL << 13, kBf16 = 1UL << 14;  // of AT_HWCAP2
 

@@ -1,4 +1,4 @@
-// What an architecture's file here defines.
+// What each architecture's file in this folder defines.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// An architecture without levels of its own: the compiler's plain code serves it.
+// An architecture without its own levels, which runs the scalar kernels.
 #include "runtime/levels/levels.h"
 
 namespace tidewheel {

@@ -11,11 +11,11 @@ namespace vxe2 { extern const Kernels kKernels; }
 
 namespace {
 
-// Facilities by the numbers that the Principles of Operation give them. Each level is compiled for a processor, so that the
-// general instructions that came with its vector instructions must be there too.
+// Facilities, by their numbers in the Principles of Operation. Each level is compiled for a whole processor model, so
+// that the general instructions which came with its vector instructions must be there too.
 constexpr int kMiscellaneous2 = 58, kMiscellaneous3 = 61, kVectorEnhancements1 = 135, kVectorEnhancements2 = 148;
 
-// What STORE FACILITY LIST EXTENDED stores: a bit a facility, the first the highest.
+// What STORE FACILITY LIST EXTENDED stores: one bit for each facility, from the highest bit down.
 struct Facilities {
   uint64_t words[4] = {};
 
@@ -30,7 +30,7 @@ struct Facilities {
 
 std::vector<const Kernels*> architecture_levels() {
   std::vector<const Kernels*> levels;
-  // The kernel says whether it keeps a program's vector registers; what they can do it says only of late.
+  // The kernel reports whether it saves vector registers. Only recent kernels report what they can do.
   const unsigned long capabilities = getauxval(AT_HWCAP);
   if (!(capabilities & HWCAP_S390_STFLE) || !(capabilities & HWCAP_S390_VXRS)) return levels;
   const Facilities facilities;

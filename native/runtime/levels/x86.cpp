@@ -22,8 +22,8 @@ struct Cpuid {
   Cpuid(unsigned leaf, unsigned subleaf) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
 };
 
-// Tiles of 16 rows of 64 bytes, the products of int8 and of bfloat16, and Linux's permission: it keeps 8 KiB more for each
-// thread that uses them, once the process has asked.
+// Checks for tiles of 16 rows of 64 bytes, and for their products of int8 and bfloat16. Then asks Linux for permission:
+// a process must ask, because each thread that uses tiles needs 8 KiB more for its state.
 bool allowed_tiles() {
 #if defined(__linux__)
   constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBFloat16 | kTile | kInt8;
