@@ -1,6 +1,6 @@
 // Paged causal attention with grouped query heads: flash-style online softmax (https://arxiv.org/abs/2205.14135) over
 // pieces and tiles that start at fixed absolute positions. K and V are always read back from the cache. A row's
-// arithmetic does not depend on the other rows of its task: what lies beyond its own limits enters with weight 0.
+// arithmetic does not depend on the other rows of its task: tokens that it does not see get weight 0.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -31,7 +31,7 @@ TW_INLINE F exp2(F x) {
   p = fma(p, r, set1(2.4022242e-1f));
   p = fma(p, r, set1(6.9314700e-1f));
   p = fma(p, r, set1(1.0f));
-  return mul(p, pow2(n));  // whose exponent field is 0 for n = -127
+  return mul(p, pow2(n));  // for n = -127 the exponent field of pow2(n) is 0
 }
 
 TW_INLINE float exp2(float x) {
@@ -54,7 +54,8 @@ constexpr Edges kEdges;
 TW_INLINE F visible_from(int lane) { return load(kEdges.bounds + 16 - std::clamp(lane, 0, 16)); }
 TW_INLINE F visible_until(int lane) { return load(kEdges.bounds + 32 - std::clamp(lane, 0, 16)); }
 
-// The result of some of the context for each row: sums of V weighted by 2^(score - maximum), and the weights' total.
+// The result over a part of the context, for each row: sums of V weighted by 2^(score - maximum), and the weights'
+// total.
 struct Partial {
   float* sums;     // [rows, dim]
   float* maximum;  // [rows], minus infinity for a row that saw nothing
@@ -70,7 +71,7 @@ struct Partial {
   }
 };
 
-// What the query rows of a task are: the heads of a group for each token in turn.
+// The query rows of a task: all heads of a group for the first token, then for the next one, and so on.
 struct Rows {
   const AttentionArgs& args;
   const int dim, group, count;
@@ -99,12 +100,11 @@ class Scratch {
   char* next_;
 };
 
-// How many vectors of accumulators go with so many rows: as many as the GEMM's tile has registers for, and at most 4,
-// which is enough to hide an instruction's latency behind the others.
+// The number of accumulator vectors for each of these rows. All together need no more registers than the GEMM's tile. 4
+// are enough to hide the latency of an instruction.
 constexpr int vectors_for(int rows) { return std::clamp(kTileRows * kTileVectors / rows, 1, 4); }
 
-// VECTORS vectors of K or V, each a step's stride after the one of the step before, and where the block lies that
-// follows later.
+// VECTORS vectors of K or V, which move by a stride at each step, and the distance to a later block, to prefetch it.
 template <typename T, int VECTORS>
 struct Columns {
   const T* start[VECTORS];
@@ -121,7 +121,7 @@ TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, con
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
       const T* p = columns.start[v] + s * step_stride;
-      // A block's vectors lie side by side, several of short ones in a cache line.
+      // A block's vectors are contiguous. A cache line has several short ones.
       constexpr size_t kBytes = kLanes * C::kStep * sizeof(T);
       if (v % kBlockVectors * kBytes % 64 == 0) prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
       w[v] = C::load_step(p);
@@ -163,7 +163,7 @@ class Piece {
       if constexpr (kScaled) gather_scales(tile, std::min(end - tile * kAttentionTile, kAttentionTile));
       for (int row = 0; row < rows_.count; row += kTileRows) {
         const int count = std::min(rows_.count - row, kTileRows);
-        // What these rows reach: slots beyond it may hold anything, and nothing read from them is used.
+        // The last token that these rows see. Slots after it may hold anything, and what is read there is not used.
         const int tokens = std::min(rows_.limit(row + count - 1) - tile * kAttentionTile, kAttentionTile);
         if (tokens > 0) visit_rows(count, row, tile, tokens, std::make_integer_sequence<int, kTileRows>{});
       }
@@ -176,8 +176,8 @@ class Piece {
     return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_};
   }
 
-  // Bytes from a block to the one that is wanted a little later, this task's or the next one's: blocks lie anywhere, and
-  // only the block tables know which comes next.
+  // Bytes from a block to one that is needed a little later, by this task or the next one. Blocks are scattered in
+  // memory, so the hardware cannot predict this; only the block tables tell.
   ptrdiff_t ahead(int block) const {
     const NextBlocks& next = args_.next;
     const int count = rows_.position(rows_.count - 1) / kBlockTokens + 1;
@@ -201,7 +201,7 @@ class Piece {
 
   template <int ROWS>
   void score_rows(int row, int tile, int blocks) {
-    // Whole blocks, or such parts of one as there are accumulators for.
+    // Whole blocks, or parts of one if there are not enough accumulators.
     constexpr int kVectors = vectors_for(ROWS), kBlocks = kVectors / kBlockVectors;
     constexpr int kMany = kBlocks ? kBlocks * kBlockVectors : static_cast<int>(std::bit_floor(unsigned{kVectors}));
     constexpr int kFew = std::min(kMany, kBlockVectors);
@@ -232,7 +232,7 @@ class Piece {
     }
   }
 
-  // What the scores of one row are before `scale`, if more than the dot product and the ends of what the row sees.
+  // Adjusts the scores of one row beyond the dot product and the row's limits, before `scale`.
   F adjusted(F x, int row, int tile, int t) const {
     if constexpr (kScaled) x = mul(x, load(k_scales_ + t));
     if (args_.softcap != 0) {
@@ -247,7 +247,7 @@ class Piece {
     return x;
   }
 
-  // Scores to weights; what the earlier tiles gave is rescaled.
+  // Turns scores into weights, and rescales the results of earlier tiles.
   void soften(int index, int row, int tile, int width) {
     float* s = scores_ + index * kAttentionTile;
     Q* w = weights_ + index * kAttentionTile;
@@ -264,9 +264,9 @@ class Piece {
     } else {
       for (int t = 0; t < width; t += kLanes) peak = max(peak, load(s + t));
     }
-    const F factor = set1(args_.scale * kLog2E);  // so that powers of 2 will do
+    const F factor = set1(args_.scale * kLog2E);  // so that powers of 2 can be used
     const float maximum = std::max(hmax(peak) * (args_.scale * kLog2E), result_.maximum[row]);
-    if (maximum == -kInfinity) {  // nothing yet that this row sees
+    if (maximum == -kInfinity) {  // the row has seen nothing yet
       for (int t = 0; t < width; t += kLanes) store(w + t, zero());
       return;
     }
@@ -275,7 +275,8 @@ class Piece {
     for (int t = 0; t < width; t += kLanes) {
       F p = exp2(fma(load(s + t), factor, shift));
       sum = add(sum, p);
-      // Where the weight is 0, the scale may be NaN, of a token that this row does not see or of a block's earlier life.
+      // If the weight is 0, the scale may be NaN: from a token that this row does not see, or from earlier use of the
+      // block.
       if constexpr (kScaled) p = keep_if(mul(p, load(v_scales_ + t)), p, set1(0x1p-126f));
       store(w + t, p);
     }
@@ -330,7 +331,7 @@ class Piece {
     }
   }
 
-  // The slot after the last token may hold anything, NaN included, from the block's earlier life.
+  // The slot after the last token may hold anything, even NaN, from earlier use of the block.
   template <int ROWS, int VECTORS>
   static void last_half_pair(const Q* p, const T* v, F (&acc)[ROWS][VECTORS]) {
 #pragma GCC unroll 4
@@ -369,7 +370,7 @@ class Piece {
   Partial result_{nullptr, 0, 0};
 };
 
-// Pieces folded one after the other, in ascending order.
+// Combines pieces one after the other, in ascending order.
 class Fold {
  public:
   Fold(const AttentionArgs& args, Scratch& scratch)

@@ -1,5 +1,5 @@
-// Cached<T>: how K and V of type T lie in a block, and how they meet queries and probabilities. T is float, f16, bf16,
-// e5m2 or int8_t. The last three come in pairs of consecutive elements, which one multiply-accumulate consumes.
+// Cached<T>: the layout of K and V of type T in a block, and how they are multiplied by queries and probabilities. T is
+// float, f16, bf16, e5m2 or int8_t. The last three are in pairs of consecutive elements for one multiply-accumulate.
 #pragma once
 
 #include "kernels/element.h"
@@ -10,7 +10,7 @@ namespace tidewheel::TW_ISA {
 template <CacheType TYPE, typename Elements>
 struct CachedAs : Elements {
   static constexpr CacheType kType = TYPE;
-  // Probabilities too; rounded to bfloat16 only where the level multiplies that.
+  // The type of queries and of probabilities. It is bfloat16 only if the level can multiply that.
   using Query = typename Elements::Activation;
 };
 
@@ -40,7 +40,7 @@ struct CachedHead {
   T* v() const { return k + size_t(dim) * kBlockTokens; }
   float* k_scales() const { return reinterpret_cast<float*>(k + size_t{2} * dim * kBlockTokens); }
   float* v_scales() const { return k_scales() + kBlockTokens; }
-  // Where the elements d .. d + kStep - 1 of a slot's K begin.
+  // The offset of elements d .. d + kStep - 1 of a slot's K.
   T* k_step(int slot, int d) const { return k + (size_t(d / kStep) * kBlockTokens + slot) * kStep; }
   T* v_element(int slot, int d) const { return v() + (size_t(slot / kStep) * dim + d) * kStep + slot % kStep; }
 };

@@ -1,4 +1,4 @@
-// What this level can do at most on this machine: what its micro-kernels are made of, and a plain read of memory.
+// The most that this level can do on this machine: the instructions of its micro-kernels alone, and plain memory reads.
 #include "kernels/table.h"
 #include "micro_kernels.h"
 

@@ -1,12 +1,12 @@
-// Element<T>: how weights of type T meet activations.
+// Element<T>: how weights of type T are multiplied by activations.
 #pragma once
 
 #include "simd.h"
 
 namespace tidewheel::TW_ISA {
 
-// How numbers of type T, weights or a cache's, meet activations in a dot product. `kStep` is how many consecutive ones a
-// multiply-accumulate consumes.
+// How numbers of type T, from weights or a cache, are multiplied by activations in a dot product. One
+// multiply-accumulate takes `kStep` consecutive ones.
 template <typename T>
 struct SingleElements {
   static constexpr int kStep = 1;

@@ -1,5 +1,5 @@
-// y = x W^T over packed panels: an output depends on its row and its column alone, never on how many rows came along
-// or on which thread computed it.
+// y = x W^T over packed panels. An output depends only on its row and its column, never on the number of rows or on the
+// thread that computes it.
 #include <cmath>
 
 #include "kernels/table.h"
@@ -80,7 +80,8 @@ void finish_tile(const GemmArgs& args, int panel, int row, int rows, float* tile
   }
 }
 
-// The outputs of a tile lie rows apart, where the hardware does not look ahead: they come while the tile is computed.
+// Prefetches the outputs of a tile while it is computed. They are in different rows, which the hardware does not
+// predict.
 void prefetch_outputs(const GemmArgs& args, int panel, int row, int rows) {
   const bool gated = args.epilogue == Epilogue::kGated;
   const float* y = args.y + row * args.y_stride + panel * (gated ? kHalf : kPanel);

@@ -1,5 +1,5 @@
-// Micro-tiles in vector registers: ROWS packed rows times one panel of columns, into tile [ROWS][kPanel]. One accumulator
-// an output, inputs in order.
+// Micro-tiles in vector registers: ROWS packed rows times one panel of columns, into tile [ROWS][kPanel]. Each output
+// has one accumulator, which takes the inputs in order.
 #pragma once
 
 #include <utility>
@@ -8,11 +8,11 @@
 
 namespace tidewheel::TW_ISA {
 
-// Far enough ahead of the loads that a panel streamed from memory arrives in time at one row.
+// The prefetch distance. With one row, a panel from memory must arrive before it is needed.
 constexpr int kPrefetchBytes = 4096;
 
-// A peak is measured over many independent sums, so that latency does not count, in so many steps a round. Their total is
-// folded into the result, far below its precision, so that nothing is removed.
+// A peak is measured with so many independent sums that latency does not matter, in so many steps a round. Their total
+// is added to the result, far below its precision, so that the compiler cannot remove the work.
 constexpr int kPeakSums = kTileRows * kTileVectors, kPeakSteps = 1024;
 constexpr double kPeakTrace = 1e-30;
 
@@ -21,7 +21,7 @@ template <typename T>
 struct FloatTile {
   using E = Element<T>;
 
-  // Few rows take more columns at once: as many as need no more registers than the whole tile.
+  // With few rows, more columns are computed at once, as many as fit into the registers of a whole tile.
   static constexpr int vectors_for(int rows) {
     int vectors = kTileVectors;
     while (vectors < kStrips && (rows + E::kStep) * 2 * vectors <= (kTileRows + 1) * kTileVectors) vectors *= 2;
@@ -35,12 +35,12 @@ struct FloatTile {
     const typename E::Activation* x = inputs;
     F acc[kPeakSums];
 #pragma GCC unroll 32
-    for (int c = 0; c < kPeakSums; ++c) acc[c] = set1(static_cast<float>(c));  // else all sums are one
+    for (int c = 0; c < kPeakSums; ++c) acc[c] = set1(static_cast<float>(c));  // else the compiler would merge all sums
     for (int i = 0; i < rounds * kPeakSteps; ++i) {
       const typename E::Vector step = E::load_step(w);
 #pragma GCC unroll 32
       for (int c = 0; c < kPeakSums; ++c) acc[c] = E::dot(acc[c], step, x);
-      // The operands may have changed, for all the compiler knows: nothing is folded or hoisted.
+      // To the compiler, the operands may have changed here. So it cannot merge or hoist the work.
       asm volatile("" : "+r"(w), "+r"(x) : : "memory");
     }
     F sum = zero();
@@ -90,7 +90,7 @@ struct FloatTile {
   }
 };
 
-// A group's head, then its integers.
+// A group: its head, then its integers.
 template <int ROWS>
 struct RowGroup {
   float scale[ROWS];
@@ -98,7 +98,7 @@ struct RowGroup {
   int8_t quads[kRowGroup / kQuad][ROWS][kQuad];
 };
 
-// By the level's own way to take several rows at once, if it has one.
+// Uses the level's own code for several rows at once, if it has any.
 template <int ROWS, typename Sum, typename W>
 TW_INLINE void multiply_quads(Sum (&sum)[ROWS], W w, const int8_t (*x)[kQuad]) {
   if constexpr (requires { dot_rows<ROWS>(sum, w, x); }) {
@@ -109,7 +109,7 @@ TW_INLINE void multiply_quads(Sum (&sum)[ROWS], W w, const int8_t (*x)[kQuad]) {
   }
 }
 
-// The dot products of one group; weights advance past it.
+// The dot products of one group. Moves `weight` past it.
 template <int ROWS>
 TW_INLINE void multiply_bytes(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
 #pragma GCC unroll 8
@@ -245,7 +245,7 @@ struct InRegisters {
     by_rows(std::make_integer_sequence<int, kRows>{})[rows - 1](format, x, panel, k, tile);
   }
 
-  // Operations done, a multiply and an add being two, by nothing but the multiply-accumulates that this is made of.
+  // Operations done by multiply-accumulates alone. A multiply and an add count as two.
   static double peak(int rounds) { return Tile::peak(rounds); }
 
  private:

@@ -1,4 +1,4 @@
-// GEMM inputs: rows of the float32 stream, normalized on the way, rounded or quantized to what the weights want.
+// GEMM inputs: rows of float32 activations, normalized, and rounded or quantized as the weights need.
 #include "kernels/layout.h"
 #include "kernels/table.h"
 
@@ -26,7 +26,7 @@ void round_row(const float* x, int k, int r, int n, char* tile) {
   }
 }
 
-// Symmetric: a scale of 1/127 of the largest magnitude. Anything not finite makes the scale NaN, and so the result.
+// Symmetric: the scale is 1/127 of the largest magnitude. If any value is not finite, the scale and the result are NaN.
 struct Scale {
   float scale, inverse;
 };

@@ -1,6 +1,6 @@
-// Weights from a checkpoint into panels, quantized on the way if the format says so. Quantization has a column in each
-// lane: what it computes for one is the same sequence of operations whatever the vectors, so that every ISA level
-// stores the same integers and scales.
+// Packs weights of a checkpoint into panels, and quantizes them if the format says so. Quantization has a column in
+// each lane. The sequence of operations for a column does not depend on the vector length. So every ISA level stores
+// the same integers and scales.
 #include "kernels/layout.h"
 #include "kernels/table.h"
 
@@ -11,28 +11,28 @@ constexpr int kLargestGroup = 128;
 constexpr int kLineBytes = 64;
 constexpr int kAheadBytes = 4 * kLineBytes;
 
-// The steps of int4 that are tried, in parts of the one that just spans a group's values.
+// The step sizes that int4 tries, relative to the one that exactly spans a group's values.
 constexpr float kInt4Steps[] = {1.03f, 0.96f, 0.89f, 0.82f};
 
 int packed_column(const PackWeightsArgs& args, int row) {
   return row / args.group * args.group_stride + row % args.group + args.offset;
 }
 
-// How many rows from `row` on land side by side within one block of `width` packed columns.
+// How many rows from `row` on become neighbours within one block of `width` packed columns.
 int run_length(const PackWeightsArgs& args, int row, int width) {
   int count = width - packed_column(args, row) % width;
   if (args.group - row % args.group < count) count = args.group - row % args.group;
   return args.row_end - row < count ? args.row_end - row : count;
 }
 
-// Units of four bytes, whatever they mean, are transposed in vectors.
+// Units of four bytes of any type are transposed in vectors.
 template <typename T>
 constexpr bool kFourBytes = sizeof(T) * kFloatUnit<T> == 4;
 
 #if defined(__clang__) || __GNUC__ >= 12
 using Four = float __attribute__((vector_size(16)));
 
-// Columns `in` [4][in_stride] of four bytes, whatever they mean, become rows `out` [4][out_stride]; strides in bytes.
+// Columns `in` [4][in_stride] of four bytes, of any type, become rows `out` [4][out_stride]. Strides are in bytes.
 TW_INLINE void transpose_four(const void* in, ptrdiff_t in_stride, void* out, ptrdiff_t out_stride) {
   const char* from = static_cast<const char*>(in);
   char* to = static_cast<char*>(out);
@@ -58,14 +58,14 @@ TW_INLINE void transpose_four(const void* in, ptrdiff_t in_stride, void* out, pt
 }
 #endif
 
-// Where a packed column of floats begins, in elements; its units lie a panel's width of units apart.
+// The offset of a packed column of floats, in elements. Its units are a panel's width of units apart.
 template <typename T>
 TW_INLINE size_t float_column(int k, int column) {
   const size_t panel = size_t(round_up_to(k, kFloatRun<T>)) * kPanel;
   return column / kPanel * panel + column % kPanel * kFloatUnit<T>;
 }
 
-// A row's memory comes in lines; those of the rows that are read side by side are asked for in time.
+// Prefetches the cache lines of rows that are read side by side.
 TW_INLINE void prefetch_row(const void* row) { prefetch(static_cast<const char*>(row) + kAheadBytes); }
 
 template <typename T, typename S>
@@ -73,7 +73,7 @@ void pack_floats(const PackWeightsArgs& args) {
   constexpr int kUnit = kFloatUnit<T>, kFour = 4 * kUnit;
   const S* source = static_cast<const S*>(args.source);
   for (int begin = args.row_begin; begin < args.row_end;) {
-    // Rows that land side by side in one panel are packed together, so that panel rows are written whole.
+    // Rows that become neighbours in a panel are packed together, so that panel rows are written whole.
     const int column = packed_column(args, begin), count = run_length(args, begin, kPanel);
     T* weight = static_cast<T*>(args.weight) + float_column<T>(args.k, column);
     const S* rows = source + (begin - args.row_begin) * args.row_stride;
@@ -155,19 +155,20 @@ float largest_in_row(const PackWeightsArgs& args, int row) {
   return hmax(largest);
 }
 
-// The q from 0 to 15 for which scale * q + shift is nearest to x.
+// The q from 0 to 15 with scale * q + shift nearest to x.
 TW_INLINE F int4_level(F x, F inverse, F shift) { return round(clamp(mul(sub(x, shift), inverse), 0.0f, 15.0f)); }
 
-// A group's values as a line, for a column in each lane: the slope, and the value at the middle of q, 7.5. Without zero
-// points the line passes through 0 at q = 8, and there is no middle.
+// A group's values as a line, with a column in each lane: the slope, and the value at the middle of q, 7.5. Without
+// zero points the line passes through 0 at q = 8, and the middle is not used.
 struct Int4Line {
   F scale, middle;
 };
 
-// Of a few steps around the one that just spans the values the best is taken, because clipping the extremes a little
-// often costs less than a coarse step for all the others. For each the integers are chosen, and then the line that
-// fits the values best: over y = q - centre, which has the slope sum(x y) / sum(y y) and takes sum(x y)^2 / sum(y y)
-// off the sum of squares. With zero points the line need not pass through 0: x and y count from their means.
+// Tries a few step sizes around the one that exactly spans the values, and takes the best. Clipping the extremes a
+// little often costs less than a coarse step for all other values. For each step size it chooses the integers, and then
+// the line that fits the values best. With y = q - centre, the slope is sum(x y) / sum(y y), which reduces the sum of
+// squares by sum(x y)^2 / sum(y y). With zero points the line need not pass through 0: x and y are relative to their
+// means.
 Int4Line find_int4_line(const float* x, int size, bool zero_points) {
   F low = load(x), high = low, total = zero();
   for (int i = 0; i < size; ++i) {
@@ -176,7 +177,7 @@ Int4Line find_int4_line(const float* x, int size, bool zero_points) {
     high = max(value, high);
     total = add(total, value);
   }
-  // Without zero points 16 levels reach from -8 to 7: the longer side gets the 8, with a negative scale if it must.
+  // Without zero points, 16 levels reach from -8 to 7. The longer side gets the 8, with a negative scale if necessary.
   const F longer = select_less(high, sub(zero(), low), low, high);
   const F span = zero_points ? div(sub(high, low), set1(15.0f)) : div(longer, set1(-8.0f));
   const F middle = zero_points ? mul(add(low, high), set1(0.5f)) : zero();
@@ -212,7 +213,7 @@ Column find_column(const WeightFormat& format, void* weight, int k, int column) 
   return {static_cast<char*>(weight) + size_t(column / kLanes) * strip_bytes(format, k), column % kLanes};
 }
 
-// Input i of a column within units, and within nibbles, a unit of which holds the inputs of two.
+// The position of input i of a column in units, and in nibbles, where one unit holds the inputs of two.
 TW_INLINE uint8_t& byte_at(char* values, int lane, int i) {
   constexpr int kUnit = kIntegerUnit;
   return reinterpret_cast<uint8_t*>(values)[(size_t(i / kUnit) * kLanes + lane) * kUnit + i % kUnit];
@@ -229,7 +230,7 @@ float get_half(const char* halves, int lane) {
   return to_float(half);
 }
 
-// `count` consecutive columns of a strip, from `first` on, take lanes 0 to `count` - 1 of what is put there.
+// Writes `count` consecutive columns of a strip, from `first` on. They take lanes 0 to `count` - 1 of the values.
 struct Lanes {
   Column first;
   int count;
@@ -245,7 +246,7 @@ struct Lanes {
     }
   }
 
-  // Stores numbers as float16 and returns what was stored: integers are chosen for that.
+  // Stores numbers as float16, and returns the rounded numbers, for which the integers are then chosen.
   F put_halves(char* to, F numbers) const {
     f16 halves[kLanes];
     store(halves, numbers);
@@ -253,7 +254,7 @@ struct Lanes {
     return load(halves);
   }
 
-  // `bytes` [kIntegerUnit][kLanes]: whole numbers from 0 to 255. In each stored byte `flip` is turned over.
+  // `bytes` [kIntegerUnit][kLanes]: whole numbers from 0 to 255. The bits of `flip` are inverted in each stored byte.
   void put_units(char* to, const float* bytes, uint8_t flip = 0) const {
     struct Unit {
       uint32_t quads[kIntegerUnit / kQuad];

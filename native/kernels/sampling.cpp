@@ -1,5 +1,5 @@
-// Logits to a token, bit for bit what engine/devices/sampling.py computes; that file says what each step is and where
-// it comes from. Compiled without contraction of a * b + c, because numpy does not contract.
+// Logits to a token, bit for bit as engine/devices/sampling.py computes it. That file explains each step and names its
+// source. Compiled without contraction of a * b + c, because numpy does not contract.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,7 +16,7 @@ constexpr int kBlock = kSumLanes * kSumLanes;
 constexpr int kNoToken = -1;
 constexpr float kUnderflow = -87.0f;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-// Farther apart than this, two exponents have powers in the same order, whatever the rounding.
+// If two exponents differ by more than this, rounding cannot change the order of their powers.
 constexpr float kExponentMargin = 1e-4f;
 
 int block_count(int vocab) { return (vocab + kBlock - 1) / kBlock; }
@@ -136,7 +136,7 @@ int scan(const Row& row, float* maxima) {
   return best_block * kBlock + i;
 }
 
-// At least `count` values are as large as this one.
+// A value such that at least `count` values are as large.
 float floor_of_largest(const float* maxima, int blocks, int count, float* scratch) {
   if (count > blocks) return kMinusInfinity;
   std::copy(maxima, maxima + blocks, scratch);
@@ -144,7 +144,7 @@ float floor_of_largest(const float* maxima, int blocks, int count, float* scratc
   return scratch[count - 1];
 }
 
-// What a weight counts in top-p: whole multiples of 2^-40, whose sum does not hang on the order.
+// What a weight counts in top-p: whole multiples of 2^-40, whose sum does not depend on the order.
 TW_INLINE int64_t mass(float weight) {
   const double shifted = static_cast<double>(weight) * 0x1p40 + 0x1p52;  // rounds to an integer, in the low bits
   int64_t bits;
@@ -161,8 +161,9 @@ struct Candidates {
   int size() const { return blocks * kBlock; }
 };
 
-// Sets all but the largest weights to 0: as many are kept as reach `target` when each adds its `measure`, ties to the
-// lower index. None of these is below `floor`, and the largest of all weights is 1.
+// Keeps the largest weights and sets all others to 0. It keeps as many as needed for the sum of their `measure` to
+// reach `target`; of equal weights, those with the lower index. None of them is below `floor`, and the largest weight
+// is 1.
 template <typename Measure>
 void keep_largest(const Candidates& all, float floor, int64_t target, Measure measure) {
   constexpr int kBuckets = 1024;
@@ -171,7 +172,7 @@ void keep_largest(const Candidates& all, float floor, int64_t target, Measure me
   for (int i = 0; i < all.size(); i += kLanes) {
     count += compress(values + count, load(all.weights + i), set1(floor), set1(1.0f));
   }
-  // Positive floats are in the order of their bits. Narrow their range down to the smallest value kept.
+  // Positive floats have the same order as their bits. Narrow the range down to the smallest value that is kept.
   uint32_t low, high;
   for (;;) {
     low = ~0u;
@@ -191,7 +192,7 @@ void keep_largest(const Candidates& all, float floor, int64_t target, Measure me
     low += static_cast<uint32_t>(bucket) << shift;
     high = std::min(high, low + (1u << shift) - 1);
     const int end = (count + kLanes - 1) / kLanes * kLanes;
-    std::fill(values + count, values + end, 0.0f);  // or values of the round before would count again
+    std::fill(values + count, values + end, 0.0f);  // else values of the round before would count again
     int left = 0;
     for (int i = 0; i < end; i += kLanes) {
       left += compress(values + left, load(values + i), set1(bits_float(low)), set1(bits_float(high)));
@@ -235,7 +236,7 @@ void filter(const SampleArgs& args, const Candidates& all, float bound) {
     for (int i = 0; i < all.size(); ++i) total += mass(weights[i]);
     const double top_p = args.top_p;
     const int64_t enough = static_cast<int64_t>(std::ceil(top_p * static_cast<double>(total)));
-    // All the weights below this one together are at most half of what may be left out.
+    // All weights below this one together are at most half of what may be left out.
     const double floor = (1.0 - top_p) * static_cast<double>(total) * 0x1p-40 / (4.0 * args.vocab);
     keep_largest(all, static_cast<float>(floor), std::max<int64_t>(enough, 1), mass);
   }
@@ -266,7 +267,7 @@ int draw(const Candidates& all, double* sums, double uniform) {
 
 int pick(const SampleArgs& args, const Row& row, int best, const float* maxima) {
   const float maximum = row[best], temperature = args.temperature;
-  // Exponents below the bound belong to tokens that a filter takes out anyway.
+  // Exponents below the bound belong to tokens that a filter removes anyway.
   float bound = kUnderflow;
   if (args.min_p > 0.0f) bound = std::max(bound, static_cast<float>(log_positive(args.min_p)) - kExponentMargin);
   if (args.top_k > 0) {

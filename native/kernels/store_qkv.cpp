@@ -1,5 +1,4 @@
-// What stands between the qkv projection and attention, a token at a time: q/k norm and rope, then queries are stored as
-// attention reads them, and k and v in the cache.
+// The work between the qkv projection and attention, one token at a time: q/k norm, rope, and writing to the cache.
 #include "kernels/cache.h"
 #include "kernels/kernels.h"
 #include "kernels/table.h"
@@ -32,8 +31,8 @@ void rotate_interleaved(float* x, int pairs, const float* cos, const float* sin)
 // To the nearest e5m2, ties to even. What is too large becomes the largest finite number, NaN stays NaN.
 TW_INLINE void store(e5m2* p, F a) {
   const F bounded = max(set1(-57344.0f), min(set1(57344.0f), a));  // in this order NaN passes
-  // Adding 3 * 2^22 steps of a number's own grid leaves the addition no bits to keep but whole steps. The grid ends
-  // at 2^-16, where e5m2 becomes subnormal.
+  // Adding 3 * 2^22 steps of a number's own grid rounds it to whole steps, because the sum has no bits for less. The
+  // smallest grid is 2^-16, where e5m2 becomes subnormal.
   const F shift = mul(max(binade(bounded), set1(0x1p-14f)), set1(0x1.8p21f));
   f16 half[kLanes];
   store(half, sub(add(bounded, shift), shift));
@@ -44,7 +43,7 @@ TW_INLINE void store(int8_t* p, F a) {
   store(p, round_to_int(min(max(a, set1(-127.0f)), set1(127.0f))));  // in this order NaN becomes a number
 }
 
-// Calls body(d, the elements from d on) for a whole padded head: zeros follow the last of `x`.
+// Calls body(d, the elements from d on) for a whole padded head. Zeros follow the last element of `x`.
 template <typename Body>
 TW_INLINE void each_vector(const float* x, int dim, int padded, Body&& body) {
   int d = 0;
@@ -56,8 +55,8 @@ TW_INLINE void each_vector(const float* x, int dim, int padded, Body&& body) {
   for (d += kLanes; d < padded; d += kLanes) body(d, zero());
 }
 
-// The scale that makes the largest magnitude 127. A head too small to divide by is stored as zeros. Anything not finite
-// makes the scale NaN, and so what is read.
+// The scale that makes the largest magnitude 127. A head that is too small to divide by is stored as zeros. If any
+// value is not finite, the scale is NaN, and so is everything that is read.
 float int8_scale(const float* x, int dim, int padded) {
   F largest = zero(), poison = zero();
   each_vector(x, dim, padded, [&](int, F a) {
@@ -108,7 +107,7 @@ void store_typed(const StoreQkvArgs& args) {
     });
     each_vector(v, dim, padded, [&](int d, F a) {
       store(rounded, quantized(a, v_factor));
-      // One by one: the elements between are another token's, which another worker may be writing.
+      // One by one: the elements between belong to another token, which another worker may be writing.
       for (int i = 0; i < kLanes; ++i) *head.v_element(args.slot, d + i) = rounded[i];
     });
   }

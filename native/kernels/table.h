@@ -1,4 +1,4 @@
-// What each kernel file defines for its level; table.cpp gathers them into the table that runtime/levels offers.
+// What each kernel file defines for its level. table.cpp collects them in the table that runtime/levels offers.
 #pragma once
 
 #include <utility>

@@ -26,7 +26,7 @@ struct e5m2 {
   uint8_t bits;
 };
 
-// What K and V are cached as. Int8 comes with a float32 scale for each token and KV head, for K and for V.
+// The type of cached K and V. Int8 has a float32 scale for each token and KV head, for K and for V.
 enum class CacheType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kFloat8E5M2 = 3, kInt8 = 4 };
 constexpr int kCacheTypes = 5;
 
@@ -58,7 +58,7 @@ TW_INLINE float to_float(f16 x) {
   const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16;
   const uint32_t rest = x.bits & 0x7fffu;
   if (rest >= 0x7c00u) return bits_float(sign | 0x7f800000u | ((rest & 0x3ffu) << 13));
-  // Shifted into binary32's place the exponent is 112 too small; the multiplication mends it for subnormals too.
+  // In binary32's place the exponent is 112 too small. The multiplication corrects that, for subnormals too.
   return bits_float(sign | float_bits(bits_float(rest << 13) * 0x1p112f));
 }
 
@@ -77,7 +77,7 @@ TW_INLINE f16 to_f16(float x) {
   const uint32_t rest = u & 0x7fffffffu;
   if (rest > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
   if (rest >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // 65520 and above round to infinity
-  if (rest < 0x38800000u) {  // below 2^-14: let the addition of 2^-1 * 2^-24 * 2^24 round the subnormal in place
+  if (rest < 0x38800000u) {  // below 2^-14: the addition rounds the subnormal in place
     const float shifted = bits_float(rest) + 0.5f;
     return {static_cast<uint16_t>(sign | (float_bits(shifted) - 0x3f000000u))};
   }
