@@ -26,6 +26,7 @@ from .request import Request
 from .sampling_params import SamplingParams
 from .scheduling.beam_search import BeamSearch
 from .scheduling.cost_model import CostModel
+from .scheduling.drafts import Drafter
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
 from .stream import RequestStream
@@ -76,11 +77,13 @@ class Engine:
         generation_defaults: Mapping[str, float | int] | None = None,
         max_step_ms: float = 75.0,
         enable_prefix_caching: bool = True,
+        drafter: Drafter | None = None,
         step_timeout_s: float | None = None,
         info: Mapping[str, str] | None = None,
     ) -> None:
         """`max_model_len` is lowered to what the executor's KV cache can hold. `info` says how the model was loaded.
 
+        A `drafter` guesses at tokens to come, which makes steps fewer and changes no token.
         Stacks are written to stderr when a step takes longer than `step_timeout_s`.
         """
         limits = executor.limits
@@ -102,6 +105,7 @@ class Engine:
             CostModel(max_step_ms),
             limits,
             enable_prefix_caching=enable_prefix_caching,
+            drafter=drafter,
         )
         self._streams = OpenStreams(self._abort, executor.take_back_core, self._fail)
         self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver)

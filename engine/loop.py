@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -76,7 +76,8 @@ class EngineLoop:
     def __init__(
         self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[Delivery], None]
     ) -> None:
-        """`deliver` is called on the engine thread, at most once a step and once for the messages before it.
+        """`deliver` is called on the engine thread, at most once a step and once for the messages before it. A step in
+        which drafts were right has a delivery more for each further token: none has two tokens of one sequence.
 
         `step_started` is when the step that runs began (`time.perf_counter`), None between steps.
         """
@@ -195,37 +196,80 @@ class EngineLoop:
         self.step_seconds.observe(ended - begun)
         self.step_tokens.observe(step.load.num_tokens)
         self.steps_total += 1
-        delivery = _delivery(step, output, ended)
-        delivery.lends_core, delivery.preempted = lends_core, step.preempted
-        delivery.finished = scheduler.commit(step, output)
-        if (
-            lends_core
-            or delivery.keys
-            or delivery.started
-            or delivery.scored
-            or delivery.finished
-            or delivery.preempted
-        ):
-            self._deliver(delivery)
+        deliveries = _deliveries(step, output, ended)
+        deliveries[0].preempted = step.preempted
+        deliveries[-1].lends_core = lends_core
+        _add_ends(deliveries, scheduler.commit(step, output))
+        for delivery in deliveries:
+            if (
+                delivery.lends_core
+                or delivery.keys
+                or delivery.started
+                or delivery.scored
+                or delivery.finished
+                or delivery.preempted
+            ):
+                self._deliver(delivery)
 
 
-def _delivery(step: Step, output: StepOutput, now: float) -> Delivery:
+def _deliveries(step: Step, output: StepOutput, now: float) -> list[Delivery]:
+    """What a step means for the streams, but for ends: one delivery, and more if a sequence got several tokens."""
     rows = step.rows
-    sampled = rows.sampled
-    delivery = Delivery([s.key for s in sampled], output.token_ids[: rows.num_sampled].tolist())
-    if rows.has_beams:
-        own = [(s.key, token) for s, token in zip(sampled, delivery.token_ids, strict=True) if s.search is None]
-        delivery.keys, delivery.token_ids = [key for key, _ in own], [token for _, token in own]
+    sampled, token_ids = rows.sampled, output.token_ids[: rows.num_sampled].tolist()
+    if rows.drafts or rows.has_beams:
+        deliveries = _by_turn(rows.kept(token_ids), token_ids, output)
+    else:
+        deliveries = [Delivery([s.key for s in sampled], token_ids)]
+        if output.logprobs is not None:
+            deliveries[0].logprobs = _logprobs(enumerate(sampled), output)
+    first = deliveries[0]
     for chunk in rows.chunks:
-        delivery.started += _started(chunk, now)
+        first.started += _started(chunk, now)
         if chunk.num_scored:
             logprobs = _prompt_logprobs(output, rows.scored(chunk), chunk.sequence.num_prompt_logprobs)
-            delivery.scored.append((chunk.sequence.key, logprobs))
-    if output.logprobs is not None:
-        for row, sequence in enumerate(sampled):
-            if (count := sequence.sampling.num_logprobs) >= 0 and sequence.search is None:
-                delivery.logprobs[sequence.key] = _token_logprob(output, row, count)
-    return delivery
+            first.scored.append((chunk.sequence.key, logprobs))
+    return deliveries
+
+
+def _by_turn(kept: list[tuple[Sequence, int]], token_ids: list[int], output: StepOutput) -> list[Delivery]:
+    """The first token that each sequence got, then the second of each that got two, and so on. At least one delivery.
+
+    `kept` are the sequences with their rows.
+    """
+    turns: list[list[tuple[int, Sequence]]] = [[]]
+    count: dict[int, int] = defaultdict(int)
+    for sequence, row in kept:
+        turn = count[sequence.key]
+        count[sequence.key] += 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append((row, sequence))
+    return [
+        Delivery(
+            [sequence.key for _, sequence in turn],
+            [token_ids[row] for row, _ in turn],
+            {} if output.logprobs is None else _logprobs(turn, output),
+        )
+        for turn in turns
+    ]
+
+
+def _logprobs(rows: Iterable[tuple[int, Sequence]], output: StepOutput) -> dict[int, TokenLogprob]:
+    return {
+        sequence.key: _token_logprob(output, row, count)
+        for row, sequence in rows
+        if (count := sequence.sampling.num_logprobs) >= 0
+    }
+
+
+def _add_ends(deliveries: list[Delivery], finished: list[Finished]) -> None:
+    """Let each sequence end with its last token."""
+    if len(deliveries) == 1:
+        deliveries[0].finished = finished
+        return
+    for end in finished:
+        last = next((delivery for delivery in reversed(deliveries) if end.key in delivery.keys), deliveries[0])
+        last.finished.append(end)
 
 
 def _started(chunk: Chunk, now: float) -> list[Started]:

@@ -29,9 +29,9 @@ class BatchBuilder:
         self._uses_history = False
 
     def build(self, step: Step, masks: TokenMasks | None = None) -> StepBatch:
-        """The arrays of a step: one of each decode, then chunks. `masks` are for its sampled rows."""
+        """The arrays of a step: one of each decode, then drafts and chunks. `masks` are for its sampled rows."""
         rows, decodes = step.rows, self._decode_batch(step)
-        if not rows.chunks:
+        if not (spans := rows.spans):
             decodes.sampling.masks = masks
             return decodes
         sequences, count = rows.sequences, len(rows.decodes)
@@ -42,13 +42,16 @@ class BatchBuilder:
         query_start = _resized(decodes.query_start, len(sequences) + 1)
         context_len = _resized(decodes.context_len, len(sequences))
         logits_rows = _resized(decodes.logits_rows, rows.num_rows)
-        for s, chunk in enumerate(rows.chunks, count):
-            token_ids[chunk.tokens] = chunk.sequence.tokens[chunk.start : chunk.end]
-            positions[chunk.tokens] = np.arange(chunk.start, chunk.end)
-            query_start[s + 1], context_len[s] = chunk.tokens.stop, chunk.end
-            logits_rows[chunk.sampled] = chunk.tokens.stop - 1
+        for s, span in enumerate(spans, count):
+            token_ids[span.tokens] = span.token_ids
+            positions[span.tokens] = np.arange(span.start, span.end)
+            query_start[s + 1], context_len[s] = span.tokens.stop, span.end
+            logits_rows[span.sampled] = span.sampled_after
+        for chunk in rows.chunks:
             logits_rows[rows.scored(chunk)] = np.array(chunk.scored, np.int32) + (chunk.tokens.start - chunk.start)
-        sampling = decodes.sampling if rows.num_sampled == count else _sampling(rows.sampled)
+        sampling = decodes.sampling
+        if rows.num_sampled > count:
+            sampling = _sampling(rows.sampled, positions[logits_rows[: rows.num_sampled]] + 1)
         sampling.masks = masks
         return StepBatch(
             token_ids=token_ids,
@@ -68,8 +71,8 @@ class BatchBuilder:
             batch.positions[:] = [sequence.num_computed for sequence in sequences]
             np.add(batch.positions, 1, out=batch.context_len)
             batch.block_tables = _block_tables(sequences, room=_TABLE_ROOM)
-            batch.sampling = _sampling(sequences)
-            batch.sampling.position = batch.context_len  # the same array: a token is sampled where the context ends
+            # The same array for two things: a token is sampled where the context ends.
+            batch.sampling = _sampling(sequences, batch.context_len)
             self._version = step.decode_version
             self._uses_history = any(sequence.sampling.uses_history for sequence in sequences)
         else:
@@ -101,7 +104,7 @@ def _empty_batch(count: int = 0) -> StepBatch:
         context_len=np.empty(count, dtype=np.int32),
         block_tables=np.zeros((count, 1), dtype=np.int32),
         logits_rows=np.arange(count, dtype=np.int32),
-        sampling=_sampling([]),
+        sampling=_sampling([], np.empty(0, dtype=np.int32)),
     )
 
 
@@ -120,8 +123,8 @@ def _block_tables(sequences: Seq[Sequence], room: int = 0) -> NDArray[np.int32]:
     return tables
 
 
-def _sampling(sequences: Seq[Sequence]) -> SamplingBatch:
-    sampling = sampling_batch([s.sampling for s in sequences], [s.num_tokens for s in sequences])
+def _sampling(sequences: Seq[Sequence], positions: NDArray[np.int32]) -> SamplingBatch:
+    sampling = sampling_batch([s.sampling for s in sequences], positions)
     if any(s.sampling.uses_history for s in sequences):
         set_history(sampling, _histories(sequences))
     return sampling

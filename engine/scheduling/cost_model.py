@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _DECODE_UNITS = (1.0, 16.0, 65536.0)  # one, decodes, attention pairs: scaled to be of like size
 _PREFILL_UNITS = (1.0, 128.0, 65536.0, 128.0)  # one, tokens, attention pairs, scored tokens
@@ -22,8 +22,9 @@ _LEAST_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than th
 class StepLoad:
     """What a step asks of the device.
 
-    Attention pairs are pairs of a query token and a context token: the context of each decode, and that of each
-    token of a prefill chunk. The logits after `scored_tokens` of the chunks are wanted too.
+    Drafted tokens count as decodes of their own. Attention pairs are pairs of a query token and a context token: the
+    context of each decode, and that of each token of a prefill chunk. The logits after `scored_tokens` of the chunks
+    are wanted too.
     """
 
     num_decodes: int = 0
@@ -36,6 +37,11 @@ class StepLoad:
     def num_tokens(self) -> int:
         """Tokens that the step runs."""
         return self.num_decodes + self.prefill_tokens
+
+    def plus_draft(self, context: int, num_tokens: int) -> StepLoad:
+        """The load with `num_tokens` drafted tokens more, of a decode whose context has `context` tokens."""
+        pairs = num_tokens * context + num_tokens * (num_tokens + 1) // 2
+        return replace(self, num_decodes=self.num_decodes + num_tokens, decode_pairs=self.decode_pairs + pairs)
 
     def plus_chunk(self, start: int, num_tokens: int, num_scored: int = 0) -> StepLoad:
         """The load with `num_tokens` more tokens of a prompt, from position `start` on, of which some are scored."""

@@ -12,19 +12,21 @@ NO_TOKEN_ERROR = "the model gave no token that may be sampled: its logits are no
 
 def append(sequence: Sequence, token: int) -> Finished | None:
     """Add a sampled token to its sequence; how that ends with it, None if it goes on."""
-    key, constraint = sequence.key, sequence.constraint
+    constraint = sequence.constraint
     if token != NO_TOKEN:
         sequence.append(token)
-        if constraint is not None:
+    if constraint is not None:
+        if token != NO_TOKEN:
             constraint.advance(token)
-    if constraint is not None and (failure := constraint.failure) is not None:
-        return Finished(key, failure.reason, error=failure.message)
+        if (failure := constraint.failure) is not None:
+            return Finished(sequence.key, failure.reason, error=failure.message)
     if token == NO_TOKEN:
-        return Finished(key, FinishReason.ERROR, error=NO_TOKEN_ERROR)
+        return Finished(sequence.key, FinishReason.ERROR, error=NO_TOKEN_ERROR)
     if token in sequence.stop_ids:
-        return Finished(key, FinishReason.STOP, stop_reason=None if token in sequence.eos_ids else token)
+        stop_reason = None if token in sequence.eos_ids else token
+        return Finished(sequence.key, FinishReason.STOP, stop_reason)
     if constraint is not None and constraint.is_terminated:
-        return Finished(key, FinishReason.STOP, is_complete=True)
+        return Finished(sequence.key, FinishReason.STOP, is_complete=True)
     if sequence.num_tokens >= sequence.max_length:
-        return Finished(key, FinishReason.LENGTH)
+        return Finished(sequence.key, FinishReason.LENGTH)
     return None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .sequence import Sequence
 
@@ -39,24 +43,69 @@ class Chunk:
         return self.start + self.num_tokens
 
     @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """The tokens that it runs."""
+        return self.sequence.tokens[self.start : self.end]
+
+    @property
+    def sampled_after(self) -> Seq[int]:
+        """The step's token before each of the sampled rows."""
+        return [self.tokens.stop - 1] * len(self.sampling)
+
+    @property
     def scored(self) -> range:
         """The positions of the tokens whose successors get their log-probabilities."""
         end = min(self.end, self.sequence.prompt_len - 1)
         return range(end - self.num_scored, end)
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A decode that runs its last token, at position `start`, and guesses at those after it. One is sampled after each.
+
+    A guess is right if it is the token that was sampled before it. What was sampled after a wrong one is not used.
+    """
+
+    sequence: Sequence
+    start: int
+    token_ids: list[int]  # the last token, then the guesses
+    tokens: slice  # of the step's
+    sampled: slice  # of the step's rows, one after each token
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.start + len(self.token_ids)
+
+    @property
+    def sampled_after(self) -> Seq[int]:
+        """The step's token before each of the sampled rows."""
+        return range(self.tokens.start, self.tokens.stop)
+
+    def num_kept(self, token_ids: list[int]) -> int:
+        """How many of the tokens that were sampled count, at least one. `token_ids` are those of the step's rows."""
+        right = 0
+        for guess, token in zip(self.token_ids[1:], token_ids[self.sampled], strict=False):
+            if guess != token:
+                break
+            right += 1
+        return right + 1
+
+
 class StepRows:
     """What a step runs, in order: the one place that says where whose tokens and rows are.
 
-    Tokens: one of each of `decodes`, then those of each of `chunks`. Rows, each the logits after a token: one for each
-    of `decodes`, then those that chunks sample, then those that they score. The first `num_sampled` rows are sampled,
-    `num_scored` are scored. `has_beams`: some rows are beams', whose tokens are nobody's before their search ends.
+    Tokens: one of each of `decodes`, then those of each of `drafts`, then those of each of `chunks`. Rows, each the
+    logits after a token: one for each of `decodes`, then those that drafts sample, those that chunks sample, and those
+    that chunks score. The first `num_sampled` rows are sampled, the other `num_scored` are scored.
+    `has_beams`: some rows are beams', whose tokens are nobody's before their search ends.
     """
 
-    __slots__ = ("chunks", "decodes", "has_beams", "num_sampled", "num_scored", "num_tokens")
+    __slots__ = ("chunks", "decodes", "drafts", "has_beams", "num_sampled", "num_scored", "num_tokens")
 
     def __init__(self) -> None:
         self.decodes: Seq[Sequence] = ()
+        self.drafts: list[Draft] = []
         self.chunks: list[Chunk] = []
         self.has_beams = False
         self.num_tokens = self.num_sampled = self.num_scored = 0
@@ -65,6 +114,14 @@ class StepRows:
         """Run the last token of these sequences. They come first: before anything is added."""
         self.decodes = decodes
         self.num_tokens = self.num_sampled = len(decodes)
+
+    def add_draft(self, sequence: Sequence, guesses: list[int]) -> None:
+        """Run the last token of a sequence, and guesses at those after it. They come before chunks."""
+        token_ids = [sequence.last_token, *guesses]
+        tokens = slice(self.num_tokens, self.num_tokens + len(token_ids))
+        sampled = slice(self.num_sampled, self.num_sampled + len(token_ids))
+        self.drafts.append(Draft(sequence, sequence.num_computed, token_ids, tokens, sampled))
+        self.num_tokens, self.num_sampled = tokens.stop, sampled.stop
 
     def add_chunk(
         self,
@@ -101,14 +158,40 @@ class StepRows:
     @property
     def sampled(self) -> Seq[Sequence]:
         """Whose token each of the sampled rows gives."""
-        if not self.chunks:
+        if not self.spans:
             return self.decodes
-        return [*self.decodes, *(sequence for chunk in self.chunks for sequence in chunk.sampling)]
+        sampled = list(self.decodes)
+        for draft in self.drafts:
+            sampled += [draft.sequence] * len(draft.token_ids)
+        for chunk in self.chunks:
+            sampled += chunk.sampling
+        return sampled
+
+    @property
+    def spans(self) -> list[Draft | Chunk]:
+        """Those who may run more than one token, in order."""
+        return [*self.drafts, *self.chunks]
 
     @property
     def sequences(self) -> list[Sequence]:
         """Who runs, in order of the tokens."""
-        return [*self.decodes, *(chunk.sequence for chunk in self.chunks)]
+        return [*self.decodes, *(span.sequence for span in self.spans)]
+
+    def kept(self, token_ids: list[int]) -> list[tuple[Sequence, int]]:
+        """The rows that gave a sequence a token, and which: not those after a wrong guess, nor those of beams.
+
+        `token_ids` are those of the step's rows.
+        """
+        owned = list(zip(self.sampled, range(self.num_sampled), strict=True))
+        for draft in reversed(self.drafts):
+            del owned[draft.sampled.start + draft.num_kept(token_ids) : draft.sampled.stop]
+        return [(sequence, row) for sequence, row in owned if sequence.search is None]
+
+    def newest(self, token_ids: list[int]) -> Iterable[tuple[Sequence, int]]:
+        """The last token that each sequence got, beams left out. `token_ids` are those of the step's rows."""
+        if self.drafts or self.has_beams:
+            return [(sequence, token_ids[row]) for sequence, row in dict(self.kept(token_ids)).items()]
+        return zip(self.sampled, token_ids, strict=False)  # scored rows follow
 
     def scored(self, chunk: Chunk) -> slice:
         """The rows that a chunk scores, one for each of `chunk.scored`."""

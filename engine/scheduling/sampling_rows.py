@@ -74,13 +74,13 @@ class SamplingRow:
         return self._early_bias if position < self._min_length else self._bias
 
 
-def sampling_batch(rows: Seq[SamplingRow], positions: Seq[int]) -> SamplingBatch:
-    """Rows that sample the tokens at `positions`, all without history."""
+def sampling_batch(rows: Seq[SamplingRow], positions: NDArray[np.int32]) -> SamplingBatch:
+    """Rows that sample the tokens at `positions` [R], all without history. The array becomes the batch's."""
     count = len(rows)
     # One array a kind of number: its rows are contiguous arrays of one parameter each.
     floats = np.array([row.floats for row in rows], dtype=np.float32).reshape(count, 6).T.copy()
     ints = np.array([row.ints for row in rows], dtype=np.int32).reshape(count, 3).T.copy()
-    biases = [row.bias(position) for row, position in zip(rows, positions, strict=True)]
+    biases = [row.bias(position) for row, position in zip(rows, positions.tolist(), strict=True)]
     sampling = SamplingBatch(
         temperature=floats[0],
         top_p=floats[1],
@@ -92,7 +92,7 @@ def sampling_batch(rows: Seq[SamplingRow], positions: Seq[int]) -> SamplingBatch
         num_logprobs=ints[1],
         prompt_len=ints[2],
         seed=np.array([row.seed for row in rows], dtype=np.uint64),
-        position=np.array(positions, dtype=np.int32),
+        position=positions,
         history_start=np.zeros(count + 1, dtype=np.int32),
         history_ids=np.empty(0, dtype=np.int32),
         bias_start=_starts([len(ids) for ids, _ in biases]),

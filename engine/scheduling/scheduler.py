@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 
 from ..cache.blocks import BlockPool
@@ -12,6 +13,7 @@ from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
 from .beams import Beams
 from .cost_model import CostModel, StepLoad
+from .drafts import Drafter, Drafts
 from .endings import NO_TOKEN_ERROR, append
 from .forks import Forks
 from .running import Running
@@ -35,7 +37,13 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, cost_model: CostModel, limits: ExecutorLimits, *, enable_prefix_caching: bool = True
+        self,
+        pool: BlockPool,
+        cost_model: CostModel,
+        limits: ExecutorLimits,
+        *,
+        enable_prefix_caching: bool = True,
+        drafter: Drafter | None = None,
     ) -> None:
         self.pool = pool
         self.cost_model = cost_model
@@ -54,6 +62,10 @@ class Scheduler:
         self._running = Running()
         self._forks = Forks(self._blocks, self._waiting)
         self._beams = Beams(self._blocks, self._running)
+        self._drafts = (
+            None if drafter is None else Drafts(drafter, self._blocks, cost_model, limits.max_num_batched_tokens)
+        )
+        self._drafted: set[int] = set()  # keys of those that had a draft in the last step
         self._prefilled_last = False
         self._num_constrained = 0
         self._num_deferred = 0
@@ -128,9 +140,16 @@ class Scheduler:
         block_size = self.pool.block_size
         token_ids: list[int] = output.token_ids.tolist()
         for sequence in rows.decodes:
-            sequence.num_computed += 1
-            if sequence.num_computed % block_size == 0:
+            sequence.num_computed = computed = sequence.num_computed + 1
+            if computed % block_size == 0:
                 self._blocks.register_full(sequence)
+        for draft in rows.drafts:
+            num_kept = draft.num_kept(token_ids)
+            for token in draft.token_ids[1:num_kept]:  # the last one kept is appended with those of the others
+                draft.sequence.append(token)
+            draft.sequence.num_computed += num_kept
+            self._blocks.register_full(draft.sequence)
+            self.generation_tokens_total += num_kept - len(draft.token_ids)
         for chunk in rows.chunks:
             sequence = chunk.sequence
             sequence.num_computed = chunk.end
@@ -141,12 +160,11 @@ class Scheduler:
                 self._running.start_decoding(chunk.sampling)
             elif chunk.end == sequence.num_tokens:
                 finished += [self._finish(Finished(s.key, FinishReason.LENGTH)) for s in self._choices(sequence)]
-        for sequence, token in zip(rows.sampled, token_ids, strict=False):  # scored rows follow
-            if sequence.search is None:
-                if (end := append(sequence, token)) is not None:
-                    finished.append(self._finish(end))
-                elif sequence.num_tokens == sequence.min_length:
-                    self._running.decode_version += 1  # its stop tokens are allowed from now on
+        for sequence, token in rows.newest(token_ids):
+            if (end := append(sequence, token)) is not None:
+                finished.append(self._finish(end))
+            elif sequence.num_tokens == sequence.min_length:
+                self._running.decode_version += 1  # its stop tokens are allowed from now on
         for chunk in rows.chunks:
             if NO_TOKEN in token_ids[rows.scored(chunk)] and chunk.sequence.key in self._sequences:
                 finished += self._finish_all(chunk.sequence, FinishReason.ERROR, NO_TOKEN_ERROR)
@@ -187,24 +205,36 @@ class Scheduler:
             self._preempt(last, step)
 
     def _add_decodes(self, step: Step) -> None:
-        """One token of every decoding sequence, each with room for it in a block of its own."""
+        """One token of every decoding sequence, each with room for it in a block of its own, and drafts."""
         block_size = self.pool.block_size
         short = [s for s in self._running.decoding if s.num_tokens > s.num_blocks * block_size]
-        if short or self._blocks.has_forked:
-            self._make_room(step)
-        step.rows.set_decodes(self._running.decoding)
+        moved = self._make_room(step) if short or self._blocks.has_forked else ()
+        decoding = self._running.decoding
+        step.load = StepLoad(len(decoding), sum([s.num_tokens for s in decoding]))
+        drafts: Mapping[Sequence, list[int]] = {}
+        if self._drafts is not None:
+            drafts = self._drafts.choose(decoding, step.load, len(self._running))
+            if (drafted := {s.key for s in drafts}) != self._drafted:
+                self._drafted = drafted
+                self._running.decode_version += 1
+            decoding = [s for s in decoding if s not in drafts]
+        step.rows.set_decodes(decoding)
+        for sequence, guesses in drafts.items():
+            step.rows.add_draft(sequence, guesses)
+            step.load = step.load.plus_draft(sequence.num_tokens, len(guesses))
         step.decode_version = self._running.decode_version
-        step.load = StepLoad(len(self._running.decoding), sum([s.num_tokens for s in self._running.decoding]))
+        if moved:
+            step.moved = [row for row, sequence in enumerate(decoding) if sequence.key in moved]
 
-    def _make_room(self, step: Step) -> None:
-        """See to it that each decoding sequence has a block of its own to write to."""
+    def _make_room(self, step: Step) -> Set[int]:
+        """See to it that each decoding sequence has a block of its own to write to; keys of those whose are new."""
         while True:
             short, sharing = self._blocks.lacking(self._running.decoding)
             if len(short) + len(sharing) <= self.pool.num_free:
                 break
             self._preempt(self._running.last(), step)
         step.copies, moved = self._blocks.provide(short, sharing)
-        step.moved = [row for row, sequence in enumerate(self._running.decoding) if sequence.key in moved]
+        return moved
 
     def _add_chunks(self, step: Step) -> None:
         """Fill the step with prompt tokens: of prompts already begun, then of new ones, in order."""

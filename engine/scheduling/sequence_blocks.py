@@ -96,8 +96,19 @@ class SequenceBlocks:
         holders: dict[int, list[Sequence]] = defaultdict(list)
         for sequence in self._forked.values():
             if sequence.state is SequenceState.DECODING and sequence.num_computed % block_size:
-                holders[int(sequence.block_table[sequence.num_blocks - 1])].append(sequence)
+                holders[int(sequence.block_table[sequence.num_computed // block_size])].append(sequence)
         return short, [sequence for sharing in holders.values() for sequence in sharing[1:]]
+
+    def extend(self, sequence: Sequence, num_tokens: int, num_spare: int) -> int:
+        """Give a sequence blocks for `num_tokens`, or as many as are free but for `num_spare`.
+
+        Returns how many tokens it has blocks for.
+        """
+        wanted = self._pool.blocks_for(num_tokens) - sequence.num_blocks
+        count = min(wanted, self._pool.num_free - num_spare)
+        if count > 0:
+            sequence.add_blocks(self._pool.allocate(count))
+        return sequence.num_blocks * self._pool.block_size
 
     def provide(self, short: Seq[Sequence], sharing: Seq[Sequence]) -> tuple[list[tuple[int, int]], set[int]]:
         """Give those that are `lacking` a block each, all of which must be free.
@@ -109,7 +120,7 @@ class SequenceBlocks:
         for sequence in short:
             sequence.add_blocks(self._pool.allocate(1))
         for sequence in sharing:
-            last = sequence.num_blocks - 1
+            last = sequence.num_computed // self._pool.block_size
             shared, own = int(sequence.block_table[last]), self._pool.allocate(1)[0]
             copies.append((shared, own))
             sequence.block_table[last] = own

@@ -22,6 +22,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.batch_builder import BatchBuilder
 from tidewheel.engine.scheduling.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.scheduling.cost_model import CostModel
+from tidewheel.engine.scheduling.drafts import Drafter
 from tidewheel.engine.scheduling.scheduler import Scheduler
 from tidewheel.engine.scheduling.sequence import Sequence as EngineSequence
 from tidewheel.engine.scheduling.step import Finished, Step
@@ -42,6 +43,27 @@ class Job:
     constraints: TokenConstraints | None = None
 
 
+class Oracle:
+    """A drafter that has been told what comes, and is as often wrong, short or silent as right."""
+
+    def __init__(self, seed: int, longest: int = 6) -> None:
+        self._rng = random.Random(seed)
+        self._longest = longest
+        self._coming: dict[int, list[int]] = {}
+
+    def tell(self, key: int, tokens: list[int]) -> None:
+        """All tokens that a sequence is going to sample."""
+        self._coming[key] = tokens
+
+    def propose(self, sequence: EngineSequence) -> list[int]:
+        start = sequence.num_tokens - sequence.prompt_len
+        guesses = self._coming.get(sequence.key, [])[start : start + self._rng.randint(0, self._longest)]
+        if guesses and self._rng.random() < 0.5:
+            wrong = self._rng.randrange(len(guesses))
+            guesses[wrong] = (guesses[wrong] + self._rng.randint(1, 3)) % 32
+        return [token for token in guesses if token >= 0] + [self._rng.randrange(32)] * self._rng.randint(0, 1)
+
+
 @dataclass
 class Driver:
     """An engine without threads, streams and text.
@@ -55,6 +77,7 @@ class Driver:
     enable_prefix_caching: bool = True
     clock: Callable[[Step], float] = lambda step: 1.0
     limits: ExecutorLimits | None = None
+    drafter: Drafter | None = None
     vocab_size: int = 320  # at least the executor's, and just that for beams
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
@@ -65,7 +88,13 @@ class Driver:
         limits = self.limits = self.limits or self.executor.limits
         self.pool = BlockPool(limits.num_blocks, limits.block_size)
         self.cost_model = CostModel(max_step_ms=10.0)
-        self.scheduler = Scheduler(self.pool, self.cost_model, limits, enable_prefix_caching=self.enable_prefix_caching)
+        self.scheduler = Scheduler(
+            self.pool,
+            self.cost_model,
+            limits,
+            enable_prefix_caching=self.enable_prefix_caching,
+            drafter=self.drafter,
+        )
         self.builder = BatchBuilder()
         self.masks = MaskWriter(self.vocab_size)
         self._arrivals = 0
@@ -169,7 +198,9 @@ class Driver:
         self._output = output = self.executor.step(batch)
         rows = step.rows
         assert rows.num_rows == len(output.token_ids)
-        for row, key in enumerate([sequence.key for sequence in rows.sampled]):
+        got = rows.kept(output.token_ids.tolist())
+        got += [(s, row) for row, s in enumerate(rows.sampled) if s.search is not None]
+        for key, row in [(sequence.key, row) for sequence, row in got]:
             count = int(batch.sampling.num_logprobs[row])
             logprob = float(output.logprobs[row]) if output.logprobs is not None and count >= 0 else None
             self.sampled[key].append((int(output.token_ids[row]), logprob, _top(output, row, count)))
@@ -234,24 +265,38 @@ def check_any_company(
         st.integers(1, 8),
         num_batched_tokens,
         st.integers(0, 99),
+        st.booleans(),
     )
     def property_holds(
-        moments: list[tuple[list[Job], list[int]]], num_blocks: int, num_seqs: int, num_tokens: int, seed: int
+        moments: list[tuple[list[Job], list[int]]],
+        num_blocks: int,
+        num_seqs: int,
+        num_tokens: int,
+        seed: int,
+        drafting: bool,
     ) -> None:
         limits = dataclasses.replace(
             tested.limits, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
         )
-        driver = Driver(tested, max_length, eos_ids, clock=random_clock(seed), limits=limits)
-        owners: dict[int, tuple[Job, int]] = {}
-        for arriving, aborted in moments:
-            for job in arriving:
-                owners |= {key: (job, index) for index, key in enumerate(driver.add(job))}
+        oracle = Oracle(seed)
+        drafter = oracle if drafting else None
+        driver = Driver(tested, max_length, eos_ids, clock=random_clock(seed), limits=limits, drafter=drafter)
+        expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
+        # All of it first: both may be one executor, whose blocks are in use afterwards.
+        lonely = [
+            [[alone(reference, max_length, job, i, eos_ids) for i in range(job.sampling.n)] for job in arriving]
+            for arriving, _ in moments
+        ]
+        for (arriving, aborted), found in zip(moments, lonely, strict=True):
+            for job, choices in zip(arriving, found, strict=True):
+                for key, (sampled, scored) in zip(driver.add(job), choices, strict=True):
+                    expected[key] = sampled, scored
+                    oracle.tell(key, [token for token, *_ in sampled])
             for number in aborted:
                 driver.abort(number)
             driver.step()
         driver.run()
-        for key, (job, index) in owners.items():
-            sampled, scored = alone(reference, max_length, job, index, eos_ids)
+        for key, (sampled, scored) in expected.items():
             if driver.finished[key].reason is FinishReason.ABORT:
                 sampled, scored = sampled[: len(driver.sampled[key])], scored[: len(driver.scored[key])]
             assert driver.sampled[key] == sampled

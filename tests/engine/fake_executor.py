@@ -129,8 +129,11 @@ class FakeExecutor:
         assert ((batch.logits_rows >= 0) & (batch.logits_rows < num_tokens)).all()
         samples = batch.sampling.target if batch.sampling.target is not None else np.full(num_rows, -1, dtype=np.int32)
         assert samples.dtype == np.int32
-        assert set(batch.logits_rows[samples < 0]) <= set(batch.query_start[1:] - 1)
-        assert num_rows - np.count_nonzero(samples >= 0) <= limits.max_num_seqs
+        sampled = set(batch.logits_rows[samples < 0].tolist())
+        for start, end in zip(batch.query_start[:-1].tolist(), batch.query_start[1:].tolist(), strict=True):
+            # After its last token, or, if that is drafted, after each of them.
+            assert sampled & set(range(start, end)) in (set(), {end - 1}, set(range(start, end)))
+        assert num_rows - np.count_nonzero(samples >= 0) <= limits.max_num_seqs + num_tokens
         for array, dtype in _DTYPES.items():
             value = getattr(batch, array)
             assert value.dtype == dtype, array

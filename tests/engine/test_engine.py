@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling.sequence import Sequence
 from tidewheel.engine.stream import RequestStream
 
 TOKENIZER = tiny("byte-level")
@@ -402,6 +404,52 @@ def test_a_core_is_lent_while_many_tokens_are_passed_on() -> None:
 
     lent_for_one, lent_for_eight = run(make(Reciter(list(IDS))), scenario)
     assert lent_for_one == 0 < lent_for_eight
+
+
+class Prompter:
+    """Proposes the next five tokens of what a Reciter says, every third of its tokens wrong."""
+
+    def propose(self, sequence: Sequence) -> list[int]:
+        script = [1 - token if token < 2 else token - (i % 3 == 2) for i, token in enumerate((*IDS, EOS, EOS))]
+        start = sequence.num_tokens - sequence.prompt_len
+        return script[start : start + 5]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(n=3, logprobs=2, prompt_logprobs=1),
+        SamplingParams(max_tokens=11),
+        SamplingParams(stop=("wheel",)),
+        SamplingParams(stop=("el 🦩 a",), include_stop_str_in_output=True, logprobs=0),
+        SamplingParams(stop_token_ids=(IDS[7],)),
+        SamplingParams(ignore_eos=True, max_tokens=len(IDS) + 4, min_tokens=len(IDS)),
+        SamplingParams(presence_penalty=1.0),
+    ],
+    ids=["plain", "choices", "length", "stop string", "shown stop string", "stop token", "min tokens", "penalty"],
+)
+def test_drafts_show_in_nothing_but_the_number_of_steps(sampling: SamplingParams) -> None:
+    async def scenario(engine: Engine) -> tuple[list[object], int]:
+        streams = [engine.submit(request(replace(sampling, seed=1))) for _ in range(3)]
+        answers = await asyncio.gather(*(collect(stream) for stream in streams))
+        return [whole(outputs, i) for outputs in answers for i in range(sampling.n)], engine.stats().steps_total
+
+    def whole(outputs: list[RequestOutput], index: int) -> object:
+        mine = [output for output in outputs if output.index == index]
+        return (
+            "".join(output.text for output in mine),
+            [token for output in mine for token in output.token_ids],
+            [logprob for output in mine for logprob in output.logprobs or ()],
+            [len(o.prompt_logprobs.logprobs) for o in mine if o.prompt_logprobs is not None],
+            (mine[-1].finish_reason, mine[-1].stop_reason, mine[-1].error),
+        )
+
+    plain, num_steps = run(make(Reciter(list(IDS))), scenario)
+    drafted, fewer_steps = run(make(Reciter(list(IDS)), drafter=Prompter()), scenario)
+    assert drafted == plain
+    if not sampling.stop and sampling.presence_penalty == 0:  # a stop string is found while steps go on
+        assert fewer_steps < num_steps
 
 
 def test_drain_refuses_the_new_and_finishes_the_old() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine.driving import Driver, Job, alone, random_clock
+from engine.driving import Driver, Job, Oracle, Sampled, Scored, alone, random_clock
 from engine.fake_executor import FakeExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -74,26 +74,28 @@ moments = st.lists(st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0,
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(executor_limits, moments, st.booleans(), st.integers(0, 1000))
+@given(executor_limits, moments, st.booleans(), st.integers(0, 1000), st.booleans())
 def test_any_schedule_samples_what_a_request_samples_alone(
-    limits: ExecutorLimits, arrivals: list[tuple[list[Job], list[int]]], prefix_caching: bool, seed: int
+    limits: ExecutorLimits, arrivals: list[tuple[list[Job], list[int]]], prefix_caching: bool, seed: int, drafting: bool
 ) -> None:
     max_length = 32  # tokens: all of the smallest pool
-    driver = Driver(FakeExecutor(limits), max_length, EOS, prefix_caching, random_clock(seed))
-    owners: dict[int, tuple[Job, int]] = {}
+    oracle = Oracle(seed)
+    drafter = oracle if drafting else None
+    driver = Driver(FakeExecutor(limits), max_length, EOS, prefix_caching, random_clock(seed), drafter=drafter)
+    expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
     for arriving, aborted in arrivals:
         for new in arriving:
             for index, key in enumerate(driver.add(new)):
-                owners[key] = (new, index)
+                expected[key] = alone(FakeExecutor(ROOMY), max_length, new, index, EOS)
+                oracle.tell(key, [token for token, *_ in expected[key][0]])
         for number in aborted:
-            if owners:
-                driver.abort(number % len(owners))
+            if expected:
+                driver.abort(number % len(expected))
         driver.step()
     driver.run()
-    assert set(driver.finished) == set(owners)
-    for key, (new, index) in owners.items():
+    assert set(driver.finished) == set(expected)
+    for key, (wanted, wanted_scores) in expected.items():
         sampled, scored = driver.sampled[key], driver.scored[key]
-        wanted, wanted_scores = alone(FakeExecutor(ROOMY), max_length, new, index, EOS)
         if driver.finished[key].reason is FinishReason.ABORT:
             assert sampled == wanted[: len(sampled)]
             assert scored == wanted_scores[: len(scored)]

@@ -1,0 +1,178 @@
+"""Drafted tokens make steps fewer and change nothing else: not a token, not a block that others find cached."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from engine.driving import Driver, Job, alone
+from engine.fake_executor import FakeExecutor
+
+from tidewheel.engine.constraints.constraint import TokenConstraints
+from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.outputs import FinishReason
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling.sequence import Sequence
+
+BLOCK = 4
+ROOMY = ExecutorLimits(BLOCK, 64, 8, 64)
+MAX_LENGTH = 64
+EOS = frozenset({0})
+
+
+class Script:
+    """Proposes the next `count` tokens of a script, whatever was sampled; every `wrong_each`th is another token."""
+
+    def __init__(self, tokens: list[int], count: int, wrong_each: int = 0) -> None:
+        self.tokens = [(t + 1) % 256 if wrong_each and (i + 1) % wrong_each == 0 else t for i, t in enumerate(tokens)]
+        self.count = count
+
+    def propose(self, sequence: Sequence) -> list[int]:
+        start = sequence.num_tokens - sequence.prompt_len
+        return self.tokens[start : start + self.count]
+
+
+def job(max_tokens: int | None = 20, prompt: tuple[int, ...] = (1, 2, 3, 4, 5), **options: object) -> Job:
+    return Job(prompt, SamplingParams(max_tokens=max_tokens, **options))  # type: ignore[arg-type]
+
+
+def tokens_of(wanted: Job) -> list[int]:
+    return [token for token, *_ in alone(FakeExecutor(ROOMY), MAX_LENGTH, wanted, 0, EOS)[0]]
+
+
+def drafted(wanted: Job, script: Script, limits: ExecutorLimits = ROOMY) -> tuple[Driver, int]:
+    """A driver in which a job has run with drafts, and its key."""
+    driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, drafter=script)
+    (key,) = driver.add(wanted)
+    driver.run()
+    return driver, key
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_right_drafts_give_as_many_tokens_more_a_step(count: int) -> None:
+    wanted = job(21)
+    expected = tokens_of(wanted)
+    driver, key = drafted(wanted, Script(expected, count))
+    assert driver.tokens(key) == expected
+    assert len(driver.steps) == 1 + -(-20 // (count + 1))
+    assert driver.scheduler.generation_tokens_total == 21
+
+
+@pytest.mark.parametrize("wrong_each", [1, 2, 3, 5])
+def test_nothing_after_a_wrong_guess_is_kept(wrong_each: int) -> None:
+    wanted = job(21, logprobs=2)
+    expected = alone(FakeExecutor(ROOMY), MAX_LENGTH, wanted, 0, EOS)[0]
+    driver, key = drafted(wanted, Script([token for token, *_ in expected], 4, wrong_each))
+    assert driver.sampled[key] == expected
+    assert driver.scheduler.generation_tokens_total == 21
+    if wrong_each == 1:
+        assert len(driver.steps) == 21
+
+
+def test_max_tokens_are_not_passed() -> None:
+    longer = tokens_of(job(30))
+    for max_tokens in range(1, 12):
+        driver, key = drafted(job(max_tokens), Script(longer, 5))
+        assert driver.tokens(key) == longer[:max_tokens]
+        assert driver.finished[key].reason is FinishReason.LENGTH
+
+
+def test_the_context_is_not_passed() -> None:
+    driver, key = drafted(job(None, ignore_eos=True), Script(tokens_of(job(None, ignore_eos=True)), 7))
+    assert len(driver.tokens(key)) == MAX_LENGTH - 5
+
+
+def test_a_stop_token_within_a_draft_ends_the_sequence_there() -> None:
+    longer = tokens_of(job(30))
+    for stop_at in range(1, 12):
+        stop = longer[stop_at]
+        first = longer.index(stop)
+        driver, key = drafted(job(30, stop_token_ids=(stop,)), Script(longer, 5))
+        assert driver.tokens(key) == longer[: first + 1]
+        assert driver.finished[key].stop_reason == stop
+
+
+def test_stop_tokens_stay_forbidden_until_min_tokens() -> None:
+    wanted = job(30, min_tokens=9, stop_token_ids=tuple(range(128)))
+    expected = tokens_of(wanted)
+    driver, key = drafted(wanted, Script(expected, 4))
+    assert driver.tokens(key) == expected
+    assert len(driver.tokens(key)) >= 9
+    assert len(driver.steps) < 5
+
+
+def test_wrong_guesses_are_never_found_in_the_cache() -> None:
+    """What is cached are the blocks of a run without drafts."""
+    wanted = job(22)
+    expected = tokens_of(wanted)
+    for wrong_each in (0, 1, 2, 3):
+        driver, _ = drafted(wanted, Script(expected, 6, wrong_each))
+        (again,) = driver.add(job(4, (*wanted.prompt, *expected, 9), seed=None))
+        driver.scheduler.cached_prompt_tokens_total = 0
+        driver.run()
+        assert driver.scheduler.cached_prompt_tokens_total == 24  # 26 tokens were computed, the 27th only sampled
+        assert driver.tokens(again) == tokens_of(job(4, (*wanted.prompt, *expected, 9)))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        job(8, repetition_penalty=1.5),
+        job(8, presence_penalty=0.5),
+        dataclasses.replace(job(8), constraints=TokenConstraints(allowed_token_ids=tuple(range(9)))),
+    ],
+)
+def test_penalties_and_constraints_get_no_draft(wanted: Job) -> None:
+    driver, _ = drafted(wanted, Script([3] * 20, 4))
+    assert not any(step.rows.drafts for step in driver.steps)
+
+
+def test_beams_get_no_draft_beside_others_that_do() -> None:
+    plain = job(20)
+    expected = tokens_of(plain)
+    driver = Driver(FakeExecutor(ROOMY), MAX_LENGTH, EOS, drafter=Script(expected, 3), vocab_size=256)
+    (key,) = driver.add(plain)
+    keys = driver.add(job(8, beam_width=2, n=2))
+    driver.run()
+    lonely = Driver(FakeExecutor(ROOMY), MAX_LENGTH, EOS, vocab_size=256)
+    assert driver.hypotheses(keys) == lonely_search(lonely, job(8, beam_width=2, n=2))
+    assert driver.tokens(key) == expected
+    assert {draft.sequence.key for step in driver.steps for draft in step.rows.drafts} == {key}
+
+
+def lonely_search(driver: Driver, wanted: Job) -> list[object]:
+    keys = driver.add(wanted)
+    driver.run()
+    return list(driver.hypotheses(keys))
+
+
+def test_drafts_take_only_blocks_and_tokens_that_are_left() -> None:
+    """In a pool that is just large enough without them nobody makes way for a draft."""
+    limits = dataclasses.replace(ROOMY, num_blocks=14, max_num_batched_tokens=8)
+    jobs = [job(20, (i, i + 1, i + 2, i + 3)) for i in (10, 50)]
+    driver = Driver(FakeExecutor(limits), 24, drafter=Script([7] * 40, 6))
+    keys = [driver.add(wanted)[0] for wanted in jobs]
+    driver.run()
+    assert driver.scheduler.preemptions_total == 0
+    assert any(step.rows.drafts for step in driver.steps)
+    for key, wanted in zip(keys, jobs, strict=True):
+        assert driver.tokens(key) == [t for t, *_ in alone(FakeExecutor(ROOMY), 24, wanted, 0, frozenset())[0]]
+
+
+def test_drafts_do_not_make_steps_longer_than_they_may_be() -> None:
+    expected = tokens_of(job(59, ignore_eos=True))
+    driver = Driver(
+        FakeExecutor(ROOMY), MAX_LENGTH, drafter=Script(expected, 8), clock=lambda step: 2.5 * step.load.num_tokens
+    )
+    for i in range(3):
+        driver.add(job(59, (1, 2, 3, 4, i)))
+        driver.run()
+    assert all(step.load.num_tokens <= 5 for step in driver.steps[-8:-1]), "10 ms are 4 tokens"
+
+
+def test_a_draft_is_a_load() -> None:
+    expected = tokens_of(job(10))
+    driver, _ = drafted(job(10), Script(expected, 3))
+    load = driver.steps[1].load
+    assert (load.num_decodes, load.num_tokens) == (4, 4)
+    assert load.decode_pairs == 6 + 7 + 8 + 9
