@@ -101,13 +101,21 @@ def test_a_client_that_does_not_read_holds_up_nobody(server: RunningServer) -> N
     assert b"data: [DONE]" in received
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_client_that_pauses_misses_nothing(server: RunningServer, path: str) -> None:
-    said = "plain and simple, schön und gut, 简单明了 🌊 " * 60
-    asked = f"SAY({said})YAS"
-    prompt = {"prompt": asked} if path == "/v1/completions" else {"messages": [{"role": "user", "content": asked}]}
+SAID = "plain and simple, schön und gut, 简单明了 🌊 " * 60
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": f"SAY({SAID})YAS", "n": 8}),
+        ("/v1/completions", {"prompt": [f"{name} SAY({SAID})YAS" for name in "ab"], "n": 4}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": f"SAY({SAID})YAS"}], "n": 8}),
+    ],
+    ids=["completions", "prompts", "chat"],
+)
+def test_a_client_that_pauses_misses_nothing(server: RunningServer, path: str, body: dict[str, Any]) -> None:
     usage = {"stream_options": {"include_usage": True}}
-    slow = post_raw(server, {**prompt, **usage, "n": 8, "max_tokens": 4000, "stream": True}, path)
+    slow = post_raw(server, {**body, **usage, "max_tokens": 4000, "stream": True}, path)
     before = server.engine.stats().generation_tokens_total
     eventually(lambda: server.engine.stats().generation_tokens_total > before + 16000, "it never ran")
     received = b""
@@ -121,8 +129,8 @@ def test_a_client_that_pauses_misses_nothing(server: RunningServer, path: str) -
         event = json.loads(frame.removeprefix("data: "))
         for choice in event["choices"]:
             texts[choice["index"]] += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
-    assert texts == [said] * 8
-    assert event["usage"]["completion_tokens"] == 8 * (len(said.encode()) + 1)
+    assert texts == [SAID] * 8
+    assert event["usage"]["completion_tokens"] == 8 * (len(SAID.encode()) + 1)
 
 
 def test_the_wire_format(server: RunningServer) -> None:
