@@ -18,19 +18,16 @@ logger = logging.getLogger(__name__)
 class OpenStreams:
     """The streams that have not ended, by the keys of their choices. Lives on the event loop, but for `deliver`.
 
-    `abort` tells the engine thread which sequences are not wanted any more. `take_back_core` is called when a delivery
-    that lends one has been passed on. `on_failure` hears that the engine is dead, or that a delivery could not be
-    passed on; it has to `fail` the streams.
+    `abort` tells the engine thread which sequences are not wanted any more. `on_failure` hears that the engine is dead,
+    or that a delivery could not be passed on; it has to `fail` the streams.
     """
 
     def __init__(
         self,
         abort: Callable[[list[int]], None],
-        take_back_core: Callable[[], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._abort_sequences = abort
-        self._take_back_core = take_back_core
         self._on_failure = on_failure
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, tuple[Transcript, RequestStream]] = {}
@@ -88,8 +85,8 @@ class OpenStreams:
             logger.exception("What the engine delivered cannot be passed on")
             self._on_failure(failure)
         finally:
-            if delivery.lends_core:
-                self._take_back_core()
+            if delivery.passed_on is not None:
+                delivery.passed_on()
 
     def _distribute(self, delivery: Delivery) -> None:
         streams, logprobs = self._streams, delivery.logprobs

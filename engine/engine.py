@@ -107,7 +107,7 @@ class Engine:
             enable_prefix_caching=enable_prefix_caching,
             drafter=drafter,
         )
-        self._streams = OpenStreams(self._abort, executor.take_back_core, self._fail)
+        self._streams = OpenStreams(self._abort, self._fail)
         self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver)
         self._watchdog = None if step_timeout_s is None else StepWatchdog(self._engine_loop, step_timeout_s)
         self._has_started = False

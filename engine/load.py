@@ -215,6 +215,7 @@ class EngineLoad:
                 max_num_batched_tokens=self._options.max_num_batched_tokens,
                 cancellation=self._cancellation,
             )
+            self._executor.warm_up(_report_warm_up)
         except BaseException as error:  # it is raised again in the thread that waits
             self._failure = error
 
@@ -224,6 +225,10 @@ class EngineLoad:
             raise self._failure
         assert self._executor is not None
         return self._executor
+
+
+def _report_warm_up(done: int, steps: int) -> None:
+    logger.info("Warmed up %d of %d kinds of steps", done, steps)
 
 
 def load_engine(options: EngineOptions) -> Engine:

@@ -26,8 +26,6 @@ from .scheduling.step import Finished, Step
 logger = logging.getLogger(__name__)
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-# Tokens that are worth a core to pass on: fewer are, in about the time that a thread takes to sleep and to wake.
-_LENDING_TOKENS = 8
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -44,9 +42,8 @@ class Delivery:
     """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
 
     `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. `preempted`
-    sequences had to make way for the step. With
-    `lends_core`, the device waits for `take_back_core` when all is passed on. With a `failure`, the engine is dead and
-    every stream with it.
+    sequences had to make way for the step. `passed_on` has to be called when all of it is passed on. With a `failure`,
+    the engine is dead and every stream with it.
     """
 
     keys: list[int] = field(default_factory=list)
@@ -56,7 +53,7 @@ class Delivery:
     started: list[Started] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
-    lends_core: bool = False
+    passed_on: Callable[[], None] | None = None
     failure: BaseException | None = None
 
 
@@ -86,7 +83,7 @@ class EngineLoop:
         self.step_tokens = Histogram(_STEP_TOKENS)
         self.step_started: float | None = None
         self._scheduler = scheduler
-        self._builder = BatchBuilder()
+        self._builder = BatchBuilder(executor.limits.padding_block)
         self._executor = executor
         self._masks = masks
         self._deliver = deliver
@@ -183,10 +180,8 @@ class EngineLoop:
         started = time.perf_counter()
         if step.copies:
             self._executor.copy_blocks(np.array(step.copies, dtype=np.int32))
-        output = self._executor.step(batch)
-        lends_core = len(output.token_ids) >= _LENDING_TOKENS
-        if lends_core:  # now, so that a processor is free by the time the event loop is woken
-            self._executor.lend_core()
+        output = self._executor.start(batch).wait()
+        passed_on = self._executor.hand_over(len(output.token_ids))  # before the event loop is woken
         if masks is not None:
             masks.wait()  # a device that does not sample itself may not have
         ended = time.perf_counter()
@@ -198,11 +193,11 @@ class EngineLoop:
         self.steps_total += 1
         deliveries = _deliveries(step, output, ended)
         deliveries[0].preempted = step.preempted
-        deliveries[-1].lends_core = lends_core
+        deliveries[-1].passed_on = passed_on
         _add_ends(deliveries, scheduler.commit(step, output))
         for delivery in deliveries:
             if (
-                delivery.lends_core
+                delivery.passed_on
                 or delivery.keys
                 or delivery.started
                 or delivery.scored

@@ -95,13 +95,14 @@ class Harness:
         """Run up to `chunk` tokens of each sequence; one that has no token left to run gets its next one."""
         counts = [min(chunk, len(s.tokens) - s.cached) for s in sequences]
         starts = np.concatenate([[0], np.cumsum(counts)])
-        tables = np.zeros((len(sequences), max(len(s.blocks) for s in sequences)), np.int32)
+        width = max(len(s.blocks) for s in sequences)
+        tables = np.full((len(sequences), width), self.executor.limits.padding_block, np.int32)
         for i, sequence in enumerate(sequences):
             tables[i, : len(sequence.blocks)] = sequence.blocks
         ends = [s.cached + n for s, n in zip(sequences, counts, strict=True)]
         spans = list(zip(sequences, ends, strict=True))
         sampled = [i for i, s in enumerate(sequences) if ends[i] == len(s.tokens)]
-        output = self.executor.step(
+        output = self.executor.start(
             StepBatch(
                 token_ids=np.array([t for s, e in spans for t in s.tokens[s.cached : e]], np.int32),
                 positions=np.array([p for s, e in spans for p in range(s.cached, e)], np.int32),
@@ -112,7 +113,7 @@ class Harness:
                 sampling=SamplingBatch.greedy([ends[i] for i in sampled]),
                 return_logits=True,
             )
-        )
+        ).wait()
         for sequence, end in spans:
             sequence.cached = end
         assert output.logits is not None
@@ -136,7 +137,7 @@ class Harness:
         rows = []
         for start in range(0, len(tokens), chunk):
             end = min(start + chunk, len(tokens))
-            output = self.executor.step(
+            output = self.executor.start(
                 StepBatch(
                     token_ids=np.array(tokens[start:end], np.int32),
                     positions=np.arange(start, end, dtype=np.int32),
@@ -147,7 +148,7 @@ class Harness:
                     sampling=SamplingBatch.greedy(range(start + 1, end + 1)),
                     return_logits=True,
                 )
-            )
+            ).wait()
             assert output.logits is not None
             rows.append(output.logits.copy())
         self.finish(sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,10 +41,32 @@ class ExecutorOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StepShape:
+    """The size of a step in which every sequence takes the room of the longest, `query_len` tokens."""
+
+    num_sequences: int
+    query_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step takes the room of."""
+        return self.num_sequences * self.query_len
+
+    def holds(self, other: StepShape) -> bool:
+        """Whether a step of that shape can be padded to this one."""
+        return self.num_sequences >= other.num_sequences and self.query_len >= other.query_len
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorLimits:
     """What the scheduler must obey.
 
-    `mixed_steps`: prefill chunks and decodes may share a step. `chunked_prefill`: a prompt may be split over steps.
+    `mixed_steps`: prefill chunks and decodes may share a step. `chunked_prefill`: a prompt may be split over steps. At
+    most `max_prefill_seqs` sequences in prefill share a step (None: as many as run). With `shapes` a device runs a step
+    padded to one of them, and `max_num_batched_tokens` bounds the padded size.
+
+    Beside `num_blocks` an executor owns `padding_block`, which no sequence reads: unused entries of block tables name
+    it, and what is computed for padding is written there.
     """
 
     block_size: int
@@ -52,30 +75,61 @@ class ExecutorLimits:
     max_num_batched_tokens: int
     mixed_steps: bool = True
     chunked_prefill: bool = True
+    max_prefill_seqs: int | None = None
+    shapes: tuple[StepShape, ...] = ()
+
+    @property
+    def padding_block(self) -> int:
+        """The block behind the last one that sequences may have."""
+        return self.num_blocks
+
+    def padded(self, shape: StepShape) -> StepShape:
+        """The smallest of `shapes` that holds a step; the step's own where none does, or none is fixed."""
+        fitting = [fixed for fixed in self.shapes if fixed.holds(shape)]
+        return min(fitting, key=lambda fixed: (fixed.num_tokens, fixed.query_len), default=shape)
+
+
+class Pending(Protocol):
+    """A step that was started."""
+
+    def wait(self) -> StepOutput:
+        """What the step gave, once. Drops the GIL while it waits, or computes."""
+        ...
+
+
+class OnWait:
+    """A step that is computed when it is waited for, by devices that have nothing but the caller's processors."""
+
+    def __init__(self, compute: Callable[[], StepOutput]) -> None:
+        self.wait = compute
 
 
 class Executor(Protocol):
-    """A loaded model with its KV cache. All calls but `take_back_core` come from one thread."""
+    """A loaded model with its KV cache. All calls come from one thread."""
 
     limits: ExecutorLimits
 
-    def step(self, batch: StepBatch) -> StepOutput:
-        """Run the batch, write its K and V, and sample its rows. Drops the GIL while it works."""
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Compile or capture whatever steps need, before the first one. `progress(done, all)` is called on the way."""
+        ...
+
+    def start(self, batch: StepBatch) -> Pending:
+        """Begin to run the batch: write its K and V, and sample its rows.
+
+        One step at a time: the next begins when this one was waited for. The batch must stay as it is until then.
+        """
         ...
 
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]. No block is copied both from and to."""
         ...
 
-    def lend_core(self) -> None:
-        """Leave a processor to the caller's other threads until `take_back_core` was called as often.
+    def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
+        """Hear that another thread of this process is about to pass on a step's `num_tokens` tokens.
 
-        Steps go on meanwhile, with the rest of the threads. Does nothing where the device has none to spare.
+        Returns what has to be called when that is done, from any thread, also in the middle of a step or after `close`;
+        None if the device does not mind.
         """
-        ...
-
-    def take_back_core(self) -> None:
-        """End a loan, from any thread, also in the middle of a step or after `close`."""
         ...
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ class StepBatch:
     positions: NDArray[np.int32]  # [T]
     query_start: NDArray[np.int32]  # [S + 1]; sequence s owns tokens [query_start[s], query_start[s + 1])
     context_len: NDArray[np.int32]  # [S]
-    block_tables: NDArray[np.int32]  # [S, max_blocks]; unused entries are 0
+    block_tables: NDArray[np.int32]  # [S, max_blocks]; unused entries are the limits' padding_block
     logits_rows: NDArray[np.int32]  # [R]; indices into T, in any order and as often as wanted
     sampling: SamplingBatch
     return_logits: bool = False  # for tests and tools: costs R x vocab floats

@@ -21,9 +21,13 @@ _TABLE_ROOM = 8  # block table columns kept free, so that growing sequences rare
 
 
 class BatchBuilder:
-    """Builds one StepBatch at a time. A batch is valid until the next one is built."""
+    """Builds one StepBatch at a time. A batch is valid until the next one is built.
 
-    def __init__(self) -> None:
+    Unused entries of block tables are `padding_block`.
+    """
+
+    def __init__(self, padding_block: int) -> None:
+        self._padding_block = padding_block
         self._version: int | None = None
         self._decodes = _empty_batch()
         self._uses_history = False
@@ -58,7 +62,7 @@ class BatchBuilder:
             positions=positions,
             query_start=query_start,
             context_len=context_len,
-            block_tables=_block_tables(sequences),
+            block_tables=self._block_tables(sequences),
             logits_rows=logits_rows,
             sampling=_with_scored(sampling, rows) if rows.num_scored else sampling,
         )
@@ -70,7 +74,7 @@ class BatchBuilder:
             self._decodes = batch = _empty_batch(count)
             batch.positions[:] = [sequence.num_computed for sequence in sequences]
             np.add(batch.positions, 1, out=batch.context_len)
-            batch.block_tables = _block_tables(sequences, room=_TABLE_ROOM)
+            batch.block_tables = self._block_tables(sequences, _TABLE_ROOM)
             # The same array for two things: a token is sampled where the context ends.
             batch.sampling = _sampling(sequences, batch.context_len)
             self._version = step.decode_version
@@ -84,16 +88,22 @@ class BatchBuilder:
             set_history(batch.sampling, _histories(sequences))
         return batch
 
-    @staticmethod
-    def _refresh_tables(batch: StepBatch, step: Step) -> None:
+    def _refresh_tables(self, batch: StepBatch, step: Step) -> None:
         width = batch.block_tables.shape[1]
         for row in step.moved:
             sequence = step.rows.decodes[row]
             blocks = sequence.num_blocks
             if blocks > width:
-                batch.block_tables = _block_tables(step.rows.decodes, room=_TABLE_ROOM)
+                batch.block_tables = self._block_tables(step.rows.decodes, _TABLE_ROOM)
                 return
             batch.block_tables[row, :blocks] = sequence.block_table[:blocks]
+
+    def _block_tables(self, sequences: Seq[Sequence], room: int = 0) -> NDArray[np.int32]:
+        width = max([sequence.num_blocks for sequence in sequences], default=0) + room
+        tables = np.full((len(sequences), width), self._padding_block, dtype=np.int32)
+        for row, sequence in enumerate(sequences):
+            tables[row, : sequence.num_blocks] = sequence.block_table[: sequence.num_blocks]
+        return tables
 
 
 def _empty_batch(count: int = 0) -> StepBatch:
@@ -113,14 +123,6 @@ def _resized(array: NDArray[np.int32], size: int) -> NDArray[np.int32]:
     longer = np.empty(size, dtype=np.int32)
     longer[: len(array)] = array
     return longer
-
-
-def _block_tables(sequences: Seq[Sequence], room: int = 0) -> NDArray[np.int32]:
-    width = max([sequence.num_blocks for sequence in sequences], default=0) + room
-    tables = np.zeros((len(sequences), width), dtype=np.int32)
-    for row, sequence in enumerate(sequences):
-        tables[row, : sequence.num_blocks] = sequence.block_table[: sequence.num_blocks]
-    return tables
 
 
 def _sampling(sequences: Seq[Sequence], positions: NDArray[np.int32]) -> SamplingBatch:

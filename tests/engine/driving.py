@@ -195,7 +195,7 @@ class Driver:
         assert not sources & set(targets)
 
     def _record(self, step: Step, batch: StepBatch) -> None:
-        self._output = output = self.executor.step(batch)
+        self._output = output = self.executor.start(batch).wait()
         rows = step.rows
         assert rows.num_rows == len(output.token_ids)
         got = rows.kept(output.token_ids.tolist())

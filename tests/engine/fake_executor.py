@@ -8,10 +8,12 @@ stale buffer or a foreign prefix changes the tokens.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.base import ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.sampling import NO_TOKEN
 
@@ -24,10 +26,11 @@ class FakeExecutor:
         self.vocab_size = vocab_size
         self.closed = 0
         self.times_lent = self.times_taken_back = 0  # each counted by the one thread that does it
+        self.hands_over_from = 8  # tokens of a step
         self.num_steps = 0
         self.num_copies = 0
         self.largest_batch = 0
-        slots = limits.num_blocks * limits.block_size
+        slots = (limits.num_blocks + 1) * limits.block_size
         self._tokens = np.full(slots, -1, dtype=np.int32)
         self._positions = np.full(slots, -1, dtype=np.int32)
 
@@ -73,11 +76,21 @@ class FakeExecutor:
             blocks = cached.reshape(-1, self.limits.block_size)
             blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
 
-    def lend_core(self) -> None:
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        progress(1, 1)
+
+    def start(self, batch: StepBatch) -> OnWait:
+        return OnWait(partial(self.step, batch))
+
+    def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
+        if num_tokens < self.hands_over_from:
+            return None
         self.times_lent += 1
 
-    def take_back_core(self) -> None:
-        self.times_taken_back += 1
+        def passed_on() -> None:
+            self.times_taken_back += 1
+
+        return passed_on
 
     def close(self) -> None:
         self.closed += 1
@@ -122,7 +135,9 @@ class FakeExecutor:
         assert len(batch.positions) == num_tokens
         assert len(batch.context_len) == len(batch.block_tables) == len(lengths)
         assert (batch.positions[batch.query_start[1:] - 1] + 1 == batch.context_len).all()
-        assert ((batch.block_tables >= 0) & (batch.block_tables < limits.num_blocks)).all()
+        used = np.arange(batch.block_tables.shape[1]) < -(-batch.context_len[:, None] // limits.block_size)
+        assert ((batch.block_tables >= 0) & (batch.block_tables <= limits.padding_block)).all()
+        assert (batch.block_tables[used] != limits.padding_block).all(), "padding in the place of a block"
         written = batch.block_tables[np.repeat(np.arange(len(lengths)), lengths), batch.positions // limits.block_size]
         slots = written * limits.block_size + batch.positions % limits.block_size
         assert len(set(slots.tolist())) == num_tokens, "two tokens are written to one slot"

@@ -11,12 +11,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.base import ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.request import Request
@@ -148,10 +149,13 @@ class RecitingExecutor:
     def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
         self._slots[pairs[:, 1]] = self._slots[pairs[:, 0]]
 
-    def lend_core(self) -> None:
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
         pass
 
-    def take_back_core(self) -> None:
+    def start(self, batch: StepBatch) -> OnWait:
+        return OnWait(partial(self.step, batch))
+
+    def hand_over(self, num_tokens: int) -> None:
         pass
 
     def close(self) -> None:

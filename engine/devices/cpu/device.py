@@ -97,7 +97,7 @@ class CpuDevice:
                 lower(spec, formats, options.max_model_len),
                 self.isa,
                 options.cache_dtype,
-                num_blocks,
+                num_blocks + 1,  # with the padding block
                 options.max_num_seqs,
                 options.max_num_batched_tokens,
                 groups,

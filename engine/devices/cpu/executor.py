@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +13,11 @@ from tidewheel import _native
 
 from ...errors import DeviceError
 from ...weights.packed_cache import BackgroundWrite
-from ..base import ExecutorLimits
+from ..base import ExecutorLimits, OnWait
 from ..batch import StepBatch, StepOutput
+
+# Worth a core to pass on: fewer tokens are, in about the time that a thread takes to sleep and to wake.
+_LENDING_TOKENS = 8
 
 
 class CpuExecutor:
@@ -41,8 +46,17 @@ class CpuExecutor:
             raise DeviceError("this executor was closed")
         return self._native
 
-    def step(self, batch: StepBatch) -> StepOutput:
-        """Run the batch, write its K and V, and sample its rows. Raises ValueError for arrays that do not fit."""
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Nothing: kernels are compiled, and threads run since the load."""
+
+    def start(self, batch: StepBatch) -> OnWait:
+        """Run the batch, write its K and V, and sample its rows, when it is waited for.
+
+        Waiting raises ValueError for arrays that do not fit.
+        """
+        return OnWait(partial(self._step, batch))
+
+    def _step(self, batch: StepBatch) -> StepOutput:
         native = self.native
         self._pin_caller(native)
         output = StepOutput.empty(batch.sampling)
@@ -63,15 +77,16 @@ class CpuExecutor:
         """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
         self.native.copy_blocks(np.ascontiguousarray(pairs, np.int32))
 
-    def lend_core(self) -> None:
-        """Leave the last worker's processor to other threads until `take_back_core` was called as often."""
-        if self._lends_cores:
-            self.native.lend_core()
+    def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
+        """Leave the last worker's processor to the thread that passes many tokens on, until it is done."""
+        if not self._lends_cores or num_tokens < _LENDING_TOKENS:
+            return None
+        self.native.lend_core()
+        return self._take_back_core
 
-    def take_back_core(self) -> None:
-        """End a loan, from any thread."""
+    def _take_back_core(self) -> None:
         native = self._native
-        if self._lends_cores and native is not None:
+        if native is not None:
             native.take_back_core()
 
     def close(self) -> None:

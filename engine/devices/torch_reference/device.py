@@ -59,9 +59,8 @@ class TorchDevice:
             )
         limits = ExecutorLimits(_BLOCK_SIZE, num_blocks, options.max_num_seqs, options.max_num_batched_tokens)
         tensors = _read(weights, cancellation or Cancellation())
-        return TorchExecutor(
-            TorchDecoder(spec, tensors, options.dtype, _cached(options.cache_dtype), num_blocks, _BLOCK_SIZE), limits
-        )
+        dtype, cached, blocks = options.dtype, _cached(options.cache_dtype), num_blocks + 1  # with the padding block
+        return TorchExecutor(TorchDecoder(spec, tensors, dtype, cached, blocks, _BLOCK_SIZE), limits)
 
 
 def _read(weights: WeightSource, cancellation: Cancellation) -> Iterator[tuple[str, WeightTensor]]:

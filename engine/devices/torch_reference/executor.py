@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError
-from ..base import ExecutorLimits
+from ..base import ExecutorLimits, OnWait
 from ..batch import StepBatch, StepOutput
 from ..sampling import sample_row
 from .decoder import TorchDecoder
@@ -26,8 +29,14 @@ class TorchExecutor:
         self.limits = limits
         self._decoder: TorchDecoder | None = decoder
 
-    def step(self, batch: StepBatch) -> StepOutput:
-        """Run the batch, write its K and V, and sample its rows."""
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Nothing: operations run as they are."""
+
+    def start(self, batch: StepBatch) -> OnWait:
+        """Run the batch, write its K and V, and sample its rows, when it is waited for."""
+        return OnWait(partial(self._step, batch))
+
+    def _step(self, batch: StepBatch) -> StepOutput:
         decoder, output = self._loaded(), StepOutput.empty(batch.sampling)
         sequence = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
         for start in range(0, len(batch.token_ids), self.tokens_per_pass):
@@ -55,11 +64,8 @@ class TorchExecutor:
         """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
         self._loaded().copy_blocks(pairs)
 
-    def lend_core(self) -> None:
-        """Does nothing: torch has threads of its own."""
-
-    def take_back_core(self) -> None:
-        """Does nothing."""
+    def hand_over(self, num_tokens: int) -> None:
+        """Nothing: torch has threads of its own."""
 
     def close(self) -> None:
         """Free weights and cache. Calling it twice is allowed."""

@@ -128,7 +128,7 @@ class DeviceRuns:
     def _time_step(self, batch: StepBatch) -> float:
         self._num_steps += 1
         started = time.perf_counter()
-        self._executor.step(batch)
+        self._executor.start(batch).wait()
         return time.perf_counter() - started
 
     def _batch(self, spans: list[tuple[int, int, int]], prompt_len: int, tables: NDArray[np.int32]) -> StepBatch:

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from server.conftest import TIDEWHEEL
 
-from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.base import ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
@@ -343,11 +344,14 @@ class RecordingExecutor:
         for source, target in pairs.tolist():
             self._filled |= {(target, slot) for block, slot in self._filled if block == source}
 
-    def lend_core(self) -> None:
-        """Nothing to lend."""
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Nothing to compile."""
 
-    def take_back_core(self) -> None:
-        """Nothing was lent."""
+    def start(self, batch: StepBatch) -> OnWait:
+        return OnWait(partial(self.step, batch))
+
+    def hand_over(self, num_tokens: int) -> None:
+        """Nothing to lend."""
 
     def close(self) -> None:
         """Nothing to free."""
