@@ -189,7 +189,7 @@ class EngineLoop:
         device_s = ended - started - (0.0 if masks is None else masks.waited_s)
         scheduler.cost_model.observe(step.load, device_s * 1e3)
         self.step_seconds.observe(ended - begun)
-        self.step_tokens.observe(step.load.num_tokens)
+        self.step_tokens.observe(step.rows.num_tokens)
         self.steps_total += 1
         deliveries = _deliveries(step, output, ended)
         deliveries[0].preempted = step.preempted

@@ -78,6 +78,10 @@ class ExecutorLimits:
     max_prefill_seqs: int | None = None
     shapes: tuple[StepShape, ...] = ()
 
+    def __post_init__(self) -> None:
+        if too_large := [s for s in self.shapes if s.num_tokens > self.max_num_batched_tokens]:
+            raise ValueError(f"{too_large[0]} is more than the {self.max_num_batched_tokens} tokens of a step")
+
     @property
     def padding_block(self) -> int:
         """The block behind the last one that sequences may have."""

@@ -20,9 +20,8 @@ from .running import Running
 from .sequence import Sequence, SequenceState
 from .sequence_blocks import SequenceBlocks
 from .step import Finished, Step
+from .step_room import StepRoom
 from .waiting import WaitingQueue
-
-_ALIGNED_BLOCKS = 4  # chunks of this many and more end where a block does
 
 
 class Scheduler:
@@ -45,6 +44,8 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         drafter: Drafter | None = None,
     ) -> None:
+        if drafter is not None and limits.shapes:
+            raise ValueError("drafts cannot be run by a device with fixed shapes")
         self.pool = pool
         self.cost_model = cost_model
         self.prompt_tokens_total = 0
@@ -52,8 +53,7 @@ class Scheduler:
         self.generation_tokens_total = 0
         self.preemptions_total = 0
         self._max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self._max_num_batched_tokens = limits.max_num_batched_tokens
-        self._chunked_prefill = limits.chunked_prefill
+        self._room = StepRoom(limits, cost_model)
         # Whole prompts may be too long to fit beside the decodes, so they get steps of their own.
         self._mixed_steps = limits.mixed_steps and limits.chunked_prefill
         self._blocks = SequenceBlocks(pool, prefix_caching=enable_prefix_caching)
@@ -132,6 +132,7 @@ class Scheduler:
                     add(step)
             self._prefilled_last = bool(step.rows.chunks)
         step.rows.has_beams = self._beams.are_running
+        step.load = self._room.padded(step)
         return step if step.rows else None
 
     def commit(self, step: Step, output: StepOutput) -> list[Finished]:
@@ -255,7 +256,7 @@ class Scheduler:
             start = len(cached) * self.pool.block_size
             if (
                 not self._can_admit(sequence, cached, step.rows.num_starting)
-                or self._chunk_size(step, sequence, start, limit_ms) == 0
+                or self._room.chunk_tokens(step, sequence, start, limit_ms) == 0
             ):
                 break
             self._admit(self._waiting.pop(), cached)
@@ -268,7 +269,7 @@ class Scheduler:
     def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
         """Run what fits of a prompt; whether all of it did, so that the next one may come."""
         start = sequence.num_computed
-        tokens = self._chunk_size(step, sequence, start, limit_ms)
+        tokens = self._room.chunk_tokens(step, sequence, start, limit_ms)
         complete = start + tokens == sequence.num_tokens
         if tokens:
             end = min(start + tokens, sequence.prompt_len - 1)
@@ -283,20 +284,6 @@ class Scheduler:
             )
             step.load = step.load.plus_chunk(start, tokens, num_scored)
         return complete
-
-    def _chunk_size(self, step: Step, sequence: Sequence, start: int, limit_ms: float | None) -> int:
-        """How many tokens from position `start` fit in the step; with `limit_ms`, also in that time."""
-        left = sequence.num_tokens - start
-        room = self._max_num_batched_tokens - step.load.num_tokens
-        scored = sequence.num_scored < sequence.prompt_len - 1
-        fitting = left if limit_ms is None else self.cost_model.chunk_tokens(step.load, start, limit_ms, scored=scored)
-        if not self._chunked_prefill:
-            return left if left <= room and (left <= fitting or not step.rows.chunks) else 0
-        block_size = self.pool.block_size
-        if _ALIGNED_BLOCKS * block_size <= fitting < left:
-            # Ending at a block's end makes the block available to others at once; a small chunk would lose too much.
-            fitting = (start + fitting) // block_size * block_size - start
-        return min(left, room, fitting)
 
     def _can_admit(self, sequence: Sequence, cached: list[int], num_starting: int = 0) -> bool:
         """Whether a prompt has room as a whole, with a block to spare for each running sequence to grow into.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tidewheel.engine.cache.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
-from tidewheel.engine.devices.base import Executor, ExecutorLimits
+from tidewheel.engine.devices.base import Executor, ExecutorLimits, StepShape
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
@@ -95,7 +95,7 @@ class Driver:
             enable_prefix_caching=self.enable_prefix_caching,
             drafter=self.drafter,
         )
-        self.builder = BatchBuilder()
+        self.builder = BatchBuilder(self.executor.limits.padding_block)
         self.masks = MaskWriter(self.vocab_size)
         self._arrivals = 0
         self._keys = 0
@@ -143,7 +143,14 @@ class Driver:
         if step is None:
             return None
         assert self.limits is not None
+        rows = step.rows
+        longest = max([span.end - span.start for span in rows.spans], default=1)
+        padded = self.limits.padded(StepShape(len(rows.sequences), longest))
+        assert rows.num_tokens <= self.limits.max_num_batched_tokens
+        assert step.load.num_tokens == (padded.num_tokens if self.limits.shapes else rows.num_tokens)
         assert step.load.num_tokens <= self.limits.max_num_batched_tokens
+        if self.limits.max_prefill_seqs is not None:
+            assert len(rows.chunks) <= self.limits.max_prefill_seqs
         assert len(step.rows.sequences) + step.rows.num_starting <= self.limits.max_num_seqs
         if not self.limits.mixed_steps:
             assert not (step.rows.decodes and step.rows.chunks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,9 @@ class LoadedNothing:
 
     limits = ExecutorLimits(16, 64, max_num_seqs=8, max_num_batched_tokens=64)
     closed = False
+
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        progress(2, 2)
 
     def close(self) -> None:
         self.closed = True

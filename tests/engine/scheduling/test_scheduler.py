@@ -8,7 +8,7 @@ from engine.fake_executor import FakeExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.base import ExecutorLimits, StepShape
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 
@@ -69,6 +69,33 @@ executor_limits = st.builds(
     chunked_prefill=st.just(False),
 )
 
+
+def shaped(
+    num_sequences: list[int], query_lens: list[int], max_num_seqs: int, max_prefill_seqs: int | None, *, chunked: bool
+) -> ExecutorLimits:
+    """A device that pads its steps."""
+    shapes = tuple(StepShape(count, length) for count in num_sequences for length in query_lens if count * length <= 40)
+    return ExecutorLimits(
+        block_size=BLOCK,
+        num_blocks=16,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=40,
+        mixed_steps=False,
+        chunked_prefill=chunked,
+        max_prefill_seqs=max_prefill_seqs,
+        shapes=shapes,
+    )
+
+
+executor_limits |= st.builds(
+    shaped,
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.lists(st.sampled_from([1, 4, 8, 16, 32]), min_size=1, max_size=3),
+    st.integers(1, 6),
+    st.none() | st.integers(1, 3),
+    chunked=st.booleans(),
+)
+
 # Before each of the first steps jobs arrive, and sequences are aborted: by a number, modulo those that there are.
 moments = st.lists(st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0, 99), max_size=1)), max_size=8)
 
@@ -80,7 +107,7 @@ def test_any_schedule_samples_what_a_request_samples_alone(
 ) -> None:
     max_length = 32  # tokens: all of the smallest pool
     oracle = Oracle(seed)
-    drafter = oracle if drafting else None
+    drafter = oracle if drafting and not limits.shapes else None
     driver = Driver(FakeExecutor(limits), max_length, EOS, prefix_caching, random_clock(seed), drafter=drafter)
     expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
     for arriving, aborted in arrivals:
@@ -295,3 +322,17 @@ def test_aborted_sequences_that_never_ran_leave_no_trace() -> None:
     driver.run()
     assert len(driver.tokens(runs)) == 59
     assert driver.scheduler.num_waiting == 0
+
+
+def test_padding_counts_as_tokens_of_a_step() -> None:
+    shapes = (StepShape(1, 16), StepShape(2, 16), StepShape(4, 1))
+    limits = ExecutorLimits(BLOCK, 64, 4, 40, mixed_steps=False, max_prefill_seqs=2, shapes=shapes)
+    driver = Driver(FakeExecutor(limits), 64)
+    for i in range(3):
+        driver.add(job(9, 3, first=20 * i))
+    driver.run()
+    prefills = [step for step in driver.steps if step.rows.chunks]
+    assert [(len(step.rows.chunks), step.load.prefill_tokens) for step in prefills] == [(2, 32), (1, 16)]
+    assert {step.load.num_decodes for step in driver.steps if step.rows.decodes} == {4}
+    with pytest.raises(ValueError, match="more than the 40 tokens"):
+        ExecutorLimits(BLOCK, 64, 4, 40, shapes=(StepShape(3, 16),))
