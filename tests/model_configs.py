@@ -1,0 +1,68 @@
+"""The smallest config of every architecture: only what has no default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidewheel.engine.models import describe
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"]}
+OPT: dict[str, Any] = {
+    "architectures": ["OPTForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+GPT2: dict[str, Any] = {
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 100,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 512,
+}
+MPT: dict[str, Any] = {
+    "architectures": ["MptForCausalLM"],
+    "vocab_size": 100,
+    "d_model": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_seq_len": 512,
+}
+GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"]}
+GEMMA3 = {**LLAMA, "architectures": ["Gemma3ForCausalLM"]}
+GRANITE = {**LLAMA, "architectures": ["GraniteForCausalLM"]}
+PHI3 = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
+OLMO = {**LLAMA, "architectures": ["OlmoForCausalLM"]}
+OLMO2 = {**LLAMA, "architectures": ["Olmo2ForCausalLM"]}
+SMOLLM3 = {**LLAMA, "architectures": ["SmolLM3ForCausalLM"]}
+COHERE = {**LLAMA, "architectures": ["CohereForCausalLM"]}
+COHERE2 = {**LLAMA, "architectures": ["Cohere2ForCausalLM"]}
+NEOX = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]}
+STABLELM = {**LLAMA, "architectures": ["StableLmForCausalLM"], "num_key_value_heads": 4}
+FALCON = {**LLAMA, "architectures": ["FalconForCausalLM"]}
+CONFIGS: dict[str, dict[str, Any]] = {
+    config["architectures"][0]: config
+    for config in (
+        *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO, OLMO2),
+        *(SMOLLM3, COHERE, COHERE2, NEOX, STABLELM, FALCON),
+    )
+}
+
+
+def windows(config: dict[str, Any]) -> list[int | None]:
+    return [attention.sliding_window for attention in describe(config).spec.attentions()]
