@@ -1,5 +1,5 @@
-// How the attention of a step is shared out: which tokens are computed together, and which of them by several workers.
-// The kernels' results are the same to the bit whatever this decides.
+// How the workers share the attention of a step: which tokens are computed together, and which of them by several
+// workers. It cannot change a result: the kernels give the same bits for any division.
 #pragma once
 
 #include <cstdint>

@@ -11,12 +11,13 @@ namespace tidewheel {
 
 class Branch {
  public:
-  // `prefix` begins the names of its weights. The branch stays where it is made: the weights know its norms.
+  // `prefix` begins the names of its weights. A branch cannot move: the weights are loaded into its norms.
   Branch(const BranchPlan& plan, const std::string& prefix, Context& context);
   Branch(const Branch&) = delete;
   Branch& operator=(const Branch&) = delete;
 
-  // Adds scale * the branch of `x` [tokens, hidden] to `y` [tokens, hidden], with a barrier behind it; they may be one.
+  // Adds scale * the branch of `x` [tokens, hidden] to `y` [tokens, hidden], with a barrier behind it. They may be the
+  // same rows. A sum norm is applied to `y`.
   void run(Worker& worker, const Step& step, const float* x, float* y, float scale = 1) const;
 
  private:

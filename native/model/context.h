@@ -1,4 +1,4 @@
-// What the parts of a decoder are put together with, and compute with. The executor owns it all.
+// What the parts of a decoder are built with, and what they compute with. The executor owns all of it.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@
 
 namespace tidewheel {
 
-// What the attention of all layers shares. `cache` and `tasks` are there when all have added their heads.
+// What the attention mixers of a model share. `cache` and `tasks` are made when every mixer has added its heads.
 struct AttentionState {
   const CacheType cache_type;
   std::vector<Heads> heads;  // of each attention, in the order of the cache

@@ -1,5 +1,5 @@
-// Memory that the parts of a step use in turn: rows of activations, and scratch of every worker. It is laid out while a
-// model is put together, and allocated once.
+// Memory for activations, which the parts of a model use one after the other, and scratch memory for every worker. It is
+// laid out while a model is put together, and then allocated once.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct Buffer {
 
 class Workspace {
  public:
-  // Buffers that are added while it lives share their place with those that are added after it.
+  // While a Turn lives, new buffers get memory of their own. When it ends, that memory is free for the next ones.
   class Turn {
    public:
     explicit Turn(Workspace& workspace) : workspace_(workspace), begin_(workspace.next_) {}
@@ -33,7 +33,7 @@ class Workspace {
     const size_t begin_;
   };
 
-  // For so many rows: tokens, or those that want logits.
+  // `rows`: the most tokens of a step, or rows that want logits.
   explicit Workspace(size_t rows) : rows_(rows) {}
 
   size_t rows() const { return rows_; }

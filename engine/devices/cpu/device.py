@@ -125,6 +125,7 @@ class CpuDevice:
     ) -> PackedCache | None:
         if cache_dir is None or weights.identity is None:
             return None
-        # All of the spec, though not all of it matters here: what it does not say has no effect on what is packed.
+        # Packed weights depend on the spec and the formats only. A field of the spec that does not matter costs at most
+        # one more packing.
         facts = (_native.packed_version(), self.isa, repr(spec), repr(formats), weights.identity)
         return PackedCache(cache_dir, facts)

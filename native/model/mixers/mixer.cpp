@@ -7,28 +7,21 @@
 namespace tidewheel {
 namespace {
 
-template <typename Plan>
-struct MixerOf;
-template <>
-struct MixerOf<AttentionPlan> {
-  using Type = Attention;
-};
-template <>
-struct MixerOf<MlpPlan> {
-  using Type = Mlp;
-};
-template <>
-struct MixerOf<ParallelPlan> {
-  using Type = Parallel;
+using Made = std::unique_ptr<const Mixer>;
+
+struct Maker {
+  const std::string& prefix;
+  Context& context;
+
+  Made operator()(const AttentionPlan& plan) const { return std::make_unique<Attention>(plan, prefix, context); }
+  Made operator()(const MlpPlan& plan) const { return std::make_unique<Mlp>(plan, prefix, context); }
+  Made operator()(const ParallelPlan& plan) const { return std::make_unique<Parallel>(plan, prefix, context); }
 };
 
 }  // namespace
 
 std::unique_ptr<const Mixer> make_mixer(const MixerPlan& plan, const std::string& prefix, Context& context) {
-  const auto make = [&]<typename Plan>(const Plan& of) -> std::unique_ptr<const Mixer> {
-    return std::make_unique<typename MixerOf<Plan>::Type>(of, prefix, context);
-  };
-  return std::visit(make, plan);
+  return std::visit(Maker{prefix, context}, plan);
 }
 
 }  // namespace tidewheel

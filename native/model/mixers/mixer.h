@@ -1,4 +1,4 @@
-// What a kind of mixer does. A kind is a plan in model/plan.h, a class in a file here, and a line of `make_mixer`.
+// What a kind of mixer does. A kind is a plan in model/plan.h, a class in a file here, and a line in mixer.cpp.
 #pragma once
 
 #include <memory>
@@ -9,13 +9,13 @@
 
 namespace tidewheel {
 
-// It is told its plan when it is made: then it names its weights, and says what it needs of the workspace.
+// Its constructor takes a plan, names the mixer's weights, and says what the mixer needs of the workspace.
 class Mixer {
  public:
   virtual ~Mixer() = default;
 
-  // Computes the rows of all tokens, to `output`: stored, or times its scale and added. The whole team calls it, and there
-  // is a barrier behind it. It first writes the output when it has read all of the input: they may be one.
+  // Computes the rows of all tokens and stores or adds them, as `output` says. The whole team calls it, and there is a
+  // barrier behind it. It reads all of the input before it writes the output: they may be the same rows.
   virtual void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const = 0;
 };
 

@@ -45,15 +45,15 @@ class Weights {
   // `formats`: how each matrix is to be stored, by the name of its tensor.
   Weights(const Kernels& kernels, std::map<std::string, WeightFormat> formats);
 
-  // While a model is put together its parts name their tensors, and what these become; that must stay where it is.
-  // They throw std::invalid_argument for a name that is taken, and for a matrix without a format or, where several
-  // tensors share one matrix, with another format than the first's.
+  // The parts of a model name their tensors, and where each is loaded to. Those places must not move afterwards.
+  // All throw std::invalid_argument for a name that is taken. A matrix also needs a format, and tensors that are packed
+  // into one matrix need the same format.
   void add_matrix(const std::string& name, Linear& matrix, int rows, int cols);
-  // NAME.weight, and NAME.bias; all of a matrix, or some of its columns.
+  // NAME.weight and NAME.bias: all of a matrix, or some of its columns.
   void add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias);
   void add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias, const Columns& columns);
   void add_vector(const std::string& name, float*& vector, int size);
-  // NAME.weight and NAME.bias, those that it has; nothing without a plan.
+  // NAME.weight and NAME.bias, as far as the plan has them. No plan is no norm.
   void add_norm(const std::string& name, Norm& norm, const std::optional<NormPlan>& plan, int size);
 
   // All matrices, with the name of a tensor of theirs.
