@@ -1,134 +1,132 @@
-"""OpenStreams: where deliveries from the engine thread reach the streams of the requests that run."""
+"""Deliveries: what a step, or the end of a sequence, means for the streams of the requests that run."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from .devices.sampling import NO_TOKEN
-from .loop import Delivery
-from .outputs import FinishReason
-from .stream import RequestStream
-from .transcript import Transcript
-
-logger = logging.getLogger(__name__)
+from .devices.batch import StepOutput
+from .outputs import PromptLogprobs, SequenceTimes, TokenLogprob
+from .scheduling.rows import Chunk
+from .scheduling.sequence import Sequence
+from .scheduling.step import Finished, Step
 
 
-class OpenStreams:
-    """The streams that have not ended, by the keys of their choices. Lives on the event loop, but for `deliver`.
+class Started(NamedTuple):
+    """A sequence whose prompt is computed for the first time, but for `num_cached_tokens` that were in the cache."""
 
-    `abort` tells the engine thread which sequences are not wanted any more. `on_failure` hears that the engine is dead,
-    or that a delivery could not be passed on; it has to `fail` the streams.
+    key: int
+    num_cached_tokens: int
+    times: SequenceTimes
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
+
+    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. `preempted`
+    sequences had to make way for the step. `passed_on` has to be called when all of it is passed on. With a `failure`,
+    the engine is dead and every stream with it.
     """
 
-    def __init__(
-        self,
-        abort: Callable[[list[int]], None],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        self._abort_sequences = abort
-        self._on_failure = on_failure
-        self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[int, tuple[Transcript, RequestStream]] = {}
-        self._idle: asyncio.Event = asyncio.Event()
-        self._idle.set()
+    keys: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    scored: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    passed_on: Callable[[], None] | None = None
+    failure: BaseException | None = None
 
-    def __len__(self) -> int:
-        """How many choices have not ended."""
-        return len(self._streams)
 
-    def start(self, event_loop: asyncio.AbstractEventLoop) -> None:
-        """Pass deliveries on there from now on."""
-        self._event_loop = event_loop
+def deliveries(step: Step, output: StepOutput, now: float) -> list[Delivery]:
+    """What a step means for the streams, but for ends: one delivery, and more if a sequence got several tokens."""
+    rows = step.rows
+    sampled, token_ids = rows.sampled, output.token_ids[: rows.num_sampled].tolist()
+    if rows.drafts or rows.has_beams:
+        deliveries = _by_turn(rows.kept(token_ids), token_ids, output)
+    else:
+        deliveries = [Delivery([s.key for s in sampled], token_ids)]
+        if output.logprobs is not None:
+            deliveries[0].logprobs = _logprobs(enumerate(sampled), output)
+    first = deliveries[0]
+    for chunk in rows.chunks:
+        first.started += _started(chunk, now)
+        if chunk.num_scored:
+            logprobs = _prompt_logprobs(output, rows.scored(chunk), chunk.sequence.num_prompt_logprobs)
+            first.scored.append((chunk.sequence.key, logprobs))
+    return deliveries
 
-    def open(self, choices: list[Transcript]) -> RequestStream:
-        """The stream of a new request."""
-        stream = RequestStream(choices, self._abort)
-        for choice in choices:
-            self._streams[choice.key] = (choice, stream)
-        self._idle.clear()
-        return stream
 
-    def deliver(self, delivery: Delivery) -> None:
-        """Pass a delivery on. Called on the engine thread, and returns at once."""
-        assert self._event_loop is not None
-        try:
-            self._event_loop.call_soon_threadsafe(self._receive, delivery)
-        except RuntimeError:
-            logger.debug("The event loop is closed; nobody is left to deliver to")
+def _by_turn(kept: list[tuple[Sequence, int]], token_ids: list[int], output: StepOutput) -> list[Delivery]:
+    """The first token that each sequence got, then the second of each that got two, and so on. At least one delivery.
 
-    async def ended(self) -> None:
-        """Wait until no stream is open."""
-        await self._idle.wait()
+    `kept` are the sequences with their rows.
+    """
+    turns: list[list[tuple[int, Sequence]]] = [[]]
+    count: dict[int, int] = defaultdict(int)
+    for sequence, row in kept:
+        turn = count[sequence.key]
+        count[sequence.key] += 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append((row, sequence))
+    return [
+        Delivery(
+            [sequence.key for _, sequence in turn],
+            [token_ids[row] for row, _ in turn],
+            {} if output.logprobs is None else _logprobs(turn, output),
+        )
+        for turn in turns
+    ]
 
-    def abort_all(self) -> None:
-        """Abort every stream."""
-        for _, stream in list(self._streams.values()):
-            stream.abort()
 
-    def fail(self, error: str) -> None:
-        """End every stream with an error."""
-        for choice, stream in list(self._streams.values()):
-            choice.finish(FinishReason.ERROR, error=error)
-            stream.notify(choice)
-        self._streams.clear()
-        self._idle.set()
+def _logprobs(rows: Iterable[tuple[int, Sequence]], output: StepOutput) -> dict[int, TokenLogprob]:
+    return {
+        sequence.key: _token_logprob(output, row, count)
+        for row, sequence in rows
+        if (count := sequence.sampling.num_logprobs) >= 0
+    }
 
-    def _receive(self, delivery: Delivery) -> None:
-        try:
-            if delivery.failure is not None:
-                self._on_failure(delivery.failure)
-            else:
-                self._distribute(delivery)
-        except Exception as failure:  # streams that may have missed something must not wait for it
-            logger.exception("What the engine delivered cannot be passed on")
-            self._on_failure(failure)
-        finally:
-            if delivery.passed_on is not None:
-                delivery.passed_on()
 
-    def _distribute(self, delivery: Delivery) -> None:
-        streams, logprobs = self._streams, delivery.logprobs
-        for start in delivery.started:
-            if start.key in streams:
-                choice = streams[start.key][0]
-                choice.num_cached_tokens, choice.times = start.num_cached_tokens, start.times
-        for key in delivery.preempted:
-            if key in streams:
-                streams[key][0].num_preemptions += 1
-        for key, scored in delivery.scored:
-            if key in streams:
-                streams[key][0].push_prompt(scored)
-        finished = {end.key: end for end in delivery.finished}
-        for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
-            entry = streams.get(key)
-            if entry is None or token == NO_TOKEN:
-                continue
-            choice, stream = entry
-            logprob = logprobs.get(key) if logprobs else None
-            end = finished.get(key) if finished else None
-            if end is None:
-                if stream.push(choice, token, logprob):
-                    self._abort([choice])
-            elif choice.push(token, logprob, ends=end.reason is FinishReason.STOP and not end.is_complete):
-                self._abort([choice])
-                stream.notify(choice)
-        for end in delivery.finished:
-            entry = streams.pop(end.key, None)
-            if entry is not None:
-                choice, stream = entry
-                if end.hypothesis is not None:
-                    choice.push_all(end.hypothesis)
-                choice.finish(end.reason, end.stop_reason, end.error)
-                stream.notify(choice)
-        if not streams:
-            self._idle.set()
+def add_ends(deliveries: list[Delivery], finished: list[Finished]) -> None:
+    """Let each sequence end with its last token."""
+    if len(deliveries) == 1:
+        deliveries[0].finished = finished
+        return
+    for end in finished:
+        last = next((delivery for delivery in reversed(deliveries) if end.key in delivery.keys), deliveries[0])
+        last.finished.append(end)
 
-    def _abort(self, choices: list[Transcript]) -> None:
-        """Forget choices that ended on this side, and let the engine thread know."""
-        for choice in choices:
-            self._streams.pop(choice.key, None)
-        self._abort_sequences([choice.key for choice in choices])
-        if not self._streams:
-            self._idle.set()
+
+def _started(chunk: Chunk, now: float) -> list[Started]:
+    """What the one that computed the prompt found, and when it was scheduled, goes for all choices."""
+    first = chunk.sequence
+    num_cached_tokens, scheduled = first.num_cached_tokens or 0, first.scheduled_at
+    return [Started(s.key, num_cached_tokens, SequenceTimes(s.queued_at, scheduled, now)) for s in chunk.started]
+
+
+def _prompt_logprobs(output: StepOutput, rows: slice, count: int) -> PromptLogprobs:
+    assert output.logprobs is not None
+    assert output.ranks is not None
+    assert output.top_ids is not None
+    assert output.top_logprobs is not None
+    # Copies, so that the whole step's arrays can go.
+    return PromptLogprobs(
+        output.logprobs[rows].copy(),
+        output.ranks[rows].copy(),
+        output.top_ids[rows, :count].copy(),
+        output.top_logprobs[rows, :count].copy(),
+    )
+
+
+def _token_logprob(output: StepOutput, row: int, count: int) -> TokenLogprob:
+    assert output.logprobs is not None
+    logprob = float(output.logprobs[row])
+    if count == 0 or output.top_ids is None or output.top_logprobs is None:
+        return TokenLogprob(logprob)
+    ids, values = output.top_ids[row, :count].tolist(), output.top_logprobs[row, :count].tolist()
+    return TokenLogprob(logprob, tuple(zip(ids, values, strict=True)))

@@ -17,11 +17,11 @@ from .cache.blocks import BlockPool
 from .constraints.constraint import SequenceConstraint
 from .constraints.grammar import GrammarCompiler
 from .constraints.masks import MaskWriter
-from .delivery import OpenStreams
 from .devices.base import Executor, ExecutorLimits
 from .errors import EngineDeadError, InvalidRequestError
 from .histogram import Histogram
 from .loop import EngineLoop
+from .open_streams import OpenStreams
 from .request import Request
 from .sampling_params import SamplingParams
 from .scheduling.beam_search import BeamSearch

@@ -5,56 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from .constraints.masks import MaskWriter
+from .delivery import Delivery, add_ends, deliveries
 from .devices.base import Executor
-from .devices.batch import StepOutput, TokenMasks
+from .devices.batch import TokenMasks
 from .histogram import Histogram
-from .outputs import PromptLogprobs, SequenceTimes, TokenLogprob
 from .scheduling.batch_builder import BatchBuilder
-from .scheduling.rows import Chunk
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
-from .scheduling.step import Finished, Step
+from .scheduling.step import Finished
 
 logger = logging.getLogger(__name__)
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-
-
-class Started(NamedTuple):
-    """A sequence whose prompt is computed for the first time, but for `num_cached_tokens` that were in the cache."""
-
-    key: int
-    num_cached_tokens: int
-    times: SequenceTimes
-
-
-@dataclass(slots=True)
-class Delivery:
-    """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
-
-    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. `preempted`
-    sequences had to make way for the step. `passed_on` has to be called when all of it is passed on. With a `failure`,
-    the engine is dead and every stream with it.
-    """
-
-    keys: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    scored: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
-    started: list[Started] = field(default_factory=list)
-    preempted: list[int] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
-    passed_on: Callable[[], None] | None = None
-    failure: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +162,11 @@ class EngineLoop:
         self.step_seconds.observe(ended - begun)
         self.step_tokens.observe(step.rows.num_tokens)
         self.steps_total += 1
-        deliveries = _deliveries(step, output, ended)
-        deliveries[0].preempted = step.preempted
-        deliveries[-1].passed_on = passed_on
-        _add_ends(deliveries, scheduler.commit(step, output))
-        for delivery in deliveries:
+        said = deliveries(step, output, ended)
+        said[0].preempted = step.preempted
+        said[-1].passed_on = passed_on
+        add_ends(said, scheduler.commit(step, output))
+        for delivery in said:
             if (
                 delivery.passed_on
                 or delivery.keys
@@ -205,93 +176,3 @@ class EngineLoop:
                 or delivery.preempted
             ):
                 self._deliver(delivery)
-
-
-def _deliveries(step: Step, output: StepOutput, now: float) -> list[Delivery]:
-    """What a step means for the streams, but for ends: one delivery, and more if a sequence got several tokens."""
-    rows = step.rows
-    sampled, token_ids = rows.sampled, output.token_ids[: rows.num_sampled].tolist()
-    if rows.drafts or rows.has_beams:
-        deliveries = _by_turn(rows.kept(token_ids), token_ids, output)
-    else:
-        deliveries = [Delivery([s.key for s in sampled], token_ids)]
-        if output.logprobs is not None:
-            deliveries[0].logprobs = _logprobs(enumerate(sampled), output)
-    first = deliveries[0]
-    for chunk in rows.chunks:
-        first.started += _started(chunk, now)
-        if chunk.num_scored:
-            logprobs = _prompt_logprobs(output, rows.scored(chunk), chunk.sequence.num_prompt_logprobs)
-            first.scored.append((chunk.sequence.key, logprobs))
-    return deliveries
-
-
-def _by_turn(kept: list[tuple[Sequence, int]], token_ids: list[int], output: StepOutput) -> list[Delivery]:
-    """The first token that each sequence got, then the second of each that got two, and so on. At least one delivery.
-
-    `kept` are the sequences with their rows.
-    """
-    turns: list[list[tuple[int, Sequence]]] = [[]]
-    count: dict[int, int] = defaultdict(int)
-    for sequence, row in kept:
-        turn = count[sequence.key]
-        count[sequence.key] += 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append((row, sequence))
-    return [
-        Delivery(
-            [sequence.key for _, sequence in turn],
-            [token_ids[row] for row, _ in turn],
-            {} if output.logprobs is None else _logprobs(turn, output),
-        )
-        for turn in turns
-    ]
-
-
-def _logprobs(rows: Iterable[tuple[int, Sequence]], output: StepOutput) -> dict[int, TokenLogprob]:
-    return {
-        sequence.key: _token_logprob(output, row, count)
-        for row, sequence in rows
-        if (count := sequence.sampling.num_logprobs) >= 0
-    }
-
-
-def _add_ends(deliveries: list[Delivery], finished: list[Finished]) -> None:
-    """Let each sequence end with its last token."""
-    if len(deliveries) == 1:
-        deliveries[0].finished = finished
-        return
-    for end in finished:
-        last = next((delivery for delivery in reversed(deliveries) if end.key in delivery.keys), deliveries[0])
-        last.finished.append(end)
-
-
-def _started(chunk: Chunk, now: float) -> list[Started]:
-    """What the one that computed the prompt found, and when it was scheduled, goes for all choices."""
-    first = chunk.sequence
-    num_cached_tokens, scheduled = first.num_cached_tokens or 0, first.scheduled_at
-    return [Started(s.key, num_cached_tokens, SequenceTimes(s.queued_at, scheduled, now)) for s in chunk.started]
-
-
-def _prompt_logprobs(output: StepOutput, rows: slice, count: int) -> PromptLogprobs:
-    assert output.logprobs is not None
-    assert output.ranks is not None
-    assert output.top_ids is not None
-    assert output.top_logprobs is not None
-    # Copies, so that the whole step's arrays can go.
-    return PromptLogprobs(
-        output.logprobs[rows].copy(),
-        output.ranks[rows].copy(),
-        output.top_ids[rows, :count].copy(),
-        output.top_logprobs[rows, :count].copy(),
-    )
-
-
-def _token_logprob(output: StepOutput, row: int, count: int) -> TokenLogprob:
-    assert output.logprobs is not None
-    logprob = float(output.logprobs[row])
-    if count == 0 or output.top_ids is None or output.top_logprobs is None:
-        return TokenLogprob(logprob)
-    ids, values = output.top_ids[row, :count].tolist(), output.top_logprobs[row, :count].tolist()
-    return TokenLogprob(logprob, tuple(zip(ids, values, strict=True)))

@@ -14,9 +14,10 @@ from engine.tiny_tokenizers import tiny
 from tidewheel.engine.cache.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
+from tidewheel.engine.delivery import Delivery
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.devices.batch import StepBatch, StepOutput, TokenMasks
-from tidewheel.engine.loop import Delivery, EngineLoop
+from tidewheel.engine.loop import EngineLoop
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.cost_model import CostModel
 from tidewheel.engine.scheduling.scheduler import Scheduler
