@@ -6,24 +6,21 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .cache.blocks import BlockPool
 from .constraints.constraint import SequenceConstraint
 from .constraints.grammar import GrammarCompiler
 from .constraints.masks import MaskWriter
 from .devices.base import Executor, ExecutorLimits
-from .errors import EngineDeadError, InvalidRequestError
+from .errors import EngineDeadError
 from .histogram import Histogram
 from .loop import EngineLoop
 from .open_streams import OpenStreams
 from .request import Request
-from .sampling_params import SamplingParams
 from .scheduling.beam_search import BeamSearch
 from .scheduling.cost_model import CostModel
 from .scheduling.drafts import Drafter
@@ -32,6 +29,7 @@ from .scheduling.sequence import Sequence
 from .stream import RequestStream
 from .text.tokenizer import Tokenizer
 from .transcript import Transcript
+from .validation import RequestValidator
 from .watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)
@@ -96,6 +94,7 @@ class Engine:
         if not limits.chunked_prefill:
             self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
         self._vocab_size = vocab_size
+        self._validator = RequestValidator(self.max_model_len, vocab_size, limits)
         self._eos_token_ids = frozenset(i for i in eos_token_ids if i < vocab_size)
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
         self._block_size = limits.block_size
@@ -128,13 +127,14 @@ class Engine:
         """Queue a request. Raises InvalidRequestError if it can never be served, EngineDeadError if nothing can."""
         if self._refusal is not None:
             raise EngineDeadError(self._refusal)
-        prompt = self._checked_prompt(request)
-        self._check_token_ids(request)
-        sampling = request.sampling
+        self._validator.check(request)
+        prompt, sampling = np.asarray(request.prompt_token_ids, dtype=np.int32), request.sampling
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
         arrival = next(self._arrivals)
         constraint = self._constraint(request)
-        search = None if sampling.beam_width is None else self._beam_search(len(prompt), sampling)
+        search = None
+        if sampling.beam_width is not None:
+            search = BeamSearch(sampling, self._eos_token_ids, self._vocab_size)
         sequences = [
             Sequence(
                 next(self._keys),
@@ -241,53 +241,6 @@ class Engine:
             step_tokens=self._engine_loop.step_tokens,
         )
 
-    def _checked_prompt(self, request: Request) -> NDArray[np.int32]:
-        ids = request.prompt_token_ids
-        longest = self.max_model_len - (request.sampling.max_tokens != 0)
-        if len(ids) == 0:
-            raise InvalidRequestError("the prompt must have at least one token", "prompt")
-        if len(ids) > longest:
-            raise InvalidRequestError(
-                f"the prompt has {len(ids)} tokens, but this model's context of {self.max_model_len} tokens leaves "
-                f"room for at most {self.max_model_len - 1} and one to generate",
-                "prompt",
-            )
-        self._require_in_vocabulary(ids, "prompt")
-        return np.asarray(ids, dtype=np.int32)
-
-    def _beam_search(self, prompt_len: int, sampling: SamplingParams) -> BeamSearch:
-        """Raises InvalidRequestError for a search that could never have all its beams in one step, or in the cache."""
-        assert sampling.beam_width is not None
-        limits, block_size = self._executor.limits, self._block_size
-        widest = min(limits.max_num_seqs, limits.max_num_batched_tokens, self._vocab_size)
-        if sampling.beam_width > widest:
-            raise InvalidRequestError(
-                f"n: a beam search may be at most {widest} beams wide on this server, got {sampling.beam_width}", "n"
-            )
-        room = self.max_model_len - prompt_len
-        longest = prompt_len + (room if sampling.max_tokens is None else min(sampling.max_tokens, room))
-        shared = prompt_len // block_size
-        wanted = shared + sampling.beam_width * (-(-longest // block_size) - shared)
-        if wanted > limits.num_blocks:
-            raise InvalidRequestError(
-                f"max_tokens must be lower, or there must be fewer beams: {sampling.beam_width} beams of up to "
-                f"{longest} tokens take {wanted} KV blocks, and this server has {limits.num_blocks}",
-                "max_tokens",
-            )
-        return BeamSearch(sampling, self._eos_token_ids, self._vocab_size)
-
-    def _check_token_ids(self, request: Request) -> None:
-        sampling = request.sampling
-        self._require_in_vocabulary(list(sampling.logit_bias), "logit_bias")
-        self._require_in_vocabulary(sampling.stop_token_ids, "stop_token_ids")
-        constraints = request.constraints
-        if constraints is not None:
-            self._require_in_vocabulary(constraints.allowed_token_ids or (), "allowed_token_ids")
-            self._require_in_vocabulary(list(chain.from_iterable(constraints.bad_words)), "bad_words")
-            preface = constraints.preface
-            if preface is not None and preface.opening_id is not None:
-                self._require_in_vocabulary((preface.opening_id,), "reasoning")
-
     def _constraint(self, request: Request) -> SequenceConstraint | None:
         if request.constraints is None:
             return None
@@ -298,13 +251,6 @@ class Engine:
             eos_ids=self._eos_token_ids,
             vocab_size=self._vocab_size,
         )
-
-    def _require_in_vocabulary(self, ids: Collection[int], param: str) -> None:
-        for token in (min(ids), max(ids)) if ids else ():
-            if not 0 <= token < self._vocab_size:
-                raise InvalidRequestError(
-                    f"{param} has token id {token}, which is not in the vocabulary of {self._vocab_size} tokens", param
-                )
 
     def _abort(self, keys: list[int]) -> None:
         self._engine_loop.abort(keys)

@@ -1,0 +1,78 @@
+"""RequestValidator: what a request must be, so that this engine can serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import chain
+
+from .devices.base import ExecutorLimits
+from .errors import InvalidRequestError
+from .request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class RequestValidator:
+    """Checks requests against the context's length in tokens, the vocabulary, and what the device can hold and run."""
+
+    max_model_len: int
+    vocab_size: int
+    limits: ExecutorLimits
+
+    def check(self, request: Request) -> None:
+        """Raise InvalidRequestError, naming the parameter, if the request can never be served."""
+        self._check_prompt(request)
+        self._check_token_ids(request)
+        if request.sampling.beam_width is not None:
+            self._check_beams(request, request.sampling.beam_width)
+
+    def _check_prompt(self, request: Request) -> None:
+        ids = request.prompt_token_ids
+        longest = self.max_model_len - (request.sampling.max_tokens != 0)
+        if len(ids) == 0:
+            raise InvalidRequestError("the prompt must have at least one token", "prompt")
+        if len(ids) > longest:
+            raise InvalidRequestError(
+                f"the prompt has {len(ids)} tokens, but this model's context of {self.max_model_len} tokens leaves "
+                f"room for at most {self.max_model_len - 1} and one to generate",
+                "prompt",
+            )
+        self._require_in_vocabulary(ids, "prompt")
+
+    def _check_token_ids(self, request: Request) -> None:
+        sampling = request.sampling
+        self._require_in_vocabulary(list(sampling.logit_bias), "logit_bias")
+        self._require_in_vocabulary(sampling.stop_token_ids, "stop_token_ids")
+        constraints = request.constraints
+        if constraints is not None:
+            self._require_in_vocabulary(constraints.allowed_token_ids or (), "allowed_token_ids")
+            self._require_in_vocabulary(list(chain.from_iterable(constraints.bad_words)), "bad_words")
+            preface = constraints.preface
+            if preface is not None and preface.opening_id is not None:
+                self._require_in_vocabulary((preface.opening_id,), "reasoning")
+
+    def _check_beams(self, request: Request, width: int) -> None:
+        """A search must have room for all its beams in one step, and in the cache."""
+        limits, prompt_len = self.limits, len(request.prompt_token_ids)
+        widest = min(limits.max_num_seqs, limits.max_num_batched_tokens, self.vocab_size)
+        if width > widest:
+            raise InvalidRequestError(
+                f"n: a beam search may be at most {widest} beams wide on this server, got {width}", "n"
+            )
+        room, max_tokens = self.max_model_len - prompt_len, request.sampling.max_tokens
+        longest = prompt_len + (room if max_tokens is None else min(max_tokens, room))
+        shared = prompt_len // limits.block_size
+        wanted = shared + width * (-(-longest // limits.block_size) - shared)
+        if wanted > limits.num_blocks:
+            raise InvalidRequestError(
+                f"max_tokens must be lower, or there must be fewer beams: {width} beams of up to "
+                f"{longest} tokens take {wanted} KV blocks, and this server has {limits.num_blocks}",
+                "max_tokens",
+            )
+
+    def _require_in_vocabulary(self, ids: Collection[int], param: str) -> None:
+        for token in (min(ids), max(ids)) if ids else ():
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequestError(
+                    f"{param} has token id {token}, which is not in the vocabulary of {self.vocab_size} tokens", param
+                )
