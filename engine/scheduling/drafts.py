@@ -44,11 +44,13 @@ class Drafts:
     def choose(self, decoding: Seq[Sequence], load: StepLoad, num_spare: int) -> dict[Sequence, list[int]]:
         """Guesses for those of `decoding` that get any; they have blocks for them then. `load` is that without guesses.
 
-        They take none of the last `num_spare` free blocks, and no more time than a step may take.
+        They take none of the last `num_spare` free blocks, no more time than a step may take, and half of the tokens
+        that it has left: prompts get the other half.
         """
         drafts: dict[Sequence, list[int]] = {}
+        most = (load.num_tokens + self._max_num_batched_tokens) // 2
         for sequence in decoding:
-            guesses = self._guesses(sequence)[: self._max_num_batched_tokens - load.num_tokens]
+            guesses = self._guesses(sequence)[: most - load.num_tokens]
             while guesses and self._predict_ms(load, sequence, guesses) > self._cost_model.max_step_ms:
                 guesses.pop()
             if not guesses:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 
@@ -16,6 +15,7 @@ from .cost_model import CostModel, StepLoad
 from .drafts import Drafter, Drafts
 from .endings import NO_TOKEN_ERROR, append
 from .forks import Forks
+from .prompts import Prompts
 from .running import Running
 from .sequence import Sequence, SequenceState
 from .sequence_blocks import SequenceBlocks
@@ -49,10 +49,8 @@ class Scheduler:
         self.pool = pool
         self.cost_model = cost_model
         self.prompt_tokens_total = 0
-        self.cached_prompt_tokens_total = 0
         self.generation_tokens_total = 0
         self.preemptions_total = 0
-        self._max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._room = StepRoom(limits, cost_model)
         # Whole prompts may be too long to fit beside the decodes, so they get steps of their own.
         self._mixed_steps = limits.mixed_steps and limits.chunked_prefill
@@ -62,18 +60,33 @@ class Scheduler:
         self._running = Running()
         self._forks = Forks(self._blocks, self._waiting)
         self._beams = Beams(self._blocks, self._running)
+        self._prompts = Prompts(
+            pool,
+            cost_model,
+            limits,
+            self._room,
+            blocks=self._blocks,
+            running=self._running,
+            waiting=self._waiting,
+            forks=self._forks,
+            beams=self._beams,
+        )
         self._drafts = (
             None if drafter is None else Drafts(drafter, self._blocks, cost_model, limits.max_num_batched_tokens)
         )
         self._drafted: set[int] = set()  # keys of those that had a draft in the last step
         self._prefilled_last = False
         self._num_constrained = 0
-        self._num_deferred = 0
 
     @property
     def has_constraints(self) -> bool:
         """Whether any sequence has a constraint."""
         return self._num_constrained > 0
+
+    @property
+    def cached_prompt_tokens_total(self) -> int:
+        """Tokens of prompts that were found in the cache."""
+        return self._prompts.cached_tokens_total
 
     @property
     def num_running(self) -> int:
@@ -88,7 +101,7 @@ class Scheduler:
     @property
     def num_deferred(self) -> int:
         """Those of them that wait for a prefix that they share with a sequence which computes it now."""
-        return min(self._num_deferred, self.num_waiting)
+        return min(self._prompts.num_deferred, self.num_waiting)
 
     @property
     def has_work(self) -> bool:
@@ -123,10 +136,10 @@ class Scheduler:
         self._make_way(step)
         if self._mixed_steps:
             self._add_decodes(step)
-            self._add_chunks(step)
+            self._prompts.add_chunks(step)
         else:
             # Steps of one kind alternate, so that neither kind waits for the other to run dry.
-            kinds = [self._add_chunks, self._add_decodes]
+            kinds = [self._prompts.add_chunks, self._add_decodes]
             for add in reversed(kinds) if self._prefilled_last else kinds:
                 if not step.rows:
                     add(step)
@@ -160,7 +173,9 @@ class Scheduler:
                 self._forks.start(sequence, chunk.sampling[1:])
                 self._running.start_decoding(chunk.sampling)
             elif chunk.end == sequence.num_tokens:
-                finished += [self._finish(Finished(s.key, FinishReason.LENGTH)) for s in self._choices(sequence)]
+                finished += [
+                    self._finish(Finished(s.key, FinishReason.LENGTH)) for s in self._prompts.choices(sequence)
+                ]
         for sequence, token in rows.newest(token_ids):
             if (end := append(sequence, token)) is not None:
                 finished.append(self._finish(end))
@@ -180,28 +195,17 @@ class Scheduler:
         waiting += self._forks.all() + self._beams.idle()
         self._running.check()
         self._beams.check()
-        assert self._num_taken <= self._max_num_seqs
+        assert self._prompts.num_taken <= self._prompts.max_num_seqs
         assert sorted(s.key for s in running + waiting) == sorted(self._sequences)
         assert all(s.num_blocks == s.num_computed == 0 and not s.announced for s in waiting)
         assert all(s.num_computed <= s.num_blocks * self.pool.block_size for s in running)
         self.pool.check([s.blocks() for s in running])
 
-    @property
-    def _num_taken(self) -> int:
-        """Sequences that run, and those that running searches may need."""
-        return self.num_running + self._beams.num_idle
-
-    def _choices(self, sequence: Sequence) -> Seq[Sequence]:
-        """The choices that depend on a sequence's prompt, itself last."""
-        if sequence.search is None:
-            return (*self._forks.of(sequence), sequence)
-        return self._beams.sequences(sequence.search)[::-1]
-
     def _make_way(self, step: Step) -> None:
         """Preempt running sequences of a lower priority than one that waits and could not run otherwise."""
         while (head := self._waiting.peek()) is not None and self.num_running:
             last = self._running.last()
-            if last.priority <= head.priority or self._can_admit(head, self._blocks.cached(head)):
+            if last.priority <= head.priority or self._prompts.can_admit(head, self._blocks.cached(head)):
                 return
             self._preempt(last, step)
 
@@ -236,85 +240,6 @@ class Scheduler:
             self._preempt(self._running.last(), step)
         step.copies, moved = self._blocks.provide(short, sharing)
         return moved
-
-    def _add_chunks(self, step: Step) -> None:
-        """Fill the step with prompt tokens: of prompts already begun, then of new ones, in order."""
-        self._num_deferred = 0
-        if not self._running.prefilling and self._waiting.peek() is None:
-            return
-        limit_ms = self.cost_model.limit_ms(step.load) if self._running.decoding else None
-        for sequence in self._running.prefilling:
-            if not self._add_chunk(step, sequence, limit_ms):
-                return
-        deferred: list[Sequence] = []
-        while (sequence_or_none := self._waiting.peek()) is not None:
-            sequence = sequence_or_none
-            if self._blocks.should_await_prefix(sequence):
-                deferred.append(self._waiting.pop())
-                continue
-            cached = self._blocks.cached(sequence)
-            start = len(cached) * self.pool.block_size
-            if (
-                not self._can_admit(sequence, cached, step.rows.num_starting)
-                or self._room.chunk_tokens(step, sequence, start, limit_ms) == 0
-            ):
-                break
-            self._admit(self._waiting.pop(), cached)
-            if not self._add_chunk(step, sequence, limit_ms):
-                break
-        for sequence in deferred:
-            self._waiting.push(sequence)
-            self._num_deferred += len(self._choices(sequence))
-
-    def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
-        """Run what fits of a prompt; whether all of it did, so that the next one may come."""
-        start = sequence.num_computed
-        tokens = self._room.chunk_tokens(step, sequence, start, limit_ms)
-        complete = start + tokens == sequence.num_tokens
-        if tokens:
-            end = min(start + tokens, sequence.prompt_len - 1)
-            num_scored = max(end - max(start, sequence.num_scored), 0)
-            ready = (sequence, *self._startable_forks(step, sequence)) if complete else ()
-            step.rows.add_chunk(
-                sequence,
-                tokens,
-                num_scored=num_scored,
-                sampling=ready if sequence.num_tokens < sequence.max_length else (),
-                started=self._started(ready) if start + tokens == sequence.prompt_len else (),
-            )
-            step.load = step.load.plus_chunk(start, tokens, num_scored)
-        return complete
-
-    def _can_admit(self, sequence: Sequence, cached: list[int], num_starting: int = 0) -> bool:
-        """Whether a prompt has room as a whole, with a block to spare for each running sequence to grow into.
-
-        `num_starting` sequences will run after this step, besides those that already do.
-        """
-        beams = 1 if sequence.search is None else sequence.search.width
-        running = self._num_taken + num_starting + beams
-        wanted = self._blocks.num_wanted(sequence, cached)
-        return running <= self._max_num_seqs and wanted + running - 1 <= self.pool.num_free
-
-    def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
-        """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
-        running = self._num_taken + step.rows.num_starting
-        return self._forks.of(sequence)[: max(min(self._max_num_seqs, self.pool.num_free) - running, 0)]
-
-    def _started(self, ready: Seq[Sequence]) -> Seq[Sequence]:
-        """The choices whose prompt those who go on from its end have computed; all sequences of a search have one."""
-        search = ready[0].search if ready else None
-        return ready if search is None else self._beams.sequences(search)
-
-    def _admit(self, sequence: Sequence, cached: list[int]) -> None:
-        self._blocks.hold(sequence, cached)
-        if sequence.num_cached_tokens is None:
-            sequence.scheduled_at = time.perf_counter()
-            sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
-            if sequence.index == 0:
-                self.cached_prompt_tokens_total += sequence.num_cached_tokens
-        if sequence.search is not None:
-            self._beams.admit(sequence.search)
-        self._running.admit(sequence)
 
     def _advance_beams(self, step: Step, output: StepOutput) -> list[Finished]:
         finished = []

@@ -108,7 +108,7 @@ def test_wrong_guesses_are_never_found_in_the_cache() -> None:
     for wrong_each in (0, 1, 2, 3):
         driver, _ = drafted(wanted, Script(expected, 6, wrong_each))
         (again,) = driver.add(job(4, (*wanted.prompt, *expected, 9), seed=None))
-        driver.scheduler.cached_prompt_tokens_total = 0
+        assert driver.scheduler.cached_prompt_tokens_total == 0
         driver.run()
         assert driver.scheduler.cached_prompt_tokens_total == 24  # 26 tokens were computed, the 27th only sampled
         assert driver.tokens(again) == tokens_of(job(4, (*wanted.prompt, *expected, 9)))

@@ -1,0 +1,141 @@
+"""Prompts: which prompts a step computes, and how much of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+
+from ..cache.blocks import BlockPool
+from ..devices.base import ExecutorLimits
+from .beams import Beams
+from .cost_model import CostModel
+from .forks import Forks
+from .running import Running
+from .sequence import Sequence
+from .sequence_blocks import SequenceBlocks
+from .step import Step
+from .step_room import StepRoom
+from .waiting import WaitingQueue
+
+
+class Prompts:
+    """Admits sequences that wait, and cuts their prompts into chunks that fit into steps.
+
+    `num_deferred` wait for a prefix that they share with a sequence which computes it now. `cached_tokens_total` are
+    the prompts' tokens that were found in the cache.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        cost_model: CostModel,
+        limits: ExecutorLimits,
+        room: StepRoom,
+        *,
+        blocks: SequenceBlocks,
+        running: Running,
+        waiting: WaitingQueue,
+        forks: Forks,
+        beams: Beams,
+    ) -> None:
+        self.num_deferred = 0
+        self.cached_tokens_total = 0
+        self.max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._pool = pool
+        self._room = room
+        self._cost_model = cost_model
+        self._blocks = blocks
+        self._running = running
+        self._waiting = waiting
+        self._forks = forks
+        self._beams = beams
+
+    @property
+    def num_taken(self) -> int:
+        """Sequences that run, and those that running searches may need."""
+        return len(self._running) + self._beams.num_idle
+
+    def choices(self, sequence: Sequence) -> Seq[Sequence]:
+        """The choices that depend on a sequence's prompt, itself last."""
+        if sequence.search is None:
+            return (*self._forks.of(sequence), sequence)
+        return self._beams.sequences(sequence.search)[::-1]
+
+    def add_chunks(self, step: Step) -> None:
+        """Fill the step with prompt tokens: of prompts already begun, then of new ones, in order."""
+        self.num_deferred = 0
+        if not self._running.prefilling and self._waiting.peek() is None:
+            return
+        limit_ms = self._cost_model.limit_ms(step.load) if self._running.decoding else None
+        for sequence in self._running.prefilling:
+            if not self._add_chunk(step, sequence, limit_ms):
+                return
+        deferred: list[Sequence] = []
+        while (sequence_or_none := self._waiting.peek()) is not None:
+            sequence = sequence_or_none
+            if self._blocks.should_await_prefix(sequence):
+                deferred.append(self._waiting.pop())
+                continue
+            cached = self._blocks.cached(sequence)
+            start = len(cached) * self._pool.block_size
+            if (
+                not self.can_admit(sequence, cached, step.rows.num_starting)
+                or self._room.chunk_tokens(step, sequence, start, limit_ms) == 0
+            ):
+                break
+            self._admit(self._waiting.pop(), cached)
+            if not self._add_chunk(step, sequence, limit_ms):
+                break
+        for sequence in deferred:
+            self._waiting.push(sequence)
+            self.num_deferred += len(self.choices(sequence))
+
+    def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
+        """Run what fits of a prompt; whether all of it did, so that the next one may come."""
+        start = sequence.num_computed
+        tokens = self._room.chunk_tokens(step, sequence, start, limit_ms)
+        complete = start + tokens == sequence.num_tokens
+        if tokens:
+            end = min(start + tokens, sequence.prompt_len - 1)
+            num_scored = max(end - max(start, sequence.num_scored), 0)
+            ready = (sequence, *self._startable_forks(step, sequence)) if complete else ()
+            step.rows.add_chunk(
+                sequence,
+                tokens,
+                num_scored=num_scored,
+                sampling=ready if sequence.num_tokens < sequence.max_length else (),
+                started=self._started(ready) if start + tokens == sequence.prompt_len else (),
+            )
+            step.load = step.load.plus_chunk(start, tokens, num_scored)
+        return complete
+
+    def can_admit(self, sequence: Sequence, cached: list[int], num_starting: int = 0) -> bool:
+        """Whether a prompt has room as a whole, with a block to spare for each running sequence to grow into.
+
+        `num_starting` sequences will run after this step, besides those that already do.
+        """
+        beams = 1 if sequence.search is None else sequence.search.width
+        running = self.num_taken + num_starting + beams
+        wanted = self._blocks.num_wanted(sequence, cached)
+        return running <= self.max_num_seqs and wanted + running - 1 <= self._pool.num_free
+
+    def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
+        """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
+        running = self.num_taken + step.rows.num_starting
+        return self._forks.of(sequence)[: max(min(self.max_num_seqs, self._pool.num_free) - running, 0)]
+
+    def _started(self, ready: Seq[Sequence]) -> Seq[Sequence]:
+        """The choices whose prompt those who go on from its end have computed; all sequences of a search have one."""
+        search = ready[0].search if ready else None
+        return ready if search is None else self._beams.sequences(search)
+
+    def _admit(self, sequence: Sequence, cached: list[int]) -> None:
+        self._blocks.hold(sequence, cached)
+        if sequence.num_cached_tokens is None:
+            sequence.scheduled_at = time.perf_counter()
+            sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
+            if sequence.index == 0:
+                self.cached_tokens_total += sequence.num_cached_tokens
+        if sequence.search is not None:
+            self._beams.admit(sequence.search)
+        self._running.admit(sequence)
