@@ -123,13 +123,14 @@ class ChatEndpoint:
 class _ChunkStream(EventStream[RequestOutput]):
     """A streamed answer, in chunks."""
 
-    __slots__ = ("_around_text", "_run")
+    __slots__ = ("_answers", "_around_text")
 
     def __init__(
         self, run: ChatRun, body: ChatCompletionRequest, formatter: LogprobsFormatter, fingerprint: str
     ) -> None:
         super().__init__(run.generation)
         self._run = run
+        self._answers = run.answers
         self._logprobs_of = partial(formatter.chat, body)
         self._include_usage, self._continuous_usage = body.include_usage, body.continuous_usage
         self._return_ids = bool(body.return_token_ids)
@@ -148,7 +149,7 @@ class _ChunkStream(EventStream[RequestOutput]):
         around = self._around_text.get(index)
         begins = around is None and index not in self._around_text
         usage_before = self._usage_before(output) if begins and self._continuous_usage else None
-        pieces = self._run.pieces(output)
+        pieces = self._answers[index].push(output)
         if around is not None and len(pieces) == 1 and output.finish_reason is None and output.logprobs is None:
             piece = pieces[0]
             if isinstance(piece, str):
@@ -186,7 +187,7 @@ class _ChunkStream(EventStream[RequestOutput]):
         yield event(self._chunk)
 
     def _choices(self, output: RequestOutput, pieces: Sequence[Piece]) -> list[ChunkChoice]:
-        logprobs, finish_reason = self._logprobs_of(output), self._run.finish_reason(output.index)
+        logprobs, finish_reason = self._logprobs_of(output), self._answers[output.index].finish_reason
         token_ids = list(output.token_ids) if self._return_ids else UNSET
         choices = [ChunkChoice(output.index, _delta(piece)) for piece in pieces]
         if not choices and (logprobs is not None or finish_reason is not None or token_ids):

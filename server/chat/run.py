@@ -46,13 +46,13 @@ class ChoiceAnswer(msgspec.Struct):
 
 class ChatRun:
     """One conversation being answered. It is read once: by `whole`, by `feed`, or by a reader of its `generation` that
-    shows each output to `delta` or `pieces`.
+    shows each output to `delta`, or to the choice's own of the `answers`.
 
     `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970,
     `prompt_token_ids` are the rendered prompt.
     """
 
-    __slots__ = ("_answers", "_counts_reasoning", "created", "generation", "id", "model", "prompt_token_ids")
+    __slots__ = ("_counts_reasoning", "answers", "created", "generation", "id", "model", "prompt_token_ids")
 
     def __init__(
         self,
@@ -68,20 +68,13 @@ class ChatRun:
         self.model = model
         self.created = int(time.time())
         self.generation = generation
-        self._answers = answers
+        self.answers = answers
         self._counts_reasoning = counts_reasoning
 
     def delta(self, output: RequestOutput) -> ChoiceDelta:
         """What the next output of a choice adds to it."""
-        return ChoiceDelta(output.index, self.pieces(output), output, self.finish_reason(output.index))
-
-    def pieces(self, output: RequestOutput) -> list[Piece]:
-        """As `delta`, the pieces alone."""
-        return self._answers[output.index].push(output)
-
-    def finish_reason(self, index: int) -> str | None:
-        """Why a choice has ended, if it has."""
-        return self._answers[index].finish_reason
+        answer = self.answers[output.index]
+        return ChoiceDelta(output.index, answer.push(output), output, answer.finish_reason)
 
     async def whole(self, receive: Receive) -> list[ChoiceAnswer]:
         """All choices, complete. Watches `receive` for the client's leaving, and closes the generation.
@@ -110,12 +103,12 @@ class ChatRun:
         """Tokens so far, of all choices."""
         usage = self.generation.usage()
         if self._counts_reasoning:
-            reasoning_tokens = sum(answer.reasoning_tokens for answer in self._answers)
+            reasoning_tokens = sum(answer.reasoning_tokens for answer in self.answers)
             usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
         return usage
 
     def _complete(self, index: int, outputs: list[RequestOutput]) -> ChoiceAnswer:
-        answer = self._answers[index]
+        answer = self.answers[index]
         pieces = [piece for output in outputs for piece in answer.push(output)]
         assert answer.finish_reason is not None, "the last output of a choice has a finish reason"
         return ChoiceAnswer(index, Turn.of(pieces), answer.finish_reason, outputs[-1].stop_reason, outputs)
