@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from ..errors import ApiError, bad_request
@@ -117,7 +118,7 @@ class Connection(OneAtATime):
         super().on_headers_complete()
         self._in_head = False
         if self.direct_write:
-            self.scope["extensions"] = {DIRECT_WRITE: {"write": partial(self._write_chunk, self.cycle)}}
+            self.scope["extensions"] = {DIRECT_WRITE: {"write": _chunk_writer(self.cycle, self.transport, self.flow)}}
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -146,12 +147,6 @@ class Connection(OneAtATime):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-
-    def _write_chunk(self, cycle: RequestResponseCycle, data: bytes) -> bool:
-        """Send a piece of a chunked body, like `cycle.send` without the checks that the first piece has passed."""
-        if not cycle.disconnected:  # the application learns of this from `receive`
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return not self.flow.write_paused
 
     def _await_request(self) -> None:
         if self.timeout_keep_alive_task is None and not self.transport.is_closing():
@@ -207,3 +202,16 @@ class Connection(OneAtATime):
 
     def _peer(self) -> str:
         return "{}:{}".format(*self.client) if self.client else "a client"
+
+
+def _chunk_writer(
+    cycle: RequestResponseCycle, transport: asyncio.Transport, flow: FlowControl
+) -> Callable[[bytes], bool]:
+    """`cycle.send` for more of a chunked body, without the checks that its first part has passed."""
+
+    def write(data: bytes) -> bool:
+        if not cycle.disconnected:  # of which `receive` tells
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not flow.write_paused
+
+    return write
