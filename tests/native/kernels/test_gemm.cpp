@@ -230,7 +230,7 @@ TEST_CASE("a product may be scaled and capped before it is stored or added") {
     weight.multiply(x, m, Epilogue::kAdd, Activation::kSilu, bias.data(), added.data(), n, 0.3f);
     for (int i = 0; i < m * n; ++i) {
       CHECK(capped[i] == doctest::Approx(1.5 * std::tanh(0.3 * plain[i] / 1.5)).epsilon(1e-5).scale(1.0));
-      CHECK(added[i] == start[i] + plain[i] * 0.3f);
+      CHECK(added[i] == doctest::Approx(start[i] + 0.3 * plain[i]).epsilon(1e-6).scale(1.0));
     }
   }
 }
