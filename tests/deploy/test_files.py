@@ -17,6 +17,8 @@ from deploy.proxies import ROOT
 from server.conftest import ServerProcess, StartServer, dummy_model, start_server
 from system_tools import require
 
+from tidewheel.engine.declaring.values import count
+from tidewheel.server.app_options import AppOptions
 from tidewheel.server.http.options import HttpOptions
 from tidewheel.server.options.serve import parse_options
 
@@ -175,3 +177,9 @@ def test_a_server_needs_no_memory_that_is_writable_and_executable(dummy_model: P
             raise
         pytest.skip("the kernel is older than 6.3")
     server.stop()
+
+
+def test_nginx_takes_bodies_as_large_as_the_server() -> None:
+    conf = (ROOT / "deploy/nginx/tidewheel.conf").read_text()
+    (size,) = re.findall(r"^\s*client_max_body_size (\w+);", conf, re.MULTILINE)
+    assert count(size.upper()) == AppOptions().max_body_bytes
