@@ -40,31 +40,33 @@ def cramped(start_server: StartServer, dummy_model: Path) -> RunningServer:
 
 
 def test_a_storm_leaves_no_trace(cramped: RunningServer) -> None:
+    others = requests_kept()  # by servers of other tests
     storm = Storm(cramped.url, "tiny")
     asyncio.run(storm.learn())
     asyncio.run(storm.run(REQUESTS // 2, AT_A_TIME))
-    resident = settled_memory(cramped)
+    resident = settled_memory(cramped, others)
     asyncio.run(storm.run(REQUESTS // 2, AT_A_TIME))
     assert storm.wrong == []
     assert storm.outcomes.total() == REQUESTS
     assert len(storm.outcomes) == 7
     stats = cramped.engine.stats()
     assert stats.preemptions_total > REQUESTS / 10
-    assert settled_memory(cramped) - resident < 16 * 2**20
+    assert settled_memory(cramped, others) - resident < 16 * 2**20
     assert cramped.engine.stats().kv_blocks_used == 0
     cramped.engine._scheduler.check()
     assert cramped.http.get("/health").status_code == 200
 
 
-def settled_memory(server: RunningServer) -> int:
-    """The resident bytes of this process once the server is idle, and everything that requests made is gone."""
+def settled_memory(server: RunningServer, others: Counter[str]) -> int:
+    """The resident bytes of this process once the server is idle, and everything that its requests made is gone."""
     eventually(lambda: is_idle(server), "the engine works on for clients that have gone")
-    eventually(lambda: not leftovers(), "what requests made outlives them")
+    eventually(lambda: not requests_kept() - others, "what requests made outlives them")
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
-def leftovers() -> Counter[str]:
+def requests_kept() -> Counter[str]:
+    """What there is of requests in this process, by its type."""
     gc.collect()
     kinds = (Generation, RequestStream, Sequence, Transcript)
     return Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds))

@@ -29,7 +29,7 @@ from tidewheel.engine.models.spec import (
 )
 from tidewheel.engine.weights import open_weights, read_config
 from tidewheel.engine.weights.dtypes import DType
-from tidewheel.engine.weights.tensor import WeightTensor
+from tidewheel.engine.weights.tensor import DenseTensor
 
 
 def test_more_tokens_in_a_pass_give_the_same_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ class MadeWeights:
         self.arrays = {name: random.standard_normal(shape, np.float32) for name, shape in tensor_shapes(spec).items()}
 
     def __getitem__(self, name: str) -> WeightTensor:
-        return WeightTensor(self.arrays[name], "float32")
+        return DenseTensor(self.arrays[name], "float32")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.arrays)
