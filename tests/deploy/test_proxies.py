@@ -13,8 +13,8 @@ import openai
 import pytest
 from deploy.proxies import Proxy
 from server.conftest import ServerProcess
-from server.generation.test_streaming import eventually
 from server.processes import ScriptedProcess
+from server.waiting import eventually
 
 KINDS = ("nginx", "haproxy")
 BLOCK = 16  # tokens

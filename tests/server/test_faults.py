@@ -16,7 +16,8 @@ import httpx
 import pytest
 import soak
 from server.conftest import RunningServer, ServerProcess, StartProcess, StartServer
-from server.generation.test_streaming import eventually, is_idle
+from server.raw_http import read_health
+from server.waiting import eventually, is_idle
 from storm import Storm
 
 from tidewheel.engine.load import load_engine
@@ -95,15 +96,6 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def read_health(connection: socket.socket) -> None:
-    received = b""
-    while not received.endswith(b'{"status":"ok"}'):
-        piece = connection.recv(4096)
-        assert piece, f"the connection was closed after {received!r}"
-        received += piece
-    assert received.startswith(b"HTTP/1.1 200")
 
 
 def test_idle_and_dripping_connections_do_not_disturb(start_process: StartProcess, many_files: None) -> None:

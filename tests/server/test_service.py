@@ -7,7 +7,7 @@ import socket
 import httpx
 import pytest
 from server.conftest import RunningServer, ServerProcess, StartServer
-from server.generation.test_streaming import eventually
+from server.waiting import eventually
 
 from tidewheel import __version__
 from tidewheel.server.served_models import ServedModels

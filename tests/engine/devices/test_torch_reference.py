@@ -54,7 +54,7 @@ class MadeWeights:
         random = np.random.default_rng(5)
         self.arrays = {name: random.standard_normal(shape, np.float32) for name, shape in tensor_shapes(spec).items()}
 
-    def __getitem__(self, name: str) -> WeightTensor:
+    def __getitem__(self, name: str) -> DenseTensor:
         return DenseTensor(self.arrays[name], "float32")
 
     def __iter__(self) -> Iterator[str]:

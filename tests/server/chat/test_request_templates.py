@@ -13,7 +13,7 @@ import httpx
 import pytest
 from server.chat.tools.test_tool_templates import LLAMA, MISTRAL, QWEN
 from server.conftest import RunningServer, StartProcess, StartServer
-from server.generation.test_streaming import eventually
+from server.waiting import eventually
 
 from tidewheel.server.chat import request_templates
 from tidewheel.server.http.limits import AdmissionLimits

@@ -9,7 +9,8 @@ import encoder_zoo
 import openai
 import pytest
 from server.conftest import RunningServer, StartServer, events
-from server.generation.test_streaming import eventually, is_idle, post_raw
+from server.raw_http import post_raw
+from server.waiting import eventually, is_idle
 
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.encoders.load import load_encoders

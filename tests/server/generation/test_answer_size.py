@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from server.conftest import RunningServer, StartProcess, StartServer, events
-from server.generation.test_streaming import post_raw
-from server.http.test_connections import read_all
-from server.http.test_pipelining import memory
+from server.processes import memory
+from server.raw_http import post_raw, read_all
 
 from tidewheel.server.http.limits import AdmissionLimits
 

@@ -5,36 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from server.conftest import RunningServer, StartServer
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
-def post_raw(server: RunningServer, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
-    data = json.dumps(body).encode()
-    connection = socket.socket()
-    connection.settimeout(20)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-    connection.connect(("127.0.0.1", server.port))
-    head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
-    head += f"content-length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
-    return connection
-
-
-def is_idle(server: RunningServer) -> bool:
-    stats = server.engine.stats()
-    return not stats.num_running and not stats.num_waiting
+from server.raw_http import post_raw
+from server.waiting import eventually, is_idle
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from server.conftest import RunningServer, StartProcess, StartServer
-from server.generation.test_streaming import eventually, is_idle, post_raw
+from server.raw_http import post_raw
+from server.waiting import eventually, is_idle
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -4,42 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import time
 
 import pytest
 from server.conftest import RunningServer, StartServer
-from server.generation.test_streaming import eventually, is_idle, post_raw
+from server.raw_http import GET, connect, error_code, post_raw, read_all
+from server.waiting import eventually, is_idle
 
 COMPLETIONS = "/v1/completions"
-GET = b"GET /health HTTP/1.1\r\nhost: test\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
-
-
-def connect(server: RunningServer) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
-def read_all(connection: socket.socket) -> bytes:
-    """Everything until the server closes."""
-    received = b""
-    try:
-        while piece := connection.recv(65536):
-            received += piece
-    except ConnectionResetError:
-        pass  # it closed with some of what was sent unread
-    connection.close()
-    return received
-
-
-def error_code(response: bytes) -> str:
-    head, _, body = response.partition(b"\r\n\r\n")
-    assert b"content-type: application/json" in head
-    assert b"connection: close" in head
-    code: str = json.loads(body)["error"]["code"]
-    return code
 
 
 @pytest.fixture(scope="module")

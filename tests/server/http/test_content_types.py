@@ -6,7 +6,7 @@ import json
 
 import pytest
 from server.conftest import RunningServer, StartServer
-from server.http.test_connections import connect, read_all
+from server.raw_http import connect, read_all
 
 COMPLETIONS = "/v1/completions"
 BODY = json.dumps({"prompt": "SAY(spent)YAS"}).encode()

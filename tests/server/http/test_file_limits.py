@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 from server.conftest import StartProcess
-from server.http.test_connections import GET, read_all
-from server.http.test_pipelining import CLOSE
-from server.test_faults import read_health
+from server.raw_http import CLOSE, GET, read_all, read_health
 
 from server import processes
 

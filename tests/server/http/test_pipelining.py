@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-from pathlib import Path
 
 import pytest
 from server.conftest import RunningServer, StartProcess, StartServer
-from server.generation.test_streaming import eventually, is_idle
-from server.http.test_connections import GET, connect, error_code, read_all
-from server.processes import ScriptedProcess
+from server.processes import memory
+from server.raw_http import CLOSE, GET, connect, error_code, read_all
+from server.waiting import eventually, is_idle
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
-CLOSE = b"connection: close\r\n"
 
 
 def completion(said: str, more: bytes = b"", **fields: object) -> bytes:
@@ -82,12 +79,6 @@ def test_a_client_that_sends_ahead_and_does_not_read_costs_little(start_process:
         assert server.client.get("/health").status_code == 200
     assert memory(server) - resident < 24 * 2**20
     assert "did not read its answer" in server.log
-
-
-def memory(server: ScriptedProcess) -> int:
-    """The resident bytes of a server."""
-    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_client_that_ends_its_side_gets_its_answers(server: RunningServer) -> None:

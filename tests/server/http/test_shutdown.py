@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 from server.conftest import TIDEWHEEL, StartProcess
-from server.generation.test_streaming import eventually
+from server.waiting import eventually
 
 
 def test_running_answers_finish(start_process: StartProcess) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from server.conftest import RunningServer, StartServer
-from server.generation.test_streaming import eventually, is_idle, post_raw
+from server.raw_http import post_raw
+from server.waiting import eventually, is_idle
 
 from tidewheel.server.http.limits import AdmissionLimits
 

@@ -14,8 +14,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from server.conftest import RunningServer, StartProcess, StartServer
-from server.generation.test_streaming import eventually, post_raw
 from server.http.test_listener import refusal
+from server.raw_http import post_raw
+from server.waiting import eventually
 
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.http.limits import AdmissionLimits

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 from server.conftest import RunningServer, StartServer
-from server.generation.test_streaming import eventually
+from server.waiting import eventually
 
 ATTEMPTS = """
 async ([base, prompt]) => {
