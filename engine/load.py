@@ -75,10 +75,8 @@ class OpenedModel:
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
-                threads_bind=options.threads_bind,
                 kv_cache_dtype=self.kv_cache_dtype,
                 quantization=self.quantization,
-                cache_dir=options.cache_dir,
             ),
             cancellation,
         )
@@ -89,7 +87,7 @@ def open_model(options: EngineOptions) -> OpenedModel:
     source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
     description = describe(source.config, options.max_model_len)
     weights = source.weights(description)
-    device = get_device(options.device)
+    device = get_device(options.device, options.device_options)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
     quantization = parse_quantization(
         options.quantization, options.quantization_group_size, options.quantization_zero_points

@@ -21,7 +21,8 @@ class EngineOptions(Options):
     """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
 
     `kv_cache_space` is in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the other maxima in tokens
-    and sequences. Raises OptionError for a value that is out of range.
+    and sequences. `device_options` are options that single devices have, a group a device (see `devices`): the group of
+    the device that runs takes effect. Raises OptionError for a value that is out of range.
     """
 
     model: str = option(REQUIRED, "a folder or a Hugging Face hub id")
@@ -35,7 +36,7 @@ class EngineOptions(Options):
         parse=lambda text: _DTYPE_ALIASES.get(text, text),
         choices=("auto", *get_args(DType)),
     )
-    quantization: str | None = option(
+    quantization: Method | None = option(
         None, "store weights in fewer bits; they are quantized while they are loaded", choices=get_args(Method)
     )
     quantization_group_size: int | None = option(
@@ -46,11 +47,6 @@ class EngineOptions(Options):
         metavar="N",
     )
     quantization_zero_points: bool = option(False, "int4 weights with zero points")
-    cache_dir: str | None = option(
-        None,
-        "keep weights here as they lie in memory, for faster starts; any file there may be deleted [none are kept]",
-        metavar="FOLDER",
-    )
     kv_cache_dtype: KvCacheDType | Literal["auto"] = option(
         "auto",
         "the type of K and V in the cache (fp8 is fp8_e5m2); auto is as the weights",
@@ -81,13 +77,6 @@ class EngineOptions(Options):
         env_aliases=("VLLM_CPU_KVCACHE_SPACE",),
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
-    threads_bind: str = option(
-        "auto",
-        "cores to compute on, e.g. 0-29, or 0-31|32-63 for groups of threads, one a NUMA node; auto makes these of all "
-        "cores that the process may use",
-        metavar="CORES",
-        env_aliases=("VLLM_CPU_OMP_THREADS_BIND",),
-    )
     seed: int = option(0, "seeds the random weights of --load-format dummy", parse=int, metavar="N")
     step_timeout: float | None = option(
         120.0,
@@ -96,3 +85,4 @@ class EngineOptions(Options):
         check=at_least(0),
         metavar="SECONDS",
     )
+    device_options: tuple[Options, ...] = ()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import Device, Executor, ExecutorOptions
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_weights, read_config
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType
@@ -30,12 +31,13 @@ def device_ids() -> list[str]:
     return ["torch", *(f"cpu-{level}" for level in native.available_isa_levels())]
 
 
-def make_device(device_id: str) -> Device:
-    """The device of an id that `device_ids` gives."""
+def make_device(device_id: str, threads_bind: str = "auto") -> Device:
+    """The device of an id that `device_ids` gives. Torch computes on the threads that it likes."""
     kind, _, level = device_id.partition("-")
     if not level:
         return get_device(kind)
-    device: Device = importlib.import_module("tidewheel.engine.devices.cpu.device").CpuDevice(isa=level)
+    cpu: Any = importlib.import_module("tidewheel.engine.devices.cpu.device")
+    device: Device = cpu.CpuDevice(CpuOptions(threads_bind=threads_bind), isa=level)
     return device
 
 

@@ -19,7 +19,7 @@ from .batch import StepBatch, StepOutput
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
-    """What a device is asked to provide. `kv_cache_bytes` bounds the KV cache; `max_model_len` is in tokens.
+    """What any device is asked to provide. `kv_cache_bytes` bounds the KV cache; `max_model_len` is in tokens.
 
     `dtype` is the weights', `kv_cache_dtype` that of the cached K and V.
     """
@@ -29,10 +29,8 @@ class ExecutorOptions:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    threads_bind: str = "auto"
     kv_cache_dtype: KvCacheDType | None = None  # None: as `dtype`
     quantization: Quantization | None = None  # None: all weights are of `dtype`
-    cache_dir: str | None = None  # a folder for packed weights; None: none are kept
 
     @property
     def cache_dtype(self) -> KvCacheDType:

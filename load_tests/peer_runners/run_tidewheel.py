@@ -15,6 +15,7 @@ class Tidewheel:
 
     def __init__(self, given: job.Job) -> None:
         from tidewheel import __version__
+        from tidewheel.engine.devices.cpu.options import CpuOptions
         from tidewheel.engine.load import load_engine
         from tidewheel.engine.options import EngineOptions
 
@@ -29,7 +30,7 @@ class Tidewheel:
                 max_num_seqs=given.most_sequences,
                 max_step_ms=_NO_STEP_LIMIT_MS,
                 enable_prefix_caching=False,
-                threads_bind=",".join(map(str, given.cpus)),
+                device_options=(CpuOptions(threads_bind=",".join(map(str, given.cpus))),),
                 **weights,
             )
         )

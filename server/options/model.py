@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from tidewheel.engine.declaring.option import OptionError, options_of
+from tidewheel.engine.devices import DEVICE_OPTIONS
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.weights.quantization import Method
 
-from .parser import OptionParser, add_option, build, read_given
+from .parser import OptionParser, add_option, build, in_order_of_help, read_given
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo"
 DEMO_MODEL_NAME = "tidewheel-demo"
-DEMO_QUANTIZATION = "int8-channel"  # as many of its held-out prompts are answered right as in bfloat16, sooner
+DEMO_QUANTIZATION: Method = "int8-channel"  # as many of its held-out prompts are answered right as in bfloat16, sooner
+
+MODEL_OPTIONS = in_order_of_help(
+    (EngineOptions, *DEVICE_OPTIONS), ["model", "cache_dir", "kv_cache_dtype", "threads_bind", "seed"]
+)
+"""The engine's options and those of its devices."""
 
 _REMARKS = {
     "model": " [the embedded demo model]",
@@ -34,7 +41,7 @@ def model_parser(prog: str, description: str) -> OptionParser:
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
     group = parser.add_argument_group("model")
-    for option in options_of(EngineOptions):
+    for option in MODEL_OPTIONS:
         add_option(group, option, _REMARKS.get(option.name, ""))
     return parser
 
@@ -48,7 +55,7 @@ def read_model_options(
     if positional is not None and parsed.get("model") not in (None, positional):
         parser.error(f"two models: {positional} and --model {parsed['model']}")
     try:
-        return read_given(options_of(EngineOptions), {**parsed, **named}, environment)
+        return read_given(MODEL_OPTIONS, {**parsed, **named}, environment)
     except OptionError as error:
         parser.error(str(error))
 
@@ -59,9 +66,10 @@ def engine_options(given: Mapping[str, Any]) -> EngineOptions:
     Without a model they mean the embedded one, on the CPU with DEMO_QUANTIZATION where they leave open how its weights
     are stored.
     """
+    groups = tuple(build(group, given) for group in DEVICE_OPTIONS if any(o.name in given for o in options_of(group)))
     if "model" in given:
-        return build(EngineOptions, given)
-    options = build(EngineOptions, given, model=str(DEMO_MODEL))
+        return build(EngineOptions, given, device_options=groups)
+    options = build(EngineOptions, given, model=str(DEMO_MODEL), device_options=groups)
     if options.quantization is None and options.dtype == "auto" and options.device != "torch":
         return replace(options, quantization=DEMO_QUANTIZATION)
     return options

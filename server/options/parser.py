@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tidewheel.engine.declaring.option import Option, OptionError, OptionsT, options_of
+from tidewheel.engine.declaring.option import Option, OptionError, Options, OptionsT, options_of
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -53,6 +53,20 @@ def add_option(group: argparse._ArgumentGroup, option: Option, remark: str = "")
     if option.takes_several:
         shared |= {"nargs": "+", "action": "extend"}
     group.add_argument(*flags, **shared)
+
+
+def in_order_of_help(owners: Iterable[type[Options]], runs: Sequence[str]) -> list[Option]:
+    """All options of the owners. --help goes by topic, from one owner's options to another's and back.
+
+    `runs` names options, the first one of the first owner among them: with each, a run of its owner's options begins.
+    """
+    by_start: dict[str, list[Option]] = {}
+    for owner in owners:
+        for option in options_of(owner):
+            if option.name in runs:
+                run = by_start[option.name] = []
+            run.append(option)
+    return [option for name in runs for option in by_start[name]]
 
 
 def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidewheel.engine.declaring.option import Option, OptionError, options_of
+from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.options import EngineOptions
 
@@ -15,11 +15,10 @@ from ..app_options import AppOptions
 from ..http.limits import AdmissionLimits, ConnectionLimits
 from ..http.options import HttpOptions
 from ..telemetry.logs import LogOptions
-from .model import DEMO_MODEL_NAME, engine_options, model_parser, read_model_options
-from .parser import add_option, build, read_given, shown_options
+from .model import DEMO_MODEL_NAME, MODEL_OPTIONS, engine_options, model_parser, read_model_options
+from .parser import add_option, build, in_order_of_help, read_given, shown_options
 
 _OWNERS = (HttpOptions, ConnectionLimits, AppOptions, AdmissionLimits, EncoderOptions, LogOptions)
-# --help goes by topic, from one owner's options to another's and back: with these a run of one owner's begins.
 _RUNS = (
     "host root_path ssl_certfile middleware embedding_model generation_config max_queue unknown_parameters "
     "max_answer_size max_header_size request_timeout read_timeout shutdown_timeout metrics_prefix log_level "
@@ -45,7 +44,7 @@ def parse_options(
     """The options of a command line and an environment. Prints what is wrong and exits with 2 if they are unusable."""
     parser = model_parser(prog, "Serve a model over an OpenAI-compatible API.")
     group = parser.add_argument_group("server")
-    server_options = _in_order_of_help()
+    server_options = in_order_of_help(_OWNERS, _RUNS)
     for option in server_options:
         add_option(group, option)
     parsed = parser.parse_known(arguments)
@@ -59,17 +58,7 @@ def parse_options(
             app=build(AppOptions, {**given, "served_model_name": names}, admission=build(AdmissionLimits, given)),
             http=build(HttpOptions, given, limits=build(ConnectionLimits, given)),
             log=build(LogOptions, given),
-            shown=shown_options([*options_of(EngineOptions), *server_options], given),
+            shown=shown_options([*MODEL_OPTIONS, *server_options], given),
         )
     except OptionError as error:
         parser.error(str(error))
-
-
-def _in_order_of_help() -> list[Option]:
-    runs: dict[str, list[Option]] = {}
-    for owner in _OWNERS:
-        for option in options_of(owner):
-            if option.name in _RUNS:
-                run = runs[option.name] = []
-            run.append(option)
-    return [option for name in _RUNS for option in runs[name]]

@@ -75,14 +75,14 @@ def subjects() -> Iterator[Subject]:
 def executor(subject: Subject) -> Executor:
     folder = models_zoo.folder("llama")
     description = describe(read_config(folder), None)
-    device = make_device(subject.device)
+    threads_bind = "auto" if subject.device == "torch" else bind(subject.threads, subject.groups)
+    device = make_device(subject.device, threads_bind)
     options = ExecutorOptions(
         dtype=subject.dtype,
         kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(description.spec, subject.kv_cache_dtype),
         max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=128,
-        threads_bind="auto" if subject.device == "torch" else bind(subject.threads, subject.groups),
         kv_cache_dtype=subject.kv_cache_dtype,
         quantization=subject.quantization,
     )

@@ -84,7 +84,7 @@ class ScriptedDevice:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> ScriptedDevice:
     scripted = ScriptedDevice()
-    monkeypatch.setattr(load, "get_device", lambda name: scripted)
+    monkeypatch.setattr(load, "get_device", lambda *_: scripted)
     return scripted
 
 

@@ -36,7 +36,7 @@ NEVER_LOADS = """
 import sys, threading
 from tidewheel.engine import load
 from tidewheel.server.commands.cli import main
-def get_device(name):
+def get_device(*_):
     print("loading", flush=True)
     threading.Event().wait()
 load.get_device = get_device

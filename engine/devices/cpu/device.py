@@ -19,6 +19,7 @@ from ..base import ExecutorLimits, ExecutorOptions
 from .executor import CpuExecutor
 from .groups import choose_groups, group_list, spanning_groups
 from .lowering import Formats, formats_of, lower
+from .options import CpuOptions
 from .weights import set_weights
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class CpuDevice:
 
     name = "cpu"
 
-    def __init__(self, isa: str = "auto") -> None:
+    def __init__(self, options: CpuOptions | None = None, *, isa: str = "auto") -> None:
+        self._options = options or CpuOptions()
         try:
             self.isa = _native.chosen_isa_level(isa)
         except ValueError as error:
@@ -86,7 +88,7 @@ class CpuDevice:
                 f"a KV cache of {options.kv_cache_bytes} bytes holds no block of {block_bytes} bytes; "
                 "raise --kv-cache-space"
             )
-        groups = thread_groups(self.isa, options.threads_bind)
+        groups = thread_groups(self.isa, self._options.threads_bind)
         _report_memory()
         limits = ExecutorLimits(
             _native.block_tokens(), num_blocks, options.max_num_seqs, options.max_num_batched_tokens
@@ -102,7 +104,7 @@ class CpuDevice:
                 options.max_num_batched_tokens,
                 groups,
             )
-            cache = self._packed_cache(spec, formats, weights, options.cache_dir)
+            cache = self._packed_cache(spec, formats, weights)
             cancellation = cancellation or Cancellation()
             with cancellation.calling(native.stop_loading):
                 cached = cache is not None and cache.read(native)
@@ -120,9 +122,8 @@ class CpuDevice:
         on_all = sum(map(len, groups)) == len(_native.topology()["processors"])
         return CpuExecutor(native, limits, spec.vocab_size, write, lends_cores=on_all)
 
-    def _packed_cache(
-        self, spec: DecoderSpec, formats: Formats, weights: WeightSource, cache_dir: str | None
-    ) -> PackedCache | None:
+    def _packed_cache(self, spec: DecoderSpec, formats: Formats, weights: WeightSource) -> PackedCache | None:
+        cache_dir = self._options.cache_dir
         if cache_dir is None or weights.identity is None:
             return None
         # Packed weights depend on the spec and the formats only. A field of the spec that does not matter costs at most

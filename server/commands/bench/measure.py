@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tidewheel import __version__
-from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.devices.cpu.groups import choose_groups
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.load import OpenedModel
@@ -19,7 +19,7 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.quantization import format_of
 
 from ...http import event_loop
-from ...options.model import DEMO_MODEL_NAME, engine_options
+from ...options.model import DEMO_MODEL_NAME, MODEL_OPTIONS, engine_options
 from ..devices import cpu_model
 from .ceilings import CEILING_OF, CeilingMeter
 from .costs import Costs
@@ -118,7 +118,7 @@ def _embedding_bytes_per_parameter(opened: OpenedModel) -> float | None:
 def serve_arguments(given: Mapping[str, Any]) -> list[str]:
     """The arguments of a `tidewheel serve` that is given the same options of the engine."""
     arguments = []
-    for option in options_of(EngineOptions):
+    for option in MODEL_OPTIONS:
         value = given.get(option.name, option.default)
         if value == option.default:
             continue
@@ -135,7 +135,8 @@ def _meter(options: EngineOptions, seconds: float, peak: OwnPeak) -> CeilingMete
         from tidewheel.engine.devices.cpu.device import CpuDevice
     except ImportError:
         return None
-    groups = choose_groups(options.threads_bind, _native.topology(), cpu_quota())
+    cpu = next((group for group in options.device_options if isinstance(group, CpuOptions)), CpuOptions())
+    groups = choose_groups(cpu.threads_bind, _native.topology(), cpu_quota())
     return CeilingMeter(CpuDevice().isa, [cpu for group in groups for cpu in group], seconds, peak)
 
 

@@ -77,14 +77,13 @@ def load(
     threads_bind: str = "auto",
 ) -> Executor:
     """The model of `spec` on the device, with room in the cache for 6144 tokens."""
-    device = make_device(device_id)
+    device = make_device(device_id, threads_bind)
     options = ExecutorOptions(
         dtype=dtype,
         kv_cache_bytes=6144 * device.kv_bytes_per_token(spec, kv_cache_dtype),
         max_model_len=spec.max_positions,
         max_num_seqs=64,
         max_num_batched_tokens=2048,
-        threads_bind=threads_bind,
         kv_cache_dtype=kv_cache_dtype,
     )
     return device.load(spec, RandomWeights(spec), options)

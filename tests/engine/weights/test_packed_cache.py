@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.load import load_engine
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
@@ -87,10 +88,9 @@ def load(
         max_num_seqs=len(PROMPT),  # bounds the rows whose logits one step gives
         max_num_batched_tokens=64,
         quantization=quantization,
-        threads_bind=threads_bind,
-        cache_dir=None if cache is None else str(cache),
     )
-    return CpuDevice(isa).load(what.spec, open_weights(folder, what), options)
+    own = CpuOptions(threads_bind=threads_bind, cache_dir=None if cache is None else str(cache))
+    return CpuDevice(own, isa=isa).load(what.spec, open_weights(folder, what), options)
 
 
 def logits(executor: CpuExecutor) -> NDArray[np.float32]:
@@ -364,7 +364,7 @@ def test_the_engine_takes_the_folder_and_random_weights_are_not_kept(
     pytest.importorskip("transformers")
     caplog.set_level(logging.INFO)
     model = str(models_zoo.folder("llama", tokenizer=True))
-    options = {"max_model_len": 64, "max_num_seqs": 2, "cache_dir": str(cache)}
+    options = {"max_model_len": 64, "max_num_seqs": 2, "device_options": (CpuOptions(cache_dir=str(cache)),)}
     dummy = load_engine(EngineOptions(model, load_format="dummy", **options))  # type: ignore[arg-type]
     asyncio.run(dummy.stop())
     assert not cache.exists()

@@ -40,8 +40,8 @@ import sys, threading
 from tidewheel.engine import load
 from tidewheel.server.commands.cli import main
 get_device = load.get_device
-def get_stuck_device(name):
-    device = get_device(name)
+def get_stuck_device(*chosen):
+    device = get_device(*chosen)
     def load(spec, weights, options, cancellation):
         cancelled = threading.Event()
         with cancellation.calling(cancelled.set):

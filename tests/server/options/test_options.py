@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tidewheel.engine.declaring.option import OptionError, Options, options_of
+from tidewheel.engine.devices import DEVICE_OPTIONS
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.app_options import AppOptions
@@ -21,6 +23,7 @@ from tidewheel.server.telemetry.logs import LogOptions
 
 OWNERS: tuple[type[Options], ...] = (
     EngineOptions,
+    *DEVICE_OPTIONS,
     EncoderOptions,
     AppOptions,
     AdmissionLimits,
@@ -89,6 +92,14 @@ def test_limits_and_times_reach_those_who_keep_to_them() -> None:
     assert (options.http.limits, options.http.shutdown_timeout) == (limits, 0)
 
 
+def test_options_of_a_device_are_a_group_if_any_was_given() -> None:
+    given = parse("m", "--device", "torch", "--threads-bind", "auto", TIDEWHEEL_CACHE_DIR="kept")
+    assert given.engine.device_options == (CpuOptions(cache_dir="kept"),)
+    assert (given.shown["threads_bind"], given.shown["cache_dir"]) == ("auto", "kept")
+    assert parse("m", "--device", "torch").engine.device_options == ()
+    assert parse("--cache-dir", "kept").engine.device_options == (CpuOptions(cache_dir="kept"),)  # the embedded model
+
+
 def test_what_is_shown_has_the_names_of_flags_and_no_secrets() -> None:
     shown = parse("m", "--api-key", "k", "--disable-web-ui", "--max-body-size", "1K", TIDEWHEEL_PORT="81").shown
     assert (shown["model"], shown["disable_web_ui"], shown["disable_fastapi_docs"]) == ("m", True, False)
@@ -134,7 +145,7 @@ def test_vllms_variables_are_aliases() -> None:
     assert parse(VLLM_API_KEY="k", TIDEWHEEL_API_KEY="l").app.api_keys == ("l",)
     environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7"}
     model = parse(**environment).engine
-    assert (model.kv_cache_space, model.threads_bind) == (4.0, "0-3|4-7")
+    assert (model.kv_cache_space, model.device_options) == (4.0, (CpuOptions(threads_bind="0-3|4-7"),))
     assert parse(**environment, TIDEWHEEL_KV_CACHE_SPACE="0.5").engine.kv_cache_space == 0.5
     assert parse(VLLM_CPU_KVCACHE_SPACE="0").engine.kv_cache_space is None
 

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
@@ -105,9 +106,9 @@ def test_weights_that_are_made_as_they_are_asked_for_are_packed_alike(folder: Pa
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_cancelled_load_packs_nothing(folder: Path, tmp_path: Path, kept: bool) -> None:
-    options = dataclasses.replace(OPTIONS, cache_dir=str(tmp_path))
+    device = CpuDevice(CpuOptions(cache_dir=str(tmp_path)))
     if kept:
-        executor = CpuDevice().load(WHAT.spec, open_weights(folder, WHAT), options)
+        executor = device.load(WHAT.spec, open_weights(folder, WHAT), OPTIONS)
         while not list(tmp_path.glob("*.packed")):
             time.sleep(0.01)
         executor.close()
@@ -116,7 +117,7 @@ def test_a_cancelled_load_packs_nothing(folder: Path, tmp_path: Path, kept: bool
     cancellation = Cancellation()
     cancellation.cancel()
     with pytest.raises(LoadCancelledError):
-        CpuDevice().load(WHAT.spec, open_weights(folder, WHAT), options, cancellation)
+        device.load(WHAT.spec, open_weights(folder, WHAT), OPTIONS, cancellation)
     assert sorted(tmp_path.iterdir()) == files
 
 
@@ -147,9 +148,8 @@ def test_a_core_is_lent_where_none_is_free(folder: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(_native.Executor, name, lambda native, name=name: calls.append(name))
     cpus = [str(processor["cpu"]) for processor in _native.topology()["processors"]]
     for bound in {cpus[0], ",".join(cpus)}:
-        executor = CpuDevice().load(
-            WHAT.spec, open_weights(folder, WHAT), dataclasses.replace(OPTIONS, threads_bind=bound)
-        )
+        device = CpuDevice(CpuOptions(threads_bind=bound))
+        executor = device.load(WHAT.spec, open_weights(folder, WHAT), OPTIONS)
         assert executor.hand_over(7) is None  # so few are sooner passed on than a core is lent
         if (passed_on := executor.hand_over(8)) is not None:
             passed_on()

@@ -13,6 +13,7 @@ from harness import Harness
 from numpy.typing import NDArray
 
 from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.weights.quantization import Quantization
 
@@ -26,8 +27,8 @@ def logits(spec: DecoderSpec, cache: Path, quantization: Quantization | None, en
     """What is computed of a load for which the folder had, or then has, so many entries."""
     weights = RandomWeights(spec)
     weights.identity = "one checkpoint"
-    options = ExecutorOptions("float32", 2**22, 64, 16, 64, quantization=quantization, cache_dir=str(cache))
-    executor = CpuDevice().load(spec, weights, options)
+    options = ExecutorOptions("float32", 2**22, 64, 16, 64, quantization=quantization)
+    executor = CpuDevice(CpuOptions(cache_dir=str(cache))).load(spec, weights, options)
     result = Harness(executor).logits([3, 1, 4, 1, 5, 9, 2, 6])
     deadline = time.monotonic() + 20
     while len(list(cache.glob("*.packed"))) != entries:

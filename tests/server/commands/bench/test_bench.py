@@ -481,8 +481,8 @@ def test_integer_weights_are_held_against_the_integer_ceiling(bench: RunJson, me
 
 
 def test_the_server_that_is_started_gets_the_same_options() -> None:
-    arguments = ["--model", "m", "--dtype", "float32", "--max-model-len", "4096", "--no-enable-prefix-caching"]
-    arguments += ["--step-timeout", "0"]
+    arguments = ["--model", "m", "--dtype", "float32", "--cache-dir", "kept", "--max-model-len", "4096"]
+    arguments += ["--no-enable-prefix-caching", "--threads-bind", "0", "--step-timeout", "0"]
     parser = model_parser("bench", "")
     given = read_model_options(parser, parser.parse_known(arguments), {})
     assert serve_arguments(given) == arguments

@@ -1,0 +1,25 @@
+"""The options that only the CPU device has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...declaring.option import Options, option
+
+
+@dataclass(frozen=True)
+class CpuOptions(Options):
+    """Which cores to compute on, and where packed weights are kept between starts (None: nowhere)."""
+
+    threads_bind: str = option(
+        "auto",
+        "cores to compute on, e.g. 0-29, or 0-31|32-63 for groups of threads, one a NUMA node; auto makes these of all "
+        "cores that the process may use",
+        metavar="CORES",
+        env_aliases=("VLLM_CPU_OMP_THREADS_BIND",),
+    )
+    cache_dir: str | None = option(
+        None,
+        "keep weights here as they lie in memory, for faster starts; any file there may be deleted [none are kept]",
+        metavar="FOLDER",
+    )

@@ -1,0 +1,51 @@
+"""Options of one device: they reach it, and have no effect on another, which is said."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from engine.devices.made_models import PLAIN, RandomWeights, decoder
+
+from tidewheel.engine.devices import get_device
+from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.errors import DeviceError
+
+EXECUTOR = ExecutorOptions("float32", 1 << 22, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=64)
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+def test_a_device_obeys_its_own_options(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("tidewheel._native")
+    spec = decoder(PLAIN)
+    device = get_device(name, [CpuOptions(threads_bind="1000")])
+    with pytest.raises(DeviceError, match="CPU 1000"):
+        device.load(spec, RandomWeights(spec), EXECUTOR)
+    assert "no effect" not in caplog.text
+
+
+def test_options_of_another_device_are_said_to_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    assert get_device("torch", [CpuOptions(threads_bind="1000")]).name == "torch"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "--threads-bind, --cache-dir" in record.message
+    assert "no effect on the torch device" in record.message
+
+
+def test_nothing_is_said_of_options_that_were_not_given(caplog: pytest.LogCaptureFixture) -> None:
+    get_device("torch")
+    assert caplog.records == []
+
+
+def test_options_are_known_without_the_native_extension() -> None:
+    code = """
+import sys
+sys.modules["tidewheel._native"] = None
+from tidewheel.engine.devices import DEVICE_OPTIONS
+print("numpy" in sys.modules, [group.__name__ for group in DEVICE_OPTIONS])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False ['CpuOptions']\n"
