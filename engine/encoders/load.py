@@ -15,13 +15,18 @@ from .encoder import CrossEncoder, Embedder, Encoder
 from .engine import EncoderEngine
 from .graph import OnnxGraph, import_onnxruntime
 from .loop import lower_thread_priority
+from .options import EncoderOptions
 from .tokenization import EncoderTokenizer
 
 logger = logging.getLogger(__name__)
 
 
 def load_encoders(
-    models: Sequence[str], names: Sequence[str] = (), *, threads: int = 1, download_dir: str | Path | None = None
+    models: Sequence[str],
+    names: Sequence[str] = (),
+    *,
+    threads: int = EncoderOptions.threads,
+    download_dir: str | Path | None = None,
 ) -> EncoderEngine:
     """Load encoders, each from a folder or a hub id, under `names` or their own. The engine is not started yet.
 

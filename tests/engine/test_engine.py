@@ -61,6 +61,7 @@ class Reciter(FakeExecutor):
 
 def make(executor: FakeExecutor, **options: Any) -> Engine:
     options = {"model_name": "fake", "max_model_len": 128, "eos_token_ids": frozenset({EOS})} | options
+    options = {"max_step_ms": 75.0, "enable_prefix_caching": True} | options
     return Engine(executor, TOKENIZER, vocab_size=executor.vocab_size, **options)
 
 

@@ -17,6 +17,11 @@ from tidewheel.engine.options import EngineOptions
     ("owner", "values", "said"),
     [
         (EngineOptions, {"model": "m", "device": "abacus"}, "device: must be one of auto, cpu"),
+        (
+            EngineOptions,
+            {"model": "m", "quantization": "int3"},
+            "quantization: must be one of int8, int8-channel, int4",
+        ),
         (EngineOptions, {"model": "m", "max_num_seqs": 0}, "max_num_seqs: must be at least 1, got 0"),
         (EngineOptions, {"model": "m", "max_step_ms": 0.0}, "max_step_ms: must be above 0, got 0.0"),
         (EngineOptions, {"model": "m", "kv_cache_space": float("nan")}, "kv_cache_space: must be at least 0, got nan"),

@@ -185,6 +185,8 @@ class ScriptedEngine(Engine):
             vocab_size=VOCAB_SIZE + len(specials),
             eos_token_ids=frozenset({EOS}),
             generation_defaults={"temperature": 0.5},
+            max_step_ms=75.0,
+            enable_prefix_caching=True,
             step_timeout_s=step_timeout_s,
             info={"device": "scripted", "kv_cache_dtype": "int32"},
         )

@@ -20,7 +20,7 @@ from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.weights.dtypes import DType
 from tidewheel.engine.weights.dummy import DummyWeights
-from tidewheel.engine.weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
+from tidewheel.engine.weights.quantization import Method, Quantization, TensorFormat, format_of, parse_quantization
 from tidewheel.server.options.model import DEMO_MODEL
 
 pytestmark = pytest.mark.skipif(
@@ -146,7 +146,7 @@ def test_each_weight_has_a_format(quantization: Quantization | None, formats: di
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "opt-350m", "qwen2", "qwen3"])
 @pytest.mark.parametrize("method", ["int8", "int8-channel", "int4"])
-def test_every_family_is_near_its_own_float32(family: str, method: str) -> None:
+def test_every_family_is_near_its_own_float32(family: str, method: Method) -> None:
     folder = models_zoo.folder(family)
     device = make_device(device_ids()[1])
     outputs = []
@@ -167,13 +167,12 @@ def test_torch_refuses_by_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("int3",), "int8, int8-channel, int4"),
         (("int4", 48), "32, 64 or 128"),
         (("int8", 64), "--quantization-group-size"),
         ((None, 64), "--quantization-group-size"),
         (("int8", None, True), "--quantization-zero-points"),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments: tuple[str | None, int | None, bool], words: str) -> None:
+def test_what_does_not_go_together_is_refused(arguments: tuple[Method | None, int | None, bool], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         parse_quantization(*arguments)
