@@ -11,8 +11,8 @@ from .tools.parser import ToolCallParser
 
 
 class Answer:
-    """Splits the outputs of one choice. Tool calls are looked for in what is no reasoning; without parsers all text is
-    content.
+    """Splits the outputs of one choice into pieces. Tool calls are looked for outside the reasoning. Without parsers,
+    all text is content.
 
     `echo` is text that goes before the answer. With `one_call`, calls after the first are dropped. `hide_reasoning`
     keeps the reasoning from the pieces. A call that was not `chosen` by the model does not change the finish reason.
@@ -63,7 +63,7 @@ class Answer:
         return self._reasoning_tokens
 
     def push(self, output: RequestOutput) -> list[Piece]:
-        """What became certain with `output`; sets `finish_reason` with the last one."""
+        """The pieces that `output` has made certain. The last output also sets `finish_reason`."""
         if self._reasoning_parser is None and self._tool_parser is None:
             pieces: list[Piece] = [output.text] if output.text else []
         else:

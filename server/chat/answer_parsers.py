@@ -36,11 +36,11 @@ class AnswerParsers:
 
     @property
     def reads_reasoning(self) -> bool:
-        """Whether reasoning is told from the answer."""
+        """Whether reasoning is separated from the answer."""
         return self._reasoning_parser is not None
 
     def check_tools(self, body: ChatCompletionRequest, tools: Sequence[Tool]) -> None:
-        """Raises ApiError (400) for tools that the model may call, if no calls are read."""
+        """Raises ApiError (400) if the model may call tools, but no parser would read its calls."""
         if tools and self.tool_parser is None and not demands_calls(body):
             raise bad_request(
                 f"tools that the model may call cannot be served: {self._no_calls_because}. Start the server with the "
@@ -54,7 +54,7 @@ class AnswerParsers:
         return self._reasoning_tags | self._tool_tags if tools else self._reasoning_tags
 
     def preface(self, prompt: RenderedPrompt) -> Preface | None:
-        """The reasoning that may come before what an answer has to match."""
+        """The reasoning that may come before the part of the answer that a grammar constrains."""
         reasoning = self._reasoning(prompt)
         if reasoning is None or reasoning.is_over:
             return None
@@ -84,6 +84,6 @@ class AnswerParsers:
         return self._reasoning_parser(begun, continues=prompt.continues)
 
     def _special_tokens(self, tags: Iterable[str]) -> frozenset[int]:
-        """Those of `tags` that the tokenizer has as special tokens."""
+        """The `tags` that are special tokens of the tokenizer."""
         token_ids = (self._tokenizer.token_to_id(tag) for tag in tags)
         return frozenset(i for i in token_ids if i is not None and self._tokenizer.is_special(i))

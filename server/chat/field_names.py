@@ -1,4 +1,4 @@
-"""Errors that speak of a chat completion's body, in the words of the endpoint that a client called."""
+"""Errors that name a field of a chat completion's body, renamed to the field that the client sent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..errors import ApiError, as_api_error
 def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
     """Within the block, errors name the fields of a translated body as the client wrote them.
 
-    `names` has the client's path for each path in the chat completion's body that is another there, such as
-    `messages[1].tool_calls[0].function`. The longest one that leads to a field counts.
+    `names` maps paths in the chat completion's body, such as `messages[1].tool_calls[0].function`, to the client's
+    paths where these differ. If several paths lead to a field, the longest is used.
     """
     try:
         yield

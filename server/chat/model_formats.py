@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - DeepSeek's tags are spelt with full-width bars
-"""How a model writes tool calls and reasoning, as far as its chat template tells.
+"""How a model writes tool calls and reasoning, guessed from its chat template.
 
 A template writes past calls, or tells the model how to write new ones, with the tags of the model's format. A wrong
 guess does little harm: calls are looked for only in answers to requests that offer tools, reasoning only where an
@@ -30,7 +30,7 @@ class ModelFormats(NamedTuple):
 
 
 class _Sign(NamedTuple):
-    """A template with all of these texts, and none of those, tells of a format."""
+    """The sign of a format: the template has all of some texts, and none of some others."""
 
     parser: str
     has: tuple[str, ...]
@@ -66,7 +66,7 @@ def model_formats(
 ) -> ModelFormats:
     """The formats of a model with this chat template, by `--tool-call-parser` and `--reasoning-parser`.
 
-    These name parsers or say `auto` or `none`. A template without a place for tools tells of no calls.
+    Both options are a parser's name, `auto` or `none`. No calls are read if the template does not use `tools`.
     """
     by_name = {"default": template} if isinstance(template, str) else template or {}
     for_tools = by_name.get("tool_use") or by_name.get("default", "")

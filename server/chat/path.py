@@ -1,7 +1,7 @@
-"""The way of a conversation into the engine: a chat request to a prompt, to a run that is being answered.
+"""ChatPath: from a chat request to a prompt, and from the prompt to a run that is being answered.
 
-Every endpoint that answers conversations stands on this one path and only writes what comes out of it in its own
-protocol's shape. A translating endpoint builds a ChatCompletionRequest and reads deltas:
+Every endpoint that answers conversations uses this path, and writes the result in the shape of its own protocol. An
+endpoint of another protocol builds a ChatCompletionRequest and reads deltas:
 
     run = await path.start(body, len(raw), timer, client_id)
     NamedEventStream(run, builder.push, end=builder.finish, failed=write_error)  # streamed, in events with names
@@ -37,8 +37,8 @@ from .tools.tool_choice import demanded_calls_schema, offered_tools, optional_ca
 class ChatPath:
     """Starts conversations on the engine.
 
-    `defaults` are the sampling parameters that the model itself asks for. By its `formats`, the model's reasoning
-    becomes pieces of its own, and so do its calls for requests that offer tools.
+    `defaults` are the sampling parameters that the model itself asks for. `formats` say how the model writes reasoning
+    and tool calls, which become separate pieces. Calls are looked for only if a request offers tools.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class ChatPath:
     ) -> ChatRun:
         """Checks a request, renders and encodes its prompt, and submits it.
 
-        `raw_size` is the body's size in bytes, which says whether encoding may take long; `client_id` names the
-        request in the log; `id_prefix` begins the answer's id. Raises ApiError or InvalidRequestError for a request
-        that cannot be served, naming the field as in a chat completion's body, with nothing left running.
+        `raw_size` is the body's size in bytes: large bodies are encoded in a thread. `client_id` names the request in
+        the log, and `id_prefix` begins the answer's id. Raises ApiError or InvalidRequestError for a request that
+        cannot be served. The error names the field of a chat completion's body, and nothing is left running.
         """
         model = self._models.resolve(body.model)
         body.check_supported()
@@ -101,13 +101,13 @@ class ChatPath:
         return ChatRun(generation, model, token_ids, answers, counts_reasoning=parsers.reads_reasoning)
 
     async def count_tokens(self, body: ChatCompletionRequest, raw_size: int) -> int:
-        """How many tokens a request's prompt has, be it too long for the context. Raises what `start` raises."""
+        """How many tokens a request's prompt has, even if it is too long. Raises what `start` raises."""
         self._models.resolve(body.model)
         body.check_supported()
         return await self._prompts.count(body, raw_size)
 
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
-        """The request's messages without the oldest turns, as few as must go for the prompt to fit the context."""
+        """The request's messages. Oldest turns are dropped, as few as possible, until the prompt fits the context."""
         return await self._prompts.fitting_messages(body, raw_size)
 
     def _sampling(self, body: ChatCompletionRequest) -> SamplingParams:

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """What the model thought before, or between, what it said."""
+    """What the model thought, before its answer or between parts of it."""
 
     text: str
 
@@ -23,9 +23,9 @@ class CallStart(msgspec.Struct, frozen=True):
 
 
 class CallArguments(msgspec.Struct, frozen=True):
-    """More of a call's arguments. All of a call's fragments, joined, are the JSON object of its arguments.
+    """More of a call's arguments. All fragments of a call, joined, are the JSON object of its arguments.
 
-    They are not, where the model broke off or wrote something else than its format asks for.
+    The exceptions: the model broke off, or did not keep to its format.
     """
 
     index: int

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class ReasoningParser(TextScanner):
-    """Splits one choice's text into reasoning and what follows it. Used for models that reason at the beginning only.
+    """Splits one choice's text into reasoning and the rest. Used for models that reason only at the beginning.
 
-    `begun` is the end of the prompt, where a template may have opened the reasoning, or closed it at once to keep the
-    model from thinking. With `continues` it is what the model has said of this turn already. White space around the
-    tags belongs to neither side.
+    `begun` is the end of the prompt. A template may have opened the reasoning there, or closed it at once to keep the
+    model from thinking. With `continues`, `begun` is the text that the model has already written in this turn. White
+    space around the tags belongs to neither part.
     """
 
     opening: ClassVar[str] = "<think>"
@@ -102,7 +102,7 @@ REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
 
 
 def count_reasoning_tokens(token_ids: list[int], closing: str, tokenizer: Tokenizer) -> int:
-    """How many of the tokens of a turn that began with reasoning belong to it, the closing tag's included."""
+    """How many tokens are reasoning, in a turn that began with it. The closing tag counts."""
     tag = tokenizer.token_to_id(closing)
     if tag in token_ids:
         return token_ids.index(tag) + 1

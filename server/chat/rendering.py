@@ -1,4 +1,4 @@
-"""A conversation to the text of a prompt: which template, with which variables, and where the model goes on."""
+"""Renders a conversation as the text of a prompt: which template, which variables, and where the model continues."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .templates import ChatTemplate
 
 T = TypeVar("T")
 
-# Stands where the final message ends while it is rendered; a private-use character, of which conversations have none.
+# Marks the end of the final message while it is rendered. A private-use character, which conversations do not contain.
 _END_OF_MESSAGE = "\U0010fffdend of message\U0010fffd"
 
 
 class RenderedPrompt(NamedTuple):
-    """A prompt's text; whether the model goes on with the final message; and that message's text if the assistant said
-    it, else nothing.
+    """A prompt's text, and whether the model continues the final message. Also the text of the final message, if it is
+    the assistant's.
     """
 
     text: str
@@ -29,9 +29,9 @@ class RenderedPrompt(NamedTuple):
 
 
 class PromptRenderer:
-    """Renders conversations. `variables` are the server's own for the template, a request's go before them.
+    """Renders conversations. `variables` are the server's values for the template; a request's values override them.
 
-    A request may only bring a template of its own if there are `request_templates`: a template is a program.
+    Requests may bring a template of their own only if there are `request_templates`, because a template is a program.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class PromptRenderer:
         self._request_templates = request_templates
 
     async def run(self, size_bytes: int, template: str | None, work: Callable[[], T]) -> T:
-        """The result of `work`, which calls `render` with this template: as `PromptEncoder.run` without one.
+        """The result of `work`, which calls `render` with this template. Without a template, as `PromptEncoder.run`.
 
-        With one it is computed apart from all other work. Raises ApiError if requests may not have one (400), too many
-        wait already (429), or it takes longer than a request may (504).
+        With a template, `work` runs in threads of its own. Raises ApiError if requests may not bring templates (400),
+        if too many wait already (429), or if it takes longer than a request may take (504).
         """
         if template is None:
             return await self._encoder.run(size_bytes, work)
@@ -66,7 +66,7 @@ class PromptRenderer:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
     ) -> RenderedPrompt:
-        """The prompt. With `continue_final_message` it ends where the final message's text does.
+        """The prompt. With `continue_final_message` it ends where the text of the final message ends.
 
         Raises ApiError (400) naming the field that cannot be used, or with the template's own complaint.
         """

@@ -1,4 +1,4 @@
-"""RequestPrompts: the prompts of chat requests, rendered and encoded, counted, and made to fit."""
+"""RequestPrompts: renders and encodes the prompts of chat requests, counts their tokens, and shortens them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .truncation import drop_oldest_turns
 
 
 class RequestPrompts:
-    """Makes prompts. `raw_size` is always the size of a request's body in bytes: a long one is encoded in a thread."""
+    """Makes prompts. `raw_size` is the size of a request's body in bytes: large bodies are encoded in a thread."""
 
     def __init__(self, encoder: PromptEncoder, renderer: PromptRenderer) -> None:
         self._encoder = encoder
         self._renderer = renderer
 
     async def encode(self, body: ChatCompletionRequest, raw_size: int) -> tuple[RenderedPrompt, list[int]]:
-        """A request's prompt and its token ids. Raises ApiError (400) for one that cannot be had."""
+        """A request's prompt and its token ids. Raises ApiError (400) if the prompt cannot be made."""
         return await self._renderer.run(raw_size, body.chat_template, lambda: self._encoded(body))
 
     async def count(self, body: ChatCompletionRequest, raw_size: int) -> int:
-        """How many tokens a request's prompt has, be it too long for the context."""
+        """How many tokens a request's prompt has, even if it is too long for the context."""
 
         def count() -> int:
             text, special = self._rendered(body).text, bool(body.add_special_tokens)
@@ -34,7 +34,7 @@ class RequestPrompts:
         return await self._renderer.run(raw_size, body.chat_template, count)
 
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
-        """The request's messages without the oldest turns, as few as must go for the prompt to fit the context."""
+        """The request's messages. Oldest turns are dropped, as few as possible, until the prompt fits the context."""
         check_parts(len(body.messages), "messages")
 
         def fits(messages: list[Message]) -> bool:

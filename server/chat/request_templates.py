@@ -1,4 +1,4 @@
-"""Requests' own chat templates, which are programs: rendered in processes that may be lost."""
+"""Chat templates that come with requests. They are programs, so separate processes render them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-# For one template, from when it comes: its waiting and its rendering, while others have the processor too.
+# For one template, from its arrival: waiting and rendering, while other work uses the processor too.
 _MAX_S = 10.0
 _PROCESSES = 2  # so that one client's template without an end leaves one for the others
 _START_S = 60.0  # that the process may take to start, on a slow machine
@@ -42,15 +42,15 @@ _MAX_REPLY_BYTES = 4 * MAX_TEXT
 class RequestTemplates:
     """Renders templates that came with requests, each client's one by one.
 
-    Who sends many waits for his own: a client has one process at a time, and the next one goes to the client whose turn
-    was longest ago. A process starts with the first template that needs it, and again after it has ended. `run` is
-    called on the event loop's thread, `render` by the work that `run` was given.
+    A client has one process at a time, so a client that sends many templates waits for its own. A free process goes to
+    the client whose last turn is the longest ago. Processes start when a template first needs them, and start again
+    after they have ended. `run` is called on the event loop's thread, `render` by the work that `run` was given.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._turns = Turns(_PROCESSES)
-        # As many as may have a turn. Their own, so that a template without an end holds up nothing but templates.
+        # One thread for each process. They do nothing else, so an endless template delays only other templates.
         self._threads = ThreadPoolExecutor(_PROCESSES, "request-templates")
         self._idle = [_Renderer() for _ in range(_PROCESSES)]
         self._renderers = tuple(self._idle)
@@ -60,8 +60,8 @@ class RequestTemplates:
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, which may call `render`, for `current_client`.
 
-        Raises ApiError if too many wait already (429), it does not begin in time because others of the client's go
-        before it (503), or it takes longer than a request may (504); and EngineDeadError after `close`.
+        Raises ApiError if too many wait already (429), if the client's other templates take so long that it does not
+        begin in time (503), or if it takes longer than a request may take (504). Raises EngineDeadError after `close`.
         """
         check_backlog(self._turns.waiting, self._limits.max_queue, self._rate)
         loop, limit_s = asyncio.get_running_loop(), self._limits.request_timeout_s
@@ -84,7 +84,7 @@ class RequestTemplates:
     def render(self, source: str, variables: dict[str, Any]) -> str:
         """The text that a template writes.
 
-        Raises ApiError: 400 for one that fails or takes too much of anything, 503 if nothing can be rendered; and
+        Raises ApiError: 400 if the template fails or exceeds a bound, 503 if no process can render. Raises
         EngineDeadError after `close`.
         """
         renderer: _Renderer = self._current.renderer
@@ -111,7 +111,7 @@ class RequestTemplates:
 
 
 class _Renderer:
-    """One process after the other. Used by one thread at a time; `close` may be called by any."""
+    """Renders in a process, and replaces it when it ends. Used by one thread at a time; any thread may call `close`."""
 
     def __init__(self) -> None:
         self._process: _TemplateProcess | None = None
@@ -120,13 +120,13 @@ class _Renderer:
         self._left_s = 0.0
 
     def begin_turn(self, waited_s: float) -> None:
-        """What is rendered from now on has together what is left of its time after waiting."""
+        """All that is rendered from now on shares the time that is left after waiting."""
         self._waited_s, self._left_s = waited_s, _MAX_S - waited_s
 
     def render(self, source: str, variables: dict[str, Any]) -> str:
         """See RequestTemplates."""
         if self._process is not None and self._process.is_alive:
-            # One that ends may have been ended from outside, or by what an earlier template left there.
+            # The process may have been ended from outside, or by what an earlier template left behind.
             with contextlib.suppress(EOFError):
                 return self._timed(self._process, source, variables)
         if self._is_closed:
@@ -172,7 +172,7 @@ class _TemplateProcess:
 
     def __init__(self) -> None:
         self._socket, other = socket.socketpair()
-        # Not this process's environment, which may hold API keys. Its files are closed to others as a matter of course.
+        # Not this process's environment, which may hold API keys. Open files are not inherited anyway.
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         path = [os.path.abspath(entry) for entry in sys.path]
         with other:
@@ -194,8 +194,8 @@ class _TemplateProcess:
         return self._process.poll() is None
 
     def render(self, source: str, variables: dict[str, Any], deadline: float) -> str:
-        """See RequestTemplates. Raises TimeoutError after the deadline, a monotonic clock's time, and EOFError if the
-        process has ended, and not for the time that it took.
+        """See RequestTemplates. `deadline` is a time of the monotonic clock: TimeoutError is raised after it. Raises
+        EOFError if the process has ended for another reason.
         """
         request = pickle.dumps((source, variables))
         try:
@@ -225,7 +225,7 @@ class _TemplateProcess:
         self._socket.close()
 
     def _receive(self, size: int, deadline: float) -> bytes:
-        """So many bytes. Raises TimeoutError after the deadline, EOFError if the process has ended."""
+        """Receives that many bytes. Raises TimeoutError after the deadline, EOFError if the process has ended."""
         received = bytearray()
         while len(received) < size:
             self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))

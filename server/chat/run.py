@@ -23,9 +23,9 @@ from .pieces import Piece, Turn
 class ChoiceDelta(msgspec.Struct, gc=False):
     """What an output of the engine adds to one choice.
 
-    `pieces` may be empty, while text is held back that may become something else than it looks like. `output` is the
-    engine's own account: token ids, log-probabilities, stop reason. `finish_reason` (`stop`, `length` or `tool_calls`)
-    comes with a choice's last delta.
+    `pieces` may be empty while text is held back, because it may be the beginning of a tag. `output` is what the engine
+    gave: token ids, log-probabilities, stop reason. `finish_reason` (`stop`, `length` or `tool_calls`) comes with a
+    choice's last delta.
     """
 
     index: int
@@ -35,7 +35,7 @@ class ChoiceDelta(msgspec.Struct, gc=False):
 
 
 class ChoiceAnswer(msgspec.Struct):
-    """One choice, complete: its turn, why it ended, and all outputs of the engine that it was made from."""
+    """One complete choice: its turn, why it ended, and the engine's outputs that it was made from."""
 
     index: int
     turn: Turn
@@ -77,7 +77,7 @@ class ChatRun:
         return ChoiceDelta(output.index, answer.push(output), output, answer.finish_reason)
 
     async def whole(self, receive: Receive) -> list[ChoiceAnswer]:
-        """All choices, complete. Watches `receive` for the client's leaving, and closes the generation.
+        """All choices, complete. Watches `receive` to see whether the client hangs up, and closes the generation.
 
         Raises ApiError if a choice fails or the server stops, and ClientGone if the client hangs up.
         """
@@ -88,9 +88,9 @@ class ChatRun:
         return answers
 
     async def feed(self, receive: Receive, push: Callable[[ChoiceDelta], Iterable[object]]) -> None:
-        """Hands each delta to `push` and exhausts what it gives, for answers that are built as events are made.
+        """Calls `push` with each delta and runs its iterator to the end. For answers that are built from events.
 
-        As `whole`, but for what it returns.
+        Watches and raises as `whole` does.
         """
 
         def take(output: RequestOutput) -> None:
@@ -115,9 +115,10 @@ class ChatRun:
 
 
 class NamedEventStream(EventStream[RequestOutput]):
-    """Streams a run in a protocol whose events have names: those that `begin` gives, `push` for each delta, and `end`.
+    """Streams a run in a protocol whose events have names.
 
-    `failed` writes the frame of an answer that breaks off.
+    `begin` gives the first events, `push` the events of each delta, and `end` the last ones. `failed` writes the frame
+    that ends an answer with an error.
     """
 
     done = b""

@@ -17,11 +17,11 @@ _JSON_SPACE = " \t\n\r"
 
 
 class TextScanner(ABC):
-    """Reads one choice's text through a cursor, and waits wherever the text that has come does not decide.
+    """Reads one choice's text through a cursor, and waits where the next step depends on text that is still to come.
 
-    A subclass writes `_parse` as one pass over the text: it calls the methods below with `yield from`, looks ahead as
-    far as it likes, and either settles what it has read or rejects it, which makes it plain text. As every decision
-    waits for the text it needs, the pieces of a stream add up to what the whole text gives, wherever it was cut.
+    A subclass writes `_parse` as one pass over the text. It calls the methods below with `yield from` and looks ahead
+    as far as it needs. Then it settles what it has read, or rejects it, which makes it plain text. Every decision waits
+    for the text that it depends on. So the result is the same wherever the stream was cut into pieces.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class TextScanner(ABC):
         self._only_calls_since = False  # nothing but white space since the last call
 
     def feed(self, text: str) -> list[Piece]:
-        """What became certain with `text`."""
+        """The pieces that `text` has made certain."""
         self._text += text
         return self._advance()
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """What was held back, once no more text comes. Was it `cut_off`, a call that had begun does not become text."""
+        """The pieces that were held back, when no more text comes. With `cut_off`, a begun call is not text."""
         self._ended, self._cut_off = True, cut_off
         return self._advance()
 
@@ -109,15 +109,15 @@ class TextScanner(ABC):
     # Deciding.
 
     def _settle(self, at: int | None = None) -> None:
-        """What was read is used up; with `at`, only what lies before that place."""
+        """Use up what was read; with `at`, only the part before that place."""
         self._text = self._text[self._at if at is None else at :]
         self._at = self._resume = 0
         self._named = None
 
     def _reject(self) -> None:
-        """What was read since it was last settled is plain text after all, up to where plain text goes on.
+        """Turn what was read since the last `_settle` into plain text, up to where plain text continues.
 
-        Unless it is a tag that the text was cut off behind.
+        The exception is a tag that was the last thing before the text was cut off.
         """
         if self._cut_off and self._resume:
             self._settle(len(self._text))
@@ -125,9 +125,10 @@ class TextScanner(ABC):
         self._settle(self._resume)
 
     def _text_until(self, *tags: str) -> Steps[str | None]:
-        """Passes plain text on until one of `tags` has been read; returns it, or None at the end.
+        """Passes plain text on until one of `tags` has been read. Returns that tag, or None at the end.
 
-        White space before the tag stays unsettled: it goes if the tag opens a call, and stays if it is rejected.
+        White space before the tag stays unsettled: it is dropped if the tag opens a call, and kept if the tag is
+        rejected.
         """
         while True:
             found = [(place, tag) for tag in tags if (place := self._text.find(tag)) >= 0]
@@ -186,7 +187,7 @@ class TextScanner(ABC):
         self._pieces.append(Reasoning(text))
 
     def _open_call(self, call_id: str, name: str) -> None:
-        """Opens the next call; what was read so far is settled."""
+        """Opens the next call, and settles what was read so far."""
         self._settle()
         self._only_calls_since = True
         self._pieces.append(CallStart(self._num_calls, call_id, name))

@@ -11,10 +11,10 @@ _LASTING_ROLES = ("system", "developer")
 
 
 def drop_oldest_turns(messages: list[Message], fits: Callable[[list[Message]], bool]) -> list[Message]:
-    """`messages` without as few of the oldest turns as must go until the rest `fits`.
+    """`messages` without the oldest turns. As few are dropped as possible until the rest `fits`.
 
-    A turn begins with a user's message, so that no tool's result stays without its call; instructions always stay. If
-    not even the last turn fits, nothing is dropped. `fits` is called a logarithmic number of times.
+    A turn begins with a user's message, so a tool's result never stays without its call. Instructions always stay. If
+    even the last turn alone does not fit, nothing is dropped. `fits` is called O(log n) times.
     """
     if fits(messages):
         return messages

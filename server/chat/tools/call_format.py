@@ -1,4 +1,4 @@
-"""How formats write calls, for grammars of answers that may be calls."""
+"""How each format writes calls. Grammars of answers that may be calls are made from this."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MAX_CALLS = 32
 class CallFormat(NamedTuple):
     """One way to write calls: `opening`, calls with `separator` between them, `closing`.
 
-    A call is `before`, in which NAME stands for the function's name, its arguments, and `after`. With a `key` there is
-    a JSON object in place of the arguments, of the function's name and of the arguments under that key.
+    A call is `before`, its arguments, and `after`. NAME in `before` stands for the function's name. With a `key`, a
+    JSON object takes the place of the arguments: it has the function's name, and the arguments under that key.
     """
 
     before: str = ""

@@ -22,15 +22,15 @@ _CALL_KEYS = ("name", "type", "id", *_ARGUMENTS)
 class ToolCallParser(Protocol):
     """Splits one choice's text, as it arrives, into text for the user and tool calls, in their order.
 
-    The pieces add up to the same whatever the text was cut into, and text that is no call comes out unchanged.
+    The result does not depend on how the stream was cut into pieces. Text that is not a call comes out unchanged.
     """
 
     def feed(self, text: str) -> list[Piece]:
-        """What became certain with `text`."""
+        """The pieces that `text` has made certain."""
         ...
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """What was held back, once no more text comes. Was it `cut_off`, a call that had begun does not become text."""
+        """The pieces that were held back, when no more text comes. With `cut_off`, a begun call is not text."""
         ...
 
 
@@ -45,9 +45,8 @@ class Outcome(enum.Enum):
 class ToolParser(TextScanner):
     """A format's parser. `tools` are the ones on offer. `new_id` makes ids of calls, by default as the format's do.
 
-    Once a call's name and the beginning of its arguments are certain, the call is opened and its arguments are given
-    as they come. Arguments that break off or turn out malformed stay as the model wrote them, so that whoever is to
-    run the call notices: nothing is mended.
+    A call is opened once its name and the beginning of its arguments are certain. From then on its arguments are passed
+    on as they come. Incomplete or malformed arguments are not repaired: the client gets them as the model wrote them.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
@@ -69,7 +68,7 @@ class ToolParser(TextScanner):
         self._open_call(self._new_id(), name)
 
     def _reject(self) -> None:
-        # Of a call that was cut off before its arguments, a function on offer is evidence enough.
+        # If a call was cut off before its arguments, the name of an offered function is evidence enough.
         if self._cut_off and self._named in {tool.function.name for tool in self._tools}:
             assert self._named is not None
             self._start_call(self._named)
@@ -104,7 +103,7 @@ class ToolParser(TextScanner):
     def _json_call(self, *, known_keys_only: bool = False) -> Steps[Outcome]:
         """One call: a JSON object of a name and its `arguments`, or `parameters`.
 
-        `known_keys_only` lets any other key tell that it is no call, where there is no tag to tell that it is one.
+        With `known_keys_only`, an object with any other key is not a call. For formats that mark calls with no tag.
         """
         name: str | None = None
         arguments: str | None = None
@@ -153,7 +152,7 @@ class ToolParser(TextScanner):
         return Outcome.CALL if is_open else Outcome.NO_CALL
 
     def _json_value(self) -> Steps[bool]:
-        """Skips a JSON value; False if it is none."""
+        """Skips a JSON value; False if there is none."""
         scanner = JsonScanner()
         while True:
             self._at = scanner.scan(self._text, self._at)
@@ -169,7 +168,7 @@ class ToolParser(TextScanner):
         return value if is_encodable(value) else None
 
     def _json_arguments(self) -> Steps[bool]:
-        """Gives a JSON value as the open call's arguments while it comes; False if it breaks off or is none."""
+        """Passes a JSON value on as the open call's arguments, as it comes. False if it breaks off or is not JSON."""
         scanner = JsonScanner()
         while True:
             self._at = scanner.scan(self._text, self._at)
@@ -193,7 +192,7 @@ class ToolParser(TextScanner):
         return True
 
     def _whole_arguments(self) -> Steps[str | None]:
-        """Arguments as an object, as such an object's text in a string, or null; None if they are something else."""
+        """Arguments that are an object, a string with the text of an object, or null. None for anything else."""
         start = self._at
         if not (yield from self._json_value()):
             return None
@@ -205,7 +204,7 @@ class ToolParser(TextScanner):
         return text if text.startswith("{") and is_json(text) and is_encodable(text) else None
 
     def _raw_arguments(self, *tags: str) -> Steps[str | None]:
-        """Gives text as arguments, as it is, until one of `tags` has been read; returns it, or None at the end."""
+        """Passes text on as arguments until one of `tags` has been read. Returns that tag, or None at the end."""
         while True:
             found = [(place, tag) for tag in tags if (place := self._text.find(tag)) >= 0]
             if found:
@@ -223,7 +222,7 @@ class ToolParser(TextScanner):
                 return None
 
     def _close(self, tag: str) -> Steps[None]:
-        """Skips the tag that closes a call, if it comes next. A model may stop where it was due."""
+        """Skips the tag that closes a call, if it comes next. Models sometimes stop without it."""
         yield from self._spaces()
         if (yield from self._literal(tag)):
             self._settle()

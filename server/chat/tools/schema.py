@@ -17,9 +17,9 @@ _ADMIT_PROPERTIES = frozenset(
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of a call's arguments: an object, and an empty one if the function's schema speaks of no property.
+    """The schema of a call's arguments: an object. It is an empty one if the function's schema names no properties.
 
-    JSON Schema would let a model invent properties there.
+    JSON Schema itself would let a model invent properties then.
     """
     schema: Mapping[str, Any] = tool.function.parameters or {}
     if not (schema.get("properties") or schema.get("required") or _ADMIT_PROPERTIES & schema.keys()):

@@ -61,9 +61,9 @@ def demands_calls(body: ChatCompletionRequest) -> bool:
 def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
     """The JSON schema that an answer must follow where the request demands calls; None where it does not.
 
-    For a named function it is the schema of its arguments; for `required` a list of one or more objects of `name` and
-    `parameters`, of one only without parallel calls, else of MAX_CALLS at most. Reasoning, where the model
-    reasons, comes before what the schema is about. `demanded_calls_parser` reads such an answer. Raises ApiError (400).
+    For a named function it is the schema of its arguments. For `required` it is a list of objects with `name` and
+    `parameters`: from one to MAX_CALLS of them, or exactly one without parallel calls. The schema does not cover the
+    reasoning that may come first. `demanded_calls_parser` reads such an answer. Raises ApiError (400).
     """
     tools = offered_tools(body)
     if not demands_calls(body):
@@ -120,7 +120,7 @@ class ArgumentsParser(ToolParser):
 
 
 class CallListParser(ToolParser):
-    """An answer that is a JSON list of calls. What is around them is never text: it may only have been cut off."""
+    """An answer that is a JSON list of calls. It contains no text for the user, even if it was cut off."""
 
     def _parse(self) -> Steps[None]:
         opening = "["
