@@ -5,7 +5,7 @@
 namespace tidewheel {
 namespace {
 
-// A task is split when it is more than this part of what one worker has to do: then the others would wait for it.
+// A task is split if it is more than this part of one worker's share, because the other workers would wait for it.
 constexpr int kUnitsPerWorker = 8;
 // Room for the pieces of 128 K tokens of context of a large model, once a worker.
 constexpr size_t kPartialBytesPerWorker = size_t{8} << 20;

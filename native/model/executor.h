@@ -23,9 +23,9 @@ struct ExecutorShape {
 
 class Executor {
  public:
-  // A thread on each processor of each group. A group owns panels of every weight and some KV heads: it alone computes
-  // with them, in memory of its own node. The results are the same to the bit whatever the groups are.
-  // Throws std::invalid_argument for a plan that the kernels cannot run, std::bad_alloc for want of memory.
+  // Starts a thread on each processor of each group. A group owns panels of every weight and some KV heads. They are in
+  // the memory of its node, and only the group computes with them. The groups do not change a bit of the results.
+  // Throws std::invalid_argument for a plan that the kernels cannot run, and std::bad_alloc if memory runs out.
   Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
            const std::vector<std::vector<int>>& groups);
 
@@ -40,14 +40,14 @@ class Executor {
     const Pinned pinned = pool_.pinned_caller();
     return weights_.read_packed(file, offset, checksum, pool_, loading_stopped_);
   }
-  // From any thread: lets `set_weights` and `read_weights` end soon, by throwing Stopped.
+  // From any thread: makes `set_weights` and `read_weights` end soon, by throwing Stopped.
   void stop_loading() { loading_stopped_ = true; }
   const Weights& weights() const { return weights_; }
   const KvCache& cache() const { return attention_.cache; }
 
-  // Throws std::invalid_argument before anything is touched if an array does not fit the model, the cache or the others.
-  // `before_sampling`, if given, is called on this thread when the logits are there: it waits for the masks, which may
-  // be written until then. What it throws is passed on.
+  // Throws std::invalid_argument if an array does not fit the model, the cache or the other arrays. Nothing is changed
+  // then. `before_sampling`, if given, is called on this thread when the logits are computed. It waits for the masks,
+  // which may be written until then. What it throws is passed on.
   void step(const Step& step, const std::function<void()>& before_sampling = {});
   void copy_blocks(std::span<const int32_t> pairs);
 
@@ -67,9 +67,9 @@ class Executor {
   void forward(Worker& worker, const Step& step);
   void look_up(const Linear& linear, int row, float* out) const;
   void embed(Worker& worker, const Step& step);
-  // Of the rows from `first` on, as many as there is room for.
+  // For the rows from `first` on, as many as there is room for.
   void logits(Worker& worker, const Step& step, size_t first);
-  // Of all rows: `forward` has computed the first ones' logits.
+  // Samples all rows. `forward` has computed the logits of the first ones.
   void sample(Worker& worker, const Step& step);
 
   bool projects() const { return plan_.embedding.size != plan_.hidden_size; }
@@ -82,8 +82,8 @@ class Executor {
   ThreadPool pool_;
   Weights weights_;
   std::atomic<bool> loading_stopped_ = false;
-  // Rows: tokens, or as many that want logits as there may be sequences. A step that wants more logits computes and
-  // samples them in turns.
+  // Its rows are tokens, or the rows that want logits: at most max_num_seqs at a time. A step that wants more logits
+  // computes and samples them in several turns.
   Workspace workspace_;
   Gemms gemms_;
   AttentionState attention_;
@@ -93,7 +93,7 @@ class Executor {
 
   Linear embed_, positions_, project_in_, project_out_, untied_head_;
   Norm final_norm_;
-  std::deque<Branch> branches_;  // of all layers in turn
+  std::deque<Branch> branches_;  // of all layers, in order
 
   Buffer<float> hidden_;     // [T, hidden]: the residual stream
   Buffer<float> projected_;  // [T, embedding size], for models that project their embedding

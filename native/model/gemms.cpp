@@ -8,7 +8,7 @@ namespace {
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
 constexpr int kMostPackedAlone = 8192;
 
-// Few rows are packed by every worker for itself, which is quicker than to meet.
+// If there are few rows, every worker packs them for itself. That takes less time than a barrier.
 int most_rows_alone(const Linear& linear) { return kMostPackedAlone / linear.k; }
 
 }  // namespace

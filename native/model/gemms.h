@@ -20,7 +20,7 @@ struct Rows {
   Norm norm = {};
 };
 
-// Where results go, and what becomes of them: see GemmArgs.
+// Where results go, and what is done to them: see GemmArgs.
 struct Output {
   Epilogue epilogue;
   float* y;
@@ -37,7 +37,7 @@ class Gemms {
   // Makes room for the inputs of any of these. Throws std::bad_alloc.
   void allocate(const std::map<const Linear*, std::string>& matrices);
 
-  // With a barrier behind it. The output must not be what the rows are read from.
+  // Ends with a barrier. The output must not overlap the rows.
   void run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const;
 
  private:

@@ -1,5 +1,5 @@
-// The KV cache: blocks that hold all layers that attend, in a part for each group of workers with the heads that it attends with.
-// Only they write there, so that it lies on their node.
+// The KV cache. A block holds all attention layers. Each group of workers has a part of it, with the KV heads that the
+// group owns. Only the group writes to its part, so that the part is in the memory of the group's node.
 #pragma once
 
 #include <span>
@@ -19,7 +19,7 @@ class KvCache {
 
   // A layer's KV heads that the group owns.
   Range heads(int group, int layer) const { return parts_[group].layers[layer].heads; }
-  // Where one of these has its part of the layer in a block; that of the next block comes `block_bytes(group)` later.
+  // Where a KV head's part of the layer is in a block. Its part of the next block is `block_bytes(group)` further.
   char* head(int group, int layer, int block, int kv_head) const {
     const Part& part = parts_[group];
     const Layer& place = part.layers[layer];
@@ -39,7 +39,7 @@ class KvCache {
     Range heads;
     size_t head_bytes, offset;
   };
-  // A block holds all layers, so that a sequence that grows takes new memory a little at a time.
+  // A block holds all layers, so a growing sequence touches new memory a little at a time.
   struct Part {
     std::vector<Layer> layers;
     size_t block_bytes = 0;

@@ -1,4 +1,4 @@
-// A decoder as the native executor is told of it: engine/models/spec's DecoderSpec, part by part.
+// A decoder as the native executor gets it: the DecoderSpec of engine/models/spec, part by part.
 #pragma once
 
 #include <map>
@@ -24,7 +24,7 @@ struct RopePlan {
   bool interleaved = false;
 };
 
-// Every kind of mixer has a `kKind`, with which the names of its branch's norms begin.
+// Every kind of mixer has a `kKind`. The names of its branch's norms begin with it.
 struct AttentionPlan {
   static constexpr const char* kKind = "attention";
   int num_heads = 0, num_kv_heads = 0, head_dim = 0;

@@ -31,7 +31,7 @@ class Profile {
   void begin(const Worker& worker) {
     if (on_ && worker.index() == 0) last_ = Clock::now();
   }
-  // What has passed since the last end, or since `begin`, was this phase.
+  // The time since the last `end`, or since `begin`, was this phase.
   void end(const Worker& worker, Phase phase) {
     if (!on_ || worker.index() != 0) return;
     const Clock::time_point now = Clock::now();

@@ -1,5 +1,5 @@
-// Cosines and sines of a step's tokens. Most models rotate alike in every layer: a table that several share is computed
-// once.
+// Cosines and sines of a step's tokens. Most models use the same rope in every layer: a table that layers share is
+// computed once.
 #pragma once
 
 #include <vector>

@@ -54,7 +54,7 @@ void Attention::run(Worker& worker, const Step& step, const Rows& input, const O
   context_.profile.end(worker, Phase::kOut);
 }
 
-// Before heads go separate ways: each changes its own part of the row.
+// Runs before the heads are divided among workers, because each head then changes its own part of the row.
 void Attention::normalize_whole(Worker& worker, int tokens) const {
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -109,7 +109,7 @@ void Attention::attend(Worker& worker, const Step& step) const {
     const AttentionTask& task = state.tasks.task(unit_of_work.task);
     const int kv_head = own.begin + static_cast<int>(i % kv_heads);
     AttentionArgs args = arguments(worker, step, task, kv_head);
-    // The group's workers take turns, more or less.
+    // The group's workers take units roughly in turn: this one's next is probably group_size() further.
     if (const int64_t next = i + worker.group_size(); next < count) {
       const AttentionTask& task_then = state.tasks.task(units[next / kv_heads].task);
       args.next = {step.block_tables + task_then.sequence * step.block_table_stride,

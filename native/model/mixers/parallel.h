@@ -1,4 +1,4 @@
-// Branches that read the same rows: none sees what another has added.
+// Branches that read the same rows. No branch sees what another has added.
 #pragma once
 
 #include <deque>

@@ -1,5 +1,5 @@
-// Numbers that lie in the other byte order than this machine's: checkpoints are little-endian, IBM Z is not. They are
-// swapped as they are packed, a few rows at a time.
+// Numbers in the other byte order than this machine's: checkpoints are little-endian, IBM Z is big-endian. They are
+// swapped while they are packed, a few rows at a time.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ struct Lines {
   ptrdiff_t row_stride, col_stride;
 };
 
-// Copies [rows, cols] to `to`, swapped, in the order in which it lies there: columns one after the other if they are what is
-// contiguous. Returns where its rows and columns now are.
+// Copies [rows, cols] to `to` and swaps the bytes. The order in memory stays: column by column if the columns are
+// contiguous, else row by row. Returns the copy.
 template <typename Word>
 Lines swap_lines(const Lines& from, int rows, int cols, char* to) {
   const bool by_row = from.col_stride == 1;

@@ -25,7 +25,7 @@ uint64_t piece_checksum(const char* data, size_t size, size_t offset) {
   return sum;
 }
 
-// The sum over pieces does not hang on the order in which they are done.
+// The sum over pieces does not depend on their order.
 uint64_t sum_pieces(const char* data, size_t size, size_t piece_bytes, size_t offset) {
   uint64_t sum = 0;
   for (size_t begin = 0; begin < size; begin += piece_bytes) sum += piece_checksum(data + begin, piece_bytes, offset + begin);
@@ -102,7 +102,7 @@ bool PackedRuns::read(int file, int64_t offset, uint64_t checksum, ThreadPool& p
     }
   });
   if (complete && sum == checksum) return true;
-  // Their own group clears them: it may be the first to touch them.
+  // Each group clears its own runs, because it may be the first to touch them.
   each_part([](const Run& run, size_t begin, size_t end) { std::memset(run.data + begin, 0, end - begin); });
   return false;
 }

@@ -1,5 +1,5 @@
-// Packed weights in the order of a file, wherever they lie in memory: what a file holds depends neither on how many
-// groups of workers there are nor on what each of them owns.
+// Packed weights in the order of a file. In memory they are divided among groups of workers. The file's content does not
+// depend on the number of groups, nor on what each of them owns.
 #pragma once
 
 #include <atomic>
@@ -19,14 +19,14 @@ class PackedRuns {
   void add(int group, char* data, size_t bytes, size_t piece_bytes);
 
   size_t bytes() const { return bytes_; }
-  // Those in order that do not follow each other in memory.
+  // All runs in order. Runs that follow each other in memory are joined.
   std::vector<std::span<const char>> spans() const;
 
-  // Against torn and flipped bytes, not against malice. On the calling thread alone.
+  // Detects damaged files, not attacks. Runs on the calling thread alone.
   uint64_t checksum() const;
 
-  // Fills all runs from a file, `offset` bytes behind its start, each group its own. False, with all runs zeroed, if
-  // they cannot be read or their checksum is another. When `stop` becomes true it returns soon, with runs in any state.
+  // Fills all runs from a file, from byte `offset` on. Each group fills its own runs. Returns false, with all runs zeroed,
+  // if they cannot be read or the checksum differs. Returns soon after `stop` becomes true, with the runs in any state.
   bool read(int file, int64_t offset, uint64_t checksum, ThreadPool& pool, const std::atomic<bool>& stop) const;
 
  private:

@@ -22,7 +22,7 @@ float read_float(const Source& source, int64_t index) {
   return source.type == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
 }
 
-// Lets the system take back the pages that a tensor touches; its neighbours' that go with them are read again.
+// Lets the system free the pages of a tensor. Parts of other tensors on these pages are read again when needed.
 void give_back(const Source& source) {
   if (!source.mapped) return;
   const auto element = static_cast<int64_t>(dtype_bytes(source.type));

@@ -1,5 +1,5 @@
-// All weights of a model, packed for the kernels. Each group of workers owns some panels of every matrix: they lie in an
-// arena of its own and are written by it alone, so that they are on its node.
+// All weights of a model, packed for the kernels. Each group of workers owns some panels of every matrix. The group has
+// an arena of its own for them, and only the group writes to it, so that they are in the memory of its node.
 #pragma once
 
 #include <atomic>
@@ -26,16 +26,17 @@ struct Source {
   DType type;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
-  bool swapped = false;  // its bytes lie in the other order than this machine's
-  bool mapped = false;  // a view of a mapped file: its pages may be given back, and come back when they are read again
+  bool swapped = false;  // its bytes are in the other order than this machine's
+  bool mapped = false;  // a view of a mapped file: its pages may be freed, and are read again when needed
 };
 
-// What a load ends with when it is told to stop.
+// Ends a load that was told to stop.
 struct Stopped : std::runtime_error {
   Stopped() : std::runtime_error("loading was stopped") {}
 };
 
-// Where the rows of a tensor go in a packed matrix of `n` columns: row r into (r / group) * group_stride + r % group + offset.
+// Where the rows of a tensor go in a packed matrix of `n` columns: row r becomes column
+// (r / group) * group_stride + r % group + offset.
 struct Columns {
   int n, group, group_stride, offset;
 };
@@ -56,26 +57,27 @@ class Weights {
   // NAME.weight and NAME.bias, as far as the plan has them. No plan is no norm.
   void add_norm(const std::string& name, Norm& norm, const std::optional<NormPlan>& plan, int size);
 
-  // All matrices, with the name of a tensor of theirs.
+  // All matrices, each with the name of one of its tensors.
   const std::map<const Linear*, std::string>& matrices() const { return matrices_; }
 
-  // Once, when all are named. Throws std::bad_alloc, and std::invalid_argument for a format that no tensor has.
+  // Allocates all weights. Called once, when all are named. Throws std::bad_alloc, and std::invalid_argument for a format
+  // that names no tensor.
   void place(const Ownership& ownership);
 
-  // Pack tensors, with all of the pool and in this order; the memory behind those that are mapped is given back as they
-  // are done. Throws std::invalid_argument for a name or a shape that is not expected, before anything is packed, and
-  // Stopped soon after `stop` has become true.
+  // Packs tensors in this order, with all threads of the pool. The memory of mapped tensors is freed as soon as they are
+  // packed. Throws std::invalid_argument for an unexpected name or shape, before anything is packed. Throws Stopped soon
+  // after `stop` becomes true.
   void set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop);
 
   // Throws std::invalid_argument, naming a tensor that was never set.
   void check_complete() const;
 
-  // All packed weights, vectors included. What they hold is a function of what was set, the plan, its formats, the ISA
-  // level and kPackedVersion.
+  // All packed weights, vectors included. Their content depends only on what was set, the plan, its formats, the ISA level
+  // and kPackedVersion.
   const PackedRuns& packed() const { return packed_; }
 
-  // In place of `set`: takes packed weights from a file, `offset` bytes behind its start, with all of the pool. False
-  // if they cannot be read or their checksum is another; then everything is as before and must be set. Throws Stopped.
+  // Instead of `set`: reads packed weights from a file, from byte `offset` on, with all threads of the pool. Returns false
+  // if they cannot be read or the checksum differs: then nothing is set. Throws Stopped.
   bool read_packed(int file, int64_t offset, uint64_t checksum, ThreadPool& pool, const std::atomic<bool>& stop);
 
   const Arena& memory(int group) const { return arenas_[group]; }
