@@ -100,7 +100,7 @@ class RecitingExecutor:
         self.limits = ExecutorLimits(16, num_blocks, max_num_seqs=64, max_num_batched_tokens=4096)
         self.step_s = step_s
         self.prompts: dict[bytes, tuple[int, list[int] | None]] = {}
-        self._slots = np.zeros((num_blocks, 16), np.int32)
+        self._slots = np.zeros((num_blocks + 1, 16), np.int32)
 
     def learn(self, prompt: Sequence[int], answer: list[int] | None) -> None:
         key = np.asarray(prompt, np.int32).tobytes()
