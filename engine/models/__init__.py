@@ -17,10 +17,10 @@ SUPPORTED_ARCHITECTURES: tuple[str, ...] = tuple(sorted(FAMILIES))
 
 
 def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> ModelDescription:
-    """What a config's model is and where its weights lie.
+    """Describes the model of a config: its decoder, and where its weights are.
 
-    `max_model_len`, in tokens, is the length that the model will be served with. None is the longest that needs no
-    extension of a rope scheme that depends on the length (see `rope.py`), which is then `spec.max_positions`.
+    `max_model_len`, in tokens, is the length that the model will be served with. None means the longest for which a
+    rope scheme that depends on the length stays unextended (see `rope.py`). `spec.max_positions` is that length then.
 
     Raises ModelError for an architecture or an option that is not supported, and for a `max_model_len` that is more
     than the model can do.

@@ -59,7 +59,7 @@ class ConfigReader:
         return value
 
     def num_layers(self, name: str) -> int:
-        """How many layers there are; bounded, as each of them is described one by one."""
+        """How many layers there are. It is bounded, because each layer gets a description of its own."""
         value = self.integer(name)
         if value > _MAX_LAYERS:
             raise self.error(name, f"at most {_MAX_LAYERS}")
@@ -72,7 +72,7 @@ class ConfigReader:
         return None if self.raw(name) is None else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number that is one in float32 too, as which devices take it."""
+        """A positive number that is positive and finite in float32 too, which devices use."""
         value = self._required(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not _LEAST <= value <= _MOST:
             raise self.error(name, "a positive number that float32 can hold")

@@ -1,4 +1,4 @@
-"""ModelDescription: what a family makes of a config."""
+"""ModelDescription: a model as its family describes it, from a config."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .tensor_ref import TensorRef
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A decoder, and where its weights lie in the family's checkpoints.
+    """A decoder, and where its weights are in the family's checkpoints.
 
-    `tensors` has the keys of `tensor_shapes(spec)`. Some checkpoints were saved from the bare decoder and lack
-    `base_prefix` at the start of every name. `head_name` is what the family calls the head; where the head is tied
-    it is redundant, and a checkpoint may hold it, the embedding, or both.
+    `tensors` has the keys of `tensor_shapes(spec)`. Some checkpoints were saved from the bare decoder: their names do
+    not begin with `base_prefix`. `head_name` is the family's name of the head. If the head is tied, a checkpoint may
+    hold the head, the embedding, or both.
     """
 
     spec: DecoderSpec

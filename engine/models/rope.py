@@ -1,12 +1,12 @@
 """Rotary embeddings: from a config's rope settings to a table of inverse frequencies.
 
-Some schemes define a table for each length of the sequence so far. Here a token's keys never change once they are
-cached, so these get one table for a model's whole life, chosen by the length that it is served with:
+Some schemes define another table for each length of the sequence. Cached keys never change here, so a model has one
+table for its whole life. The length that it is served with chooses the table:
 
 - dynamic (NTK): the table for sequences of `max_model_len`;
 - longrope: the short factors where `max_model_len` is within the original training length, the long ones beyond it.
 
-Served without an explicit length both stay within the original training length, where the scheme is the plain one.
+Without an explicit length, both are served within the original training length, with the plain scheme.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .config import MAX_INTEGER, ConfigReader
 from .spec import RopeSpec
 
 _DEFAULT_THETA = 10000.0
-# Present in many configs, and without effect on the table of the scheme that carries them.
+# Many configs have these; they do not change the table.
 _NEUTRAL_KEYS = {
     "type",
     "rope_type",
@@ -46,7 +46,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What every scheme starts from. `max_positions` is the config's; `original` that of the training."""
+    """The input of every scheme. `max_positions` is the config's length, `original` the training length, in tokens."""
 
     dim: int
     theta: float
@@ -61,7 +61,7 @@ class _Setting:
 
 
 def rope_from_config(config: ConfigReader, head_dim: int, max_model_len: int | None) -> Rope:
-    """The rope of a config in either spelling: `rope_scaling` beside `rope_theta`, or `rope_parameters` with all.
+    """The rope of a config, in the old spelling (`rope_scaling` beside `rope_theta`) or the new (`rope_parameters`).
 
     Raises ModelError for a scheme or a parameter that is not known.
     """

@@ -12,7 +12,7 @@ from .names import CheckpointNames, fused_rows
 
 ARCHITECTURES = ("MptForCausalLM",)
 
-_MAX_HEADS = 2**14  # there is a slope for each, which is made before a tensor could contradict
+_MAX_HEADS = 2**14  # bounds the slopes, which are made before any tensor's shape is checked
 
 _NAMES = CheckpointNames(
     base="transformer.",
@@ -78,7 +78,7 @@ def _attention(config: ConfigReader, hidden: int) -> AttentionSpec:
 def _alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """ALiBi's slopes, `2 ** (-8 i / n)` for head i of n (https://arxiv.org/abs/2108.12409).
 
-    If the heads are no power of two, n is the next one, and every other of its slopes comes first.
+    If the number of heads is not a power of two, n is the next power of two. Every second of its slopes comes first.
     """
     power = 2 ** math.ceil(math.log2(num_heads))
     slopes = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]

@@ -1,4 +1,4 @@
-"""What checkpoints call their weights."""
+"""The names of weights in checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CheckpointNames:
     head: str = "lm_head.weight"
 
     def describe(self, spec: DecoderSpec, fused: Mapping[str, TensorRef] = _NONE) -> ModelDescription:
-        """The description of `spec`. `fused`: the modules that are part of another or transposed, as in `modules`."""
+        """The description of `spec`. `fused` are references for modules that are transposed, or a part of a matrix."""
         tensors = {name: self._reference(name, fused) for name in tensor_shapes(spec)}
         return ModelDescription(spec, tensors, self.base, self.head)
 
@@ -43,7 +43,7 @@ class CheckpointNames:
 
 
 def llama_names(norms: Mapping[str, str]) -> CheckpointNames:
-    """Llama's names, which most families have, with the `norms` of the layers, which they name on their own."""
+    """Llama's names, which most families use. `norms` are a family's own names for the norms of a layer."""
     return CheckpointNames(
         base="model.",
         top={

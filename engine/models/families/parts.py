@@ -1,4 +1,4 @@
-"""Parts of a decoder that many families have, from the config's fields that they call the same."""
+"""Parts of a decoder that many families share, built from config fields with the same names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..spec import (
     NormSpec,
 )
 
-_MAX_HEAD_DIM = 2**14  # rope's table has half as many entries, which are made before a tensor could contradict
+_MAX_HEAD_DIM = 2**14  # bounds rope's table, which is made before any tensor's shape is checked
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def attention(config: ConfigReader, *, qkv_bias: bool = False, out_bias: bool = False) -> AttentionSpec:
-    """Heads without positions. A KV head for each query head and `hidden_size` divided by the heads are the defaults.
+    """Attention without positions. By default each query head has a KV head, and the head dim is hidden size / heads.
 
     Raises ModelError for numbers that do not divide each other.
     """
@@ -47,7 +47,7 @@ def attention(config: ConfigReader, *, qkv_bias: bool = False, out_bias: bool = 
 
 
 def gated_mlp(config: ConfigReader, activation: Activation | None = None, *, bias: bool = False) -> MlpSpec:
-    """A gated MLP of `intermediate_size`. The activation is `hidden_act`, or SiLU, if none is given."""
+    """A gated MLP of `intermediate_size`. Without an `activation` it is the config's `hidden_act`, else SiLU."""
     activation = activation or config.activation("hidden_act", "silu")
     return MlpSpec(config.integer("intermediate_size"), activation, gated=True, bias=bias)
 
@@ -63,7 +63,7 @@ def uniform_layers(config: ConfigReader, layer_type: str = "full_attention") -> 
 def layer_windows(
     config: ConfigReader, window: int | None, is_sliding: Callable[[int], bool]
 ) -> tuple[int | None, ...]:
-    """Each layer's window: `window` in sliding layers, by `layer_types`, or by the layer's index where there are none.
+    """Each layer's window: `window` in sliding layers. `layer_types` name these, or else `is_sliding` of the index.
 
     Raises ModelError for a sliding layer without a window.
     """

@@ -1,4 +1,4 @@
-"""Residual branches, of which layers are made."""
+"""Residual branches. A layer is a tuple of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .shapes import Shapes, under
 
 
 class MixerSpec(Protocol):
-    """What a branch computes of its input: attention, an MLP, or others side by side.
+    """What a branch computes from its input: attention, an MLP, or several mixers side by side.
 
-    A kind of mixer is one file here and one for each device. Its `kind` names it, and begins the names of its branch's
-    norms; the names of its weights are unlike those of other kinds.
+    A kind of mixer has one file here and one for each device. The names of its branch's norms begin with its `kind`. No
+    two kinds have weights of the same name.
     """
 
     kind: ClassVar[str]
@@ -55,7 +55,7 @@ class BranchSpec:
 
 @dataclass(frozen=True, slots=True)
 class ParallelSpec:
-    """Branches with one input: the sum of `scale * post_norm(mixer(norm(x)))` of each. None normalizes a sum."""
+    """Branches with the same input: the sum of their `scale * post_norm(mixer(norm(x)))`. None has a `sum_norm`."""
 
     kind: ClassVar[str] = "parallel"
 
@@ -79,7 +79,7 @@ LayerSpec = tuple[BranchSpec, ...]
 
 
 def mixers(layer: LayerSpec) -> Iterator[MixerSpec]:
-    """The mixers of a layer in the order of its branches, those side by side one after the other."""
+    """The mixers of a layer, in the order of its branches. A ParallelSpec gives its own mixers one by one."""
     for branch in layer:
         if isinstance(branch.mixer, ParallelSpec):
             yield from mixers(branch.mixer.branches)

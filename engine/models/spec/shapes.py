@@ -1,4 +1,4 @@
-"""The names and shapes of weights, put together from the parts of a model."""
+"""Names and shapes of weights, and how the parts of a model combine them."""
 
 from __future__ import annotations
 
