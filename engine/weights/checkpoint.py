@@ -2,7 +2,7 @@
 
 The format: https://github.com/huggingface/safetensors#format. The `safetensors` library checks every file; the views
 are our own, because numpy has no bfloat16 for it to return and because they copy nothing. Files are little-endian, and
-so are the views, whatever the machine: who packs them swaps them.
+so are the views on every machine: the packing swaps the bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StoredTensor:
     """A tensor as a file holds it. `dtype` is the file's word for it (F32, BF16, I32, ...); `data` its bytes."""
 
     path: Path
-    version: tuple[str, int, int, int]  # of the file: where it lies, bytes, when content and inode changed last, in ns
+    version: tuple[str, int, int, int]  # of the file: its path, bytes, last change of content and of inode in ns
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[np.uint8]  # a read-only view of the mapped file, from byte `start` on
@@ -51,7 +51,7 @@ class StoredTensor:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """What tells its content from all others, without reading it."""
+        """What identifies its content, without reading it."""
         return (*self.version, self.start, self.dtype, self.shape)
 
 
@@ -67,7 +67,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         return _open_file(folder / _SINGLE)
     if is_there(folder / _INDEX):
         return _open_shards(folder)
-    # Adapters belong beside a model; they are none.
+    # An adapter may be stored beside a model; it is not the model.
     files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
     if len(files) == 1:
         return _open_file(files[0])
@@ -117,7 +117,7 @@ def _open_file(path: Path) -> Checkpoint:
         ) from error
     header.pop("__metadata__", None)
     content = np.frombuffer(file, np.uint8)
-    # The change time cannot be set: it tells apart what copying tools give equal modification times.
+    # Copying tools may give two files equal modification times. The change time cannot be set, so it differs.
     version = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     checkpoint: Checkpoint = {}
     for name, entry in header.items():
@@ -144,7 +144,7 @@ def open_weights(folder: Path, description: ModelDescription) -> CheckpointWeigh
 
 
 class CheckpointWeights:
-    """A checkpoint's tensors under Tidewheel's names. Checked on construction: what is returned has the right shape.
+    """A checkpoint's tensors under Tidewheel's names. All shapes are checked on construction.
 
     The views of a file keep it mapped; it is unmapped when the last of them is gone.
     """

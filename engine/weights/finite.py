@@ -1,6 +1,6 @@
-"""A checkpoint's weights must be finite: of one NaN every answer may be lost, or silently another's.
+"""A checkpoint's weights must be finite, because one NaN can spoil every answer.
 
-Where weights are quantized nothing would show it later: a rounded NaN is some number.
+Once weights are quantized nothing would show it: a NaN is rounded to some number.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .dtypes import DType
 from .tensor import DenseTensor, QuantizedTensor, WeightTensor
 
 _PIECE = 1 << 22  # numbers that a thread looks at in one call
-# The bits of infinity, above which those of NaN begin, once the sign is left out.
+# The bits of infinity, without the sign. Larger ones are NaN.
 _INFINITY: dict[DType, int] = {"float32": 0x7F80_0000, "float16": 0x7C00, "bfloat16": 0x7F80}
 
 
 def require_finite(tensors: Sequence[WeightTensor], threads: int = 1) -> None:
     """Raises ModelError, naming the first tensor of a checkpoint that has infinite numbers or NaN. Reads all once.
 
-    Of a quantized tensor those are its scales: every code is a number.
+    Only the scales of a quantized tensor are checked, because every code is a number.
     """
     floats = [tensor.scales if isinstance(tensor, QuantizedTensor) else tensor for tensor in tensors]
     pieces = [(tensor, piece) for tensor in floats if tensor.origin is not None for piece in _pieces(tensor)]

@@ -1,9 +1,9 @@
 """Packed weights kept on disk, so that the next start neither packs nor quantizes, nor reads the checkpoint.
 
 A file holds the packed weights of one model in one format for one ISA level in this machine's byte order, under a key
-that says all of that. What cannot be used is ignored, what cannot be written is not: a cache never keeps a model from
-loading. Files are read into memory rather than mapped: they then lie in huge pages, with which decoding is up to a
-sixth faster.
+that says all of that. Files that cannot be used are ignored, and failures to write are logged: a cache never keeps a
+model from loading. Files are read into memory and not mapped, because memory can have huge pages, which make decoding
+up to a sixth faster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHUNK = 8 << 20  # bytes written at once
 class PackedWeights(Protocol):
     """A device's packed weights: the native executor's side of the cache. `_native.pyi` has the same names.
 
-    The runs that they lie in follow each other in the file, which is the same however many there are.
+    Its runs follow each other in the file. The file's content does not depend on how the weights are divided into runs.
     """
 
     def packed_weights(self) -> Sequence[NDArray[np.uint8]]: ...
@@ -47,7 +47,7 @@ class PackedWeights(Protocol):
 
 
 class PackedCache:
-    """The place in `folder` for what `facts` describe. Facts are JSON, and equal only for equal packed weights."""
+    """The file in `folder` for what `facts` describe. Facts are JSON, and equal only for equal packed weights."""
 
     def __init__(self, folder: str, facts: Sequence[object]) -> None:
         self._key = hashlib.sha256(json.dumps([sys.byteorder, *facts]).encode()).digest()

@@ -26,10 +26,10 @@ _EMBEDDINGS = ("embed.weight", "head.weight")
 class Quantization:
     """How weights are stored.
 
-    `int8` keeps a scale for every 32 inputs of an output and quantizes activations likewise, in groups of 32.
-    `int8-channel` keeps one scale an output, and one a token for the activations; the MLP's last matrix, whose inputs
-    have outliers, and embedding and head are as in int8. `int4` keeps a scale, and with `zero_points` also a zero
-    point, for every `group_size` inputs; its embedding and head are int8, its activations are quantized as for int8.
+    `int8` has a scale for every 32 inputs of an output. Activations are quantized in groups of 32 too.
+    `int8-channel` has one scale for each output, and one for each token of the activations. The MLP's last matrix,
+    whose inputs have outliers, and embedding and head are as in int8. `int4` has a scale for every `group_size` inputs,
+    and with `zero_points` a zero point too. Its embedding and head are int8; activations are quantized as for int8.
     """
 
     method: Method
@@ -51,7 +51,7 @@ class TensorFormat:
     zero_points: bool = False
 
     def num_bytes(self, shape: Sequence[int]) -> int:
-        """What a weight of that shape takes, scales included, without what a device pads it with."""
+        """Bytes of a weight of that shape, with its scales, without a device's padding."""
         parameters = math.prod(shape)
         if self.kind == "float32" or self.kind == "float16" or self.kind == "bfloat16":
             return parameters * STORAGE[self.kind].itemsize
@@ -68,7 +68,7 @@ def format_of(name: str, shape: Sequence[int], dtype: DType, quantization: Quant
         return TensorFormat("float32")
     if quantization is None or name == "embed.positions":  # a table that is only looked up
         return TensorFormat(dtype)
-    # What the activation function lets through has outliers that one scale a row cannot hold.
+    # The activation function's results have outliers, for which one scale a row is too coarse.
     outliers = quantization.method == "int8-channel" and name.endswith(".down.weight")
     if name in _EMBEDDINGS or outliers:
         return TensorFormat("int8")

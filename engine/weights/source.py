@@ -1,4 +1,4 @@
-"""ModelSource: all that a model is made of, wherever it lies."""
+"""ModelSource: all that a model is made of, wherever it is stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ModelSource(Protocol):
-    """A model, of which each part is read when it is asked for. All raise ModelError, naming the file."""
+    """A model. Each part is read when it is asked for. All methods raise ModelError, naming the file."""
 
     @property
     def config(self) -> Mapping[str, Any]:

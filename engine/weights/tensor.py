@@ -1,4 +1,4 @@
-"""Weights as they lie in a checkpoint, and where they come from."""
+"""Weights as a checkpoint stores them, and the source that gives them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .dtypes import STORAGE, DType
 class DenseTensor:
     """A weight in floats, often a read-only view of a memory map.
 
-    `data` has the logical shape; its numpy dtype is float32, float16, or uint16 holding bfloat16 bits, as `dtype`
-    says, in either byte order. It may be strided (transposed checkpoints). `mapped`: it is a view of a mapped file,
-    whose pages may be given back to the system once they are copied, because they come back when they are read again.
-    `origin` names its file and its name there; without one it was made, and needs no check.
+    `data` has the logical shape. Its numpy dtype follows `dtype`: float32, float16, or uint16 with the bits of
+    bfloat16, in either byte order. It may be strided (transposed checkpoints). `mapped`: it is a view of a mapped file.
+    Its pages may be freed once they are copied, because they are read again when needed. `origin` names the file and
+    the tensor. Without an `origin` the tensor was generated, and needs no check.
     """
 
     data: NDArray[np.generic]
@@ -31,7 +31,7 @@ class DenseTensor:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTensor:
-    """A matrix `[N, K]` of integers of few bits, and a scale for each group of a row's inputs.
+    """A matrix `[N, K]` of 4-bit or 8-bit integers, with a scale for each group of a row's inputs.
 
     The weight of output n and stored input k, in group `g = k // group_size`, is
     `scales[n, g] * (q[n, k] - zeros[n, g])`. Stored input k is the model's input `input_order[k]`; checkpoints whose
@@ -90,7 +90,7 @@ class WeightSource(Protocol):
     """All of a model's weights under Tidewheel's names (`tensor_shapes`), shapes already checked."""
 
     dtype: DType  # what most of the checkpoint is stored as; `--dtype auto` follows it
-    # What tells these weights from all others, without reading them: equal for equal content only. None: not known.
+    # Identifies these weights without reading them: equal only for equal content. None: not known.
     identity: str | None
 
     def __getitem__(self, name: str) -> WeightTensor: ...
