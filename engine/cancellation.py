@@ -1,4 +1,4 @@
-"""How one thread tells another that the model it is loading is no longer wanted."""
+"""Cancellation: one thread tells another that the model it is loading is no longer wanted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 
 class LoadCancelledError(Exception):
-    """What a load ends with when it was cancelled. Whoever cancels it expects it: it is no TidewheelError."""
+    """Ends a load that was cancelled. Not a TidewheelError, because whoever cancels expects it."""
 
 
 class Cancellation:
-    """Something that may be cancelled, from any thread, and stays so."""
+    """Can be cancelled once, from any thread, and stays cancelled."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +20,7 @@ class Cancellation:
         self._actions: list[Callable[[], object]] = []
 
     def cancel(self) -> None:
-        """From now on `check` raises; what `calling` was given is called."""
+        """Make `check` raise from now on, and call the action of `calling`."""
         with self._lock:
             actions = [] if self._cancelled else self._actions
             self._cancelled = True

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 
 class Histogram:
-    """Counts values by the upper bounds of buckets. One thread observes, an observation is one bisection; any reads."""
+    """Counts values by the upper bounds of buckets. One thread observes, by a bisection; any thread may read."""
 
     __slots__ = ("_bounds", "_counts", "sum")
 

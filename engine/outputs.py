@@ -19,7 +19,7 @@ class FinishReason(str, enum.Enum):
     LENGTH = "length"  # max_tokens or the context is full
     ABORT = "abort"  # the client went away, or the server stopped
     ERROR = "error"  # this request failed; the message is in the output
-    INVALID = "invalid"  # it turned out that the request asks for what cannot be; the message is in the output
+    INVALID = "invalid"  # the request turned out to ask for something impossible; the message is in the output
 
 
 class SequenceTimes(NamedTuple):
@@ -40,9 +40,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of N tokens of a prompt in a row, and of the K most likely ones at their places.
+    """Log-probabilities of N consecutive tokens of a prompt, and of the K most likely tokens at each place.
 
-    `ranks` count from 1: how likely the token was among all. The first token of a prompt has none.
+    `ranks` say how likely the token was among all tokens, from 1 on. The first token of a prompt has no entry.
     """
 
     logprobs: NDArray[np.float32]  # [N]
@@ -59,10 +59,10 @@ class PromptLogprobs:
 class RequestOutput(msgspec.Struct, frozen=True, gc=False):  # made for every token: much cheaper than a dataclass
     """What one step added to one of a request's `n` choices. The last one of a choice has a `finish_reason`.
 
-    `text` is what these tokens added once it is certain: incomplete UTF-8 and possible stop strings are held back.
-    `token_ids` are all tokens sampled so far that were not reported before, also when `text` is empty.
+    `text` is what is certain so far: incomplete UTF-8 and possible stop strings are held back. `token_ids` are all
+    sampled tokens that were not reported before, even if `text` is empty.
     `stop_reason` is the stop string or stop token id that ended the choice, None for end of sequence.
-    `prompt_logprobs` are in the first output of the first choice, of all tokens of the prompt but the first.
+    `prompt_logprobs` are in the first output of the first choice. They cover all prompt tokens but the first.
     """
 
     index: int

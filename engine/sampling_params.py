@@ -9,7 +9,7 @@ from .errors import InvalidRequestError, quoted
 
 MAX_LOGPROBS = 20  # likely tokens that a request may ask for at each place
 
-# What beam search, which follows the model's own likeliest tokens, has no place for; nor has it for constraints.
+# Parameters that beam search refuses, because it follows the model's own most likely tokens.
 _NEUTRAL_TO_BEAMS: Mapping[str, object] = {
     "top_p": 1.0,
     "top_k": 0,
@@ -26,11 +26,11 @@ _NEUTRAL_TO_BEAMS: Mapping[str, object] = {
 class SamplingParams:
     """How tokens are chosen and when a sequence stops. Names and ranges are OpenAI's and vLLM's.
 
-    `max_tokens` None is as many as the context has room for; 0 only computes the prompt. `seed` None draws one for the
-    request. `logprobs` k reports the sampled token's log-probability and those of the k most likely tokens, and
-    `prompt_logprobs` k the same for the tokens of the prompt; None reports nothing. `shown_special_tokens` have text
-    although special tokens are skipped. With a `beam_width` nothing is sampled: the `n` best of that many beams are
-    found, by log-probabilities of logits divided by `temperature` (by 1 if it is 0).
+    `max_tokens` None means as many as the context has room for; 0 only computes the prompt. `seed` None draws a seed
+    for the request. `logprobs` k reports the log-probabilities of the sampled token and of the k most likely tokens.
+    `prompt_logprobs` k does the same for the prompt's tokens. None reports nothing. `shown_special_tokens` appear in
+    the text even if special tokens are skipped. With a `beam_width` nothing is sampled: the answer is the `n` best of
+    that many beams, by log-probabilities of logits divided by `temperature` (by 1 if it is 0).
     Raises InvalidRequestError naming the field that is out of range.
     """
 

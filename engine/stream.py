@@ -1,4 +1,4 @@
-"""RequestStream: a request's outputs, pushed as they come. Lives on the event loop, as does everything in this file."""
+"""RequestStream: pushes a request's outputs as they come. Everything in this file is used on the event loop."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Sink(Protocol[T_contra]):
-    """Takes what is pushed, as it comes, on the event loop. A sink that has had enough for now pauses its source."""
+    """Takes items as they are pushed, on the event loop. A sink that cannot take more for now pauses its source."""
 
     def push(self, item: T_contra, /) -> None:
-        """Take what comes next. To raise ends it all, with what was raised as the failure."""
+        """Take the next item. If this raises, nothing more is pushed, and `end` is called with the exception."""
         ...
 
     def end(self, failure: Exception | None, /) -> None:
-        """Nothing more comes: this was all, or there was a `failure`. It must not raise."""
+        """Hear that nothing more comes: all items were pushed, or there was a `failure`. Must not raise."""
         ...
 
 
 class RequestStream:
-    """The outputs of a request, for one reader. What is not pushed at once is merged, never lost.
+    """The outputs of a request, for one reader: a sink (`read`) or `async for`.
 
-    With log-probabilities nothing is merged: which of them are of the answer, and which of the reasoning before it, is
-    known from the text that each token has given.
-
-    It is read by a sink (`read`) or by `async for`.
+    Outputs that cannot be pushed at once are merged, never lost. Outputs with log-probabilities are not merged, because
+    the text of each token is needed to tell those of the answer from those of the reasoning before it.
     """
 
     __slots__ = ("_flows", "_on_abort", "_sink", "_waiting", "choices")
@@ -44,7 +42,7 @@ class RequestStream:
         self._flows = False
 
     def read(self, sink: Sink[RequestOutput]) -> None:
-        """Push to `sink` from the next `resume` on: first what waits, then each output as it comes, and the end."""
+        """Push to `sink` from the next `resume` on: first the waiting outputs, then each new one, then the end."""
         self._sink = sink
 
     def pause(self) -> None:
@@ -72,8 +70,8 @@ class RequestStream:
 
     def push(self, choice: Transcript, token: int, logprob: TokenLogprob | None) -> bool:
         """Add a token to a choice that goes on. Returns whether its text has ended the choice."""
-        # The short way of most tokens. The device has filled the caches with weights since the last step, and each
-        # object that a token passes by is a miss.
+        # The short way that most tokens take. The last step has filled the processor's caches with weights, so each
+        # object that a token needs is a cache miss.
         if self._flows and (text := choice.plain.get(token)):
             choice.num_tokens += 1
             assert self._sink is not None, "nothing flows without a sink"
@@ -123,13 +121,13 @@ class RequestStream:
 
 
 class OutputIterator:
-    """A sink for `async for`: takes one output at a time, and leaves the rest to be merged."""
+    """A sink for `async for`. It takes one output at a time, and lets the others be merged."""
 
     def __init__(self, stream: RequestStream) -> None:
         self._stream = stream
         stream.read(self)
         self._next: asyncio.Future[RequestOutput] | None = None
-        self._missed: RequestOutput | None = None  # came when the task that waited for it had been cancelled
+        self._missed: RequestOutput | None = None  # it came after the waiting task had been cancelled
 
     def __aiter__(self) -> OutputIterator:
         return self

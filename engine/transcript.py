@@ -1,4 +1,4 @@
-"""Transcript: one choice of a request, as its tokens become text. Lives on the event loop."""
+"""Transcript: turns the tokens of one choice of a request into text. Used on the event loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NOTHING: Mapping[int, str] = {}
 
 
 class Transcript:
-    """What one choice has said: turns its tokens into text, and gathers what has not been taken yet.
+    """Turns the tokens of one choice into text, and gathers what has not been taken yet.
 
-    `plain` are tokens of which there is nothing to say but this text of theirs. That holds until the next `push`: such
-    a token need not be pushed, if it is counted in `num_tokens`.
+    `plain` maps tokens to their text, for tokens that add this text and nothing else. Such a token need not be pushed:
+    it is enough to count it in `num_tokens`. `plain` is valid until the next `push`.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Transcript:
         self._prompt_logprobs.append(logprobs)
 
     def push(self, token: int, logprob: TokenLogprob | None, *, ends: bool = False) -> bool:
-        """Add a token; `ends` says it is one that stops the choice. Returns whether its text has ended the choice."""
+        """Add a token. `ends`: it is a stop token. Returns whether its text has ended the choice."""
         self._token_ids.append(token)
         self.num_tokens += 1
         if logprob is not None and self._logprobs is not None:
@@ -91,7 +91,7 @@ class Transcript:
         return self.finished
 
     def push_all(self, hypothesis: Hypothesis) -> None:
-        """Add all tokens of a beam that has won."""
+        """Add all tokens of a beam that was among the best."""
         last = len(hypothesis.token_ids) - 1
         for i, token in enumerate(hypothesis.token_ids):
             logprob = hypothesis.logprobs[i] if hypothesis.logprobs else None
@@ -99,7 +99,7 @@ class Transcript:
                 return
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None) -> None:
-        """End the choice, with the text that was held back, unless it has already ended."""
+        """Add the text that was held back, and end the choice, unless it has already ended."""
         try:
             self._show("" if self.finished else self._detokenizer.flush())
         except Exception as text_error:
@@ -139,7 +139,7 @@ class Transcript:
                 self._end(FinishReason.STOP, stop, None)
 
     def _break(self, error: Exception) -> None:
-        """End with an error: trouble with one request's text must not reach the others."""
+        """End with an error, so that one request's faulty text does not affect the others."""
         logger.error("The text of a request cannot be made", exc_info=error)
         self._end(FinishReason.ERROR, None, f"the tokens cannot be turned into text: {error}")
 

@@ -1,4 +1,4 @@
-"""StepWatchdog: says where every thread is when a step takes far too long."""
+"""StepWatchdog: writes every thread's stack when a step takes far too long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REPEAT_S = 60.0
 class StepWatchdog:
     """Writes all threads' stacks to stderr if a step runs for more than `timeout_s`, at most once a minute.
 
-    A step is not ended by that: whoever reads the stacks decides what to do.
+    It does not end the step: the operator decides what to do.
     """
 
     def __init__(self, loop: EngineLoop, timeout_s: float) -> None:
