@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 
 async def whole_body(request: Request) -> bytearray:
-    """All of it. It grows piece by piece: to join 30 MB in the end would hold up the event loop for 10 ms."""
+    """The whole body. It grows piece by piece: joining 30 MB at the end would block the event loop for 10 ms."""
     body = bytearray()
     async for piece in request.stream():
         body += piece

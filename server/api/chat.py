@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: OpenAI's shapes around the chat path."""
+"""`/v1/chat/completions`: the chat path in OpenAI's shapes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class _ChunkStream(EventStream[RequestOutput]):
             self._chunk.usage = None
         if self._return_ids:
             self._chunk.prompt_token_ids = run.prompt_token_ids
-        # Most frames of a choice differ in their text alone. Until a choice has opened its turn it has no entry.
+        # Most frames of a choice differ only in their text. A choice has an entry once it has opened its turn.
         self._around_text: dict[int, tuple[bytes, bytes] | None] = {}
 
     def frame(self, output: RequestOutput) -> bytes:

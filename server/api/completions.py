@@ -139,9 +139,9 @@ class _Prompt:
 
 
 class _ChoiceWriter:
-    """Turns the outputs of one request's choices into what the answer says of them.
+    """Turns the engine's outputs into the choices of one request's answer.
 
-    `per_prompt` choices are generated for each prompt, which may be more than the answer has.
+    `per_prompt` choices are generated for each prompt. The answer may have fewer.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class _ChoiceWriter:
         self._awaited: dict[int, Iterator[Entry]] = {}  # what `prompt_pieces` has left to `piece`
 
     def whole(self, outputs: Sequence[Sequence[RequestOutput]]) -> Iterator[bytes]:
-        """Parts of the JSON of the answer's choices, of all outputs of each; the best ones if more were generated."""
+        """Parts of the JSON of the answer's choices, made from all their outputs. The best ones, if there are more."""
         count = 0
         for number in range(len(self._prompts)):
             indices: Sequence[int] = range(number * self._per_prompt, (number + 1) * self._per_prompt)
@@ -188,7 +188,7 @@ class _ChoiceWriter:
         yield from filled(choice, *map(listed, holes))
 
     def piece(self, output: RequestOutput) -> CompletionChoice | None:
-        """What one output adds to a choice; None if that is nothing."""
+        """What one output adds to a choice; None if it adds nothing."""
         index = output.index
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[index // self._per_prompt] = output.prompt_logprobs
@@ -208,9 +208,9 @@ class _ChoiceWriter:
         return index in self._offsets
 
     def prompt_pieces(self, output: RequestOutput) -> Iterator[CompletionChoice]:
-        """What a choice that begins has to say of its echoed prompt's tokens, before the last of them.
+        """The pieces for the tokens of an echoed prompt, when a choice begins, without the last piece.
 
-        `piece` tells the rest; it is all for a prompt that is not long.
+        `piece` gives the rest, which is everything unless the prompt is long.
         """
         index, body = output.index, self._body
         number = index // self._per_prompt

@@ -45,7 +45,7 @@ class EmbeddingsEndpoint:
         model = self._encoders.embedder(body.model)
         model.check_vectors(dimensions=body.dimensions, normalize=body.normalize)
         given = body.inputs()
-        # Times their number, because short texts have their cost too.
+        # Multiplied by their number, because short texts cost time too.
         inputs = await self._worker.run(len(raw) * len(given), lambda: _inputs(model, body, given))
         answer = await self._encoders.run(request, "embd", model, inputs)
         return await self._worker.run(answer.rows.nbytes, lambda: _response(model, body, answer))

@@ -49,8 +49,9 @@ def listed(items: Iterable[object]) -> Iterator[bytes]:
 class JsonParts(Response):
     """A JSON response, with status 200, that `parts` are joined to.
 
-    They are made a few milliseconds at a time, so that streams go on meanwhile. What is more than _LARGE is sent as it
-    is made, and no faster than the client reads; except to a client of HTTP/1.0, which has to be told the length first.
+    Parts are made for a few milliseconds at a time, so that streams continue meanwhile. An answer larger than _LARGE is
+    sent while it is made, no faster than the client reads. HTTP/1.0 clients get it in one piece, because they have to
+    be told the length first.
     """
 
     media_type = "application/json"
@@ -75,7 +76,7 @@ class JsonParts(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self, most: int | None) -> bytes:
-        """The next `most` bytes or a bit more; less only in the end."""
+        """The next `most` bytes or a few more; fewer only at the end."""
         clock, gathered = asyncio.get_running_loop().time, bytearray()
         began = clock()
         for part in self._parts:

@@ -1,4 +1,4 @@
-"""`/v1/messages`: Anthropic's shapes around the chat path."""
+"""`/v1/messages`: the chat path in Anthropic's shapes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def metrics_routes(*collectors: Collector) -> list[Route]:
-    """The scrape endpoint for what these collect, with a registry of its own."""
+    """The endpoint that Prometheus scrapes. These collectors get a registry of their own."""
     registry: CollectorRegistry | None = None
 
     @operation("Metrics in Prometheus' text format", response=str, media_type="text/plain")

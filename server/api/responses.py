@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's other shape around the chat path, with responses that the server keeps."""
+"""`/v1/responses`: the chat path in the shapes of OpenAI's Responses API, with responses that the server keeps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .json_response import json_response
 
 
 class _Ask(NamedTuple):
-    """A request that has been understood: its items, those of the responses before it first, and their chat request."""
+    """A decoded request: the items of earlier responses and its own, and the chat request that they make."""
 
     body: ResponsesRequest
     items: Sequence[Item]

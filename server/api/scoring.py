@@ -33,7 +33,7 @@ _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 
 
 class ScoringEndpoints:
-    """How well texts go together. `worker` lends its threads for texts that are long."""
+    """Scores how well texts match. Long texts are handled in the threads of `worker`."""
 
     def __init__(self, encoders: ServedEncoders, worker: PromptEncoder, *, notes: ParameterNotes) -> None:
         self._encoders = encoders
