@@ -1,4 +1,4 @@
-"""Embedding models by their names, and one HTTP request's way through the encoder engine."""
+"""ServedEncoders: finds embedding models by name, and runs one HTTP request in the encoder engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("tidewheel.requests")
 
 @dataclass(frozen=True)
 class EncoderAnswer:
-    """What an encoder gave: one row an input."""
+    """The result of an encoder: one row for each input."""
 
     id: str
     created: int

@@ -103,7 +103,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def as_api_error(failure: BaseException) -> ApiError:
-    """The answer to any failure. What was not raised for people to read is logged and answered without details."""
+    """The error answer for any failure. Unexpected exceptions are logged, and the answer has no details of them."""
     if isinstance(failure, ApiError):
         return failure
     if isinstance(failure, InvalidRequestError):

@@ -1,4 +1,4 @@
-"""What the model writes to blocks of a message and the events that tell of them."""
+"""Turns what the model writes into the blocks of a message, and into the events of its stream."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from ..protocol.usage import Usage
 
 
 class MessageBuilder:
-    """Builds a message from an answer. Each method gives the events of what it did, made as they are read.
+    """Builds a message from an answer. Each method returns the events of what it did, which are made as they are read.
 
-    `usage` tells the tokens so far, `max_tokens` is the request's. Thoughts are hidden without `shows_thinking`: only
-    their signature is given.
+    `usage` counts the tokens so far, and `max_tokens` is the request's. Without `shows_thinking`, only the signature of
+    the thoughts is sent.
     """
 
     def __init__(self, model: str, usage: Callable[[], Usage], max_tokens: int, *, shows_thinking: bool = True) -> None:

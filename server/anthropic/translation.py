@@ -1,4 +1,4 @@
-"""A request for a message to a chat request."""
+"""Translates a request of `/v1/messages` into a chat request."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _schemas(kinds: Mapping[str, Sequence[Any]]) -> tuple[Callable[[Any], Schema
 
 
 def _leave_out_unsupported(component: Schema) -> None:
-    """Parameters that are only there to be refused by name are of no use to readers."""
+    """Leaves out parameters that exist only to be refused by name, because readers have no use for them."""
     fields = component.get("properties", {})
     for name in [name for name, field in fields.items() if field == {"type": "null"}]:
         del fields[name]

@@ -1,4 +1,4 @@
-"""Structs' tags in `/openapi.json`: required where a body needs them, and not where the server reads it without."""
+"""The tags of structs in `/openapi.json`: required only where a body cannot be read without them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What every request's body is."""
 
     def without_effect(self) -> dict[str, str]:
-        """The parameters that the body has by its client's habit, and why they do nothing here."""
+        """Parameters that some clients always send, with the reason why they have no effect here."""
         return {}
 
 
@@ -73,10 +73,10 @@ def optional_tags(*tags: str) -> msgspec.Meta:
 
 
 class ParameterNotes:
-    """What becomes of top-level parameters that do not exist, by `unknown`: refuse, warn or ignore.
+    """Handles top-level parameters that do not exist, as `unknown` says: refuse, warn or ignore.
 
-    Notes of parameters that do nothing are logged once for each name, and for so many names only: clients must not be
-    able to fill the log.
+    Parameters without effect are logged once for each name, and only a limited number of names are logged, so that
+    clients cannot fill the log.
     """
 
     MOST_NAMES = 256

@@ -1,4 +1,4 @@
-"""The answer to a request that failed, in OpenAI's shape and in Anthropic's. What makes them is `ApiError`."""
+"""The error answers, in OpenAI's shape and in Anthropic's. `ApiError` makes them."""
 
 from __future__ import annotations
 

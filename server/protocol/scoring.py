@@ -20,7 +20,7 @@ class _PairsRequest(EncoderRequest, kw_only=True):
 
 
 class ScoreRequest(_PairsRequest, kw_only=True):
-    """Texts to compare: one with one or many, or as many with as many."""
+    """Texts to compare: one with one, one with many, or two lists of the same length in pairs."""
 
     text_1: str | list[str]
     text_2: str | list[str]

@@ -29,7 +29,7 @@ class TaggedSchema(msgspec.Struct, forbid_unknown_fields=True):
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     """What the answer has to be: any text, a JSON object, JSON that matches a schema, or what a structural tag says.
 
-    That is its `format`, or in vLLM's older form free text with `structures` after `triggers`.
+    A structural tag is in `format`. In vLLM's older form it is free text with `structures` after `triggers`.
     """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]

@@ -1,4 +1,4 @@
-"""What the model writes to items of a response and the events that tell of them."""
+"""Turns what the model writes into the items of a response, and into the events of its stream."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def new_item_id(item_type: type[Item]) -> str:
 
 
 class ResponseBuilder:
-    """Builds `response` from an answer. Each method gives the events of what it did, made as they are read.
+    """Builds `response` from an answer. Each method returns the events of what it did.
 
-    An event refers to the response and its items as they are when it is read. `logprobs_of` shapes log-probabilities;
+    Events are made as they are read, and show the response as it is then. `logprobs_of` shapes log-probabilities.
     `encrypts_reasoning` asks for reasoning as `encrypted_content` too.
     """
 

@@ -1,4 +1,4 @@
-"""Responses that go on without their client, and event streams that clients may come back to."""
+"""Background responses, which run on without their client, and event streams that clients can read again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EventLog:
         self._tell()
 
     def add(self, reader: EventLogReader) -> None:
-        """Tells `reader` of all that comes."""
+        """Notifies `reader` of every new frame."""
         self._readers.add(reader)
 
     def remove(self, reader: EventLogReader) -> None:
@@ -56,7 +56,7 @@ class EventLogReader:
         self._is_paused = False
 
     def read(self, sink: Sink[bytes]) -> None:
-        """Pushes all frames to `sink`, as they come; those that are there already, as one."""
+        """Pushes all frames to `sink` as they come. Frames that are already in the log are pushed as one."""
         self._sink = sink
         self._log.add(self)
         self.push_news()
@@ -71,7 +71,7 @@ class EventLogReader:
         self.push_news()
 
     def abort(self) -> None:
-        """The client has hung up, with which reading ends; what it read from goes on."""
+        """Stops reading, because the client has hung up. The run that writes the log continues."""
         self._end(ClientGone())
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class EventLogReader:
 
 
 class EventLogStream(EventStream[bytes]):
-    """Streams what is read from a log, which are frames; a failure is among them."""
+    """Streams the frames of a log. If the run failed, one of the frames says so."""
 
     done = b""
 

@@ -1,4 +1,4 @@
-"""Responses that are kept in memory: to be retrieved, and to be gone on from."""
+"""Responses that are kept in memory, so that clients can retrieve and continue them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_KEPT = "it was not stored, was deleted, or made room for newer ones (--max-s
 
 @dataclass(eq=False)
 class StoredResponse:
-    """A response with the items that it was made from, those of the responses before it included.
+    """A response with the items that it was made from, including those of the responses before it.
 
     `input_bytes` is how large those items were as JSON. `run` is what makes a background response.
     """
@@ -79,7 +79,7 @@ class ResponseStore:
         return self._output_items.get(item_id)
 
     def remove(self, response_id: str) -> None:
-        """Forgets a response; that of one that is not kept does nothing."""
+        """Forgets a response. Does nothing if it is not kept."""
         stored = self._responses.pop(response_id, None)
         if stored is not None:
             self._bytes -= stored.size

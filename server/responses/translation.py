@@ -1,4 +1,4 @@
-"""A request for a response to a chat request."""
+"""Translates a request of `/v1/responses` into a chat request."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def chat_request(
 
 
 class _Conversation:
-    """Puts items together to turns: of the assistant's items, each message ends what came before it in its turn."""
+    """Combines items into turns. An assistant's message starts a new turn, unless the open one has only reasoning."""
 
     def __init__(self) -> None:
         self.messages: list[chat.Message] = []
