@@ -1,5 +1,5 @@
-# One command serves, one command checks. All that is made is made inside $(VENV); nothing outside is touched.
-# What only the system can bring (a browser, a C++ test framework) is looked for: see tests/system_tools.py.
+# One command serves, one command checks. Everything is made inside $(VENV); nothing outside is touched.
+# Programs that only the system can install (a browser, a C++ test framework) are looked for: see tests/system_tools.py.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,7 +8,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
 PYTEST_ARGS ?=
-# ON takes C++ warnings for errors, as .ci/run does.
+# ON makes C++ warnings errors, as .ci/run does.
 WERROR ?= OFF
 # cpu, arm or s390x: the Dockerfile's name
 IMAGE_FOR ?= cpu
@@ -19,17 +19,17 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tidewheel/__init__.py)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
-# The object files stay here between builds, so that a change of one source compiles one source.
+# Object files stay here between builds, so a change of one source compiles only that source.
 NATIVE_BUILD := $(VENV)/native
-# Debian 12's Python is the images'; one version of each package for all of them.
+# The images use Debian 12's Python. All of them have the same version of each package.
 LOCK := $(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --fork-strategy fewest \
     --generate-hashes --no-header --no-annotate --constraint requirements/constraints.in
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
-# Directories are listed too: a file that goes away changes nothing but its directory.
+# Directories are listed too, because a removed file changes only its directory.
 SOURCES := pyproject.toml CMakeLists.txt \
     $(shell find tidewheel server engine native -name __pycache__ -prune -o -print)
 
-# What a target leaves out is a line of a file of its own in $(SKIPPED).
+# Each target has a file in $(SKIPPED), with a line for each thing that it skipped.
 SKIPPED := $(abspath $(VENV))/skipped
 BEGIN = rm -f $(SKIPPED)/$@
 NEED = TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(PYTHON) tests/system_tools.py need
@@ -85,21 +85,21 @@ native-test: $(VENV)/.test-tools $(VENV)/.installed  ## the C++ tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
 
 CROSS_ARCHITECTURES := aarch64 s390x
-# Plain C++ alone serves others; tested when asked for: make cross-test-riscv64 cross-test-ppc64le
+# Other architectures have only the plain C++ kernels. To test them: make cross-test-riscv64 cross-test-ppc64le
 cross-test-%: COMPILER = $*-linux-gnu
 cross-test-ppc64le: COMPILER = powerpc64le-linux-gnu
 
 cross-test: $(VENV)/.test-tools $(addprefix cross-test-,$(CROSS_ARCHITECTURES))  ## the C++ tests for ARM and IBM Z processors, in qemu
 	@$(REPORT)
 
-# A level is tested on the oldest processor of qemu that has it, where an instruction above the level faults, and on others.
+# A level is tested on several of qemu's processors. The oldest that has the level faults on instructions above the level.
 cross-test-%: $(VENV)/.test-tools
 	@$(BEGIN); $(NEED) doctest $(COMPILER)-g++ qemu-$*-static || exit 0; set -ex; \
 	$(BIN)/cmake -G Ninja -S . -B $(VENV)/cross/$* --toolchain cmake/$*-linux-gnu.cmake -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR); \
 	$(BIN)/cmake --build $(VENV)/cross/$*; \
 	$(BIN)/ctest --test-dir $(VENV)/cross/$* --output-on-failure --no-tests=error --parallel $$(nproc)
 
-# The command and not `python -m pytest`, which would put the sources before the installed package.
+# Runs the command `pytest`, because `python -m pytest` would put the sources before the installed package.
 python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses some)
 	@$(BEGIN)
 	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(BIN)/pytest $(PYTEST_ARGS)
@@ -108,7 +108,7 @@ image:  ## build the container image (IMAGE_FOR=arm or s390x, IMAGE=, BASE=)
 	docker build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
 	    -f Dockerfile.$(IMAGE_FOR) -t $(IMAGE) .
 
-# An extra's file has what it adds to the server's.
+# The file of an extra has only the packages that it adds to the server's.
 lock: | $(VENV)/.tools  ## resolve the pinned packages of the images again: requirements/*.txt
 	$(PIP) install --quiet --upgrade uv
 	$(LOCK) requirements/build.in --output-file requirements/build.txt
@@ -131,7 +131,7 @@ $(VENV)/.tools:
 	$(PIP) install --quiet --upgrade $(BUILD_TOOLS)
 	touch $@
 
-# A stamp carries the time at which its recipe began: a source saved during the build is newer and builds again.
+# A stamp has the time when its recipe began. So a source that is saved during the build is newer, and is built again.
 $(VENV)/.installed: $(SOURCES) | $(VENV)/.tools
 	touch $@.begun
 	$(INSTALL) .
