@@ -1,4 +1,4 @@
-"""Peers that take turns: what each is, its runner's process, and the figures that come out of it."""
+"""Peers that are measured in turn: what each peer is, the process of its runner, and its figures."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ RUNNERS = Path(__file__).with_name("peer_runners")
 
 
 class RunError(Exception):
-    """A runner that cannot do its job, in its own last words."""
+    """A runner could not do its job; the message is the last thing that it wrote."""
 
 
 @dataclass(frozen=True)
 class Peer:
     """A program to measure. `formats` are the weights that it is measured with unless others are asked for.
 
-    `preload` are libraries that its makers want in LD_PRELOAD: those that are found are put there.
+    `preload` are libraries that its makers recommend for LD_PRELOAD. Those that are found are put there.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Contestant:
         self.figures.setdefault(scenario, []).append(figure)
 
     def fail(self, why: str) -> None:
-        """Remember a failure; the same one in another round is no news."""
+        """Remember a failure, once if it repeats in other rounds."""
         if why not in self.failures:
             self.failures.append(why)
 
@@ -110,7 +110,7 @@ def run_script(command: Sequence[str], environment: Mapping[str, str], timeout_s
 
 
 def environment_of(peer: Peer, python: Path, num_threads: int) -> dict[str, str]:
-    """The environment of a peer's runner. What is for this interpreter's modules is not for another's."""
+    """The environment of a peer's runner, without the variables that point to this interpreter's modules."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
     if found := [path for path in preloads(peer, python).values() if path is not None]:
         environment["LD_PRELOAD"] = ":".join(found)

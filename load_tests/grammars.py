@@ -1,11 +1,11 @@
-"""Minutes of hostile grammars on one Tidewheel: each is answered or refused, and nobody else notices.
+"""Sends hostile grammars to one Tidewheel for minutes. Each is answered or refused, and other clients notice nothing.
 
     python load_tests/grammars.py --url http://127.0.0.1:8000
 
-Clients send grammars of every kind, made up or mangled: deep, long, ambiguous, endless. Meanwhile /health is asked, an
-honest answer is asked for again and again, and it has to stay the same; and a stream is read, which may not stand
-still. Ends with 1 and says what was wrong if any of it fails, an attack is answered with anything but 200, 400, 413 or
-429, or the memory goes on growing.
+Clients send grammars of every kind, made up or mangled: deep, long, ambiguous, endless. Meanwhile others ask /health,
+repeat an honest request, whose answer must stay the same, and read a stream, which must not stall. Ends with 1 and says
+what was wrong if any of this fails, if an attack is answered with anything but 200, 400, 413 or 429, or if the memory
+keeps growing.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class Attack:
 
 
 async def run(options: argparse.Namespace) -> list[str]:
-    """Attack; return what was wrong."""
+    """Run the attack. Returns what was wrong."""
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     limits = httpx.Limits(max_connections=options.clients + 8)
     async with httpx.AsyncClient(

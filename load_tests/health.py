@@ -1,4 +1,4 @@
-"""How long `/health` takes to answer, asked all the while: it says whether anything holds the event loop up."""
+"""Measures how long `/health` takes, again and again. This shows whether anything blocks the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PRIORITY = -10
 class HealthWatch:
     """Asks `/health` over one connection every `interval_s`, from when it is made until `stop`.
 
-    In a process of its own: in this one an answer would wait its turn behind other clients'.
+    It runs in a process of its own, because in this one its answers would wait behind those of other clients.
     """
 
     def __init__(self, base_url: str, headers: Mapping[str, str], interval_s: float) -> None:

@@ -1,7 +1,7 @@
-"""Hostile requests: what was found, or could be tried, to crash, stall or swell a server of language models.
+"""Hostile requests, which try to crash a server of language models, stall it, or exhaust its memory.
 
-Each attack is one connection's worth of bytes and the statuses that a server may answer it with. A status of 5xx is
-never among them but for 503 and 504: what a client sends is its own mistake, and never a failure of the server's.
+Each attack is the bytes of one connection, and the statuses that a server may answer with. The only 5xx statuses among
+them are 503 and 504: a client's mistake must not become a failure of the server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 REFUSED = frozenset({400})
-# A server may know a way to serve it, or have too much to do.
+# A server may be able to serve the request, or may be overloaded.
 SERVED_OR_REFUSED = frozenset({200, 400, 413, 429, 503, 504})
 TOO_LARGE = frozenset({400, 413})
 
@@ -226,7 +226,7 @@ class Attacks:
 
 
 def _chain(length: int, following: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """A schema of so many definitions, each `following` the next, which it is given a reference to."""
+    """A schema with that many definitions. `following` makes each one from a reference to the next."""
     definitions = {f"d{i}": following(f"#/$defs/d{i + 1}") for i in range(length)}
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{length}": {"type": "string"}}}
 

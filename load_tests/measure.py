@@ -1,4 +1,4 @@
-"""What one streamed answer tells about a server, and how many such figures are summed up."""
+"""The figures of one streamed answer, and summaries of many such figures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What HTTP costs: the same streams through the engine alone and through a server, in turn, and their ratio.
+"""Measures what HTTP costs: the same streams run through the engine alone and through a server, in turn.
 
-The server's client is as light as Python allows, so that the machine's time goes to the server where both run on one:
-raw connections, looked at every 10 ms, more rarely if they are many, on which the frames that have come are counted.
+The client is as light as Python allows, so that it leaves the processors to a server on the same machine. It polls raw
+connections every 10 ms, or less often if there are many, and counts the frames.
 
     python load_tests/overhead.py ./my-model --streams 32 -- --quantization int8
 """
@@ -38,7 +38,7 @@ _START_TIMEOUT_S = 600.0
 _OFFLINE = "--offline-worker"
 _DONE = b"data: [DONE]"
 _NAP_S = 0.01  # at least
-_NAP_PER_STREAM_S = 0.0003  # to look at a stream costs as much whether one frame has come or ten
+_NAP_PER_STREAM_S = 0.0003  # polling a stream costs the same for one frame as for ten
 _RECEIVED_BYTES = 2**16
 _FIRST_TOKEN_ID = 256  # of the prompts: past the special tokens that most vocabularies begin with
 _LAST_TOKEN_ID = 2047

@@ -1,4 +1,4 @@
-"""Tidewheel beside its peers on one model: the same prompts on the same processors, in turn, in one table.
+"""Compares Tidewheel with its peers on one model: the same prompts on the same processors, in turn, in one table.
 
 Each peer lives in a virtual environment of its own and is run there by a script in peer_runners/.
 """

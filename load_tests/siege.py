@@ -1,11 +1,11 @@
-"""A server under siege: a third of its clients are hostile, and the others must notice nothing.
+"""Attacks a server: a third of its clients are hostile, and the others must notice nothing.
 
     python load_tests/siege.py -- --max-model-len 1024
 
 Starts `tidewheel serve` with what follows `--` and sends it a storm of requests, with the attacks of `hostile.py` among
-them, while steady streams run. Ends with 1 and says what was wrong if an answer differs from what the request gets
-alone, an attack is answered as it should not be (with a 500, for one), `/health` takes too long, memory grows from the
-second third to the last, or SIGTERM does not end the server in its time.
+them, while steady streams run. Ends with 1 and says what was wrong if an answer differs from the one that the request
+gets alone, if an attack gets a wrong status (such as 500), if `/health` takes too long, if memory grows from the second
+third to the last, or if SIGTERM does not end the server in time.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python load_tests/soak.py --url http://127.0.0.1:8000
 
-Ends with 1 and says what was wrong if an answer differs from what it is alone, the server is not well or not idle in
-the end, or its memory goes on growing after the first quarter of the time.
+Ends with 1 and says what was wrong if an answer differs from the one that the request gets alone, if the server is not
+healthy and idle at the end, or if its memory keeps growing after the first quarter of the time.
 """
 
 from __future__ import annotations

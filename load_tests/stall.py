@@ -1,7 +1,7 @@
 """What long prompts do to the streams that are already running.
 
-Steady streams decode; long prompts arrive all at once; how long do the steady streams stand still, and how soon do the
-newcomers get their first text? Then many streams decode and `/health` is asked all the while.
+Steady streams decode, and long prompts arrive all at once. How long do the steady streams pause, and how soon do the
+new requests get their first text? Then many streams decode while `/health` is asked again and again.
 
     python load_tests/stall.py --url http://127.0.0.1:8000 --json stall.json
 """

@@ -1,4 +1,4 @@
-"""What a contest has shown: figures, Tidewheel's ratios to the best peer, and both as tables."""
+"""The results of a contest: figures, Tidewheel's ratios to the best peer, and tables of both."""
 
 from __future__ import annotations
 

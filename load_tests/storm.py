@@ -1,9 +1,9 @@
-"""A storm of requests whose clients misbehave, among others that do not and must get exactly what they get alone.
+"""Many requests at once, some of them from misbehaving clients. The others must get the answers that they get alone.
 
-A Tidewheel's answer depends on its request alone, so each request is first asked for by itself and its answer kept.
-Then many run at once: some clients hang up, some read slowly, some never finish asking, some send nonsense. Every
-answer that is read to its end must be the one that was kept, to the last bit of its log-probabilities. With `attacks`,
-a share of the clients is hostile, and each of those has to be refused as it should be.
+Tidewheel's answer depends only on the request. So each request is first sent alone, and its answer is kept. Then many
+run at once: some clients hang up, some read slowly, some never finish their request, some send nonsense. Every answer
+that is read to its end must equal the kept one, to the last bit of its log-probabilities. With `attacks`, some clients
+are hostile, and each attack must get one of its allowed statuses.
 """
 
 from __future__ import annotations

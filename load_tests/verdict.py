@@ -1,4 +1,4 @@
-"""What a scenario that looks for faults ends with."""
+"""The exit status of a scenario that looks for faults."""
 
 from __future__ import annotations
 

@@ -227,8 +227,8 @@ def make_optimizers(model: Llama, rate: float, parts: int) -> list[torch.optim.O
 class Workers:
     """Threads that each compute the gradients of a share of the batch.
 
-    One thread per core and one meeting per step, instead of all cores in every operation: on a busy machine a core
-    that is late then holds up the others once a step and not hundreds of times.
+    Each core has a thread, and the threads wait for each other once per step. If all cores shared every operation, a
+    late core on a busy machine would delay the others hundreds of times per step.
     """
 
     def __init__(self, model: Llama, count: int, device: str) -> None:
