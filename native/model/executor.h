@@ -29,8 +29,8 @@ class Executor {
   Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
            const std::vector<std::vector<int>>& groups);
 
-  // Memory comes from the node of the thread that touches it first: worker 0 is where it belongs while it loads, and
-  // then again where the caller was.
+  // The system gives a thread memory of its own NUMA node. The caller is worker 0, so it is moved to worker 0's processor
+  // while it loads, and back afterwards.
   void set_weights(std::span<const Source> sources) {
     const Pinned pinned = pool_.pinned_caller();
     weights_.set(sources, pool_, loading_stopped_);

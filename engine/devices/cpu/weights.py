@@ -17,9 +17,9 @@ def set_weights(native: _native.Executor, weights: WeightSource, threads: int, c
     """Pack all weights with `threads` threads. Raises LoadCancelledError between two of the runtime's calls, and what
     `require_finite` raises.
     """
-    # What is mapped goes in few calls: each return would wait for the interpreter's lock. Its memory is given back as
-    # it is packed. What is not may be made as it is asked for, and goes at once. So there is never more of a checkpoint
-    # in memory, beside the packed model, than what is being packed.
+    # Mapped tensors are packed many at a time, because each return from the runtime waits for the interpreter's lock.
+    # Their pages are given back to the system as they are packed. A tensor that is not mapped may have been made just
+    # now, so it is packed at once. Memory thus holds the packed model and only the tensors that are being packed.
     together: dict[str, DenseTensor] = {}
     num_bytes = 0
     for name in weights:
