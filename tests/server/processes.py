@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("scripted_engine.py")
 class ScriptedProcess:
     """A server that takes 10 ms a token. `client` talks to it; what it logs is in `log`, after `wait` all of it.
 
-    `client_options` are httpx's.
+    `max_files` is how many files it may open at first. `client_options` are httpx's.
     """
 
     def __init__(
@@ -28,11 +28,13 @@ class ScriptedProcess:
         environment: dict[str, str] | None = None,
         port: int = 0,
         scheme: str = "http",
+        max_files: int | None = None,
         **client_options: Any,
     ) -> None:
         self.port = port or _free_port()
+        limited = [] if max_files is None else ["sh", "-c", f'ulimit -Sn {max_files}; exec "$0" "$@"']
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), "--port", str(self.port), *arguments],
+            [*limited, sys.executable, str(SCRIPT), "--port", str(self.port), *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},

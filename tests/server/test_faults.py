@@ -91,7 +91,7 @@ def test_the_storm_notices_a_wrong_answer(cramped: RunningServer) -> None:
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """This process may open as many files as it is ever allowed; what it starts meanwhile gets the usual 1,024."""
+    """This process may open as many files as it is ever allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
@@ -99,10 +99,7 @@ def many_files() -> Iterator[None]:
 
 
 def test_idle_and_dripping_connections_do_not_disturb(start_process: StartProcess, many_files: None) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-    server = start_process("--read-timeout", "3")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    server = start_process("--read-timeout", "3", max_files=1024)
     request = b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n"
     idle = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(2000)]
     for connection in idle:
