@@ -45,8 +45,12 @@ void finish_tile(const GemmArgs& args, int panel, int row, int rows, float* tile
     for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, mul(load(tile + i), set1(args.scale)));
   }
   if (args.softcap != 0) {
-    const F cap = set1(args.softcap), inverse = set1(1.0f / args.softcap);
-    for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, mul(cap, tanh(mul(load(tile + i), inverse))));
+    const F cap = set1(args.softcap), least = set1(-args.softcap), inverse = set1(1.0f / args.softcap);
+    for (int i = 0; i < rows * kPanel; i += kLanes) {
+      const F x = load(tile + i);
+      // tanh makes a number of NaN, which has to stay one. `min` and `max` give their second argument for it.
+      store(tile + i, fma(min(cap, max(least, x)), zero(), mul(cap, tanh(mul(x, inverse)))));
+    }
   }
   switch (args.epilogue) {
     case Epilogue::kStore:

@@ -232,6 +232,11 @@ TEST_CASE("a product may be scaled and capped before it is stored or added") {
       CHECK(capped[i] == doctest::Approx(1.5 * std::tanh(0.3 * plain[i] / 1.5)).epsilon(1e-5).scale(1.0));
       CHECK(added[i] == doctest::Approx(start[i] + 0.3 * plain[i]).epsilon(1e-6).scale(1.0));
     }
+    auto broken = x;
+    broken[k + 3] = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> after(size_t(m) * n);
+    weight.multiply(broken, m, Epilogue::kStore, Activation::kSilu, bias.data(), after.data(), n, 0.3f, 1.5f);
+    for (int i = 0; i < m * n; ++i) CHECK((i / n == 1 ? std::isnan(after[i]) : after[i] == capped[i]));
   }
 }
 
