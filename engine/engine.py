@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .cache.blocks import BlockPool
 from .constraints.constraint import SequenceConstraint
 from .constraints.grammar import GrammarCompiler
 from .constraints.masks import MaskWriter
@@ -90,7 +89,7 @@ class Engine:
         self.info: Mapping[str, str] = info or {}
         self.generation_defaults: Mapping[str, float | int] = generation_defaults or {}
         self.failure: BaseException | None = None
-        self.max_model_len = min(max_model_len, limits.num_blocks * limits.block_size)
+        self.max_model_len = min(max_model_len, limits.max_context or max_model_len)
         if not limits.chunked_prefill:
             self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
         self._vocab_size = vocab_size
@@ -100,7 +99,6 @@ class Engine:
         self._block_size = limits.block_size
         self._executor = executor
         self._scheduler = Scheduler(
-            BlockPool(limits.num_blocks, limits.block_size),
             CostModel(max_step_ms),
             limits,
             enable_prefix_caching=enable_prefix_caching,
@@ -147,7 +145,6 @@ class Engine:
                 cache_salt=request.cache_salt,
                 eos_ids=self._eos_token_ids,
                 max_length=self.max_model_len,
-                block_size=self._block_size,
                 constraint=None if constraint is None else constraint.fresh(),
                 search=search,
             )
@@ -220,17 +217,17 @@ class Engine:
         """
         if self._refusal is not None:
             raise EngineDeadError(self._refusal)
-        self._engine_loop.call(self._scheduler.pool.forget)
+        self._engine_loop.call(self._scheduler.cache.forget)
 
     def stats(self) -> EngineStats:
         """Figures for metrics; may be called from any thread."""
-        scheduler, pool = self._scheduler, self._scheduler.pool
+        scheduler, cache = self._scheduler, self._scheduler.cache
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_deferred=scheduler.num_deferred,
-            kv_blocks_total=pool.num_blocks,
-            kv_blocks_used=pool.num_used,
+            kv_blocks_total=cache.num_blocks,
+            kv_blocks_used=cache.num_used,
             prompt_tokens_total=scheduler.prompt_tokens_total,
             generation_tokens_total=scheduler.generation_tokens_total,
             cached_prompt_tokens_total=scheduler.cached_prompt_tokens_total,

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .cancellation import Cancellation
 from .devices import get_device
-from .devices.base import Device, Executor, ExecutorOptions
+from .devices.base import Device, Executor, ExecutorLimits, ExecutorOptions
+from .devices.cache_split import CacheSplit, GroupBytes
 from .errors import ModelError
 from .machine.memory import Memory, read_memory
 from .models import describe
@@ -41,7 +43,7 @@ _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the devi
 class OpenedModel:
     """A model that has been found, and what it will be computed with; its weights are still to be read.
 
-    `weight_bytes` and `kv_bytes_per_token` are what it will take in memory.
+    `weight_bytes` and `kv_bytes_per_token` are what it will take in memory, and `kv_groups` each cache group's part.
     """
 
     source: ModelSource
@@ -54,6 +56,7 @@ class OpenedModel:
     kv_cache_dtype: KvCacheDType
     weight_bytes: int
     kv_bytes_per_token: int
+    kv_groups: Sequence[GroupBytes]
 
     def load(
         self,
@@ -108,6 +111,7 @@ def open_model(options: EngineOptions) -> OpenedModel:
         kv_cache_dtype=kv_cache_dtype,
         weight_bytes=weight_bytes,
         kv_bytes_per_token=device.kv_bytes_per_token(description.spec, kv_cache_dtype),
+        kv_groups=device.kv_group_bytes(description.spec, kv_cache_dtype),
     )
 
 
@@ -128,7 +132,7 @@ class EngineLoad:
         self._max_model_len, self._kv_cache_bytes = plan_kv_cache(
             options,
             model_limit=model.spec.max_positions,
-            bytes_per_token=model.kv_bytes_per_token,
+            groups=model.kv_groups,
             weight_bytes=model.weight_bytes,
             memory=memory,
         )
@@ -190,7 +194,7 @@ class EngineLoad:
         self._finished = True
         limits = executor.limits
         logger.info(
-            "Loaded %s (%s, %s on %s) in %.2f s: context %d tokens, KV cache %.2f GiB (%d blocks of %d tokens)",
+            "Loaded %s (%s, %s on %s) in %.2f s: context %d tokens, KV cache %.2f GiB (%s blocks of %d tokens%s)",
             options.model,
             model.spec.family,
             model.quantization or model.dtype,
@@ -198,8 +202,9 @@ class EngineLoad:
             time.perf_counter() - self._started,
             engine.max_model_len,
             self._kv_cache_bytes / _GIB,
-            limits.num_blocks,
+            "+".join(str(group.num_blocks) for group in limits.groups),
             limits.block_size,
+            _windows_text(limits),
         )
         return engine
 
@@ -225,6 +230,12 @@ class EngineLoad:
         return self._executor
 
 
+def _windows_text(limits: ExecutorLimits) -> str:
+    """Nothing for a model that has full attention alone."""
+    windows = ["all tokens" if group.window is None else f"{group.window} tokens" for group in limits.groups]
+    return "" if windows == ["all tokens"] else f", for layers that see {' and '.join(windows)}"
+
+
 def _report_warm_up(done: int, steps: int) -> None:
     logger.info("Warmed up %d of %d kinds of steps", done, steps)
 
@@ -236,7 +247,7 @@ def load_engine(options: EngineOptions) -> Engine:
 
 
 def plan_kv_cache(
-    options: EngineOptions, *, model_limit: int, bytes_per_token: int, weight_bytes: int, memory: Memory
+    options: EngineOptions, *, model_limit: int, groups: Sequence[GroupBytes], weight_bytes: int, memory: Memory
 ) -> tuple[int, int]:
     """The context length, in tokens, and the KV cache, in bytes.
 
@@ -246,17 +257,19 @@ def plan_kv_cache(
     cache need more than the control group or the machine could ever give.
     """
     wanted = options.max_model_len or model_limit
-    full_length = _rounded(wanted) * bytes_per_token
+    split = CacheSplit(groups, _ROUND_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
+    full_length = split.bytes_with(split.first_blocks_of(1, wanted, 0))
     if options.kv_cache_space is None:
         left = None if memory.available is None else max(memory.available - weight_bytes, 0)
         half = _LARGEST_DEFAULT_CACHE if left is None else left // 2
-        cache_bytes = min(options.max_num_seqs * full_length, _LARGEST_DEFAULT_CACHE, half)
+        all_blocks = split.first_blocks_of(options.max_num_seqs, wanted, options.max_num_batched_tokens)
+        cache_bytes = min(split.bytes_with(all_blocks), _LARGEST_DEFAULT_CACHE, half)
     else:
         cache_bytes = int(options.kv_cache_space * _GIB)
     _check_room(weight_bytes, cache_bytes, memory)
     if cache_bytes >= full_length:
         return wanted, cache_bytes
-    fitting = cache_bytes // bytes_per_token // _ROUND_TOKENS * _ROUND_TOKENS
+    fitting = split.first_blocks(cache_bytes) * _ROUND_TOKENS
     what = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
     given = options.kv_cache_space is not None
     why = "" if given else f" ({_memory_text(memory, weight_bytes)})"
@@ -311,10 +324,6 @@ def _memory_text(memory: Memory, weight_bytes: int) -> str:
     available = "an unknown amount" if memory.available is None else f"{memory.available / _GIB:.2f} GiB"
     limit = "" if memory.cgroup_limit is None else f" the control group's {memory.cgroup_limit / _GIB:.2f} GiB of"
     return f"{available} of{limit} memory is available, and the weights take {weight_bytes / _GIB:.2f} GiB"
-
-
-def _rounded(num_tokens: int) -> int:
-    return -(-num_tokens // _ROUND_TOKENS) * _ROUND_TOKENS
 
 
 def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource:

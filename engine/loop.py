@@ -54,7 +54,7 @@ class EngineLoop:
         self.step_tokens = Histogram(_STEP_TOKENS)
         self.step_started: float | None = None
         self._scheduler = scheduler
-        self._builder = BatchBuilder(executor.limits.padding_block)
+        self._builder = BatchBuilder(executor.limits)
         self._executor = executor
         self._masks = masks
         self._deliver = deliver
@@ -149,8 +149,8 @@ class EngineLoop:
             masks = self._masks.start([sequence.constraint for sequence in step.rows.sampled])
         batch = self._builder.build(step, masks)
         started = time.perf_counter()
-        if step.copies:
-            self._executor.copy_blocks(np.array(step.copies, dtype=np.int32))
+        for group, pairs in step.copies.items():
+            self._executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
         output = self._executor.start(batch).wait()
         passed_on = self._executor.hand_over(len(output.token_ids))  # before the event loop is woken
         if masks is not None:

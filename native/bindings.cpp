@@ -145,6 +145,16 @@ Sampling read_sampling(ArrayReader& read, SamplingOutputs& outputs) {
   return sampling;
 }
 
+// The batch keeps the array.
+BlockTables read_tables(nb::handle array, size_t sequences) {
+  nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu> tables;
+  if (!nb::try_cast(array, tables, false) || (tables.shape(1) > 1 && tables.stride(1) != 1)) {
+    throw std::invalid_argument("block tables must be two-dimensional int32 arrays with contiguous rows");
+  }
+  if (tables.shape(0) != sequences) throw std::invalid_argument("block tables must have one row a sequence");
+  return {tables.data(), tables.shape(0) == 1 ? static_cast<int64_t>(tables.shape(1)) : tables.stride(0)};
+}
+
 void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::tokens) tokens, Output<float, 1> logprobs,
               Output<int32_t, 1> ranks, Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs,
               Output<float, 2> logits) {
@@ -159,13 +169,9 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
   step.query_start = read.get<int32_t>("query_start");
   step.context_len = read.get<int32_t>("context_len");
   step.logits_rows = read.get<int32_t>("logits_rows");
-  nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu> tables;
-  if (!nb::try_cast(batch.attr("block_tables"), tables, false) || (tables.shape(1) > 1 && tables.stride(1) != 1)) {
-    throw std::invalid_argument("block_tables must be a two-dimensional int32 array with contiguous rows");
-  }
-  if (tables.shape(0) != step.context_len.size()) throw std::invalid_argument("block_tables must have one row a sequence");
-  step.block_tables = tables.data();
-  step.block_table_stride = tables.shape(0) == 1 ? static_cast<int64_t>(tables.shape(1)) : tables.stride(0);
+  const nb::object narrower = batch.attr("narrower_tables");  // keeps the arrays that it names
+  step.block_tables.push_back(read_tables(batch.attr("block_tables"), step.context_len.size()));
+  for (const nb::handle tables : narrower) step.block_tables.push_back(read_tables(tables, step.context_len.size()));
   step.sampling = read_sampling(read_rows, outputs);
   Masks masks(sampling_object);
   masks.into(step.sampling);
@@ -243,7 +249,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<Executor>(m, "Executor")
       .def("__init__", [](Executor* self, const DecoderPlan& plan, const std::string& isa, const std::string& cache_dtype,
-                          int num_blocks, int max_num_seqs, int max_num_batched_tokens,
+                          const std::vector<int>& num_blocks, int max_num_seqs, int max_num_batched_tokens,
                           const std::vector<std::vector<int>>& groups) {
         new (self) Executor(plan, choose_kernels(isa), parse_cache_type(cache_dtype),
                             {num_blocks, max_num_seqs, max_num_batched_tokens}, groups);
@@ -264,10 +270,11 @@ NB_MODULE(_native, m) {
       })
       .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "ranks"_a.none(), "top_ids"_a.none(),
            "top_logprobs"_a.none(), "logits"_a.none())
-      .def("copy_blocks", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs) {
+      .def("copy_blocks", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs,
+                             int group) {
         const nb::gil_scoped_release release;
-        self.copy_blocks({pairs.data(), pairs.size()});
-      }, "pairs"_a)
+        self.copy_blocks({pairs.data(), pairs.size()}, group);
+      }, "pairs"_a, "group"_a)
       .def("pin_caller", &Executor::pin_caller)
       .def("lend_core", &Executor::lend_core)
       .def("take_back_core", &Executor::take_back_core)

@@ -68,6 +68,7 @@ void bind_plans(nb::module_& m) {
       .def_rw("qk_norm_whole", &AttentionPlan::qk_norm_whole)
       .def_rw("rope", &AttentionPlan::rope, nb::arg().none())
       .def_rw("sliding_window", &AttentionPlan::sliding_window)
+      .def_rw("cache_group", &AttentionPlan::cache_group)
       .def_rw("softcap", &AttentionPlan::softcap)
       .def_rw("alibi_slopes", &AttentionPlan::alibi_slopes)
       .def_rw("sinks", &AttentionPlan::sinks);

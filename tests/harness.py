@@ -69,9 +69,13 @@ class Running:
 
     tokens: list[int]
     prompt_len: int
-    blocks: list[int]
+    tables: list[list[int]]  # by cache group
     cached: int = 0
     logits: list[NDArray[np.float32]] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> list[int]:
+        return self.tables[0]
 
     @property
     def output(self) -> list[int]:
@@ -83,24 +87,29 @@ class Harness:
 
     def __init__(self, executor: Executor, seed: int = 0) -> None:
         self.executor = executor
-        self._free = np.random.default_rng(seed).permutation(executor.limits.num_blocks).tolist()
+        random = np.random.default_rng(seed)
+        self._free = [random.permutation(group.num_blocks).tolist() for group in executor.limits.groups]
 
     def start(self, prompt: Sequence[int], max_tokens: int) -> Running:
         count = -(-(len(prompt) + max_tokens) // self.executor.limits.block_size)
-        assert len(self._free) >= count, "the harness ran out of blocks"
-        return Running(list(prompt), len(prompt), [self._free.pop() for _ in range(count)])
+        assert min(map(len, self._free)) >= count, "the harness ran out of blocks"
+        return Running(list(prompt), len(prompt), [[free.pop() for _ in range(count)] for free in self._free])
 
     def finish(self, sequence: Running) -> None:
-        self._free += sequence.blocks
+        for free, blocks in zip(self._free, sequence.tables, strict=True):
+            free += blocks
 
     def step(self, sequences: Sequence[Running], chunk: int = 2048) -> None:
         """Run up to `chunk` tokens of each sequence; one that has no token left to run gets its next one."""
         counts = [min(chunk, len(s.tokens) - s.cached) for s in sequences]
         starts = np.concatenate([[0], np.cumsum(counts)])
         width = max(len(s.blocks) for s in sequences)
-        tables = np.full((len(sequences), width), self.executor.limits.padding_block, np.int32)
+        tables = [
+            np.full((len(sequences), width), group.padding_block, np.int32) for group in self.executor.limits.groups
+        ]
         for i, sequence in enumerate(sequences):
-            tables[i, : len(sequence.blocks)] = sequence.blocks
+            for table, blocks in zip(tables, sequence.tables, strict=True):
+                table[i, : len(blocks)] = blocks
         ends = [s.cached + n for s, n in zip(sequences, counts, strict=True)]
         spans = list(zip(sequences, ends, strict=True))
         sampled = [i for i, s in enumerate(sequences) if ends[i] == len(s.tokens)]
@@ -110,7 +119,8 @@ class Harness:
                 positions=np.array([p for s, e in spans for p in range(s.cached, e)], np.int32),
                 query_start=starts.astype(np.int32),
                 context_len=np.array(ends, np.int32),
-                block_tables=tables,
+                block_tables=tables[0],
+                narrower_tables=tuple(tables[1:]),
                 logits_rows=(starts[1:][sampled] - 1).astype(np.int32),
                 sampling=SamplingBatch.greedy([ends[i] for i in sampled]),
                 return_logits=True,
@@ -135,7 +145,7 @@ class Harness:
     def logits(self, tokens: Sequence[int], chunk: int = 2048) -> NDArray[np.float32]:
         """The logits after every one of the tokens. Shape [T, vocab]."""
         sequence = self.start(tokens, 0)
-        table = np.array([sequence.blocks], np.int32)
+        table, *narrower = (np.array([blocks], np.int32) for blocks in sequence.tables)
         rows = []
         for start in range(0, len(tokens), chunk):
             end = min(start + chunk, len(tokens))
@@ -146,6 +156,7 @@ class Harness:
                     query_start=np.array([0, end - start], np.int32),
                     context_len=np.array([end], np.int32),
                     block_tables=table,
+                    narrower_tables=tuple(narrower),
                     logits_rows=np.arange(end - start, dtype=np.int32),
                     sampling=SamplingBatch.greedy(range(start + 1, end + 1)),
                     return_logits=True,

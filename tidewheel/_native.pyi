@@ -39,6 +39,7 @@ class AttentionPlan:
     qk_norm_whole: bool
     rope: RopePlan | None
     sliding_window: int
+    cache_group: int
     softcap: float
     alibi_slopes: list[float]
     sinks: bool
@@ -87,7 +88,7 @@ class Executor:
         plan: DecoderPlan,
         isa: str,
         cache_dtype: str,
-        num_blocks: int,
+        num_blocks: Sequence[int],
         max_num_seqs: int,
         max_num_batched_tokens: int,
         groups: Sequence[Sequence[int]],
@@ -108,7 +109,7 @@ class Executor:
         top_logprobs: NDArray[np.float32] | None,
         logits: NDArray[np.float32] | None,
     ) -> None: ...
-    def copy_blocks(self, pairs: NDArray[np.int32]) -> None: ...
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None: ...
     def pin_caller(self) -> None: ...
     def lend_core(self) -> None: ...
     def take_back_core(self) -> None: ...

@@ -1,37 +1,16 @@
 """Paged KV bookkeeping: which blocks are free, who shares one, and what a full block contains.
 
-The pool knows block numbers only; the tensors live in the executor. A full block's identity is a digest chained over
-its tokens, its predecessors' tokens and the cache salt, so equal digests mean equal KV content. Freed blocks keep
-their content and their digest until they are needed for something else, least recently used first.
+The pool knows block numbers only; the tensors live in the executor. A full block's digest says all that decides its
+content (see `identity`), so equal digests mean equal KV content. Freed blocks keep their content and their digest until
+they are needed for something else, least recently used first.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-Digest = bytes
-
-_DIGEST_BYTES = 16
-
-
-def root_digest(cache_salt: str | None) -> Digest:
-    """The parent of a sequence's first block. Different salts never lead to equal block digests."""
-    content = b"" if cache_salt is None else b"salt:" + cache_salt.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, person=b"kv-root").digest()
-
-
-def block_digest(parent: Digest, token_ids: NDArray[np.int32]) -> Digest:
-    """The digest of a full block with these tokens that follows the block (or root) `parent`.
-
-    Cryptographic, so that no prompt can be made up that collides into the KV cache of another, and the same in
-    every process.
-    """
-    return hashlib.blake2b(parent + token_ids.tobytes(), digest_size=_DIGEST_BYTES, person=b"kv-block").digest()
+from .identity import Digest
 
 
 class BlockPool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from ..weights.dtypes import DType, KvCacheDType
 from ..weights.quantization import Quantization
 from ..weights.tensor import WeightSource
 from .batch import StepBatch, StepOutput
+from .cache_split import CacheSplit, GroupBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,19 @@ class ExecutorOptions:
         """What K and V are cached as."""
         return self.kv_cache_dtype or self.dtype
 
+    def limits(self, groups: Sequence[GroupBytes], block_size: int) -> ExecutorLimits:
+        """Those of a device that has nothing to add to them. Raises DeviceError if the cache is too small."""
+        most = self.max_num_seqs, self.max_num_batched_tokens
+        first, *narrower = CacheSplit(groups, block_size, *most).blocks(self.kv_cache_bytes)
+        windows = [group.window for group in groups]
+        return ExecutorLimits(
+            block_size,
+            first,
+            *most,
+            window=windows[0],
+            narrower=tuple(CacheGroup(count, window) for count, window in zip(narrower, windows[1:], strict=True)),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
@@ -56,6 +70,22 @@ class StepShape:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers whose KV blocks are managed together: `num_blocks`, and one for padding behind them.
+
+    With a `window` a token sees itself and the `window - 1` tokens before it; what is behind is freed.
+    """
+
+    num_blocks: int
+    window: int | None = None
+
+    @property
+    def padding_block(self) -> int:
+        """The block behind the last one that sequences may have."""
+        return self.num_blocks
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorLimits:
     """What the scheduler must obey.
 
@@ -63,8 +93,11 @@ class ExecutorLimits:
     most `max_prefill_seqs` sequences in prefill share a step (None: as many as run). With `shapes` a device runs a step
     padded to one of them, and `max_num_batched_tokens` bounds the padded size.
 
-    Beside `num_blocks` an executor owns `padding_block`, which no sequence reads: unused entries of block tables name
-    it, and what is computed for padding is written there.
+    `num_blocks` and `window` are of the first cache group: full attention, or the widest of the windows if no layer
+    sees everything. `narrower` are the groups of the other windows, the widest first.
+
+    Beside its `num_blocks` an executor owns a `padding_block` in each group, which no sequence reads: unused entries of
+    block tables name it, and what is computed for padding is written there. Entries behind a window name it too.
     """
 
     block_size: int
@@ -75,6 +108,8 @@ class ExecutorLimits:
     chunked_prefill: bool = True
     max_prefill_seqs: int | None = None
     shapes: tuple[StepShape, ...] = ()
+    window: int | None = None
+    narrower: tuple[CacheGroup, ...] = ()
 
     def __post_init__(self) -> None:
         if too_large := [s for s in self.shapes if s.num_tokens > self.max_num_batched_tokens]:
@@ -82,8 +117,25 @@ class ExecutorLimits:
 
     @property
     def padding_block(self) -> int:
-        """The block behind the last one that sequences may have."""
+        """That of the first group."""
         return self.num_blocks
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """All cache groups."""
+        return (CacheGroup(self.num_blocks, self.window), *self.narrower)
+
+    @property
+    def max_context(self) -> int | None:
+        """The longest sequence that the cache can hold, in tokens; None if windows make room for any."""
+        lengths = [
+            group.num_blocks * self.block_size
+            for group in self.groups
+            if group.window is None
+            or not self.chunked_prefill
+            or group.num_blocks * self.block_size < group.window - 1 + self.block_size
+        ]
+        return min(lengths, default=None)
 
     def padded(self, shape: StepShape) -> StepShape:
         """The smallest of `shapes` that holds a step; the step's own where none does, or none is fixed."""
@@ -122,8 +174,8 @@ class Executor(Protocol):
         """
         ...
 
-    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
-        """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]. No block is copied both from and to."""
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
+        """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]. None is copied both from and to."""
         ...
 
     def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
@@ -155,6 +207,10 @@ class Device(Protocol):
 
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
         """Bytes of KV cache that one token takes over all layers. Raises DeviceError for a type it cannot cache."""
+        ...
+
+    def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
+        """The same bytes for each cache group, in the order of `spec.windows()`."""
         ...
 
     def load(

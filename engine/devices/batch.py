@@ -111,17 +111,19 @@ class StepBatch:
     """One forward pass. A sequence's tokens are consecutive and its positions ascend by one.
 
     After the step, sequence s has `context_len[s]` tokens in the KV cache: its last token's position plus one. The
-    token at position p lies in slot `p % block_size` of block `block_tables[s, p // block_size]`.
+    token at position p lies in slot `p % block_size` of block `block_tables[s, p // block_size]`. The tables of the
+    first cache group are `block_tables`; those of the others, `narrower_tables`, are of the same shape.
     """
 
     token_ids: NDArray[np.int32]  # [T]
     positions: NDArray[np.int32]  # [T]
     query_start: NDArray[np.int32]  # [S + 1]; sequence s owns tokens [query_start[s], query_start[s + 1])
     context_len: NDArray[np.int32]  # [S]
-    block_tables: NDArray[np.int32]  # [S, max_blocks]; unused entries are the limits' padding_block
+    block_tables: NDArray[np.int32]  # [S, max_blocks]; unused entries are the group's padding_block
     logits_rows: NDArray[np.int32]  # [R]; indices into T, in any order and as often as wanted
     sampling: SamplingBatch
     return_logits: bool = False  # for tests and tools: costs R x vocab floats
+    narrower_tables: tuple[NDArray[np.int32], ...] = ()
 
 
 @dataclass(slots=True)

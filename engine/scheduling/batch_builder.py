@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
+from ..devices.base import ExecutorLimits
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
 from .rows import StepRows
 from .sampling_rows import sampling_batch, set_history
@@ -21,13 +22,11 @@ _TABLE_ROOM = 8  # block table columns kept free, so that growing sequences rare
 
 
 class BatchBuilder:
-    """Builds one StepBatch at a time. A batch is valid until the next one is built.
+    """Builds one StepBatch at a time. A batch is valid until the next one is built."""
 
-    Unused entries of block tables are `padding_block`.
-    """
-
-    def __init__(self, padding_block: int) -> None:
-        self._padding_block = padding_block
+    def __init__(self, limits: ExecutorLimits) -> None:
+        self._padding = np.array([[[group.padding_block]] for group in limits.groups], np.int32)
+        self._tables = np.repeat(self._padding, 0, axis=1)  # [groups, S, max_blocks], of the decodes
         self._version: int | None = None
         self._decodes = _empty_batch()
         self._uses_history = False
@@ -57,14 +56,16 @@ class BatchBuilder:
         if rows.num_sampled > count:
             sampling = _sampling(rows.sampled, positions[logits_rows[: rows.num_sampled]] + 1)
         sampling.masks = masks
+        first_tables, *narrower_tables = self._block_tables(sequences)
         return StepBatch(
             token_ids=token_ids,
             positions=positions,
             query_start=query_start,
             context_len=context_len,
-            block_tables=self._block_tables(sequences),
+            block_tables=first_tables,
             logits_rows=logits_rows,
             sampling=_with_scored(sampling, rows) if rows.num_scored else sampling,
+            narrower_tables=tuple(narrower_tables),
         )
 
     def _decode_batch(self, step: Step) -> StepBatch:
@@ -74,7 +75,7 @@ class BatchBuilder:
             self._decodes = batch = _empty_batch(count)
             batch.positions[:] = [sequence.num_computed for sequence in sequences]
             np.add(batch.positions, 1, out=batch.context_len)
-            batch.block_tables = self._block_tables(sequences, _TABLE_ROOM)
+            self._set_tables(batch, sequences)
             # The same array for two things: a token is sampled where the context ends.
             batch.sampling = _sampling(sequences, batch.context_len)
             self._version = step.decode_version
@@ -89,20 +90,26 @@ class BatchBuilder:
         return batch
 
     def _refresh_tables(self, batch: StepBatch, step: Step) -> None:
-        width = batch.block_tables.shape[1]
+        width = self._tables.shape[2]
         for row in step.moved:
             sequence = step.rows.decodes[row]
             blocks = sequence.num_blocks
             if blocks > width:
-                batch.block_tables = self._block_tables(step.rows.decodes, _TABLE_ROOM)
+                self._set_tables(batch, step.rows.decodes)
                 return
-            batch.block_tables[row, :blocks] = sequence.block_table[:blocks]
+            self._tables[:, row, :blocks] = sequence.block_tables[:, :blocks]
+
+    def _set_tables(self, batch: StepBatch, decodes: Seq[Sequence]) -> None:
+        self._tables = self._block_tables(decodes, _TABLE_ROOM)
+        batch.block_tables, *narrower_tables = self._tables
+        batch.narrower_tables = tuple(narrower_tables)
 
     def _block_tables(self, sequences: Seq[Sequence], room: int = 0) -> NDArray[np.int32]:
         width = max([sequence.num_blocks for sequence in sequences], default=0) + room
-        tables = np.full((len(sequences), width), self._padding_block, dtype=np.int32)
+        tables = np.empty((len(self._padding), len(sequences), width), dtype=np.int32)
+        tables[:] = self._padding
         for row, sequence in enumerate(sequences):
-            tables[row, : sequence.num_blocks] = sequence.block_table[: sequence.num_blocks]
+            tables[:, row, : sequence.num_blocks] = sequence.block_tables[:, : sequence.num_blocks]
         return tables
 
 

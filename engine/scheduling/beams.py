@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from itertools import zip_longest
 
+from ..cache.manager import CacheManager
 from ..devices.batch import StepOutput
 from ..devices.sampling import NO_TOKEN
 from .beam_search import BeamSearch, Growth, Hypothesis
 from .rows import StepRows
 from .running import Running
 from .sequence import Sequence
-from .sequence_blocks import SequenceBlocks
 
 
 class _Group:
@@ -48,8 +48,8 @@ class _Group:
 class Beams:
     """All searches that have not ended. The beams of one run in the same steps, and are preempted together."""
 
-    def __init__(self, blocks: SequenceBlocks, running: Running) -> None:
-        self._blocks = blocks
+    def __init__(self, cache: CacheManager, running: Running) -> None:
+        self._cache = cache
         self._running = running
         self._groups: dict[BeamSearch, _Group] = {}
         self._active: list[_Group] = []  # those that hold blocks
@@ -133,13 +133,14 @@ class Beams:
         moves = group.grow(beams)
         for sequence, parent in moves:
             if sequence is not parent:
-                self._blocks.share(parent, sequence)
+                self._cache.share(parent, sequence)
+                sequence.become(parent)
         for sequence, beam in zip(group.live, beams, strict=True):
             sequence.append(beam.token)
         were, are = {s.key for s in before}, {s.key for s in group.live}
         for sequence in before:
             if sequence.key not in are:
-                self._blocks.release(sequence)
+                self._cache.release(sequence)
                 self._running.remove(sequence)
         if starting := [s for s in group.live if s.key not in were]:
             self._running.start_decoding(starting)

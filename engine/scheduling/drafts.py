@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from ..cache.manager import CacheManager
 from .cost_model import CostModel, StepLoad
 from .sequence import Sequence
-from .sequence_blocks import SequenceBlocks
 
 
 class Drafter(Protocol):
@@ -34,10 +34,10 @@ class Drafts:
     """
 
     def __init__(
-        self, drafter: Drafter, blocks: SequenceBlocks, cost_model: CostModel, max_num_batched_tokens: int
+        self, drafter: Drafter, cache: CacheManager, cost_model: CostModel, max_num_batched_tokens: int
     ) -> None:
         self._drafter = drafter
-        self._blocks = blocks
+        self._cache = cache
         self._cost_model = cost_model
         self._max_num_batched_tokens = max_num_batched_tokens
 
@@ -55,7 +55,7 @@ class Drafts:
                 guesses.pop()
             if not guesses:
                 continue
-            room = self._blocks.extend(sequence, sequence.num_tokens + len(guesses), num_spare) - sequence.num_tokens
+            room = self._cache.extend(sequence, sequence.num_tokens + len(guesses), num_spare) - sequence.num_tokens
             if guesses := guesses[:room]:
                 drafts[sequence] = guesses
                 load = load.plus_draft(sequence.num_tokens, len(guesses))

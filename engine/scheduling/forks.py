@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from ..cache.manager import CacheManager
 from .sequence import Sequence, SequenceState
-from .sequence_blocks import SequenceBlocks
 from .waiting import WaitingQueue
 
 
 class Forks:
     """Which choices wait for which sequence. They are not in the queue meanwhile."""
 
-    def __init__(self, blocks: SequenceBlocks, waiting: WaitingQueue) -> None:
-        self._blocks = blocks
+    def __init__(self, cache: CacheManager, waiting: WaitingQueue) -> None:
+        self._cache = cache
         self._waiting = waiting
         self._forks: dict[int, list[Sequence]] = {}  # by the key of the sequence that they wait for
 
@@ -35,7 +35,8 @@ class Forks:
     def start(self, sequence: Sequence, starting: Seq[Sequence]) -> None:
         """A sequence has computed its prompt: let `starting` be where it is, and the others queue to find it cached."""
         for fork in starting:
-            self._blocks.share(sequence, fork)
+            self._cache.share(sequence, fork)
+            fork.become(sequence)
         for fork in self._forks.pop(sequence.key, ()):
             if fork.state is SequenceState.WAITING and fork not in starting:
                 self._waiting.push(fork)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 
-from ..cache.blocks import BlockPool
+from ..cache.manager import CacheManager, Prefix
 from ..devices.base import ExecutorLimits
 from .beams import Beams
 from .cost_model import CostModel
 from .forks import Forks
 from .running import Running
 from .sequence import Sequence
-from .sequence_blocks import SequenceBlocks
 from .step import Step
 from .step_room import StepRoom
 from .waiting import WaitingQueue
@@ -27,12 +26,11 @@ class Prompts:
 
     def __init__(
         self,
-        pool: BlockPool,
+        cache: CacheManager,
         cost_model: CostModel,
         limits: ExecutorLimits,
         room: StepRoom,
         *,
-        blocks: SequenceBlocks,
         running: Running,
         waiting: WaitingQueue,
         forks: Forks,
@@ -41,10 +39,10 @@ class Prompts:
         self.num_deferred = 0
         self.cached_tokens_total = 0
         self.max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self._pool = pool
+        self._cache = cache
         self._room = room
         self._cost_model = cost_model
-        self._blocks = blocks
+        self._chunked_prefill = limits.chunked_prefill
         self._running = running
         self._waiting = waiting
         self._forks = forks
@@ -73,17 +71,17 @@ class Prompts:
         deferred: list[Sequence] = []
         while (sequence_or_none := self._waiting.peek()) is not None:
             sequence = sequence_or_none
-            if self._blocks.should_await_prefix(sequence):
+            if self._cache.should_await_prefix(sequence):
                 deferred.append(self._waiting.pop())
                 continue
-            cached = self._blocks.cached(sequence)
-            start = len(cached) * self._pool.block_size
+            prefix = self._cache.cached(sequence)
+            start = prefix.num_blocks * self._cache.block_size
             if (
-                not self.can_admit(sequence, cached, step.rows.num_starting)
+                not self.can_admit(sequence, prefix, step.rows.num_starting)
                 or self._room.chunk_tokens(step, sequence, start, limit_ms) == 0
             ):
                 break
-            self._admit(self._waiting.pop(), cached)
+            self._admit(self._waiting.pop(), prefix)
             if not self._add_chunk(step, sequence, limit_ms):
                 break
         for sequence in deferred:
@@ -93,7 +91,7 @@ class Prompts:
     def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
         """Run what fits of a prompt; whether all of it did, so that the next one may come."""
         start = sequence.num_computed
-        tokens = self._room.chunk_tokens(step, sequence, start, limit_ms)
+        tokens = self._reachable(sequence, self._room.chunk_tokens(step, sequence, start, limit_ms))
         complete = start + tokens == sequence.num_tokens
         if tokens:
             end = min(start + tokens, sequence.prompt_len - 1)
@@ -109,28 +107,33 @@ class Prompts:
             step.load = step.load.plus_chunk(start, tokens, num_scored)
         return complete
 
-    def can_admit(self, sequence: Sequence, cached: list[int], num_starting: int = 0) -> bool:
+    def _reachable(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many of the next tokens of a prompt have room where blocks come chunk by chunk."""
+        start = sequence.num_computed
+        reachable = self._cache.reach(sequence, start + num_tokens, len(self._running) - 1) - start
+        return reachable if self._chunked_prefill or reachable == num_tokens else 0
+
+    def can_admit(self, sequence: Sequence, prefix: Prefix, num_starting: int = 0) -> bool:
         """Whether a prompt has room as a whole, with a block to spare for each running sequence to grow into.
 
         `num_starting` sequences will run after this step, besides those that already do.
         """
         beams = 1 if sequence.search is None else sequence.search.width
         running = self.num_taken + num_starting + beams
-        wanted = self._blocks.num_wanted(sequence, cached)
-        return running <= self.max_num_seqs and wanted + running - 1 <= self._pool.num_free
+        return running <= self.max_num_seqs and self._cache.has_room(sequence, prefix, running - 1)
 
     def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
         """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
         running = self.num_taken + step.rows.num_starting
-        return self._forks.of(sequence)[: max(min(self.max_num_seqs, self._pool.num_free) - running, 0)]
+        return self._forks.of(sequence)[: max(min(self.max_num_seqs, self._cache.num_free) - running, 0)]
 
     def _started(self, ready: Seq[Sequence]) -> Seq[Sequence]:
         """The choices whose prompt those who go on from its end have computed; all sequences of a search have one."""
         search = ready[0].search if ready else None
         return ready if search is None else self._beams.sequences(search)
 
-    def _admit(self, sequence: Sequence, cached: list[int]) -> None:
-        self._blocks.hold(sequence, cached)
+    def _admit(self, sequence: Sequence, prefix: Prefix) -> None:
+        self._cache.hold(sequence, prefix)
         if sequence.num_cached_tokens is None:
             sequence.scheduled_at = time.perf_counter()
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 
-from ..cache.blocks import BlockPool
+from ..cache.manager import CacheManager
 from ..devices.base import ExecutorLimits
 from ..devices.batch import StepOutput
 from ..devices.sampling import NO_TOKEN
@@ -18,7 +18,6 @@ from .forks import Forks
 from .prompts import Prompts
 from .running import Running
 from .sequence import Sequence, SequenceState
-from .sequence_blocks import SequenceBlocks
 from .step import Finished, Step
 from .step_room import StepRoom
 from .waiting import WaitingQueue
@@ -29,7 +28,7 @@ class Scheduler:
 
     Order is by priority, then arrival. When blocks run out the last in that order is preempted: it gives up its
     blocks, keeps its tokens, and is computed again when there is room. The first in order can always go on, because
-    no sequence is longer than the pool; so everything ends.
+    no sequence is longer than the cache; so everything ends.
 
     The choices of a request start together from the end of its prompt, which is computed once. So do the beams of a
     search, which run in the same steps, are preempted together, and then start over.
@@ -37,7 +36,6 @@ class Scheduler:
 
     def __init__(
         self,
-        pool: BlockPool,
         cost_model: CostModel,
         limits: ExecutorLimits,
         *,
@@ -47,7 +45,7 @@ class Scheduler:
         """A `drafter` guesses at tokens to come. Raises ValueError for one with a device of fixed shapes."""
         if drafter is not None and limits.shapes:
             raise ValueError("drafts cannot be run by a device with fixed shapes")
-        self.pool = pool
+        self.cache = CacheManager(limits, prefix_caching=enable_prefix_caching)
         self.cost_model = cost_model
         self.prompt_tokens_total = 0
         self.generation_tokens_total = 0
@@ -55,25 +53,24 @@ class Scheduler:
         self._room = StepRoom(limits, cost_model)
         # Whole prompts may be too long to fit beside the decodes, so they get steps of their own.
         self._mixed_steps = limits.mixed_steps and limits.chunked_prefill
-        self._blocks = SequenceBlocks(pool, prefix_caching=enable_prefix_caching)
+        self._chunked_prefill = limits.chunked_prefill
         self._sequences: dict[int, Sequence] = {}
         self._waiting = WaitingQueue()
         self._running = Running()
-        self._forks = Forks(self._blocks, self._waiting)
-        self._beams = Beams(self._blocks, self._running)
+        self._forks = Forks(self.cache, self._waiting)
+        self._beams = Beams(self.cache, self._running)
         self._prompts = Prompts(
-            pool,
+            self.cache,
             cost_model,
             limits,
             self._room,
-            blocks=self._blocks,
             running=self._running,
             waiting=self._waiting,
             forks=self._forks,
             beams=self._beams,
         )
         self._drafts = (
-            None if drafter is None else Drafts(drafter, self._blocks, cost_model, limits.max_num_batched_tokens)
+            None if drafter is None else Drafts(drafter, self.cache, cost_model, limits.max_num_batched_tokens)
         )
         self._drafted: set[int] = set()  # keys of those that had a draft in the last step
         self._prefilled_last = False
@@ -135,6 +132,8 @@ class Scheduler:
         """Choose the next step; None when there is nothing to run."""
         step = Step()
         self._make_way(step)
+        if self.cache.has_windows:
+            self._make_room_for_prompts(step)
         if self._mixed_steps:
             self._add_decodes(step)
             self._prompts.add_chunks(step)
@@ -152,24 +151,24 @@ class Scheduler:
     def commit(self, step: Step, output: StepOutput) -> list[Finished]:
         """Take in the tokens of the step's rows, sampled and scored; return what has ended."""
         rows, finished = step.rows, list[Finished]()
-        block_size = self.pool.block_size
+        block_size = self.cache.block_size
         token_ids: list[int] = output.token_ids.tolist()
         for sequence in rows.decodes:
             sequence.num_computed = computed = sequence.num_computed + 1
             if computed % block_size == 0:
-                self._blocks.register_full(sequence)
+                self.cache.advance(sequence)
         for draft in rows.drafts:
             num_kept = draft.num_kept(token_ids)
             for token in draft.token_ids[1:num_kept]:  # the last one kept is appended with those of the others
                 draft.sequence.append(token)
             draft.sequence.num_computed += num_kept
-            self._blocks.register_full(draft.sequence)
+            self.cache.advance(draft.sequence)
             self.generation_tokens_total += num_kept - len(draft.token_ids)
         for chunk in rows.chunks:
             sequence = chunk.sequence
             sequence.num_computed = chunk.end
             sequence.num_scored += chunk.num_scored
-            self._blocks.register_full(sequence)
+            self.cache.advance(sequence)
             if chunk.sampling:
                 self._forks.start(sequence, chunk.sampling[1:])
                 self._running.start_decoding(chunk.sampling)
@@ -199,22 +198,31 @@ class Scheduler:
         assert self._prompts.num_taken <= self._prompts.max_num_seqs
         assert sorted(s.key for s in running + waiting) == sorted(self._sequences)
         assert all(s.num_blocks == s.num_computed == 0 and not s.announced for s in waiting)
-        assert all(s.num_computed <= s.num_blocks * self.pool.block_size for s in running)
-        self.pool.check([s.blocks() for s in running])
+        self.cache.check(running)
 
     def _make_way(self, step: Step) -> None:
         """Preempt running sequences of a lower priority than one that waits and could not run otherwise."""
         while (head := self._waiting.peek()) is not None and self.num_running:
             last = self._running.last()
-            if last.priority <= head.priority or self._prompts.can_admit(head, self._blocks.cached(head)):
+            if last.priority <= head.priority or self._prompts.can_admit(head, self.cache.cached(head)):
                 return
             self._preempt(last, step)
 
+    def _make_room_for_prompts(self, step: Step) -> None:
+        """See to it that prompts already begun can go on, the first in order before all others."""
+        for sequence in list(self._running.prefilling):
+            end = sequence.num_computed + 1 if self._chunked_prefill else sequence.num_tokens
+            while sequence.state is SequenceState.PREFILLING and self.cache.reach(sequence, end) < end:
+                last = self._running.last()
+                if last is sequence:
+                    return
+                self._preempt(last, step)
+
     def _add_decodes(self, step: Step) -> None:
         """One token of every decoding sequence, each with room for it in a block of its own, and drafts."""
-        block_size = self.pool.block_size
+        block_size = self.cache.block_size
         short = [s for s in self._running.decoding if s.num_tokens > s.num_blocks * block_size]
-        moved = self._make_room(step) if short or self._blocks.has_forked else ()
+        moved = self._make_room(step) if short or self.cache.has_changed else ()
         decoding = self._running.decoding
         step.load = StepLoad(len(decoding), sum([s.num_tokens for s in decoding]))
         drafts: Mapping[Sequence, list[int]] = {}
@@ -235,11 +243,11 @@ class Scheduler:
     def _make_room(self, step: Step) -> Set[int]:
         """See to it that each decoding sequence has a block of its own to write to; keys of those whose are new."""
         while True:
-            short, sharing = self._blocks.lacking(self._running.decoding)
-            if len(short) + len(sharing) <= self.pool.num_free:
+            short, sharing = self.cache.lacking(self._running.decoding)
+            if len(short) + len(sharing) <= self.cache.num_free:
                 break
             self._preempt(self._running.last(), step)
-        step.copies, moved = self._blocks.provide(short, sharing)
+        step.copies, moved = self.cache.provide(short, sharing)
         return moved
 
     def _advance_beams(self, step: Step, output: StepOutput) -> list[Finished]:
@@ -256,7 +264,7 @@ class Scheduler:
         search = sequence.search
         for preempted in [sequence] if search is None else self._beams.live(search):
             self._running.remove(preempted)
-            self._blocks.release(preempted)
+            self.cache.release(preempted)
         if search is not None:
             sequence = self._beams.restart(search)
         self._waiting.push(sequence)
@@ -267,7 +275,7 @@ class Scheduler:
         """Forget a sequence, whatever it was at, and free its blocks."""
         sequence = self._sequences.pop(end.key)
         self._running.remove(sequence)
-        self._blocks.release(sequence)
+        self.cache.release(sequence)
         sequence.state = SequenceState.FINISHED
         self._num_constrained -= sequence.constraint is not None
         if sequence.search is None:

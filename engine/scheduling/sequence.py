@@ -8,7 +8,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.blocks import Digest, block_digest, root_digest
+from ..cache.identity import Digest, Identity
 from ..constraints.constraint import SequenceConstraint
 from ..sampling_params import SamplingParams
 from .beam_search import BeamSearch
@@ -44,10 +44,11 @@ class Sequence:
         "announced",
         "arrival",
         "awaited",
-        "block_table",
-        "cache_salt",
+        "block_tables",
         "constraint",
         "eos_ids",
+        "first_blocks",
+        "identity",
         "index",
         "key",
         "last_token",
@@ -60,6 +61,7 @@ class Sequence:
         "num_registered",
         "num_scored",
         "num_tokens",
+        "num_window_blocks",
         "order",
         "priority",
         "prompt_len",
@@ -85,7 +87,6 @@ class Sequence:
         cache_salt: str | None = None,
         eos_ids: frozenset[int] = frozenset(),
         max_length: int,
-        block_size: int,
         constraint: SequenceConstraint | None = None,
         search: BeamSearch | None = None,
     ) -> None:
@@ -94,7 +95,7 @@ class Sequence:
         self.index = index
         self.priority = priority
         self.order = (priority, arrival, index)
-        self.cache_salt = cache_salt
+        self.identity = Identity(salt=cache_salt)
         self.constraint = constraint
         self.state = SequenceState.WAITING
         self.queued_at = time.perf_counter()
@@ -111,8 +112,11 @@ class Sequence:
         self.num_computed = 0
         self.num_cached_tokens: int | None = None  # unknown until the sequence runs for the first time
 
-        self.block_table: NDArray[np.int32] = np.zeros(-(-self.max_length // block_size), dtype=np.int32)
-        self.num_blocks = 0
+        # By cache group; the cache's manager makes them and keeps them.
+        self.block_tables: NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)  # [groups, most blocks]
+        self.num_blocks = 0  # of the tables, that are in use
+        self.num_window_blocks = 0  # of those, that groups with a window have so far: a prompt gets them chunk by chunk
+        self.first_blocks: list[int] = []  # of each group, the first that is still held
         self.num_registered = 0  # full blocks that the prefix cache knows about
         self._digests: list[Digest] = []
         self.announced: list[Digest] = []  # by this sequence, last one first
@@ -158,36 +162,22 @@ class Sequence:
         self._digests = []
 
     def become(self, other: Sequence) -> None:
-        """Take over the tokens of `other` and its block table. The caller has seen to the blocks' reference counts."""
+        """Take over the tokens of `other` and its block tables. The caller has seen to the blocks' reference counts."""
         if len(self.tokens) < other.num_tokens:
             self.tokens = np.empty(len(other.tokens), dtype=np.int32)
         self.tokens[: other.num_tokens] = other.tokens[: other.num_tokens]
         self.num_tokens, self.last_token = other.num_tokens, other.last_token
         self.num_computed, self.num_cached_tokens = other.num_computed, other.num_cached_tokens
-        self.block_table[: other.num_blocks] = other.block_table[: other.num_blocks]
-        self.num_blocks, self.num_registered = other.num_blocks, other.num_registered
+        self.block_tables, self.first_blocks = other.block_tables.copy(), other.first_blocks.copy()
+        self.num_blocks, self.num_window_blocks = other.num_blocks, other.num_window_blocks
+        self.num_registered = other.num_registered
         self._digests = other._digests.copy()
-
-    def add_blocks(self, blocks: list[int]) -> None:
-        """Extend the block table."""
-        self.block_table[self.num_blocks : self.num_blocks + len(blocks)] = blocks
-        self.num_blocks += len(blocks)
-
-    def blocks(self) -> list[int]:
-        """The blocks that the sequence holds, in order."""
-        held: list[int] = self.block_table[: self.num_blocks].tolist()
-        return held
-
-    def drop_blocks(self) -> None:
-        """Forget the block table and what is computed; the caller has released the blocks."""
-        self.block_table[: self.num_blocks] = 0
-        self.num_blocks = self.num_registered = self.num_computed = 0
 
     def digests(self, count: int, block_size: int) -> list[Digest]:
         """The digests of the first `count` blocks, all of which the sequence has tokens to fill."""
         known = self._digests
         while len(known) < count:
-            parent = known[-1] if known else root_digest(self.cache_salt)
+            parent = known[-1] if known else self.identity.root
             start = len(known) * block_size
-            known.append(block_digest(parent, self.tokens[start : start + block_size]))
+            known.append(self.identity.block_digest(parent, start, self.tokens[start : start + block_size]))
         return known[:count]

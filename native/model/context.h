@@ -13,12 +13,12 @@
 
 namespace tidewheel {
 
-// What the attention mixers of a model share. `cache` and `tasks` are made when every mixer has added its heads.
+// What the attention mixers of a model share. `caches` and `tasks` are made when every mixer has added its heads.
 struct AttentionState {
   const CacheType cache_type;
-  std::vector<Heads> heads;  // of each attention, in the order of the cache
+  std::vector<std::vector<Heads>> heads;  // by cache group, of each attention in the order of the cache
   Ropes ropes;
-  KvCache cache;
+  std::vector<KvCache> caches;  // [cache groups]
   AttentionTasks tasks;
 };
 

@@ -10,10 +10,11 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
                    const std::vector<std::vector<int>>& groups)
     : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(groups), weights_(kernels, plan_.formats),
       workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), gemms_(kernels, workspace_),
-      attention_{cache_type, {}, {}, {}, {}},
+      attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {}, {}, {}},
       context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, attention_, profile_},
       sampler_(kernels, plan_.vocab_size, pool_.size()) {
-  require(shape_.num_blocks > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
+  const auto& blocks = shape_.num_blocks;
+  require(!blocks.empty() && *std::min_element(blocks.begin(), blocks.end()) > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
           "blocks, sequences and batched tokens must all be at least 1");
   require(plan_.head.divisor > 0 && plan_.head.softcap >= 0, "the logits' divisor must be above 0, and their cap at least 0");
   const EmbeddingPlan& embedding = plan_.embedding;
@@ -41,8 +42,12 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   workspace_.allocate(ownership);
   logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
   attention_.ropes.allocate(shape_.max_num_batched_tokens);
-  attention_.cache = KvCache(attention_.heads, cache_type, shape_.num_blocks, ownership);
-  attention_.tasks = AttentionTasks(attention_.heads, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
+  std::vector<Heads> heads;
+  for (size_t group = 0; group < blocks.size(); ++group) {
+    attention_.caches.emplace_back(attention_.heads[group], cache_type, blocks[group], ownership);
+    heads.insert(heads.end(), attention_.heads[group].begin(), attention_.heads[group].end());
+  }
+  attention_.tasks = AttentionTasks(heads, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
 }
 
 void Executor::check(const Step& step) const {
@@ -51,6 +56,7 @@ void Executor::check(const Step& step) const {
     fail("a step takes 1 to " + std::to_string(shape_.max_num_batched_tokens) + " tokens, got " + std::to_string(tokens));
   }
   require(step.positions.size() == tokens, "positions must be as many as token_ids");
+  require(step.block_tables.size() == shape_.num_blocks.size(), "every cache group needs block tables");
   require(sequences > 0 && step.query_start.size() == sequences + 1, "query_start must have one entry more than context_len");
   require(step.query_start[0] == 0 && step.query_start[sequences] == static_cast<int>(tokens),
           "query_start must run from 0 to the number of tokens");
@@ -62,10 +68,10 @@ void Executor::check(const Step& step) const {
     require(begin < end && end <= static_cast<int>(tokens), "every sequence needs at least one token, in ascending order");
     require(context <= plan_.max_positions && context >= end - begin, "context_len is outside the model's context");
     const int64_t blocks = (context + kBlockTokens - 1) / kBlockTokens;
-    require(blocks <= step.block_table_stride, "the block table is too short for context_len");
-    for (int64_t b = 0; b < blocks; ++b) {
-      const int block = step.block_tables[s * step.block_table_stride + b];
-      if (block < 0 || block >= shape_.num_blocks) fail("block " + std::to_string(block) + " is outside the cache");
+    for (size_t group = 0; group < step.block_tables.size(); ++group) {
+      const BlockTables& tables = step.block_tables[group];
+      require(blocks <= tables.stride, "the block table is too short for context_len");
+      for (int64_t b = 0; b < blocks; ++b) check_block(tables.of(static_cast<int>(s))[b], group);
     }
     for (int t = begin; t < end; ++t) {
       require(step.positions[t] == context - (end - t), "positions must ascend by one up to context_len - 1");
@@ -164,13 +170,22 @@ void Executor::sample(Worker& worker, const Step& step) {
   }
 }
 
-void Executor::copy_blocks(std::span<const int32_t> pairs) {
-  for (const int32_t block : pairs) {
-    if (block < 0 || block >= shape_.num_blocks) fail("block " + std::to_string(block) + " is outside the cache");
-  }
+void Executor::check_block(int block, size_t group) const {
+  if (block < 0 || block >= shape_.num_blocks[group]) fail("block " + std::to_string(block) + " is outside the cache");
+}
+
+size_t Executor::cache_bytes() const {
+  size_t total = 0;
+  for (const KvCache& cache : attention_.caches) total += cache.bytes();
+  return total;
+}
+
+void Executor::copy_blocks(std::span<const int32_t> pairs, int group) {
+  require(group >= 0 && size_t(group) < shape_.num_blocks.size(), "there is no such cache group");
+  for (const int32_t block : pairs) check_block(block, group);
   pool_.run([&](Worker& worker) {
     worker.share_in_group(static_cast<int64_t>(pairs.size() / 2), 1, [&](int64_t i, int64_t) {
-      attention_.cache.copy_block(worker.group(), pairs[2 * i], pairs[2 * i + 1]);
+      attention_.caches[group].copy_block(worker.group(), pairs[2 * i], pairs[2 * i + 1]);
     });
   });
 }

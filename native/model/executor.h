@@ -18,7 +18,8 @@
 namespace tidewheel {
 
 struct ExecutorShape {
-  int num_blocks = 0, max_num_seqs = 0, max_num_batched_tokens = 0;
+  std::vector<int> num_blocks;  // of each cache group
+  int max_num_seqs = 0, max_num_batched_tokens = 0;
 };
 
 class Executor {
@@ -43,18 +44,18 @@ class Executor {
   // From any thread: makes `set_weights` and `read_weights` end soon, by throwing Stopped.
   void stop_loading() { loading_stopped_ = true; }
   const Weights& weights() const { return weights_; }
-  const KvCache& cache() const { return attention_.cache; }
+  const KvCache& cache(int group = 0) const { return attention_.caches[group]; }
 
   // Throws std::invalid_argument if an array does not fit the model, the cache or the other arrays. Nothing is changed
   // then. `before_sampling`, if given, is called on this thread when the logits are computed. It waits for the masks,
   // which may be written until then. What it throws is passed on.
   void step(const Step& step, const std::function<void()>& before_sampling = {});
-  void copy_blocks(std::span<const int32_t> pairs);
+  void copy_blocks(std::span<const int32_t> pairs, int group = 0);  // of a cache group
 
   int vocab_size() const { return plan_.vocab_size; }
   Profile& profile() { return profile_; }
   size_t weight_bytes() const { return weights_.packed().bytes(); }
-  size_t cache_bytes() const { return attention_.cache.bytes(); }
+  size_t cache_bytes() const;
   int num_threads() const { return pool_.size(); }
   void pin_caller() const { pool_.pin_caller(); }
   // See ThreadPool.
@@ -64,6 +65,7 @@ class Executor {
 
  private:
   void check(const Step& step) const;
+  void check_block(int block, size_t group) const;
   void forward(Worker& worker, const Step& step);
   void look_up(const Linear& linear, int row, float* out) const;
   void embed(Worker& worker, const Step& step);

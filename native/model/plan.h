@@ -34,6 +34,7 @@ struct AttentionPlan {
   bool qk_norm_whole = false;       // over all heads of a token, else over each
   std::optional<RopePlan> rope;
   int sliding_window = 0;           // 0: none
+  int cache_group = 0;              // whose blocks hold its K and V
   float softcap = 0;                // of the scores; 0: none
   std::vector<float> alibi_slopes;  // a query head each; empty: none
   bool sinks = false;

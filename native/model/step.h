@@ -3,17 +3,25 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "model/sampler.h"
 
 namespace tidewheel {
 
+// The rows of the sequences' block tables, of one cache group.
+struct BlockTables {
+  const int32_t* rows = nullptr;  // [S, stride]
+  int64_t stride = 0;
+
+  const int32_t* of(int sequence) const { return rows + sequence * stride; }
+};
+
 struct Step {
   std::span<const int32_t> token_ids, positions;  // [T]
   std::span<const int32_t> query_start;           // [S + 1]
   std::span<const int32_t> context_len;           // [S]
-  const int32_t* block_tables = nullptr;          // [S, block_table_stride]
-  int64_t block_table_stride = 0;
+  std::vector<BlockTables> block_tables;          // [cache groups]
   std::span<const int32_t> logits_rows;           // [any number]
   Sampling sampling;
   float* out_logits = nullptr;                    // [R, vocab] if wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +13,6 @@ from engine.tiny_tokenizers import tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.cache.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, StepShape
@@ -86,16 +86,15 @@ class Driver:
 
     def __post_init__(self) -> None:
         limits = self.limits = self.limits or self.executor.limits
-        self.pool = BlockPool(limits.num_blocks, limits.block_size)
         self.cost_model = CostModel(max_step_ms=10.0)
         self.scheduler = Scheduler(
-            self.pool,
             self.cost_model,
             limits,
             enable_prefix_caching=self.enable_prefix_caching,
             drafter=self.drafter,
         )
-        self.builder = BatchBuilder(self.executor.limits.padding_block)
+        self.cache = self.scheduler.cache
+        self.builder = BatchBuilder(self.executor.limits)
         self.masks = MaskWriter(self.vocab_size)
         self._arrivals = 0
         self._keys = 0
@@ -118,7 +117,6 @@ class Driver:
                 cache_salt=job.cache_salt,
                 eos_ids=self.eos_ids,
                 max_length=self.max_length,
-                block_size=self.pool.block_size,
                 constraint=None if constraint is None else constraint.fresh(),
                 search=search,
             )
@@ -159,9 +157,9 @@ class Driver:
         sampled = step.rows.sampled
         masks = self.masks.start([s.constraint for s in sampled]) if self.scheduler.has_constraints else None
         batch = self.builder.build(step, masks)
-        if step.copies:
-            self._check_copies(step.copies)
-            self.executor.copy_blocks(np.array(step.copies, dtype=np.int32))
+        for group, pairs in step.copies.items():
+            self._check_copies(pairs)
+            self.executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
         self._record(step, batch)
         self.steps.append(step)
         self.cost_model.observe(step.load, self.clock(step))
@@ -176,7 +174,7 @@ class Driver:
         for _ in range(limit):
             if self.step() is None:
                 assert not self.scheduler.has_work, "sequences are left that never run"
-                assert self.pool.num_used == 0
+                assert self.cache.num_used == 0
                 return
         raise AssertionError(f"not done after {limit} steps")
 
@@ -196,7 +194,7 @@ class Driver:
         )
 
     @staticmethod
-    def _check_copies(copies: list[tuple[int, int]]) -> None:
+    def _check_copies(copies: Seq[tuple[int, int]]) -> None:
         sources, targets = {a for a, _ in copies}, [b for _, b in copies]
         assert len(set(targets)) == len(targets)
         assert not sources & set(targets)
@@ -283,7 +281,11 @@ def check_any_company(
         drafting: bool,
     ) -> None:
         limits = dataclasses.replace(
-            tested.limits, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens
+            tested.limits,
+            num_blocks=num_blocks,
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=num_tokens,
+            narrower=tuple(dataclasses.replace(group, num_blocks=num_blocks) for group in tested.limits.narrower),
         )
         oracle = Oracle(seed)
         drafter = oracle if drafting else None

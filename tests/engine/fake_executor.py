@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from tidewheel.engine.devices.base import ExecutorLimits, OnWait
+from tidewheel.engine.devices.base import CacheGroup, ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.sampling import NO_TOKEN
 
@@ -30,34 +30,50 @@ class FakeExecutor:
         self.num_steps = 0
         self.num_copies = 0
         self.largest_batch = 0
-        slots = (limits.num_blocks + 1) * limits.block_size
-        self._tokens = np.full(slots, -1, dtype=np.int32)
-        self._positions = np.full(slots, -1, dtype=np.int32)
+        slots = [(group.num_blocks + 1) * limits.block_size for group in limits.groups]
+        self._tokens = [np.full(count, -1, dtype=np.int32) for count in slots]
+        self._positions = [np.full(count, -1, dtype=np.int32) for count in slots]
 
     def step(self, batch: StepBatch) -> StepOutput:
         self._check(batch)
         self.num_steps += 1
         self.largest_batch = max(self.largest_batch, len(batch.token_ids))
-        block_size = self.limits.block_size
-        for s, (start, end) in enumerate(zip(batch.query_start[:-1], batch.query_start[1:], strict=True)):
-            table = batch.block_tables[s]
-            for t in range(start, end):
-                position = int(batch.positions[t])
-                slot = table[position // block_size] * block_size + position % block_size
-                self._tokens[slot], self._positions[slot] = batch.token_ids[t], position
+        for group in range(len(self.limits.groups)):
+            for s, (start, end) in enumerate(zip(batch.query_start[:-1], batch.query_start[1:], strict=True)):
+                positions = batch.positions[start:end]
+                slots = self._slots(batch, group, s, positions)
+                self._tokens[group][slots], self._positions[group][slots] = batch.token_ids[start:end], positions
         for s, length in enumerate(batch.context_len):
-            positions = np.arange(length)
-            slots = batch.block_tables[s][positions // block_size] * block_size + positions % block_size
-            assert (self._positions[slots] == positions).all(), "a slot was not computed, or belongs to another"
+            tokens = {}
+            for group in range(len(self.limits.groups)):
+                positions = np.arange(self._first_seen(group, batch.positions[batch.query_start[s]]), length)
+                slots = self._slots(batch, group, s, positions)
+                assert (self._positions[group][slots] == positions).all(), "a slot was not computed, or is another's"
+                for position, token in zip(positions.tolist(), self._tokens[group][slots].tolist(), strict=True):
+                    assert tokens.setdefault(position, token) == token, "two groups have different tokens"
         if batch.sampling.masks is not None:
             batch.sampling.masks.wait()
         output = StepOutput.empty(batch.sampling)
         for row, token in enumerate(batch.logits_rows):
             sequence = int(np.searchsorted(batch.query_start, token, side="right")) - 1
-            positions = np.arange(batch.positions[token] + 1)
-            slots = batch.block_tables[sequence][positions // block_size] * block_size + positions % block_size
-            self._sample_row(batch, row, self._tokens[slots].tobytes(), output)
+            self._sample_row(batch, row, self._seen(batch, sequence, int(batch.positions[token])), output)
         return output
+
+    def _seen(self, batch: StepBatch, sequence: int, position: int) -> bytes:
+        """What the token at a position sees, group by group."""
+        seen = []
+        for group, tokens in enumerate(self._tokens):
+            positions = np.arange(self._first_seen(group, position), position + 1)
+            seen.append(tokens[self._slots(batch, group, sequence, positions)].tobytes())
+        return b"".join(seen)
+
+    def _first_seen(self, group: int, position: int) -> int:
+        window = self.limits.groups[group].window
+        return 0 if window is None else max(0, position - window + 1)
+
+    def _slots(self, batch: StepBatch, group: int, sequence: int, positions: np.ndarray) -> np.ndarray:
+        table, size = (batch.block_tables, *batch.narrower_tables)[group][sequence], self.limits.block_size
+        return np.asarray(table[positions // size] * size + positions % size)
 
     def _sample_row(self, batch: StepBatch, row: int, context: bytes, output: StepOutput) -> None:
         target = -1 if batch.sampling.target is None else int(batch.sampling.target[row])
@@ -70,9 +86,9 @@ class FakeExecutor:
             output.logprobs[row], output.top_ids[row] = -(token + 1) / 7, top
             output.top_logprobs[row] = -(top + 1).astype(np.float32) / 7
 
-    def copy_blocks(self, pairs: np.ndarray) -> None:
+    def copy_blocks(self, pairs: np.ndarray, group: int = 0) -> None:
         self.num_copies += len(pairs)
-        for cached in (self._tokens, self._positions):
+        for cached in (self._tokens[group], self._positions[group]):
             blocks = cached.reshape(-1, self.limits.block_size)
             blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
 
@@ -105,7 +121,7 @@ class FakeExecutor:
             sampling.bias_ids[bias].tobytes(),
             sampling.bias_values[bias].tobytes(),
         ]
-        if len(history):
+        if len(history) and self.limits.groups == (CacheGroup(self.limits.num_blocks),):
             assert history.tobytes() == context
         masks = sampling.masks
         mask = None if masks is None or masks.index[row] < 0 else masks.bits[masks.index[row]]
@@ -133,14 +149,23 @@ class FakeExecutor:
         assert batch.query_start[0] == 0
         assert batch.query_start[-1] == num_tokens
         assert len(batch.positions) == num_tokens
-        assert len(batch.context_len) == len(batch.block_tables) == len(lengths)
+        assert len(batch.context_len) == len(lengths)
+        assert len(batch.narrower_tables) == len(limits.narrower)
         assert (batch.positions[batch.query_start[1:] - 1] + 1 == batch.context_len).all()
-        used = np.arange(batch.block_tables.shape[1]) < -(-batch.context_len[:, None] // limits.block_size)
-        assert ((batch.block_tables >= 0) & (batch.block_tables <= limits.padding_block)).all()
-        assert (batch.block_tables[used] != limits.padding_block).all(), "padding in the place of a block"
-        written = batch.block_tables[np.repeat(np.arange(len(lengths)), lengths), batch.positions // limits.block_size]
-        slots = written * limits.block_size + batch.positions % limits.block_size
-        assert len(set(slots.tolist())) == num_tokens, "two tokens are written to one slot"
+        firsts = batch.positions[batch.query_start[:-1]]
+        for group, tables in zip(limits.groups, (batch.block_tables, *batch.narrower_tables), strict=True):
+            assert tables.shape == batch.block_tables.shape == (len(lengths), tables.shape[1])
+            assert tables.dtype == np.int32
+            assert tables.flags.c_contiguous
+            assert ((tables >= 0) & (tables <= group.padding_block)).all()
+            seen = 0 * firsts if group.window is None else np.maximum(firsts - group.window + 1, 0)
+            column = np.arange(tables.shape[1])
+            used = column < -(-batch.context_len[:, None] // limits.block_size)
+            used &= column >= seen[:, None] // limits.block_size
+            assert (tables[used] != group.padding_block).all(), "padding in the place of a block"
+            written = tables[np.repeat(np.arange(len(lengths)), lengths), batch.positions // limits.block_size]
+            slots = written * limits.block_size + batch.positions % limits.block_size
+            assert len(set(slots.tolist())) == num_tokens, "two tokens are written to one slot"
         assert ((batch.logits_rows >= 0) & (batch.logits_rows < num_tokens)).all()
         samples = batch.sampling.target if batch.sampling.target is not None else np.full(num_rows, -1, dtype=np.int32)
         assert samples.dtype == np.int32

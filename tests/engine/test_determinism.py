@@ -37,10 +37,12 @@ class Subject(NamedTuple):
     threads: int
     quantization: Quantization | None = None
     groups: int = 1
+    model: str = "llama"
 
     def __str__(self) -> str:
         threads = f"{self.threads}" if self.groups == 1 else f"{self.threads} in {self.groups} groups"
-        return f"{self.device}-{self.quantization or self.dtype}-{self.kv_cache_dtype}-{threads}"
+        model = "" if self.model == "llama" else f"{self.model}-"
+        return f"{model}{self.device}-{self.quantization or self.dtype}-{self.kv_cache_dtype}-{threads}"
 
 
 _LEVELS = [device for device in device_ids() if device != "torch"]
@@ -53,9 +55,13 @@ _QUANTIZATIONS = [
 
 
 def subjects() -> Iterator[Subject]:
-    """Every level on one thread and on two, with every type of weight and of cache; the best one with all dtypes, and
-    with two groups."""
+    """Every level on one thread and on two, with every type of weight and of cache; the best one with all dtypes, with
+    two groups, and with windows."""
     yield Subject("torch", "float32", "float32", 1)
+    for model in ("mistral-window", "qwen2-window", "gemma2", "gemma3"):  # whose windows free and reuse blocks
+        yield Subject("torch", "float32", "float32", 1, model=model)
+        yield Subject(_LEVELS[0], "bfloat16", "int8", 2, model=model)
+    yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model="gemma2")
     for level in _LEVELS:
         best = level == _LEVELS[0]
         for threads in (1, 2):
@@ -73,7 +79,7 @@ def subjects() -> Iterator[Subject]:
 
 @functools.cache
 def executor(subject: Subject) -> Executor:
-    folder = models_zoo.folder("llama")
+    folder = models_zoo.folder(subject.model)
     description = describe(read_config(folder), None)
     threads_bind = "auto" if subject.device == "torch" else bind(subject.threads, subject.groups)
     device = make_device(subject.device, threads_bind)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import models_zoo
 import pytest
 
+from tidewheel.engine.devices.cache_split import GroupBytes
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.load import load_engine, plan_kv_cache
 from tidewheel.engine.machine.memory import Memory
@@ -27,13 +29,14 @@ def plan(
     model_limit: int = 8192,
     weights: int = 0,
     group: int | None = None,
+    groups: Sequence[GroupBytes] = (GroupBytes(None, PER_TOKEN),),
     **options: float | None,
 ) -> tuple[int, int]:
     """On a machine of 64 GiB, in a control group that may have `group` bytes."""
     return plan_kv_cache(
         EngineOptions("m", **options),  # type: ignore[arg-type]
         model_limit=model_limit,
-        bytes_per_token=PER_TOKEN,
+        groups=groups,
         weight_bytes=weights,
         memory=Memory(64 * GIB, available, group, None if group is None else 0),
     )
@@ -46,6 +49,14 @@ def test_the_default_cache_has_room_for_all_sequences_within_4_gib_and_half_of_t
     assert plan(None) == (8192, 4 * GIB)
     assert plan(2 * GIB, weights=GIB) == (8192, GIB // 2)
     assert plan(2 * GIB, weights=GIB, group=2 * GIB) == (8192, GIB // 2)
+
+
+def test_windows_hold_longer_contexts_in_the_same_memory() -> None:
+    window = [GroupBytes(1024, PER_TOKEN)]
+    assert plan(kv_cache_space=0.125, model_limit=131072, groups=window) == (131072, GIB // 8)
+    half = [GroupBytes(None, PER_TOKEN // 2), GroupBytes(1024, PER_TOKEN // 2)]
+    length, _ = plan(kv_cache_space=0.5, model_limit=131072, groups=half, max_num_seqs=4)
+    assert 32768 < length < 65536
 
 
 def test_a_context_that_nobody_asked_for_is_cut_to_the_cache(caplog: pytest.LogCaptureFixture) -> None:

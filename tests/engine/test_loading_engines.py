@@ -13,6 +13,7 @@ import tokenizers
 from tidewheel.engine import load
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
+from tidewheel.engine.devices.cache_split import GroupBytes
 from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.load import EngineLoad, load_engine
 from tidewheel.engine.models import ModelDescription
@@ -64,6 +65,9 @@ class ScriptedDevice:
 
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
         return 1024
+
+    def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
+        return [GroupBytes(None, 1024)]
 
     def load(
         self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions, cancellation: Cancellation

@@ -11,7 +11,6 @@ import pytest
 from engine.fake_executor import FakeExecutor
 from engine.tiny_tokenizers import tiny
 
-from tidewheel.engine.cache.blocks import BlockPool
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.delivery import Delivery
@@ -90,7 +89,6 @@ def sequence(key: int, prompt_len: int, max_tokens: int, *, constrained: bool = 
         seed=key,
         arrival=key,
         max_length=2048,
-        block_size=LIMITS.block_size,
         constraint=constraint if constrained else None,
     )
 
@@ -100,7 +98,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, longest_s: float) -> tuple[list[int],
     clock, ended = Clock(), threading.Event()
     monkeypatch.setattr(time, "perf_counter", clock)
     executor = TimedExecutor(clock)
-    scheduler = Scheduler(BlockPool(LIMITS.num_blocks, LIMITS.block_size), CostModel(max_step_ms=20.0), LIMITS)
+    scheduler = Scheduler(CostModel(max_step_ms=20.0), LIMITS)
     deliveries: list[list[int]] = []
     tokens: dict[int, list[int]] = {}
     unfinished = {PLAIN, *CONSTRAINED, *PROMPTS}

@@ -43,7 +43,7 @@ class SmallModel {
 
   SmallModel(const Kernels& kernels, const WeightFormat& format, CacheType type, const std::vector<std::vector<int>>& groups,
              bool with_weights = true)
-      : executor(stored_as(small_plan(), format), kernels, type, {kBlocks, 4, 1024}, groups) {
+      : executor(stored_as(small_plan(), format), kernels, type, {{kBlocks}, 4, 1024}, groups) {
     if (!with_weights) return;
     for (const auto& [name, shape] : tensor_shapes(small_plan())) add(name, shape);
     executor.set_weights(sources_);
@@ -112,7 +112,7 @@ class SmallModel {
     const std::span<const int32_t> ints(none.data(), rows);
     Step step;
     step.token_ids = tokens, step.positions = positions, step.query_start = start, step.context_len = context;
-    step.block_tables = tables, step.block_table_stride = kTable, step.logits_rows = last, step.out_logits = logits.data();
+    step.block_tables = {{tables, kTable}}, step.logits_rows = last, step.out_logits = logits.data();
     Sampling& s = step.sampling;
     s.temperature = zeros, s.top_p = ones, s.min_p = zeros, s.top_k = ints, s.seed = seeds, s.position = ints;
     s.repetition_penalty = ones, s.presence_penalty = zeros, s.frequency_penalty = zeros, s.num_logprobs = no_logprobs;

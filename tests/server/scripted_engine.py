@@ -146,7 +146,7 @@ class RecitingExecutor:
             output.logprobs[:], output.top_logprobs[:] = -0.25, -0.25 - ranks
         return output
 
-    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         self._slots[pairs[:, 1]] = self._slots[pairs[:, 0]]
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:

@@ -15,7 +15,8 @@ from ...models.spec import DecoderSpec
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.packed_cache import BackgroundWrite, PackedCache
 from ...weights.tensor import WeightSource
-from ..base import ExecutorLimits, ExecutorOptions
+from ..base import ExecutorOptions
+from ..cache_split import GroupBytes
 from .executor import CpuExecutor
 from .groups import choose_groups, group_list, spanning_groups
 from .lowering import Formats, formats_of, lower
@@ -67,11 +68,16 @@ class CpuDevice:
 
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
         """Bytes of KV cache that one token takes over all layers, padding and int8's scales included."""
-        block = sum(
-            _native.kv_bytes_per_block(attention.num_kv_heads, attention.head_dim, kv_cache_dtype)
-            for attention in spec.attentions()
-        )
-        return block // _native.block_tokens()
+        return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
+
+    def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
+        """The same bytes for each cache group."""
+        blocks = dict.fromkeys(spec.windows(), 0)
+        for attention in spec.attentions():
+            blocks[attention.sliding_window] += _native.kv_bytes_per_block(
+                attention.num_kv_heads, attention.head_dim, kv_cache_dtype
+            )
+        return [GroupBytes(window, block // _native.block_tokens()) for window, block in blocks.items()]
 
     def load(
         self,
@@ -81,25 +87,16 @@ class CpuDevice:
         cancellation: Cancellation | None = None,
     ) -> CpuExecutor:
         """Pack the weights, or take them packed from `cache_dir`; reserve the KV cache, whose pages appear with use."""
-        block_bytes = self.kv_bytes_per_token(spec, options.cache_dtype) * _native.block_tokens()
-        num_blocks = options.kv_cache_bytes // block_bytes
-        if num_blocks < 1:
-            raise DeviceError(
-                f"a KV cache of {options.kv_cache_bytes} bytes holds no block of {block_bytes} bytes; "
-                "raise --kv-cache-space"
-            )
+        limits = options.limits(self.kv_group_bytes(spec, options.cache_dtype), _native.block_tokens())
         groups = thread_groups(self.isa, self._options.threads_bind)
         _report_memory()
-        limits = ExecutorLimits(
-            _native.block_tokens(), num_blocks, options.max_num_seqs, options.max_num_batched_tokens
-        )
         formats = formats_of(spec, options.dtype, options.quantization)
         try:
             native = _native.Executor(
                 lower(spec, formats, options.max_model_len),
                 self.isa,
                 options.cache_dtype,
-                num_blocks + 1,  # with the padding block
+                [group.num_blocks + 1 for group in limits.groups],  # with the padding block
                 options.max_num_seqs,
                 options.max_num_batched_tokens,
                 groups,

@@ -73,9 +73,9 @@ class CpuExecutor:
         )
         return output
 
-    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
-        """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
-        self.native.copy_blocks(np.ascontiguousarray(pairs, np.int32))
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
+        """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
+        self.native.copy_blocks(np.ascontiguousarray(pairs, np.int32), group)
 
     def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
         """Leave the last worker's processor to the thread that passes many tokens on, until it is done."""

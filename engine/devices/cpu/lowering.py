@@ -22,6 +22,7 @@ from ...weights.dtypes import DType
 from ...weights.quantization import Quantization, TensorFormat, format_of
 
 Formats: TypeAlias = dict[str, TensorFormat]
+Windows: TypeAlias = list[int | None]  # of the cache groups
 
 
 def formats_of(spec: DecoderSpec, dtype: DType, quantization: Quantization | None) -> Formats:
@@ -41,7 +42,8 @@ def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.De
     plan.embedding = _native.EmbeddingPlan(
         embedding.size, embedding.num_positions, embedding.position_offset, embedding.scale
     )
-    plan.layers = [[_branch(branch) for branch in layer] for layer in spec.layers]
+    windows = spec.windows()
+    plan.layers = [[_branch(branch, windows) for branch in layer] for layer in spec.layers]
     plan.final_norm = _norm(spec.final_norm)
     plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0)
     plan.formats = {
@@ -51,25 +53,25 @@ def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.De
     return plan
 
 
-def _branch(branch: BranchSpec) -> _native.BranchPlan:
+def _branch(branch: BranchSpec, windows: Windows) -> _native.BranchPlan:
     return _native.BranchPlan(
-        _mixer(branch.mixer), _norm(branch.norm), _norm(branch.post_norm), _norm(branch.sum_norm), branch.scale
+        _mixer(branch.mixer, windows), _norm(branch.norm), _norm(branch.post_norm), _norm(branch.sum_norm), branch.scale
     )
 
 
-def _mixer(mixer: MixerSpec) -> _native.MixerPlan:
+def _mixer(mixer: MixerSpec, windows: Windows) -> _native.MixerPlan:
     match mixer:
         case AttentionSpec():
-            return _attention(mixer)
+            return _attention(mixer, windows)
         case MlpSpec():
             return _native.MlpPlan(mixer.intermediate_size, mixer.activation, mixer.gated, mixer.bias)
         case ParallelSpec():
-            return _native.ParallelPlan([_branch(branch) for branch in mixer.branches])
+            return _native.ParallelPlan([_branch(branch, windows) for branch in mixer.branches])
         case _:
             raise DeviceError(f"the cpu device has no {mixer.kind}")
 
 
-def _attention(attention: AttentionSpec) -> _native.AttentionPlan:
+def _attention(attention: AttentionSpec, windows: Windows) -> _native.AttentionPlan:
     plan = _native.AttentionPlan()
     plan.num_heads, plan.num_kv_heads = attention.num_heads, attention.num_kv_heads
     plan.head_dim, plan.scale = attention.head_dim, attention.scale
@@ -77,6 +79,7 @@ def _attention(attention: AttentionSpec) -> _native.AttentionPlan:
     plan.qk_norm, plan.qk_norm_whole = _norm(attention.qk_norm), attention.qk_norm_over == "whole"
     plan.rope = _rope(attention.rope)
     plan.sliding_window, plan.softcap = attention.sliding_window or 0, attention.softcap or 0.0
+    plan.cache_group = windows.index(attention.sliding_window)
     plan.alibi_slopes, plan.sinks = list(attention.alibi_slopes or ()), attention.sinks
     return plan
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -31,12 +31,14 @@ class TorchDecoder:
         weights: Iterable[tuple[str, WeightTensor]],
         dtype: DType,
         kv_cache_dtype: DType,
-        num_blocks: int,
+        num_blocks: Sequence[int],
         block_size: int,
     ) -> None:
         self._spec = spec
         self._weights = Weights(weights, _DTYPES[dtype])
-        parts = Parts(self._weights, num_blocks, block_size, _DTYPES[kv_cache_dtype], KINDS)
+        blocks = dict(zip(spec.windows(), num_blocks, strict=True))
+        self._windows = list(blocks)
+        parts = Parts(self._weights, blocks, block_size, _DTYPES[kv_cache_dtype], KINDS)
         self._branches = [
             Branch(branch, f"layers.{index}", parts) for index, layer in enumerate(spec.layers) for branch in layer
         ]
@@ -46,26 +48,27 @@ class TorchDecoder:
         self,
         token_ids: NDArray[np.int32],
         positions: NDArray[np.int32],
-        block_tables: NDArray[np.int32],
+        block_tables: Sequence[NDArray[np.int32]],
         logits_rows: NDArray[np.int32],
     ) -> NDArray[np.float32]:
         """The logits after the tokens in `logits_rows`, shape [R, vocab]. Writes the tokens' K and V first.
 
-        `token_ids [T]`, `positions [T]`, and `block_tables [T, max_blocks]` with each token's own row. A token's
-        earlier positions must be in the cache or in the call.
+        `token_ids [T]`, `positions [T]`, and for each cache group `block_tables [T, max_blocks]` with each token's own
+        row. A token's earlier positions must be in the cache or in the call.
         """
-        tokens = Tokens(_indices(positions), _indices(block_tables))
+        tables = map(_indices, block_tables)
+        tokens = Tokens(_indices(positions), dict(zip(self._windows, tables, strict=True)))
         x = self._embed(_indices(token_ids), tokens.positions)
         for branch in self._branches:
             x = branch(x, tokens)
         return self._logits(x[_indices(logits_rows)]).numpy()
 
     @torch.inference_mode()
-    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
-        """Copy KV blocks in all layers, `pairs[i] = (from, to)`, shape [N, 2]."""
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None:
+        """Copy KV blocks in all layers of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
         source, target = _indices(pairs).unbind(1)
         for branch in self._branches:
-            branch.mixer.copy_blocks(source, target)
+            branch.mixer.copy_blocks(source, target, self._windows[group])
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         embedding = self._spec.embedding

@@ -10,7 +10,8 @@ from ...models.spec import DecoderSpec
 from ...weights.dtypes import STORAGE, DType, KvCacheDType
 from ...weights.finite import require_finite
 from ...weights.tensor import WeightSource, WeightTensor
-from ..base import Executor, ExecutorLimits, ExecutorOptions
+from ..base import Executor, ExecutorOptions
+from ..cache_split import GroupBytes
 
 _BLOCK_SIZE = 16
 
@@ -27,8 +28,14 @@ class TorchDevice:
 
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
         """Bytes of KV cache that one token takes over all layers. Raises DeviceError for 8-bit types."""
-        heads = sum(2 * attention.kv_size for attention in spec.attentions())
-        return heads * STORAGE[_cached(kv_cache_dtype)].itemsize
+        return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
+
+    def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
+        """The same bytes for each cache group."""
+        sizes = dict.fromkeys(spec.windows(), 0)
+        for attention in spec.attentions():
+            sizes[attention.sliding_window] += 2 * attention.kv_size * STORAGE[_cached(kv_cache_dtype)].itemsize
+        return [GroupBytes(window, size) for window, size in sizes.items()]
 
     def load(
         self,
@@ -50,17 +57,11 @@ class TorchDevice:
             raise DeviceError("the torch device needs torch: pip install 'tidewheel[torch]'") from error
         if options.quantization is not None:
             raise DeviceError("the torch device does not quantize weights: drop --quantization or take --device cpu")
-        block_bytes = _BLOCK_SIZE * self.kv_bytes_per_token(spec, options.cache_dtype)
-        num_blocks = options.kv_cache_bytes // block_bytes
-        if num_blocks < 1:
-            raise DeviceError(
-                f"a KV cache of {options.kv_cache_bytes} bytes is less than one block of {_BLOCK_SIZE} tokens "
-                f"({block_bytes} bytes)"
-            )
-        limits = ExecutorLimits(_BLOCK_SIZE, num_blocks, options.max_num_seqs, options.max_num_batched_tokens)
+        limits = options.limits(self.kv_group_bytes(spec, options.cache_dtype), _BLOCK_SIZE)
         tensors = _read(weights, cancellation or Cancellation())
-        dtype, cached, blocks = options.dtype, _cached(options.cache_dtype), num_blocks + 1  # with the padding block
-        return TorchExecutor(TorchDecoder(spec, tensors, dtype, cached, blocks, _BLOCK_SIZE), limits)
+        blocks = [group.num_blocks + 1 for group in limits.groups]  # with the padding block
+        cached = _cached(options.cache_dtype)
+        return TorchExecutor(TorchDecoder(spec, tensors, options.dtype, cached, blocks, _BLOCK_SIZE), limits)
 
 
 def _read(weights: WeightSource, cancellation: Cancellation) -> Iterator[tuple[str, WeightTensor]]:

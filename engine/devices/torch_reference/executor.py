@@ -47,7 +47,7 @@ class TorchExecutor:
             logits = decoder.forward(
                 batch.token_ids[start:stop],
                 batch.positions[start:stop],
-                batch.block_tables[sequence[start:stop]],
+                [table[sequence[start:stop]] for table in (batch.block_tables, *batch.narrower_tables)],
                 tokens,
             )
             if rows.size and batch.sampling.masks is not None:
@@ -60,9 +60,9 @@ class TorchExecutor:
                 output.logits[rows] = logits[token_of]
         return output
 
-    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
-        """Copy KV blocks, `pairs[i] = (from, to)`, shape [N, 2]."""
-        self._loaded().copy_blocks(pairs)
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
+        """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
+        self._loaded().copy_blocks(pairs, group)
 
     def hand_over(self, num_tokens: int) -> None:
         """Nothing: torch has threads of its own."""

@@ -60,6 +60,15 @@ class DecoderSpec:
         for layer in self.layers:
             yield from (mixer for mixer in mixers(layer) if isinstance(mixer, AttentionSpec))
 
+    def windows(self) -> list[int | None]:
+        """The sliding window of each cache group, the widest first: None sees all tokens.
+
+        Attention mixers with the same window are one group.
+        """
+        found = {attention.sliding_window for attention in self.attentions()}
+        widths = sorted((window for window in found if window is not None), reverse=True)
+        return [None, *widths] if None in found else [*widths]
+
 
 def tensor_shapes(spec: DecoderSpec) -> Shapes:
     """The weights that `spec` needs: Tidewheel's name to shape, linear weights as `(out_features, in_features)`."""

@@ -14,8 +14,10 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   require(plan.alibi_slopes.empty() || plan.alibi_slopes.size() == size_t(plan.num_heads),
           "ALiBi needs a slope for each query head");
   AttentionState& state = context.attention;
-  layer_ = static_cast<int>(state.heads.size());
-  state.heads.push_back(heads_);
+  require(plan.cache_group >= 0 && size_t(plan.cache_group) < state.heads.size(),
+          "attention must be of a cache group that has blocks");
+  layer_ = static_cast<int>(state.heads[plan.cache_group].size());
+  state.heads[plan.cache_group].push_back(heads_);
   if (plan.rope) rope_table_ = state.ropes.add(*plan.rope);
 
   Weights& weights = context.weights;
@@ -41,7 +43,7 @@ void Attention::run(Worker& worker, const Step& step, const Rows& input, const O
   if (plan_.qk_norm && plan_.qk_norm_whole) normalize_whole(worker, input.count);
   const auto shared = state.tasks.shared_tasks();
   if (!shared.empty()) {
-    const Range own = state.cache.heads(worker.group(), layer_);
+    const Range own = cache().heads(worker.group(), layer_);
     worker.share_in_group(own.size() ? static_cast<int64_t>(shared.size()) : 0, 1, [&](int64_t i, int64_t) {
       const AttentionTask& task = state.tasks.task(shared[i]);
       for (int t = 0; t < task.num_tokens; ++t) store(worker, step, task, task.token_begin + t, own);
@@ -69,7 +71,7 @@ void Attention::normalize_whole(Worker& worker, int tokens) const {
 void Attention::store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const {
   const AttentionState& state = context_.attention;
   const int position = step.positions[token];
-  const int block = step.block_tables[task.sequence * step.block_table_stride + position / kBlockTokens];
+  const int block = block_table(step, task.sequence)[position / kBlockTokens];
   StoreQkvArgs args{};
   args.heads = heads_;
   args.kv_begin = kv_heads.begin, args.kv_end = kv_heads.end;
@@ -81,7 +83,7 @@ void Attention::store(const Worker& worker, const Step& step, const AttentionTas
     args.interleaved = plan_.rope->interleaved;
   }
   args.q = queries(token);
-  args.cache_heads = state.cache.head(worker.group(), layer_, block, kv_heads.begin);
+  args.cache_heads = cache().head(worker.group(), layer_, block, kv_heads.begin);
   args.slot = position % kBlockTokens;
   context_.kernels.store_qkv(state.cache_type, args);
 }
@@ -92,14 +94,14 @@ AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const
   return {heads_, kv_head, queries(task.token_begin), query_rows_.stride / unit, task.num_tokens,
           step.positions[task.token_begin], plan_.sliding_window, plan_.scale, plan_.softcap,
           plan_.alibi_slopes.empty() ? nullptr : plan_.alibi_slopes.data(), sinks_,
-          state.cache.head(worker.group(), layer_, 0, kv_head), state.cache.block_bytes(worker.group()),
-          step.block_tables + task.sequence * step.block_table_stride, context_.workspace.scratch(worker),
+          cache().head(worker.group(), layer_, 0, kv_head), cache().block_bytes(worker.group()),
+          block_table(step, task.sequence), context_.workspace.scratch(worker),
           qkv(task.token_begin), qkv_rows_.stride};  // whose q, k and v are stored by now
 }
 
 void Attention::attend(Worker& worker, const Step& step) const {
   const AttentionState& state = context_.attention;
-  const Range own = state.cache.heads(worker.group(), layer_);
+  const Range own = cache().heads(worker.group(), layer_);
   const int kv_heads = own.size();
   const auto units = state.tasks.units();
   const int64_t count = static_cast<int64_t>(units.size()) * kv_heads;
@@ -112,7 +114,7 @@ void Attention::attend(Worker& worker, const Step& step) const {
     // The group's workers take units roughly in turn: this one's next is probably group_size() further.
     if (const int64_t next = i + worker.group_size(); next < count) {
       const AttentionTask& task_then = state.tasks.task(units[next / kv_heads].task);
-      args.next = {step.block_tables + task_then.sequence * step.block_table_stride,
+      args.next = {block_table(step, task_then.sequence),
                    (task_then.context + kBlockTokens - 1) / kBlockTokens, (next % kv_heads - i % kv_heads) * head_bytes};
     }
     const int piece = unit_of_work.piece - args.piece_begin();

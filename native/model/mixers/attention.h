@@ -11,6 +11,8 @@ class Attention final : public Mixer {
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
 
  private:
+  const KvCache& cache() const { return context_.attention.caches[plan_.cache_group]; }
+  const int32_t* block_table(const Step& step, int sequence) const { return step.block_tables[plan_.cache_group].of(sequence); }
   float* qkv(int token) const { return context_.workspace.rows(qkv_rows_) + token * qkv_rows_.stride; }
   char* queries(int token) const { return context_.workspace.rows(query_rows_) + token * query_rows_.stride; }
   void normalize_whole(Worker& worker, int tokens) const;
@@ -22,7 +24,7 @@ class Attention final : public Mixer {
   const Context& context_;
   const AttentionPlan plan_;
   const Heads heads_;
-  int layer_;         // of the cache
+  int layer_;         // of its group's cache
   int rope_table_ = -1;
   Linear qkv_, out_;
   Norm q_norm_, k_norm_;

@@ -94,11 +94,17 @@ class DeviceRuns:
         self._profiler.stop_profile()
         return KernelTimes(self._num_steps - steps_before, seconds, kernels)
 
-    def _tables(self, num_sequences: int, num_tokens: int) -> NDArray[np.int32]:
+    def _tables(self, num_sequences: int, num_tokens: int) -> list[NDArray[np.int32]]:
+        """Each cache group's `[num_sequences, width]`. A sequence uses the blocks of a window again and again."""
         width = -(-num_tokens // self._executor.limits.block_size)
-        return np.arange(num_sequences * width, dtype=np.int32).reshape(num_sequences, width)
+        tables = []
+        for group in self._executor.limits.groups:
+            own = width if group.window is None else min(width, group.num_blocks // num_sequences)
+            first = np.arange(0, num_sequences * own, own, dtype=np.int32)
+            tables.append(first[:, None] + np.arange(width, dtype=np.int32) % own)
+        return tables
 
-    def _fill(self, tables: NDArray[np.int32], context: int) -> None:
+    def _fill(self, tables: list[NDArray[np.int32]], context: int) -> None:
         """K and V for `context` tokens of every sequence: computed once, then copied, so that each has its own.
 
         What a shorter context left of sequence 0 is still there.
@@ -107,15 +113,16 @@ class DeviceRuns:
         for start in range(self._num_filled, context, most):
             self._time_step(self._batch([(0, start, min(start + most, context))], context, tables))
         self._num_filled = context
-        if len(tables) > 1:
-            pairs = np.stack([np.broadcast_to(tables[0], tables[1:].shape), tables[1:]], axis=-1)
-            self._executor.copy_blocks(pairs.reshape(-1, 2))
+        for group, table in enumerate(tables):
+            if len(table) > 1:
+                pairs = np.stack([np.broadcast_to(table[0], table[1:].shape), table[1:]], axis=-1)
+                self._executor.copy_blocks(np.unique(pairs.reshape(-1, 2), axis=0), group)
 
-    def _time_prefill(self, prefill: Prefill, tables: NDArray[np.int32]) -> float:
+    def _time_prefill(self, prefill: Prefill, tables: list[NDArray[np.int32]]) -> float:
         steps = _steps(prefill, self._executor.limits.max_num_batched_tokens)
         return sum(self._time_step(self._batch(spans, prefill.tokens, tables)) for spans in steps)
 
-    def _time_decode(self, decode: Decode, num_tokens: int, tables: NDArray[np.int32]) -> float:
+    def _time_decode(self, decode: Decode, num_tokens: int, tables: list[NDArray[np.int32]]) -> float:
         context = decode.context
         batch = self._batch([(i, context, context + 1) for i in range(decode.batch_size)], context + 1, tables)
         total = 0.0
@@ -131,20 +138,22 @@ class DeviceRuns:
         self._executor.start(batch).wait()
         return time.perf_counter() - started
 
-    def _batch(self, spans: list[tuple[int, int, int]], prompt_len: int, tables: NDArray[np.int32]) -> StepBatch:
+    def _batch(self, spans: list[tuple[int, int, int]], prompt_len: int, tables: list[NDArray[np.int32]]) -> StepBatch:
         """A step of `(sequence, start, end)` spans; those that reach `prompt_len` get a next token."""
         ends = np.array([end for _, _, end in spans], dtype=np.int32)
         query_start = np.zeros(len(spans) + 1, dtype=np.int32)
         np.cumsum([end - start for _, start, end in spans], out=query_start[1:])
         complete = ends == prompt_len
+        rows = [np.ascontiguousarray(table[[sequence for sequence, _, _ in spans]]) for table in tables]
         return StepBatch(
             token_ids=self._random.integers(self._vocab_size, size=query_start[-1], dtype=np.int32),
             positions=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in spans]),
             query_start=query_start,
             context_len=ends,
-            block_tables=np.ascontiguousarray(tables[[sequence for sequence, _, _ in spans]]),
+            block_tables=rows[0],
             logits_rows=query_start[1:][complete] - 1,
             sampling=SamplingBatch.greedy(ends[complete]),
+            narrower_tables=tuple(rows[1:]),
         )
 
 

@@ -260,10 +260,10 @@ def test_beams_share_what_they_have_in_common() -> None:
     driver.add(Job(tuple(range(30)) * 4, SamplingParams(beam_width=4, n=4, max_tokens=40)))
     most_used = 0
     while driver.step():
-        most_used = max(most_used, driver.pool.num_used)
+        most_used = max(most_used, driver.cache.num_used)
     assert sum(step.load.prefill_tokens for step in driver.steps) == 120
     assert most_used <= 120 // BLOCK + 4 * 40 // BLOCK
-    assert driver.pool.num_used == 0
+    assert driver.cache.num_used == 0
 
 
 def test_a_preempted_search_starts_over_and_ends_the_same() -> None:

@@ -12,7 +12,7 @@ from tidewheel.engine.scheduling.sequence import Sequence
 
 
 def sequence(key: int) -> Sequence:
-    return Sequence(key, np.arange(40, dtype=np.int32), SamplingParams(), seed=0, max_length=64, block_size=4)
+    return Sequence(key, np.arange(40, dtype=np.int32), SamplingParams(), seed=0, max_length=64)
 
 
 @given(

@@ -39,7 +39,7 @@ struct Chunk {
 class Model {
  public:
   Model(const Kernels& kernels, const WeightFormat& format, int threads)
-      : executor_(stored_as(small_model(), format), kernels, CacheType::kBFloat16, {24, 4, 192}, {std::vector<int>(threads, 0)}) {
+      : executor_(stored_as(small_model(), format), kernels, CacheType::kBFloat16, {{24}, 4, 192}, {std::vector<int>(threads, 0)}) {
     Random random;
     std::map<std::string, std::vector<float>> values;
     std::vector<Source> sources;
@@ -74,7 +74,7 @@ class Model {
     std::vector<int32_t> out(rows);
     std::vector<float> logits(rows * executor_.vocab_size());
     const std::span<const int32_t> nothing(none.data(), rows);
-    Step step{tokens, positions, start, context, blocks.data(), kBlocksEach, last, {}, logits.data()};
+    Step step{tokens, positions, start, context, {{blocks.data(), kBlocksEach}}, last, {}, logits.data()};
     Sampling& sampling = step.sampling;
     sampling.temperature = sampling.min_p = sampling.presence_penalty = sampling.frequency_penalty = zeros;
     sampling.top_p = sampling.repetition_penalty = ones;

@@ -121,7 +121,7 @@ std::map<std::string, std::vector<float>> random_tensors(const DecoderPlan& plan
 std::vector<std::vector<float>> computed(const Kernels& kernels, const DecoderPlan& plan,
                                          const std::map<std::string, std::vector<float>>& tensors,
                                          const std::vector<int>& tokens) {
-  Executor executor(stored_as(plan, {WeightKind::kFloat32}), kernels, CacheType::kFloat32, {4, kTokens, kTokens}, {{0}, {0}});
+  Executor executor(stored_as(plan, {WeightKind::kFloat32}), kernels, CacheType::kFloat32, {{4}, kTokens, kTokens}, {{0}, {0}});
   std::vector<Source> sources;
   for (const auto& [name, shape] : tensor_shapes(plan)) {
     sources.push_back({name, tensors.at(name).data(), DType::kFloat32, shape, {shape.back(), 1}});
@@ -141,7 +141,7 @@ std::vector<std::vector<float>> computed(const Kernels& kernels, const DecoderPl
     const std::vector<uint64_t> seeds(count);
     std::vector<int32_t> out(count);
     std::vector<float> logits(size_t(count) * plan.vocab_size);
-    Step step{ids, positions, start, context, table.data(), 4, rows, {}, logits.data()};
+    Step step{ids, positions, start, context, {{table.data(), 4}}, rows, {}, logits.data()};
     Sampling& s = step.sampling;
     const std::span<const int32_t> ints(none.data(), count);
     s.temperature = s.min_p = s.presence_penalty = s.frequency_penalty = zeros;
@@ -191,7 +191,7 @@ TEST_CASE("a plan that makes no sense is refused") {
   const auto refused = [](const std::function<void(DecoderPlan&)>& spoil) {
     DecoderPlan plan = plain_plan();
     spoil(plan);
-    CHECK_THROWS_AS(Executor(stored_as(plan, {}), choose_kernels("auto"), CacheType::kFloat32, {4, 4, 4}, {{0}}),
+    CHECK_THROWS_AS(Executor(stored_as(plan, {}), choose_kernels("auto"), CacheType::kFloat32, {{4}, 4, 4}, {{0}}),
                     std::invalid_argument);
   };
   refused([](DecoderPlan& plan) { attention(plan).num_kv_heads = 3; });

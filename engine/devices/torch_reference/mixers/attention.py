@@ -21,7 +21,7 @@ class Attention:
     def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
         self._spec, self._layer, self._weights = spec, layer, parts.weights
         self._block_size = parts.block_size
-        shape = (parts.num_blocks, parts.block_size, spec.num_kv_heads, spec.head_dim)
+        shape = (parts.num_blocks[spec.sliding_window], parts.block_size, spec.num_kv_heads, spec.head_dim)
         self._keys = torch.zeros(shape, dtype=parts.cache_dtype)
         self._values = torch.zeros(shape, dtype=parts.cache_dtype)
 
@@ -38,14 +38,17 @@ class Attention:
             k = self._weights.norm(f"{self._layer}.k_norm", spec.qk_norm, k.view(shape)).view(k.shape)
         if spec.rope:
             q, k = _rotate(spec.rope, q, positions), _rotate(spec.rope, k, positions)
-        blocks = tokens.block_tables[torch.arange(T), positions // self._block_size]
+        tables = tokens.block_tables[spec.sliding_window]
+        blocks = tables[torch.arange(T), positions // self._block_size]
         self._keys[blocks, positions % self._block_size] = k.to(self._keys.dtype)
         self._values[blocks, positions % self._block_size] = v.to(self._values.dtype)
         q = q.to(self._keys.dtype).float()
-        return self._weights.linear(f"{self._layer}.o", self._attend(q, positions, tokens.block_tables))
+        return self._weights.linear(f"{self._layer}.o", self._attend(q, positions, tables))
 
-    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
-        """Copy K and V."""
+    def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
+        """Copy K and V, if they are in blocks of that group."""
+        if window != self._spec.sliding_window:
+            return
         for cache in (self._keys, self._values):
             cache[target] = cache[source]
 

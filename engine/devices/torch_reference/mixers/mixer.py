@@ -16,10 +16,13 @@ from ..weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a pass: `positions [T]`, and `block_tables [T, max_blocks]` with each token's own row."""
+    """The tokens of a pass: `positions [T]`, and `block_tables [T, max_blocks]` with each token's own row.
+
+    There are tables for each cache group, by its window.
+    """
 
     positions: Tensor
-    block_tables: Tensor
+    block_tables: Mapping[int | None, Tensor]
 
 
 class Mixer(Protocol):
@@ -29,8 +32,8 @@ class Mixer(Protocol):
         """What the mixer makes of `x [T, hidden]`; of the same shape."""
         ...
 
-    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
-        """Copy what is remembered in the blocks `source [N]` to the blocks `target [N]`."""
+    def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
+        """Copy what is remembered in the blocks `source [N]` to `target [N]`, of the group with that window."""
         ...
 
 
@@ -39,7 +42,7 @@ class Parts:
     """What mixers are made from: the weights, the measures of the KV cache, and each kind's class."""
 
     weights: Weights
-    num_blocks: int
+    num_blocks: Mapping[int | None, int]  # by the window of the cache group
     block_size: int
     cache_dtype: torch.dtype
     kinds: Mapping[str, Callable[[Any, str, Parts], Mixer]]

@@ -24,7 +24,7 @@ class Mlp:
             up = self._activate(up)
         return self._weights.linear(f"{self._layer}.down", up)
 
-    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
+    def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Nothing to copy."""
 
     def _activate(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class Parallel:
         """The sum over the branches, `[T, hidden]`."""
         return torch.stack([branch.added(x, tokens) for branch in self._branches]).sum(0)
 
-    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
+    def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Copy those of all branches."""
         for branch in self._branches:
-            branch.mixer.copy_blocks(source, target)
+            branch.mixer.copy_blocks(source, target, window)

@@ -22,7 +22,7 @@ INT4 = Quantization("int4", 64, zero_points=True)
 
 def executor(formats: Formats) -> object:
     plan = lower(SPEC, formats, SPEC.max_positions)
-    return _native.Executor(plan, "auto", "float32", 4, 1, 16, [[_native.topology()["cores"][0]]])
+    return _native.Executor(plan, "auto", "float32", [4], 1, 16, [[_native.topology()["cores"][0]]])
 
 
 @pytest.mark.parametrize(

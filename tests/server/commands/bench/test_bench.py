@@ -339,7 +339,7 @@ class RecordingExecutor:
         self.steps.append((len(batch.token_ids), rows))
         return StepOutput(np.zeros(rows, np.int32))
 
-    def copy_blocks(self, pairs: Any) -> None:
+    def copy_blocks(self, pairs: Any, group: int = 0) -> None:
         """Copies what is known to be written."""
         for source, target in pairs.tolist():
             self._filled |= {(target, slot) for block, slot in self._filled if block == source}

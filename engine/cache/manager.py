@@ -1,0 +1,330 @@
+"""CacheManager: how sequences come by their KV blocks: from the prefix cache, fresh, shared by a fork, or copied."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..devices.base import ExecutorLimits
+from .blocks import BlockPool
+from .identity import Digest
+from .window import Window
+
+
+class CachedSequence(Protocol):
+    """What the manager knows and keeps of a sequence.
+
+    The first `num_blocks` entries of each group's row of `block_tables [groups, most blocks]` are in use. A group holds
+    those from its `first_blocks` on; a group with a window only up to `num_window_blocks`. Other entries name the
+    group's padding block.
+    """
+
+    key: int
+    num_tokens: int
+    num_computed: int
+    max_length: int
+    block_tables: NDArray[np.int32]
+    num_blocks: int
+    num_window_blocks: int
+    first_blocks: list[int]
+    num_registered: int
+    announced: list[Digest]
+    awaited: Digest | None
+
+    @property
+    def num_reusable(self) -> int:
+        """How many tokens need not be computed if the cache has them."""
+        ...
+
+    def digests(self, count: int, block_size: int) -> list[Digest]:
+        """The digests of the first `count` blocks."""
+        ...
+
+
+S = TypeVar("S", bound=CachedSequence)
+Copies = dict[int, list[tuple[int, int]]]  # by group, (from, to)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the cache has of a sequence: its first `num_blocks` blocks are computed.
+
+    `blocks` are those that it needs of them, by group: all of a group without a window; else the last ones, which the
+    next token sees.
+    """
+
+    num_blocks: int
+    blocks: list[list[int]]
+
+
+class CacheManager:
+    """Keeps block tables and the reference counts of all groups in step.
+
+    Layers that see all tokens are one cache group; those that see a window of the same size are another. All groups
+    divide a sequence into blocks alike, and each has blocks of its own. A group without a window holds a sequence's
+    blocks from its admission to its end. One with a window gets them chunk by chunk, and frees them when all tokens to
+    come are too far away.
+
+    Forks hold the blocks of the sequence that they came from. A full block is never written again; one that is not is
+    copied by all but one of its holders, before they write to it.
+    """
+
+    def __init__(self, limits: ExecutorLimits, *, prefix_caching: bool) -> None:
+        self.block_size = limits.block_size
+        self._prefix_caching = prefix_caching
+        self._pools = [BlockPool(group.num_blocks, limits.block_size) for group in limits.groups]
+        self._padding = np.array([[group.padding_block] for group in limits.groups], np.int32)
+        self._first = self._pools[0]
+        self._windows = [
+            Window(index, group.window, limits.block_size)
+            for index, group in enumerate(limits.groups)
+            if group.window is not None
+        ]
+        self._is_full = limits.window is None  # the first group
+        self._most_chunk_tokens = limits.max_num_batched_tokens
+        self._forked: dict[int, CachedSequence] = {}  # by key; since the last decode: their last blocks may be shared
+        self._freed: set[int] = set()  # keys of those whose blocks have been freed behind a window since then
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the first group."""
+        return self._first.num_blocks
+
+    @property
+    def num_used(self) -> int:
+        """Blocks of the first group that sequences hold."""
+        return self._first.num_used
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that every group can give."""
+        if len(self._pools) == 1:
+            return self._first.num_free
+        return min([pool.num_free for pool in self._pools])
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether prompts get blocks chunk by chunk."""
+        return bool(self._windows)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether block tables have changed since blocks were last provided."""
+        return bool(self._forked or self._freed)
+
+    def cached(self, sequence: CachedSequence) -> Prefix:
+        """What a sequence may start with. None of it is acquired yet."""
+        return self._match(sequence.digests(self._num_reusable(sequence), self.block_size))
+
+    def should_await_prefix(self, sequence: CachedSequence) -> bool:
+        """Whether a running sequence is computing the very block that this one would have to start with."""
+        if sequence.awaited is None or not self._first.is_pending(sequence.awaited):
+            digests = sequence.digests(self._num_reusable(sequence), self.block_size)
+            num_cached = self._match(digests).num_blocks
+            missing = digests[num_cached] if num_cached < len(digests) else None
+            sequence.awaited = missing if missing is not None and self._first.is_pending(missing) else None
+        return sequence.awaited is not None
+
+    def has_room(self, sequence: CachedSequence, prefix: Prefix, num_spare: int) -> bool:
+        """Whether the tokens of a sequence that finds `prefix` fit in the free blocks, with `num_spare` left over."""
+        total = self._first.blocks_for(sequence.num_tokens)
+        fresh = [total - prefix.num_blocks] * len(self._pools)
+        for window in self._windows:
+            found = len(prefix.blocks[window.group])
+            most = min(window.most_blocks(self._most_chunk_tokens), self._pools[window.group].num_blocks)
+            fresh[window.group] = min(fresh[window.group], max(most - found, 1))
+        return all(
+            count + pool.num_unreferenced(cached) + num_spare <= pool.num_free
+            for count, cached, pool in zip(fresh, prefix.blocks, self._pools, strict=True)
+        )
+
+    def hold(self, sequence: CachedSequence, prefix: Prefix) -> None:
+        """Give a sequence blocks for all of its tokens, `prefix` first, and announce what it is about to compute.
+
+        Groups with windows give only what they have of the prefix: see `reach`.
+        """
+        start, total = prefix.num_blocks, self._first.blocks_for(sequence.num_tokens)
+        width = self._first.blocks_for(sequence.max_length)
+        sequence.block_tables = np.repeat(self._padding, width, axis=1)
+        sequence.first_blocks = [start - len(blocks) for blocks in prefix.blocks]
+        for table, first, pool, blocks in zip(
+            sequence.block_tables, sequence.first_blocks, self._pools, prefix.blocks, strict=True
+        ):
+            pool.acquire(blocks)
+            table[first:start] = blocks
+        sequence.num_blocks = sequence.num_window_blocks = sequence.num_registered = start
+        sequence.num_computed = start * self.block_size
+        if self._is_full:
+            sequence.block_tables[0, start:total] = self._first.allocate(total - start)
+            sequence.num_blocks = total
+        if self._prefix_caching:
+            full = sequence.digests(sequence.num_tokens // self.block_size, self.block_size)
+            sequence.announced = full[: start - 1 : -1] if start else full[::-1]
+            self._first.announce(sequence.announced)
+
+    def reach(self, sequence: CachedSequence, num_tokens: int, num_spare: int = 0) -> int:
+        """Give a sequence blocks with windows for `num_tokens`, or as many as are free but for `num_spare`.
+
+        Returns how many of these tokens it has blocks for in all groups.
+        """
+        if not self._windows:
+            return num_tokens
+        start = sequence.num_window_blocks
+        wanted = self._first.blocks_for(num_tokens) - start
+        free = min([self._pools[window.group].num_free for window in self._windows])
+        count = max(min(wanted, free - num_spare), 0)
+        for window in self._windows:
+            sequence.block_tables[window.group, start : start + count] = self._pools[window.group].allocate(count)
+        sequence.num_window_blocks += count
+        sequence.num_blocks = max(sequence.num_blocks, sequence.num_window_blocks)
+        return min(num_tokens, sequence.num_window_blocks * self.block_size)
+
+    def advance(self, sequence: CachedSequence) -> None:
+        """Let the prefix cache know the blocks that a sequence has filled, and free those behind its windows."""
+        if self._prefix_caching:
+            self._register_full(sequence)
+        for window in self._windows:
+            group = window.group
+            held, seen = sequence.first_blocks[group], window.first_block(sequence.num_computed)
+            if seen > held:
+                table = sequence.block_tables[group]
+                self._pools[group].release(table[held:seen].tolist())
+                table[held:seen] = self._padding[group]
+                sequence.first_blocks[group] = seen
+                self._freed.add(sequence.key)
+
+    def share(self, sequence: CachedSequence, fork: CachedSequence) -> None:
+        """Count the blocks of `sequence` as those of `fork`, which is to `become` it, instead of its own."""
+        for group, pool in enumerate(self._pools):
+            wanted, held = self._held(sequence, group), self._held(fork, group)
+            common = 0
+            while common < min(len(held), len(wanted)) and held[common] == wanted[common]:
+                common += 1
+            pool.acquire(wanted[common:])
+            pool.release(held[common:])
+        self._forked |= {sequence.key: sequence, fork.key: fork}
+
+    def release(self, sequence: CachedSequence) -> None:
+        """Take a sequence's blocks back, and what it has announced."""
+        self._first.retract(sequence.announced)
+        sequence.announced = []
+        for group, pool in enumerate(self._pools):
+            pool.release(self._held(sequence, group))
+        sequence.block_tables = np.empty((0, 0), np.int32)
+        sequence.first_blocks = []
+        sequence.num_blocks = sequence.num_window_blocks = sequence.num_registered = sequence.num_computed = 0
+        self._forked.pop(sequence.key, None)
+        self._freed.discard(sequence.key)
+
+    def lacking(self, decoding: Iterable[S]) -> tuple[list[S], list[CachedSequence]]:
+        """Those of `decoding` that need a block more for their last token, and those that need a copy of their last."""
+        block_size = self.block_size
+        short = [s for s in decoding if s.num_tokens > s.num_blocks * block_size]
+        holders: dict[int, list[CachedSequence]] = defaultdict(list)
+        for sequence in self._forked.values():
+            if sequence.num_computed % block_size:
+                holders[int(sequence.block_tables[0, sequence.num_computed // block_size])].append(sequence)
+        return short, [sequence for sharing in holders.values() for sequence in sharing[1:]]
+
+    def extend(self, sequence: CachedSequence, num_tokens: int, num_spare: int) -> int:
+        """Give a decoding sequence blocks for `num_tokens`, or as many as are free but for `num_spare`.
+
+        Returns how many tokens it has blocks for.
+        """
+        wanted = self._first.blocks_for(num_tokens) - sequence.num_blocks
+        count = min(wanted, self.num_free - num_spare)
+        if count > 0:
+            self._add_blocks(sequence, count)
+        return sequence.num_blocks * self.block_size
+
+    def provide(self, short: Seq[CachedSequence], sharing: Seq[CachedSequence]) -> tuple[Copies, set[int]]:
+        """Give those that are `lacking` a block each, which all groups must have free.
+
+        Returns the copies to make, and the keys of sequences whose block tables may have changed since the last time.
+        """
+        copies: Copies = defaultdict(list)
+        for sequence in short:
+            self._add_blocks(sequence, 1)
+        for sequence in sharing:
+            last = sequence.num_computed // self.block_size
+            for group, pool in enumerate(self._pools):
+                shared, own = int(sequence.block_tables[group, last]), pool.allocate(1)[0]
+                copies[group].append((shared, own))
+                sequence.block_tables[group, last] = own
+                pool.release([shared])
+        moved = {sequence.key for sequence in short} | self._forked.keys() | self._freed
+        self._forked, self._freed = {}, set()
+        return dict(copies), moved
+
+    def forget(self) -> None:
+        """Drop the content of every block from the cache; blocks that sequences hold stay theirs."""
+        for pool in self._pools:
+            pool.forget()
+
+    def check(self, holders: Seq[CachedSequence]) -> None:
+        """Raise AssertionError unless the books balance, given all sequences that hold blocks."""
+        for group, pool in enumerate(self._pools):
+            pool.check([self._held(sequence, group) for sequence in holders])
+        for sequence in holders:
+            assert sequence.num_computed <= sequence.num_blocks * self.block_size
+            for group, table in enumerate(sequence.block_tables):
+                first, padding = sequence.first_blocks[group], self._padding[group]
+                held = table[first : first + len(self._held(sequence, group))]
+                assert (held != padding).all()
+                assert (table == padding).sum() == len(table) - len(held), "a freed block is still in its table"
+        for window in self._windows:
+            for sequence in holders:
+                assert sequence.first_blocks[window.group] <= window.first_block(sequence.num_computed)
+                assert sequence.num_computed <= sequence.num_window_blocks * self.block_size
+
+    def _match(self, digests: list[Digest]) -> Prefix:
+        """The longest prefix of which all groups have what its next token sees."""
+        full = self._first.match(digests) if self._is_full else []
+        count = len(full) if self._is_full else len(digests)
+        blocks: list[list[int]] = []
+        while self._windows:
+            blocks = [full[:count]] if self._is_full else []
+            for window in self._windows:
+                first = window.first_block(count * self.block_size)
+                found = self._pools[window.group].match(digests[first:count])
+                blocks.append(found)
+                if first + len(found) < count:
+                    count = first + len(found)  # no prefix in between does without the block that is missing
+                    break
+            else:
+                return Prefix(count, blocks)
+        return Prefix(count, [full])
+
+    def _register_full(self, sequence: CachedSequence) -> None:
+        full = sequence.num_computed // self.block_size
+        for i in range(sequence.num_registered, full):
+            digest = sequence.digests(i + 1, self.block_size)[i]
+            for pool, table in zip(self._pools, sequence.block_tables, strict=True):
+                pool.register(int(table[i]), digest)
+            if sequence.announced:
+                self._first.retract([sequence.announced.pop()])
+        sequence.num_registered = full
+
+    def _add_blocks(self, sequence: CachedSequence, count: int) -> None:
+        """The tables of all groups are of the same length by now: the prompt is computed."""
+        end = sequence.num_blocks + count
+        for pool, table in zip(self._pools, sequence.block_tables, strict=True):
+            table[sequence.num_blocks : end] = pool.allocate(count)
+        sequence.num_blocks = sequence.num_window_blocks = end
+
+    def _held(self, sequence: CachedSequence, group: int) -> list[int]:
+        if not sequence.num_blocks:
+            return []
+        full = self._is_full and group == 0
+        end = sequence.num_blocks if full else sequence.num_window_blocks
+        held: list[int] = sequence.block_tables[group, sequence.first_blocks[group] : end].tolist()
+        return held
+
+    def _num_reusable(self, sequence: CachedSequence) -> int:
+        return sequence.num_reusable // self.block_size if self._prefix_caching else 0

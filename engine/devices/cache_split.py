@@ -1,0 +1,77 @@
+"""How the memory of the KV cache is split among its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import DeviceError
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBytes:
+    """What one token takes in a cache group, over all of its layers. `window` is as in CacheGroup."""
+
+    window: int | None
+    bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSplit:
+    """The groups, the first one first, in blocks of `block_size` tokens.
+
+    A group with a window behind the first has as many blocks as it can ever use with `max_num_seqs` sequences and
+    `max_num_batched_tokens` a step, or as many as the first group where that is less. The first group has the rest.
+    """
+
+    groups: Sequence[GroupBytes]
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    def blocks(self, kv_cache_bytes: int) -> list[int]:
+        """How many blocks each group has. Raises DeviceError if there is not even one of each."""
+        first = self.first_blocks(kv_cache_bytes)
+        if first < 1:
+            block_bytes = self.bytes_with(1)
+            raise DeviceError(
+                f"a KV cache of {kv_cache_bytes} bytes holds no block of {block_bytes} bytes; raise --kv-cache-space"
+            )
+        return [first, *(min(first, count) for count in self._narrower())]
+
+    def first_blocks(self, kv_cache_bytes: int) -> int:
+        """How many blocks the first group has."""
+        left, shared = kv_cache_bytes, self.bytes_with(1)
+        for count, group in sorted(zip(self._narrower(), self.groups[1:], strict=True), key=lambda pair: pair[0]):
+            if left // shared < count:
+                break
+            size = group.bytes_per_token * self.block_size
+            left, shared = left - count * size, shared - size
+        return left // shared
+
+    def bytes_with(self, num_blocks: int) -> int:
+        """What all groups take if the first has `num_blocks`."""
+        first, *others = self.groups
+        tokens = num_blocks * first.bytes_per_token
+        tokens += sum(
+            min(num_blocks, count) * group.bytes_per_token
+            for count, group in zip(self._narrower(), others, strict=True)
+        )
+        return tokens * self.block_size
+
+    def first_blocks_of(self, num_seqs: int, num_tokens: int, num_batched_tokens: int) -> int:
+        """How many blocks of the first group sequences of `num_tokens` need, `num_batched_tokens` being in a step."""
+        whole, window = num_seqs * -(-num_tokens // self.block_size), self.groups[0].window
+        return whole if window is None else min(whole, self._held(window, num_seqs, num_batched_tokens))
+
+    def _narrower(self) -> list[int]:
+        return [
+            self._held(group.window, self.max_num_seqs, self.max_num_batched_tokens)
+            for group in self.groups[1:]
+            if group.window is not None
+        ]
+
+    def _held(self, window: int, num_seqs: int, num_batched_tokens: int) -> int:
+        """The most blocks that sequences hold of a window's group: they are freed where the next block is full."""
+        seen = -(-(window - 1) // self.block_size) + 1
+        return num_seqs * (seen + 2) + -(-num_batched_tokens // self.block_size)

@@ -1,0 +1,169 @@
+"""The cache manager's promises for windows: what is behind them is free for others, and no schedule shows in tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from engine.driving import Driver, Job, Oracle, Sampled, Scored, alone, random_clock
+from engine.fake_executor import FakeExecutor
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidewheel.engine.devices.base import CacheGroup, ExecutorLimits
+from tidewheel.engine.outputs import FinishReason
+from tidewheel.engine.sampling_params import SamplingParams
+
+BLOCK = 4
+EOS = frozenset({0, 7})
+MAX_LENGTH = 48  # tokens
+ROOMY = ExecutorLimits(BLOCK, 64, 8, 64)
+
+
+def job(length: int, max_tokens: int, *, first: int = 1, n: int = 1, beam_width: int | None = None) -> Job:
+    prompt = tuple((first + i) % 200 for i in range(length))
+    return Job(prompt, SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True, beam_width=beam_width))
+
+
+def with_windows(limits: ExecutorLimits, windows: tuple[int | None, ...], *num_blocks: int) -> ExecutorLimits:
+    first, *narrower = zip(num_blocks, windows, strict=True)
+    groups = tuple(CacheGroup(count, window) for count, window in narrower)
+    return dataclasses.replace(limits, num_blocks=first[0], window=first[1], narrower=groups)
+
+
+WINDOWS: list[tuple[int | None, ...]] = [(None, 6), (None, 13, 1), (9,), (None, 100), (17, 5)]
+
+# Prompts of few kinds, so that they often share prefixes.
+jobs = st.builds(
+    lambda stem, tail, max_tokens, n, seed, scored: Job(
+        (*range(stem), *tail),
+        SamplingParams(max_tokens=max_tokens, temperature=1.0, n=n, ignore_eos=True, prompt_logprobs=scored),
+        seed,
+    ),
+    st.integers(0, 30),
+    st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    st.sampled_from([1, 2, 5, 9, 30]),
+    st.sampled_from([1, 1, 1, 2, 3]),
+    st.integers(0, 3),
+    st.sampled_from([None, None, None, 0]),
+)
+
+
+@st.composite
+def executor_limits(draw: st.DrawFn) -> ExecutorLimits:
+    windows = draw(st.sampled_from(WINDOWS))
+    chunked = draw(st.booleans())
+    limits = ExecutorLimits(
+        block_size=BLOCK,
+        num_blocks=1,
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.sampled_from([1, 3, 6, 17, 64] if chunked else [48, 64])),
+        mixed_steps=draw(st.booleans()),
+        chunked_prefill=chunked,
+    )
+    fewest = [
+        MAX_LENGTH // BLOCK if window is None or not chunked else -(-(window - 1) // BLOCK) + 1 for window in windows
+    ]
+    return with_windows(limits, windows, *(count + draw(st.integers(0, 8)) for count in fewest))
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(
+    executor_limits(),
+    st.lists(st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0, 99), max_size=1)), max_size=8),
+    st.booleans(),
+    st.integers(0, 1000),
+    st.booleans(),
+)
+def test_any_schedule_samples_what_a_request_samples_alone(
+    limits: ExecutorLimits, arrivals: list[tuple[list[Job], list[int]]], prefix_caching: bool, seed: int, drafting: bool
+) -> None:
+    oracle = Oracle(seed)
+    drafter = oracle if drafting else None
+    roomy = with_windows(ROOMY, tuple(group.window for group in limits.groups), *[64] * len(limits.groups))
+    driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, prefix_caching, random_clock(seed), drafter=drafter)
+    expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
+    for arriving, aborted in arrivals:
+        for new in arriving:
+            for index, key in enumerate(driver.add(new)):
+                expected[key] = alone(FakeExecutor(roomy), MAX_LENGTH, new, index, EOS)
+                oracle.tell(key, [token for token, *_ in expected[key][0]])
+        for number in aborted:
+            if expected:
+                driver.abort(number % len(expected))
+        driver.step()
+    driver.run()
+    assert set(driver.finished) == set(expected)
+    for key, (wanted, wanted_scores) in expected.items():
+        sampled, scored = driver.sampled[key], driver.scored[key]
+        if driver.finished[key].reason is FinishReason.ABORT:
+            assert (sampled, scored) == (wanted[: len(sampled)], wanted_scores[: len(scored)])
+        else:
+            assert (sampled, scored) == (wanted, wanted_scores)
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_beams_find_the_same_in_a_tight_cache(windows: tuple[int | None, ...]) -> None:
+    wanted = job(9, 20, n=2, beam_width=3)
+    found = []
+    for blocks in (64, 24):
+        limits = with_windows(ROOMY, windows, *[blocks] * len(windows))
+        driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, vocab_size=256)
+        keys = driver.add(wanted)
+        driver.add(job(20, 20, first=90))
+        driver.run()
+        found.append(driver.hypotheses(keys))
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
+
+
+def test_a_context_is_longer_than_the_blocks_of_its_window() -> None:
+    limits = with_windows(ROOMY, (6,), 4)
+    assert limits.max_context is None
+    driver = Driver(FakeExecutor(limits), 200)
+    (key,) = driver.add(job(90, 100))
+    driver.run()
+    assert len(driver.tokens(key)) == 100
+    assert driver.scheduler.preemptions_total == 0
+
+
+def test_blocks_behind_a_window_go_to_others() -> None:
+    """Two sequences whose contexts take all of the first group need a few blocks each of the other."""
+    limits = with_windows(ROOMY, (None, 6), 32, 2 * 4)
+    driver = Driver(FakeExecutor(limits), 64)
+    for first in (1, 100):
+        driver.add(job(4, 60, first=first))
+    driver.run()
+    assert driver.scheduler.preemptions_total == 0
+
+
+@pytest.mark.parametrize(("windows", "reused"), [((None, 6), 40), ((9,), 40), ((None, 30, 6), 40)])
+def test_a_prefix_hit_needs_what_its_next_token_sees(windows: tuple[int | None, ...], reused: int) -> None:
+    driver = Driver(FakeExecutor(with_windows(ROOMY, windows, *[64] * len(windows))), 64)
+    for _ in range(2):
+        driver.add(job(41, 1))
+        driver.run()
+    assert driver.scheduler.cached_prompt_tokens_total == reused
+
+
+def test_a_prefix_whose_window_was_reused_is_cut_to_one_whose_was_not() -> None:
+    """The second prompt shares 20 tokens with the first, the blocks before which have gone to others meanwhile."""
+    driver = Driver(FakeExecutor(with_windows(ROOMY, (None, 6), 64, 5)), 64)
+    prompt = tuple(range(40))
+    driver.add(Job(prompt, SamplingParams(max_tokens=1)))
+    driver.run()
+    driver.add(Job((*prompt[:20], 99), SamplingParams(max_tokens=1)))
+    driver.run()
+    assert driver.scheduler.cached_prompt_tokens_total in range(20)
+    driver.scheduler.cached_prompt_tokens_total = 0
+    driver.add(Job((*prompt, 99), SamplingParams(max_tokens=3)))
+    driver.run()
+    assert len(driver.finished) == 3
+
+
+def test_the_longest_context_is_that_of_the_tightest_group() -> None:
+    assert ROOMY.max_context == 256
+    assert with_windows(ROOMY, (None, 6), 64, 4).max_context == 256
+    assert with_windows(ROOMY, (None, 13), 64, 3).max_context == 12  # too few for one window
+    whole = dataclasses.replace(with_windows(ROOMY, (6,), 4), chunked_prefill=False)
+    assert whole.max_context == 16
