@@ -8,13 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from .constraints.masks import MaskWriter
 from .delivery import Delivery, add_ends, deliveries
-from .devices.base import Executor
+from .devices.base import Executor, RecurrentExecutor
 from .devices.batch import TokenMasks
 from .histogram import Histogram
 from .scheduling.batch_builder import BatchBuilder
@@ -151,6 +151,8 @@ class EngineLoop:
         started = time.perf_counter()
         for group, pairs in step.copies.items():
             self._executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
+        if step.state_copies:
+            cast(RecurrentExecutor, self._executor).copy_states(np.array(step.state_copies, dtype=np.int32))
         output = self._executor.start(batch).wait()
         passed_on = self._executor.hand_over(len(output.token_ids))  # before the event loop is woken
         if masks is not None:

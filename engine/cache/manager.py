@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..devices.base import ExecutorLimits
 from .blocks import BlockPool
 from .identity import Digest
+from .states import StateSlots
 from .window import Window
 
 
@@ -33,6 +34,7 @@ class CachedSequence(Protocol):
     num_blocks: int
     num_window_blocks: int
     first_blocks: list[int]
+    state_slot: int
     num_registered: int
     announced: list[Digest]
     awaited: Digest | None
@@ -69,7 +71,7 @@ class CacheManager:
     Layers that see all tokens are one cache group; those that see a window of the same size are another. All groups
     divide a sequence into blocks alike, and each has blocks of its own. A group without a window holds a sequence's
     blocks from its admission to its end. One with a window gets them chunk by chunk, and frees them when all tokens to
-    come are too far away.
+    come are too far away. Recurrent layers have a slot of state for each sequence, and snapshots of it at block ends.
 
     Forks hold the blocks of the sequence that they came from. A full block is never written again; one that is not is
     copied by all but one of its holders, before they write to it.
@@ -86,6 +88,7 @@ class CacheManager:
             for index, group in enumerate(limits.groups)
             if group.window is not None
         ]
+        self._states = StateSlots(limits.num_states, limits.block_size) if limits.num_states else None
         self._is_full = limits.window is None  # the first group
         self._most_chunk_tokens = limits.max_num_batched_tokens
         self._forked: dict[int, CachedSequence] = {}  # by key; since the last decode: their last blocks may be shared
@@ -163,6 +166,9 @@ class CacheManager:
         if self._is_full:
             sequence.block_tables[0, start:total] = self._first.allocate(total - start)
             sequence.num_blocks = total
+        if self._states is not None:
+            digests = sequence.digests(start, self.block_size)
+            sequence.state_slot = self._states.start(digests[-1] if start else None)
         if self._prefix_caching:
             full = sequence.digests(sequence.num_tokens // self.block_size, self.block_size)
             sequence.announced = full[: start - 1 : -1] if start else full[::-1]
@@ -189,6 +195,8 @@ class CacheManager:
         """Let the prefix cache know the blocks that a sequence has filled, and free those behind its windows."""
         if self._prefix_caching:
             self._register_full(sequence)
+            if self._states is not None and sequence.num_computed % self.block_size == 0:
+                self._states.keep(sequence.state_slot, sequence.digests(sequence.num_registered, self.block_size)[-1])
         for window in self._windows:
             group = window.group
             held, seen = sequence.first_blocks[group], window.first_block(sequence.num_computed)
@@ -208,6 +216,8 @@ class CacheManager:
                 common += 1
             pool.acquire(wanted[common:])
             pool.release(held[common:])
+        if self._states is not None:
+            fork.state_slot = self._states.fork(sequence.state_slot, fork.state_slot)
         self._forked |= {sequence.key: sequence, fork.key: fork}
 
     def release(self, sequence: CachedSequence) -> None:
@@ -216,6 +226,9 @@ class CacheManager:
         sequence.announced = []
         for group, pool in enumerate(self._pools):
             pool.release(self._held(sequence, group))
+        if self._states is not None and sequence.state_slot >= 0:
+            self._states.end(sequence.state_slot)
+            sequence.state_slot = -1
         sequence.block_tables = np.empty((0, 0), np.int32)
         sequence.first_blocks = []
         sequence.num_blocks = sequence.num_window_blocks = sequence.num_registered = sequence.num_computed = 0
@@ -262,15 +275,23 @@ class CacheManager:
         self._forked, self._freed = {}, set()
         return dict(copies), moved
 
+    def take_state_copies(self) -> list[tuple[int, int]]:
+        """The slots of state to copy before the next step, `(from, to)`, one after the other."""
+        return [] if self._states is None else self._states.take_copies()
+
     def forget(self) -> None:
         """Drop the content of every block from the cache; blocks that sequences hold stay theirs."""
         for pool in self._pools:
             pool.forget()
+        if self._states is not None:
+            self._states.forget()
 
     def check(self, holders: Seq[CachedSequence]) -> None:
         """Raise AssertionError unless the books balance, given all sequences that hold blocks."""
         for group, pool in enumerate(self._pools):
             pool.check([self._held(sequence, group) for sequence in holders])
+        if self._states is not None:
+            self._states.check([sequence.state_slot for sequence in holders])
         for sequence in holders:
             assert sequence.num_computed <= sequence.num_blocks * self.block_size
             for group, table in enumerate(sequence.block_tables):
@@ -287,8 +308,9 @@ class CacheManager:
         """The longest prefix of which all groups have what its next token sees."""
         full = self._first.match(digests) if self._is_full else []
         count = len(full) if self._is_full else len(digests)
-        blocks: list[list[int]] = []
-        while self._windows:
+        while True:
+            while self._states is not None and count and not self._states.has(digests[count - 1]):
+                count -= 1
             blocks = [full[:count]] if self._is_full else []
             for window in self._windows:
                 first = window.first_block(count * self.block_size)
@@ -299,7 +321,6 @@ class CacheManager:
                     break
             else:
                 return Prefix(count, blocks)
-        return Prefix(count, [full])
 
     def _register_full(self, sequence: CachedSequence) -> None:
         full = sequence.num_computed // self.block_size

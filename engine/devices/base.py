@@ -98,6 +98,9 @@ class ExecutorLimits:
 
     Beside its `num_blocks` an executor owns a `padding_block` in each group, which no sequence reads: unused entries of
     block tables name it, and what is computed for padding is written there. Entries behind a window name it too.
+
+    `num_states` are the slots of recurrent state, one for each sequence and the others for snapshots, with one for
+    padding behind them; 0: no layer is recurrent.
     """
 
     block_size: int
@@ -110,8 +113,11 @@ class ExecutorLimits:
     shapes: tuple[StepShape, ...] = ()
     window: int | None = None
     narrower: tuple[CacheGroup, ...] = ()
+    num_states: int = 0
 
     def __post_init__(self) -> None:
+        if 0 < self.num_states < self.max_num_seqs:
+            raise ValueError(f"{self.max_num_seqs} sequences need as many states, and there are {self.num_states}")
         if too_large := [s for s in self.shapes if s.num_tokens > self.max_num_batched_tokens]:
             raise ValueError(f"{too_large[0]} is more than the {self.max_num_batched_tokens} tokens of a step")
 
@@ -188,6 +194,14 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free weights and cache and stop the device's threads. Calling it twice is allowed."""
+        ...
+
+
+class RecurrentExecutor(Executor, Protocol):
+    """One with recurrent layers. A sequence that begins at position 0 begins with the initial state."""
+
+    def copy_states(self, pairs: NDArray[np.int32]) -> None:
+        """Copy the state of all layers between slots, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
         ...
 
 

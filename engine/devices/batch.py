@@ -124,6 +124,7 @@ class StepBatch:
     sampling: SamplingBatch
     return_logits: bool = False  # for tests and tools: costs R x vocab floats
     narrower_tables: tuple[NDArray[np.int32], ...] = ()
+    state_slots: NDArray[np.int32] | None = None  # [S]; where recurrent layers keep what they know of a sequence
 
 
 @dataclass(slots=True)

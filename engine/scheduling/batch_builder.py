@@ -27,6 +27,7 @@ class BatchBuilder:
     def __init__(self, limits: ExecutorLimits) -> None:
         self._padding = np.array([[[group.padding_block]] for group in limits.groups], np.int32)
         self._tables = np.repeat(self._padding, 0, axis=1)  # [groups, S, max_blocks], of the decodes
+        self._is_recurrent = limits.num_states > 0
         self._version: int | None = None
         self._decodes = _empty_batch()
         self._uses_history = False
@@ -66,6 +67,7 @@ class BatchBuilder:
             logits_rows=logits_rows,
             sampling=_with_scored(sampling, rows) if rows.num_scored else sampling,
             narrower_tables=tuple(narrower_tables),
+            state_slots=self._state_slots(sequences),
         )
 
     def _decode_batch(self, step: Step) -> StepBatch:
@@ -76,6 +78,7 @@ class BatchBuilder:
             batch.positions[:] = [sequence.num_computed for sequence in sequences]
             np.add(batch.positions, 1, out=batch.context_len)
             self._set_tables(batch, sequences)
+            batch.state_slots = self._state_slots(sequences)
             # The same array for two things: a token is sampled where the context ends.
             batch.sampling = _sampling(sequences, batch.context_len)
             self._version = step.decode_version
@@ -103,6 +106,9 @@ class BatchBuilder:
         self._tables = self._block_tables(decodes, _TABLE_ROOM)
         batch.block_tables, *narrower_tables = self._tables
         batch.narrower_tables = tuple(narrower_tables)
+
+    def _state_slots(self, sequences: Seq[Sequence]) -> NDArray[np.int32] | None:
+        return np.array([s.state_slot for s in sequences], dtype=np.int32) if self._is_recurrent else None
 
     def _block_tables(self, sequences: Seq[Sequence], room: int = 0) -> NDArray[np.int32]:
         width = max([sequence.num_blocks for sequence in sequences], default=0) + room

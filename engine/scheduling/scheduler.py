@@ -45,6 +45,8 @@ class Scheduler:
         """A `drafter` guesses at tokens to come. Raises ValueError for one with a device of fixed shapes."""
         if drafter is not None and limits.shapes:
             raise ValueError("drafts cannot be run by a device with fixed shapes")
+        if drafter is not None and limits.num_states:
+            raise ValueError("drafts cannot be run by a recurrent model: its state cannot go back before a wrong guess")
         self.cache = CacheManager(limits, prefix_caching=enable_prefix_caching)
         self.cost_model = cost_model
         self.prompt_tokens_total = 0
@@ -146,6 +148,8 @@ class Scheduler:
             self._prefilled_last = bool(step.rows.chunks)
         step.rows.has_beams = self._beams.are_running
         step.load = self._room.padded(step)
+        if step.rows:
+            step.state_copies = self.cache.take_state_copies()
         return step if step.rows else None
 
     def commit(self, step: Step, output: StepOutput) -> list[Finished]:

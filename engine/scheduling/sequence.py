@@ -70,6 +70,7 @@ class Sequence:
         "scheduled_at",
         "search",
         "state",
+        "state_slot",
         "stop_ids",
         "tokens",
     )
@@ -117,6 +118,7 @@ class Sequence:
         self.num_blocks = 0  # of the tables, that are in use
         self.num_window_blocks = 0  # of those, that groups with a window have so far: a prompt gets them chunk by chunk
         self.first_blocks: list[int] = []  # of each group, the first that is still held
+        self.state_slot = -1  # of recurrent state, while it holds one
         self.num_registered = 0  # full blocks that the prefix cache knows about
         self._digests: list[Digest] = []
         self.announced: list[Digest] = []  # by this sequence, last one first

@@ -17,14 +17,16 @@ class Step:
     """What runs next.
 
     As long as `decode_version` stays the same, so do the `rows.decodes`, their order and their biases; `moved` are the
-    indices of those whose block tables have changed since. `copies` are KV blocks, `(from, to)` by cache
-    group, to be copied before the step runs. `preempted` are the keys of sequences that had to make way for it.
+    indices of those whose block tables have changed since. `copies` are KV blocks, `(from, to)` by cache group, and
+    `state_copies` slots of recurrent state, one after the other, to be copied before the step runs. `preempted` are the
+    keys of sequences that had to make way for it.
     """
 
     rows: StepRows = field(default_factory=StepRows)
     decode_version: int = 0
     moved: list[int] = field(default_factory=list)
     copies: Mapping[int, Seq[tuple[int, int]]] = field(default_factory=dict)
+    state_copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     load: StepLoad = field(default_factory=StepLoad)
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from engine.tiny_tokenizers import tiny
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
-from tidewheel.engine.devices.base import Executor, ExecutorLimits, StepShape
+from tidewheel.engine.devices.base import Executor, ExecutorLimits, RecurrentExecutor, StepShape
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
@@ -157,9 +158,15 @@ class Driver:
         sampled = step.rows.sampled
         masks = self.masks.start([s.constraint for s in sampled]) if self.scheduler.has_constraints else None
         batch = self.builder.build(step, masks)
+        for row, sequence in enumerate(rows.sequences):
+            for table, wanted in zip((batch.block_tables, *batch.narrower_tables), sequence.block_tables, strict=True):
+                count = sequence.num_blocks
+                assert (table[row, :count] == wanted[:count]).all(), "a table is not its sequence's"
         for group, pairs in step.copies.items():
             self._check_copies(pairs)
             self.executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
+        if step.state_copies:
+            cast(RecurrentExecutor, self.executor).copy_states(np.array(step.state_copies, dtype=np.int32))
         self._record(step, batch)
         self.steps.append(step)
         self.cost_model.observe(step.load, self.clock(step))

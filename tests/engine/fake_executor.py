@@ -32,6 +32,7 @@ class FakeExecutor:
         self.largest_batch = 0
         slots = [(group.num_blocks + 1) * limits.block_size for group in limits.groups]
         self._tokens = [np.full(count, -1, dtype=np.int32) for count in slots]
+        self._states = [-1] * (limits.num_states + 1)  # of a recurrent layer: a running sum over the tokens
         self._positions = [np.full(count, -1, dtype=np.int32) for count in slots]
 
     def step(self, batch: StepBatch) -> StepOutput:
@@ -51,13 +52,34 @@ class FakeExecutor:
                 assert (self._positions[group][slots] == positions).all(), "a slot was not computed, or is another's"
                 for position, token in zip(positions.tolist(), self._tokens[group][slots].tolist(), strict=True):
                     assert tokens.setdefault(position, token) == token, "two groups have different tokens"
+        states = self._recur(batch) if self.limits.num_states else [b""] * len(batch.token_ids)
         if batch.sampling.masks is not None:
             batch.sampling.masks.wait()
         output = StepOutput.empty(batch.sampling)
         for row, token in enumerate(batch.logits_rows):
             sequence = int(np.searchsorted(batch.query_start, token, side="right")) - 1
-            self._sample_row(batch, row, self._seen(batch, sequence, int(batch.positions[token])), output)
+            seen = self._seen(batch, sequence, int(batch.positions[token])) + states[token]
+            self._sample_row(batch, row, seen, output)
         return output
+
+    def _recur(self, batch: StepBatch) -> list[bytes]:
+        """Let each token change the state of its sequence; the states after the tokens."""
+        assert batch.state_slots is not None
+        assert batch.state_slots.dtype == np.int32
+        assert ((batch.state_slots >= 0) & (batch.state_slots < self.limits.num_states)).all()
+        assert len(set(batch.state_slots.tolist())) == len(batch.context_len), "two sequences have one state"
+        states = []
+        for slot, start, end in zip(batch.state_slots, batch.query_start[:-1], batch.query_start[1:], strict=True):
+            for token, position in zip(batch.token_ids[start:end], batch.positions[start:end], strict=True):
+                before = 0 if position == 0 else self._states[slot]
+                assert before >= 0, "a state that nobody has computed"
+                self._states[slot] = (before * 31 + int(token) + 1) % 2**61
+                states.append(self._states[slot].to_bytes(8, "little"))
+        return states
+
+    def copy_states(self, pairs: np.ndarray) -> None:
+        for source, target in pairs.tolist():
+            self._states[target] = self._states[source]
 
     def _seen(self, batch: StepBatch, sequence: int, position: int) -> bytes:
         """What the token at a position sees, group by group."""
@@ -121,7 +143,7 @@ class FakeExecutor:
             sampling.bias_ids[bias].tobytes(),
             sampling.bias_values[bias].tobytes(),
         ]
-        if len(history) and self.limits.groups == (CacheGroup(self.limits.num_blocks),):
+        if len(history) and self.limits.groups == (CacheGroup(self.limits.num_blocks),) and not self.limits.num_states:
             assert history.tobytes() == context
         masks = sampling.masks
         mask = None if masks is None or masks.index[row] < 0 else masks.bits[masks.index[row]]

@@ -1,4 +1,4 @@
-"""The cache manager's promises for windows: what is behind them is free for others, and no schedule shows in tokens."""
+"""The cache manager's promises: what windows leave is free for others, states go on from snapshots, nothing shows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_windows(limits: ExecutorLimits, windows: tuple[int | None, ...], *num_b
     return dataclasses.replace(limits, num_blocks=first[0], window=first[1], narrower=groups)
 
 
-WINDOWS: list[tuple[int | None, ...]] = [(None, 6), (None, 13, 1), (9,), (None, 100), (17, 5)]
+WINDOWS: list[tuple[int | None, ...]] = [(None,), (None, 6), (None, 13, 1), (9,), (None, 100), (17, 5)]
 
 # Prompts of few kinds, so that they often share prefixes.
 jobs = st.builds(
@@ -61,6 +61,8 @@ def executor_limits(draw: st.DrawFn) -> ExecutorLimits:
         mixed_steps=draw(st.booleans()),
         chunked_prefill=chunked,
     )
+    if draw(st.booleans()):
+        limits = dataclasses.replace(limits, num_states=limits.max_num_seqs + draw(st.integers(0, 6)))
     fewest = [
         MAX_LENGTH // BLOCK if window is None or not chunked else -(-(window - 1) // BLOCK) + 1 for window in windows
     ]
@@ -79,8 +81,9 @@ def test_any_schedule_samples_what_a_request_samples_alone(
     limits: ExecutorLimits, arrivals: list[tuple[list[Job], list[int]]], prefix_caching: bool, seed: int, drafting: bool
 ) -> None:
     oracle = Oracle(seed)
-    drafter = oracle if drafting else None
+    drafter = oracle if drafting and not limits.num_states else None
     roomy = with_windows(ROOMY, tuple(group.window for group in limits.groups), *[64] * len(limits.groups))
+    roomy = dataclasses.replace(roomy, num_states=8 if limits.num_states else 0)
     driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, prefix_caching, random_clock(seed), drafter=drafter)
     expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
     for arriving, aborted in arrivals:
@@ -102,12 +105,14 @@ def test_any_schedule_samples_what_a_request_samples_alone(
             assert (sampled, scored) == (wanted, wanted_scores)
 
 
+@pytest.mark.parametrize("num_states", [0, 8])
 @pytest.mark.parametrize("windows", WINDOWS)
-def test_beams_find_the_same_in_a_tight_cache(windows: tuple[int | None, ...]) -> None:
+def test_beams_find_the_same_in_a_tight_cache(windows: tuple[int | None, ...], num_states: int) -> None:
     wanted = job(9, 20, n=2, beam_width=3)
     found = []
     for blocks in (64, 24):
         limits = with_windows(ROOMY, windows, *[blocks] * len(windows))
+        limits = dataclasses.replace(limits, num_states=num_states)
         driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, vocab_size=256)
         keys = driver.add(wanted)
         driver.add(job(20, 20, first=90))
@@ -167,3 +172,54 @@ def test_the_longest_context_is_that_of_the_tightest_group() -> None:
     assert with_windows(ROOMY, (None, 13), 64, 3).max_context == 12  # too few for one window
     whole = dataclasses.replace(with_windows(ROOMY, (6,), 4), chunked_prefill=False)
     assert whole.max_context == 16
+
+
+def recurrent(num_states: int = 16) -> ExecutorLimits:
+    return dataclasses.replace(ROOMY, num_states=num_states)
+
+
+def test_a_prefix_hit_goes_on_from_a_snapshot_at_the_end_of_a_step() -> None:
+    """A step ends at 16 tokens, and another at 32: no state is known in between."""
+    limits = dataclasses.replace(recurrent(), max_num_batched_tokens=16)
+    driver = Driver(FakeExecutor(limits), 64)
+    prompt = tuple(range(100, 139))
+    for length, reused in ((39, 0), (39, 32), (30, 16)):
+        wanted = Job(prompt[:length], SamplingParams(max_tokens=3, ignore_eos=True))
+        (key,) = driver.add(wanted)
+        before = driver.scheduler.cached_prompt_tokens_total
+        driver.run()
+        assert driver.scheduler.cached_prompt_tokens_total - before == reused
+        assert driver.sampled[key] == alone(FakeExecutor(recurrent()), 64, wanted, 0, frozenset())[0]
+
+
+def test_decoding_leaves_a_snapshot_at_each_block_end() -> None:
+    driver = Driver(FakeExecutor(recurrent()), 64)
+    (key,) = driver.add(job(6, 10))
+    driver.run()
+    driver.add(Job((*job(6, 10).prompt, *driver.tokens(key), 99), SamplingParams(max_tokens=1)))
+    driver.run()
+    assert driver.scheduler.cached_prompt_tokens_total == 12  # 15 tokens were computed, the 16th only sampled
+
+
+def test_sequences_run_where_all_slots_are_theirs() -> None:
+    driver = Driver(FakeExecutor(dataclasses.replace(ROOMY, num_states=2, max_num_seqs=2)), 64)
+    keys = [driver.add(job(17, 5, first=first))[0] for first in (1, 1, 60, 60)]
+    driver.run()
+    assert [driver.tokens(key) for key in keys[::2]] == [driver.tokens(key) for key in keys[1::2]]
+
+
+def test_forks_have_states_of_their_own() -> None:
+    driver = Driver(FakeExecutor(recurrent()), 64)
+    keys = driver.add(job(21, 9, n=4))
+    driver.run()
+    assert sum(step.load.prefill_tokens for step in driver.steps) == 21
+    assert len({tuple(driver.tokens(key)) for key in keys}) == 4
+    for index, key in enumerate(keys):
+        assert driver.sampled[key] == alone(FakeExecutor(recurrent()), 64, job(21, 9, n=4), index, frozenset())[0]
+
+
+def test_every_sequence_needs_a_state_and_guesses_cannot_be_undone() -> None:
+    with pytest.raises(ValueError, match="8 sequences need as many states"):
+        recurrent(7)
+    with pytest.raises(ValueError, match="state cannot go back"):
+        Driver(FakeExecutor(recurrent()), 64, drafter=Oracle(0))
