@@ -160,7 +160,6 @@ def test_a_prefix_whose_window_was_reused_is_cut_to_one_whose_was_not() -> None:
     driver.add(Job((*prompt[:20], 99), SamplingParams(max_tokens=1)))
     driver.run()
     assert driver.scheduler.cached_prompt_tokens_total in range(20)
-    driver.scheduler.cached_prompt_tokens_total = 0
     driver.add(Job((*prompt, 99), SamplingParams(max_tokens=3)))
     driver.run()
     assert len(driver.finished) == 3
