@@ -42,7 +42,7 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         drafter: Drafter | None = None,
     ) -> None:
-        """A `drafter` guesses at tokens to come. Raises ValueError for one with a device of fixed shapes."""
+        """A `drafter` guesses at tokens to come. Raises ValueError for one with fixed shapes or recurrent layers."""
         if drafter is not None and limits.shapes:
             raise ValueError("drafts cannot be run by a device with fixed shapes")
         if drafter is not None and limits.num_states:

@@ -253,6 +253,34 @@ def random_clock(seed: int) -> Callable[[Step], float]:
     return lambda step: rng.choice([0.1, 1.0, 5.0, 9.0, 11.0, 40.0, 1000.0])
 
 
+def check_schedule(
+    driver: Driver, moments: list[tuple[list[Job], list[int]]], make_roomy: Callable[[], Executor], oracle: Oracle
+) -> None:
+    """Fails unless all requests get what each gets alone on an executor of its own that `make_roomy` makes.
+
+    At each of `moments` jobs arrive, and sequences are aborted: by a number, modulo those that there are.
+    """
+    expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
+    for arriving, aborted in moments:
+        for new in arriving:
+            for index, key in enumerate(driver.add(new)):
+                expected[key] = alone(make_roomy(), driver.max_length, new, index, driver.eos_ids)
+                oracle.tell(key, [token for token, *_ in expected[key][0]])
+        for number in aborted:
+            if expected:
+                driver.abort(number % len(expected))
+        driver.step()
+    driver.run()
+    assert set(driver.finished) == set(expected)
+    for key, (wanted, wanted_scores) in expected.items():
+        sampled, scored = driver.sampled[key], driver.scored[key]
+        if driver.finished[key].reason is FinishReason.ABORT:
+            assert sampled == wanted[: len(sampled)]
+            assert scored == wanted_scores[: len(scored)]
+        else:
+            assert (sampled, scored) == (wanted, wanted_scores)
+
+
 def check_any_company(
     tested: Executor,
     reference: Executor,

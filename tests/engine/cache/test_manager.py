@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from engine.driving import Driver, Job, Oracle, Sampled, Scored, alone, random_clock
+from engine.driving import Driver, Job, Oracle, alone, check_schedule, random_clock
 from engine.fake_executor import FakeExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.devices.base import CacheGroup, ExecutorLimits
-from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 
 BLOCK = 4
@@ -85,24 +84,7 @@ def test_any_schedule_samples_what_a_request_samples_alone(
     roomy = with_windows(ROOMY, tuple(group.window for group in limits.groups), *[64] * len(limits.groups))
     roomy = dataclasses.replace(roomy, num_states=8 if limits.num_states else 0)
     driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, prefix_caching, random_clock(seed), drafter=drafter)
-    expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
-    for arriving, aborted in arrivals:
-        for new in arriving:
-            for index, key in enumerate(driver.add(new)):
-                expected[key] = alone(FakeExecutor(roomy), MAX_LENGTH, new, index, EOS)
-                oracle.tell(key, [token for token, *_ in expected[key][0]])
-        for number in aborted:
-            if expected:
-                driver.abort(number % len(expected))
-        driver.step()
-    driver.run()
-    assert set(driver.finished) == set(expected)
-    for key, (wanted, wanted_scores) in expected.items():
-        sampled, scored = driver.sampled[key], driver.scored[key]
-        if driver.finished[key].reason is FinishReason.ABORT:
-            assert (sampled, scored) == (wanted[: len(sampled)], wanted_scores[: len(scored)])
-        else:
-            assert (sampled, scored) == (wanted, wanted_scores)
+    check_schedule(driver, arrivals, lambda: FakeExecutor(roomy), oracle)
 
 
 @pytest.mark.parametrize("num_states", [0, 8])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine.driving import Driver, Job, Oracle, Sampled, Scored, alone, random_clock
+from engine.driving import Driver, Job, Oracle, check_schedule, random_clock
 from engine.fake_executor import FakeExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -105,29 +105,11 @@ moments = st.lists(st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0,
 def test_any_schedule_samples_what_a_request_samples_alone(
     limits: ExecutorLimits, arrivals: list[tuple[list[Job], list[int]]], prefix_caching: bool, seed: int, drafting: bool
 ) -> None:
-    max_length = 32  # tokens: all of the smallest pool
     oracle = Oracle(seed)
     drafter = oracle if drafting and not limits.shapes else None
+    max_length = 32  # tokens: all of the smallest pool
     driver = Driver(FakeExecutor(limits), max_length, EOS, prefix_caching, random_clock(seed), drafter=drafter)
-    expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
-    for arriving, aborted in arrivals:
-        for new in arriving:
-            for index, key in enumerate(driver.add(new)):
-                expected[key] = alone(FakeExecutor(ROOMY), max_length, new, index, EOS)
-                oracle.tell(key, [token for token, *_ in expected[key][0]])
-        for number in aborted:
-            if expected:
-                driver.abort(number % len(expected))
-        driver.step()
-    driver.run()
-    assert set(driver.finished) == set(expected)
-    for key, (wanted, wanted_scores) in expected.items():
-        sampled, scored = driver.sampled[key], driver.scored[key]
-        if driver.finished[key].reason is FinishReason.ABORT:
-            assert sampled == wanted[: len(sampled)]
-            assert scored == wanted_scores[: len(scored)]
-        else:
-            assert (sampled, scored) == (wanted, wanted_scores)
+    check_schedule(driver, arrivals, lambda: FakeExecutor(ROOMY), oracle)
 
 
 def test_prompts_are_served_in_order_of_arrival() -> None:
