@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from tidewheel.engine.constraints.grammar import (
     GrammarsBusyError,
     StructuredOutput,
 )
+from tidewheel.engine.constraints.prover_process import COMMAND
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 
 pytest.importorskip("llguidance")  # not there on every machine
@@ -42,9 +44,15 @@ def compile_(one: GrammarCompiler, text: str, kind: Any = "grammar") -> Grammar:
     return asyncio.run(one.compile(StructuredOutput(kind, text, "field")))
 
 
-def children() -> set[int]:
-    listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(child) for tasks in listed for child in tasks.read_text().split()}
+def provers() -> set[int]:
+    """The processes of this one that try grammars. What else may start meanwhile is not among them."""
+    mine = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and COMMAND.encode() in (process / "cmdline").read_bytes():
+                mine.add(int(process.name))
+    return mine
 
 
 @pytest.mark.parametrize(
@@ -60,12 +68,12 @@ def test_what_ends_the_process_is_refused_saying_what_it_took(one: GrammarCompil
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc to see processes in")
 def test_the_process_is_started_again_if_it_is_lost(one: GrammarCompiler) -> None:
-    before = children()
+    before = provers()
     compile_(one, "a", "regex")
-    (process,) = children() - before
+    (process,) = provers() - before
     os.kill(process, signal.SIGKILL)
     compile_(one, "b", "regex")
-    (other,) = children() - before - {process}
+    (other,) = provers() - before - {process}
     assert other != process
 
 
