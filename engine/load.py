@@ -62,7 +62,7 @@ class OpenedModel:
         self,
         options: EngineOptions,
         *,
-        kv_cache_bytes: int,
+        kv_cache_bytes: int | None,
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -128,21 +128,28 @@ class EngineLoad:
         self._options = options
         self._model = model = open_model(options)
         self._generation = model.source.generation()
-        memory = read_memory()
-        self._max_model_len, self._kv_cache_bytes = plan_kv_cache(
-            options,
-            model_limit=model.spec.max_positions,
-            groups=model.kv_groups,
-            weight_bytes=model.weight_bytes,
-            memory=memory,
-        )
-        _check_step(options, model.spec, memory)
-        logger.info("%s", _memory_text(memory, model.weight_bytes))
+        self._max_model_len = options.max_model_len or model.spec.max_positions
+        self._kv_cache_bytes = None if options.kv_cache_space is None else int(options.kv_cache_space * _GIB)
+        if not model.device.has_own_memory:
+            self._plan()
         self._cancellation = Cancellation()
         self._executor: Executor | None = None
         self._failure: BaseException | None = None
         self._finished = False
         self._thread = threading.Thread(target=self._load, name="weights")
+
+    def _plan(self) -> None:
+        """Size what will lie in this machine's memory."""
+        model, memory = self._model, read_memory()
+        self._max_model_len, self._kv_cache_bytes = plan_kv_cache(
+            self._options,
+            model_limit=model.spec.max_positions,
+            groups=model.kv_groups,
+            weight_bytes=model.weight_bytes,
+            memory=memory,
+        )
+        _check_step(self._options, model.spec, memory)
+        logger.info("%s", _memory_text(memory, model.weight_bytes))
 
     def __enter__(self) -> EngineLoad:
         try:
@@ -169,6 +176,7 @@ class EngineLoad:
         defaults = sampling_defaults(self._generation)
         tokenizer = model.tokenizer_source.tokenizer()
         executor = self._wait()
+        self._check_context(executor.limits)
         # A chat model's files may name the end of a turn in one place and the end of a text in another.
         eos_token_ids = {*self._generation.eos_token_ids, tokenizer.eos_token_id}
         engine = Engine(
@@ -201,12 +209,25 @@ class EngineLoad:
             model.device.name,
             time.perf_counter() - self._started,
             engine.max_model_len,
-            self._kv_cache_bytes / _GIB,
+            _cache_bytes(limits, model.kv_groups) / _GIB,
             "+".join(str(group.num_blocks) for group in limits.groups),
             limits.block_size,
             _windows_text(limits),
         )
         return engine
+
+    def _check_context(self, limits: ExecutorLimits) -> None:
+        """A device with memory of its own may have found room for less than was planned."""
+        fitting, wanted = limits.max_context, self._max_model_len
+        if fitting is None or fitting >= wanted:
+            return
+        what = f"the KV cache of the {self._model.device.name} device holds {fitting} tokens"
+        if self._options.max_model_len is not None:
+            raise ModelError(
+                f"{what}, less than one sequence of {wanted}: lower --max-model-len, or give the cache more memory "
+                "with --gpu-memory-utilization or --kv-cache-space"
+            )
+        logger.warning("The context is cut from the model's %d tokens to %d, because %s", wanted, fitting, what)
 
     def _load(self) -> None:
         try:
@@ -228,6 +249,11 @@ class EngineLoad:
             raise self._failure
         assert self._executor is not None
         return self._executor
+
+
+def _cache_bytes(limits: ExecutorLimits, groups: Sequence[GroupBytes]) -> int:
+    blocks = zip(limits.groups, groups, strict=True)
+    return sum(group.num_blocks * limits.block_size * size.bytes_per_token for group, size in blocks)
 
 
 def _windows_text(limits: ExecutorLimits) -> str:

@@ -19,36 +19,37 @@ logger = logging.getLogger(__name__)
 
 
 class _Entry(NamedTuple):
-    """Where a device is, and the options that only it has: it is made with a group of them, or None."""
+    """Where a device is, and the groups of options that it has: it is made with each of them, or None in its place."""
 
     module: str
     device: str
-    options: type[Options] | None
+    options: tuple[type[Options], ...] = ()
 
 
 _DEVICES = {
-    "cpu": _Entry(".cpu.device", "CpuDevice", CpuOptions),
-    "torch": _Entry(".torch_reference", "TorchDevice", None),
+    "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions,)),
+    "torch": _Entry(".torch_reference", "TorchDevice"),
 }
 _DEFAULT = "cpu"
 
 DEVICE_NAMES = ("auto", *_DEVICES)
-DEVICE_OPTIONS = tuple(entry.options for entry in _DEVICES.values() if entry.options is not None)
-"""The options of single devices, a group a device."""
+DEVICE_OPTIONS = tuple(dict.fromkeys(group for entry in _DEVICES.values() for group in entry.options))
+"""The groups of options that not all devices have."""
 
 
 def get_device(name: str, options: Iterable[Options] = ()) -> Device:
     """The device that `--device name` means, one of DEVICE_NAMES; auto is the CPU.
 
-    It gets its own group of the options. That a group of another device has no effect is logged.
+    It gets its own groups of the options. That a group which only others have takes no effect is logged.
     """
     if name == "auto":
         name = _DEFAULT
     module, device, own = _DEVICES[name]
     groups = {type(group): group for group in options}
-    for other, entry in _DEVICES.items():
-        if other != name and entry.options in groups:
-            flags = ", ".join(option.flag for option in options_of(entry.options))
-            logger.warning("The options of the %s device (%s) have no effect on the %s device", other, flags, name)
+    for group in groups:
+        if group not in own:
+            owners = " and ".join(other for other, entry in _DEVICES.items() if group in entry.options)
+            flags = ", ".join(option.flag for option in options_of(group))
+            logger.warning("The options of the %s device (%s) have no effect on the %s device", owners, flags, name)
     make: Callable[..., Device] = getattr(import_module(module, __package__), device)
-    return make() if own is None else make(groups.get(own))
+    return make(*(groups.get(group) for group in own))

@@ -20,13 +20,14 @@ from .cache_split import CacheSplit, GroupBytes
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
-    """What any device is asked to provide. `kv_cache_bytes` bounds the KV cache; `max_model_len` is in tokens.
+    """What any device is asked to provide. `max_model_len` is in tokens.
 
-    `dtype` is the weights', `kv_cache_dtype` that of the cached K and V.
+    `dtype` is the weights', `kv_cache_dtype` that of the cached K and V. `kv_cache_bytes` bounds the KV cache; it is
+    None only for a device with memory of its own, which then finds out what the weights leave.
     """
 
     dtype: DType
-    kv_cache_bytes: int
+    kv_cache_bytes: int | None
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -38,10 +39,17 @@ class ExecutorOptions:
         """What K and V are cached as."""
         return self.kv_cache_dtype or self.dtype
 
-    def limits(self, groups: Sequence[GroupBytes], block_size: int) -> ExecutorLimits:
-        """Those of a device that has nothing to add to them. Raises DeviceError if the cache is too small."""
+    def limits(
+        self, groups: Sequence[GroupBytes], block_size: int, kv_cache_bytes: int | None = None
+    ) -> ExecutorLimits:
+        """Those of a device that has nothing to add to them. Raises DeviceError if the cache is too small.
+
+        `kv_cache_bytes` is what the device has found that it can spend, else that of the options.
+        """
         most = self.max_num_seqs, self.max_num_batched_tokens
-        first, *narrower = CacheSplit(groups, block_size, *most).blocks(self.kv_cache_bytes)
+        size = self.kv_cache_bytes if kv_cache_bytes is None else kv_cache_bytes
+        assert size is not None
+        first, *narrower = CacheSplit(groups, block_size, *most).blocks(size)
         windows = [group.window for group in groups]
         return ExecutorLimits(
             block_size,
@@ -206,9 +214,14 @@ class RecurrentExecutor(Executor, Protocol):
 
 
 class Device(Protocol):
-    """Something that can load a spec. `name` is what `--device` calls it."""
+    """Something that can load a spec. `name` is what `--device` calls it.
+
+    With `has_own_memory` weights and cache do not lie in the machine's memory: the device itself sees to it that they
+    fit, and sizes a cache that nobody sized (`kv_cache_bytes` None) when the weights are loaded.
+    """
 
     name: str
+    has_own_memory: bool
 
     @property
     def isa(self) -> str | None:

@@ -54,6 +54,7 @@ class CpuDevice:
     """Native kernels. `isa` names an instruction set level to use instead of the best one."""
 
     name = "cpu"
+    has_own_memory = False
 
     def __init__(self, options: CpuOptions | None = None, *, isa: str = "auto") -> None:
         self._options = options or CpuOptions()

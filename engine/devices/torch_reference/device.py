@@ -20,6 +20,7 @@ class TorchDevice:
     """Runs on the CPU through torch, which is imported when a model is loaded."""
 
     name = "torch"
+    has_own_memory = False
     isa = None
 
     def default_dtype(self, checkpoint: DType) -> DType:
