@@ -1,0 +1,61 @@
+"""What the graph executor needs of an accelerator. A kind of accelerator is one file beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ...weights.dtypes import DType
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of the device's memory: what nobody has taken, and all of it."""
+
+    free: int
+    total: int
+
+
+class Adapter(Protocol):
+    """One accelerator, or a share of one: where tensors lie, what memory is left, how a step becomes a graph.
+
+    `name` is what `--device` calls it, and `dtypes` are the types that it computes in. `block_size` is in tokens. With
+    `chunked_prefill` a prompt may be split over steps, and at most `max_prefill_seqs` prompts share one (None: as many
+    as fit). Where `captures` is false, steps are run as they are compiled.
+    """
+
+    name: str
+    device: torch.device
+    dtypes: tuple[DType, ...]
+    block_size: int
+    chunked_prefill: bool
+    max_prefill_seqs: int | None
+    captures: bool
+
+    def enter(self) -> None:
+        """Make the calling thread one that uses this device. Loading and serving run on different threads."""
+        ...
+
+    def memory(self) -> DeviceMemory:
+        """What is left of the memory at this moment."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return when all that was asked of the device is done."""
+        ...
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function for one set of shapes, as this device runs it best. It takes and gives tensors on the device."""
+        ...
+
+    def run(self, launch: Callable[[], None]) -> None:
+        """Do what `launch` asks of the device, without a graph. It reads and writes only tensors that stay."""
+        ...
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
+        """Record what `launch` asks of the device as a graph, and return what replays it.
+
+        It must have been run before. It reads and writes only tensors that stay where they are.
+        """
+        ...
