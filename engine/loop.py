@@ -1,4 +1,7 @@
-"""EngineLoop: the engine thread. Once a step: take in messages, schedule, run, commit, deliver."""
+"""EngineLoop: the engine thread. Once a step: take in messages, schedule, run, commit, deliver.
+
+A device that can is given the next step before the last one is waited for, if what that samples does not change it.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ import numpy as np
 
 from .constraints.masks import MaskWriter
 from .delivery import Delivery, add_ends, deliveries
-from .devices.base import Executor, RecurrentExecutor
+from .devices.base import Executor, Pending, RecurrentExecutor
 from .devices.batch import TokenMasks
 from .histogram import Histogram
+from .scheduling.ahead import drop_ended
 from .scheduling.batch_builder import BatchBuilder
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
-from .scheduling.step import Finished
+from .scheduling.step import Finished, Step
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +37,16 @@ class Abort:
     """The message that these sequences are not wanted any more."""
 
     keys: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A step that the device runs."""
+
+    step: Step
+    masks: TokenMasks | None
+    pending: Pending
+    started: float
 
 
 Message: TypeAlias = list[Sequence] | Abort | Callable[[], None] | None
@@ -58,6 +72,8 @@ class EngineLoop:
         self._executor = executor
         self._masks = masks
         self._deliver = deliver
+        self._ahead: _Started | None = None  # the step after the one that is being ended
+        self._last_ended = 0.0
         self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidewheel-engine", daemon=True)
@@ -137,31 +153,52 @@ class EngineLoop:
         return running
 
     def _step(self) -> None:
+        self.step_started = time.perf_counter()
+        if (started := self._ahead or self._begin()) is None:
+            return
+        following = self._scheduler.schedule_after(started.step) if not self._inbox else None
+        self._ahead = None if following is None else self._start(following, None)
+        self._end(started)
+        if self._ahead is not None and not self._scheduler.has_work:
+            self._ahead.pending.wait()
+            self._ahead = None
+
+    def _begin(self) -> _Started | None:
         scheduler = self._scheduler
-        self.step_started = begun = time.perf_counter()
         step = scheduler.schedule()
         if step is None:
             if scheduler.has_work:
                 raise RuntimeError("no sequence can run although some are unfinished")
-            return
+            return None
         masks: TokenMasks | None = None
         if scheduler.has_constraints:
             masks = self._masks.start([sequence.constraint for sequence in step.rows.sampled])
+        return self._start(step, masks)
+
+    def _start(self, step: Step, masks: TokenMasks | None) -> _Started:
         batch = self._builder.build(step, masks)
         started = time.perf_counter()
         for group, pairs in step.copies.items():
             self._executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
         if step.state_copies:
             cast(RecurrentExecutor, self._executor).copy_states(np.array(step.state_copies, dtype=np.int32))
-        output = self._executor.start(batch).wait()
+        return _Started(step, masks, self._executor.start(batch), started)
+
+    def _end(self, begun: _Started) -> None:
+        scheduler, step, masks = self._scheduler, begun.step, begun.masks
+        output = begun.pending.wait()
+        if step.follows:
+            output = drop_ended(step, output)
         passed_on = self._executor.hand_over(len(output.token_ids))  # before the event loop is woken
         if masks is not None:
             masks.wait()  # a device that does not sample itself may not have
-        ended = time.perf_counter()
+        started, ended = max(begun.started, self._last_ended), time.perf_counter()
+        self._last_ended = ended
         # What grammars take says nothing of the device: fewer tokens of prompts would not make such a step shorter.
         device_s = ended - started - (0.0 if masks is None else masks.waited_s)
         scheduler.cost_model.observe(step.load, device_s * 1e3)
-        self.step_seconds.observe(ended - begun)
+        assert self.step_started is not None
+        self.step_seconds.observe(ended - self.step_started)
         self.step_tokens.observe(step.rows.num_tokens)
         self.steps_total += 1
         said = deliveries(step, output, ended)

@@ -99,7 +99,8 @@ class ExecutorLimits:
 
     `mixed_steps`: prefill chunks and decodes may share a step. `chunked_prefill`: a prompt may be split over steps. At
     most `max_prefill_seqs` sequences in prefill share a step (None: as many as run). With `shapes` a device runs a step
-    padded to one of them, and `max_num_batched_tokens` bounds the padded size.
+    padded to one of them, and `max_num_batched_tokens` bounds the padded size. `runs_ahead`: a step that `follows` the
+    last one may be started before that is waited for.
 
     `num_blocks` and `window` are of the first cache group: full attention, or the widest of the windows if no layer
     sees everything. `narrower` are the groups of the other windows, the widest first.
@@ -118,6 +119,7 @@ class ExecutorLimits:
     mixed_steps: bool = True
     chunked_prefill: bool = True
     max_prefill_seqs: int | None = None
+    runs_ahead: bool = False
     shapes: tuple[StepShape, ...] = ()
     window: int | None = None
     narrower: tuple[CacheGroup, ...] = ()
@@ -184,7 +186,9 @@ class Executor(Protocol):
     def start(self, batch: StepBatch) -> Pending:
         """Begin to run the batch: write its K and V, and sample its rows.
 
-        One step at a time: the next begins when this one was waited for. The batch must stay as it is until then.
+        One step at a time: the next begins when this one was waited for. The batch must stay as it is until then. A
+        device that `runs_ahead` has taken what it needs of the batch when this returns, and may be given one step that
+        `follows` before it is waited for. They are waited for in order.
         """
         ...
 
@@ -201,7 +205,10 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Free weights and cache and stop the device's threads. Calling it twice is allowed."""
+        """Free weights and cache and stop the device's threads. Calling it twice is allowed.
+
+        Steps may have been started that nobody will wait for.
+        """
         ...
 
 

@@ -113,6 +113,9 @@ class StepBatch:
     After the step, sequence s has `context_len[s]` tokens in the KV cache: its last token's position plus one. The
     token at position p lies in slot `p % block_size` of block `block_tables[s, p // block_size]`. The tables of the
     first cache group are `block_tables`; those of the others, `narrower_tables`, are of the same shape.
+
+    A step that `follows` has one token of each sequence: the one that the step started before it samples in its row. It
+    is still to be sampled, and `token_ids` says nothing.
     """
 
     token_ids: NDArray[np.int32]  # [T]
@@ -125,6 +128,7 @@ class StepBatch:
     return_logits: bool = False  # for tests and tools: costs R x vocab floats
     narrower_tables: tuple[NDArray[np.int32], ...] = ()
     state_slots: NDArray[np.int32] | None = None  # [S]; where recurrent layers keep what they know of a sequence
+    follows: bool = False
 
 
 @dataclass(slots=True)
@@ -142,6 +146,11 @@ class StepOutput:
     top_ids: NDArray[np.int32] | None = None  # [R, K]
     top_logprobs: NDArray[np.float32] | None = None  # [R, K]
     logits: NDArray[np.float32] | None = None  # [R, vocab]
+
+    def of_rows(self, rows: list[int]) -> StepOutput:
+        """The same of these rows alone."""
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: array[rows] for name, array in arrays.items() if array is not None})
 
     @classmethod
     def empty(cls, sampling: SamplingBatch) -> StepOutput:

@@ -87,7 +87,9 @@ class BatchBuilder:
             self._refresh_tables(batch, step)
             batch.positions += 1
             batch.context_len += 1
-        batch.token_ids[:] = [sequence.last_token for sequence in sequences]
+        batch.follows = step.follows
+        if not step.follows:
+            batch.token_ids[:] = [sequence.last_token for sequence in sequences]
         if self._uses_history:
             set_history(batch.sampling, _histories(sequences))
         return batch

@@ -10,6 +10,7 @@ from ..devices.base import ExecutorLimits
 from ..devices.batch import StepOutput
 from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
+from .ahead import Ahead
 from .beams import Beams
 from .cost_model import CostModel, StepLoad
 from .drafts import Drafter, Drafts
@@ -74,6 +75,9 @@ class Scheduler:
         self._drafts = (
             None if drafter is None else Drafts(drafter, self.cache, cost_model, limits.max_num_batched_tokens)
         )
+        # Recurrent state is kept for reuse as it is between two steps, and a draft begins with the last token.
+        can_run_ahead = limits.runs_ahead and not limits.num_states and drafter is None
+        self._ahead = Ahead(self.cache, self._running, self._waiting) if can_run_ahead else None
         self._drafted: set[int] = set()  # keys of those that had a draft in the last step
         self._prefilled_last = False
         self._num_constrained = 0
@@ -151,6 +155,13 @@ class Scheduler:
         if step.rows:
             step.state_copies = self.cache.take_state_copies()
         return step if step.rows else None
+
+    def schedule_after(self, step: Step) -> Step | None:
+        """The step after one that runs and was not committed yet; None if that has to be first."""
+        following = None if self._ahead is None else self._ahead.after(step)
+        if following is not None:
+            following.load = self._room.padded(following)
+        return following
 
     def commit(self, step: Step, output: StepOutput) -> list[Finished]:
         """Take in the tokens of the step's rows, sampled and scored; return what has ended."""

@@ -19,7 +19,7 @@ class Step:
     As long as `decode_version` stays the same, so do the `rows.decodes`, their order and their biases; `moved` are the
     indices of those whose block tables have changed since. `copies` are KV blocks, `(from, to)` by cache group, and
     `state_copies` slots of recurrent state, one after the other, to be copied before the step runs. `preempted` are the
-    keys of sequences that had to make way for it.
+    keys of sequences that had to make way for it. It `follows` a step whose tokens were not known when it was made.
     """
 
     rows: StepRows = field(default_factory=StepRows)
@@ -29,6 +29,7 @@ class Step:
     state_copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     load: StepLoad = field(default_factory=StepLoad)
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
-from tidewheel.engine.devices.base import Executor, ExecutorLimits, RecurrentExecutor, StepShape
-from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.base import Executor, ExecutorLimits, Pending, RecurrentExecutor, StepShape
+from tidewheel.engine.devices.batch import StepOutput
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling.ahead import drop_ended
 from tidewheel.engine.scheduling.batch_builder import BatchBuilder
 from tidewheel.engine.scheduling.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.scheduling.cost_model import CostModel
@@ -97,6 +98,7 @@ class Driver:
         self.cache = self.scheduler.cache
         self.builder = BatchBuilder(self.executor.limits)
         self.masks = MaskWriter(self.vocab_size)
+        self._ahead: tuple[Step, Pending] | None = None
         self._arrivals = 0
         self._keys = 0
 
@@ -136,7 +138,27 @@ class Driver:
         self.scheduler.check()
 
     def step(self) -> Step | None:
-        """Run one step."""
+        """Run one step. A device that `runs_ahead` is given the next one before this is committed."""
+        if (begun := self._ahead or self._begin()) is None:
+            return None
+        step, pending = begun
+        following = self.scheduler.schedule_after(step)
+        self._ahead = None if following is None else (following, self._start(following))
+        output = pending.wait()
+        if step.follows:
+            output = drop_ended(step, output)
+        self._record(step, output)
+        self.steps.append(step)
+        self.cost_model.observe(step.load, self.clock(step))
+        for end in self.scheduler.commit(step, output):
+            assert end.key not in self.finished
+            self.finished[end.key] = end
+        self.scheduler.check()
+        if not self.scheduler.has_work:
+            self._ahead = None
+        return step
+
+    def _begin(self) -> tuple[Step, Pending] | None:
         step = self.scheduler.schedule()
         self.scheduler.check()
         if step is None:
@@ -155,8 +177,11 @@ class Driver:
             assert not (step.rows.decodes and step.rows.chunks)
         if not self.limits.chunked_prefill:
             assert all(chunk.end == chunk.sequence.num_tokens for chunk in step.rows.chunks)
-        sampled = step.rows.sampled
-        masks = self.masks.start([s.constraint for s in sampled]) if self.scheduler.has_constraints else None
+        return step, self._start(step)
+
+    def _start(self, step: Step) -> Pending:
+        rows = step.rows
+        masks = self.masks.start([s.constraint for s in rows.sampled]) if self.scheduler.has_constraints else None
         batch = self.builder.build(step, masks)
         for row, sequence in enumerate(rows.sequences):
             for table, wanted in zip((batch.block_tables, *batch.narrower_tables), sequence.block_tables, strict=True):
@@ -167,14 +192,7 @@ class Driver:
             self.executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
         if step.state_copies:
             cast(RecurrentExecutor, self.executor).copy_states(np.array(step.state_copies, dtype=np.int32))
-        self._record(step, batch)
-        self.steps.append(step)
-        self.cost_model.observe(step.load, self.clock(step))
-        for end in self.scheduler.commit(step, self._output):
-            assert end.key not in self.finished
-            self.finished[end.key] = end
-        self.scheduler.check()
-        return step
+        return self.executor.start(batch)
 
     def run(self, limit: int = 10_000) -> None:
         """Step until nothing is left to do; fails if that takes more than `limit` steps."""
@@ -206,21 +224,20 @@ class Driver:
         assert len(set(targets)) == len(targets)
         assert not sources & set(targets)
 
-    def _record(self, step: Step, batch: StepBatch) -> None:
-        self._output = output = self.executor.start(batch).wait()
+    def _record(self, step: Step, output: StepOutput) -> None:
         rows = step.rows
         assert rows.num_rows == len(output.token_ids)
         got = rows.kept(output.token_ids.tolist())
         got += [(s, row) for row, s in enumerate(rows.sampled) if s.search is not None]
-        for key, row in [(sequence.key, row) for sequence, row in got]:
-            count = int(batch.sampling.num_logprobs[row])
+        for sequence, row in got:
+            count = sequence.sampling.num_logprobs
             logprob = float(output.logprobs[row]) if output.logprobs is not None and count >= 0 else None
-            self.sampled[key].append((int(output.token_ids[row]), logprob, _top(output, row, count)))
+            self.sampled[sequence.key].append((int(output.token_ids[row]), logprob, _top(output, row, count)))
         for chunk in rows.chunks:
             for row, position in enumerate(chunk.scored, rows.scored(chunk).start):
                 assert output.logprobs is not None
                 assert output.ranks is not None
-                top = _top(output, row, int(batch.sampling.num_logprobs[row]))
+                top = _top(output, row, chunk.sequence.num_prompt_logprobs)
                 found = (position, float(output.logprobs[row]), int(output.ranks[row]), top)
                 self.scored[chunk.sequence.key].append(found)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine.driving import Driver
 from engine.fake_executor import FakeExecutor
 from engine.tiny_tokenizers import tiny
 
@@ -130,3 +132,33 @@ def test_slow_grammars_change_neither_what_runs_in_a_step_nor_whose_step_it_is(m
     assert sum(load > 100 for load in loads) >= 10, "prompts are computed beside the streams, in chunks of some size"
     assert all({PLAIN, *CONSTRAINED} <= set(keys) for keys in deliveries[:200]), "nobody is left out of a step"
     assert serve(monkeypatch, 0.3) == (loads, deliveries, tokens)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_device_that_runs_ahead_gives_the_same_tokens(runs_ahead: bool) -> None:
+    executor = FakeExecutor(replace(LIMITS, runs_ahead=runs_ahead), 256)
+    ended, tokens = threading.Event(), dict[int, list[int]]()
+    unfinished = set(range(6))
+
+    def deliver(delivery: Delivery) -> None:
+        for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
+            tokens.setdefault(key, []).append(token)
+        unfinished.difference_update(end.key for end in delivery.finished)
+        if not unfinished or delivery.failure is not None:
+            ended.set()
+
+    loop = EngineLoop(Scheduler(CostModel(max_step_ms=20.0), executor.limits), executor, MaskWriter(256), deliver)
+    for key in range(6):
+        loop.add([sequence(key, 3 + key, 20 + 7 * key)])
+    loop.start()
+    assert ended.wait(60)
+    loop.stop()
+    assert loop.join(60)
+    assert not unfinished
+    assert (executor.num_followed > 20) == runs_ahead
+    for key, got in tokens.items():
+        alone = Driver(FakeExecutor(LIMITS, 256), 2048)
+        alone.scheduler.add([sequence(key, 3 + key, 20 + 7 * key)])
+        alone.sampled[key], alone.scored[key] = [], []
+        alone.run()
+        assert got == alone.tokens(key)

@@ -64,9 +64,9 @@ def ctrl_c_is_heard() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start_server() -> Iterator[StartServer]:
-    """Starts servers, by the options of AppOptions; all stop in the end.
+    """Starts servers, by the options of AppOptions; all stop when the module's tests are over.
 
     `engine` is an engine or the options of ScriptedEngine, `encoders` are embedding models to serve too,
     `connections` the options of ConnectionLimits.
@@ -110,19 +110,19 @@ def start_server() -> Iterator[StartServer]:
         thread.join(10)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(start_server: StartServer) -> RunningServer:
     """A server with default options, shared by the tests that leave it as it was."""
     return start_server()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def parsing_server(start_server: StartServer) -> RunningServer:
     """A server that finds calls and reasoning in what its model says, shared by the tests of SDKs."""
     return start_server(tool_call_parser="hermes", reasoning_parser="qwen3")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(parsing_server: RunningServer) -> Iterator[openai.OpenAI]:
     """The openai SDK, on the server that parses."""
     import openai  # here, for it takes a second and most tests go without

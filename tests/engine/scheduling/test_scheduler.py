@@ -59,6 +59,7 @@ executor_limits = st.builds(
     max_num_batched_tokens=st.sampled_from([1, 3, 6, 17, 64]),
     mixed_steps=st.booleans(),
     chunked_prefill=st.just(True),
+    runs_ahead=st.booleans(),
 ) | st.builds(
     ExecutorLimits,
     block_size=st.just(BLOCK),
@@ -67,11 +68,18 @@ executor_limits = st.builds(
     max_num_batched_tokens=st.sampled_from([32, 40]),
     mixed_steps=st.booleans(),
     chunked_prefill=st.just(False),
+    runs_ahead=st.booleans(),
 )
 
 
 def shaped(
-    num_sequences: list[int], query_lens: list[int], max_num_seqs: int, max_prefill_seqs: int | None, *, chunked: bool
+    num_sequences: list[int],
+    query_lens: list[int],
+    max_num_seqs: int,
+    max_prefill_seqs: int | None,
+    *,
+    chunked: bool,
+    runs_ahead: bool,
 ) -> ExecutorLimits:
     """A device that pads its steps."""
     shapes = tuple(StepShape(count, length) for count in num_sequences for length in query_lens if count * length <= 40)
@@ -83,6 +91,7 @@ def shaped(
         mixed_steps=False,
         chunked_prefill=chunked,
         max_prefill_seqs=max_prefill_seqs,
+        runs_ahead=runs_ahead,
         shapes=shapes,
     )
 
@@ -94,6 +103,7 @@ executor_limits |= st.builds(
     st.integers(1, 6),
     st.none() | st.integers(1, 3),
     chunked=st.booleans(),
+    runs_ahead=st.booleans(),
 )
 
 # Before each of the first steps jobs arrive, and sequences are aborted: by a number, modulo those that there are.
