@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from ..cache.manager import CacheManager
@@ -16,6 +16,7 @@ from .cost_model import CostModel, StepLoad
 from .drafts import Drafter, Drafts
 from .endings import NO_TOKEN_ERROR, append
 from .forks import Forks
+from .preemption import Preemption
 from .prompts import Prompts
 from .running import Running
 from .sequence import Sequence, SequenceState
@@ -52,11 +53,9 @@ class Scheduler:
         self.cost_model = cost_model
         self.prompt_tokens_total = 0
         self.generation_tokens_total = 0
-        self.preemptions_total = 0
         self._room = StepRoom(limits, cost_model)
         # Whole prompts may be too long to fit beside the decodes, so they get steps of their own.
         self._mixed_steps = limits.mixed_steps and limits.chunked_prefill
-        self._chunked_prefill = limits.chunked_prefill
         self._sequences: dict[int, Sequence] = {}
         self._waiting = WaitingQueue()
         self._running = Running()
@@ -71,6 +70,14 @@ class Scheduler:
             waiting=self._waiting,
             forks=self._forks,
             beams=self._beams,
+        )
+        self._preemption = Preemption(
+            self.cache,
+            limits,
+            running=self._running,
+            waiting=self._waiting,
+            beams=self._beams,
+            prompts=self._prompts,
         )
         self._drafts = (
             None if drafter is None else Drafts(drafter, self.cache, cost_model, limits.max_num_batched_tokens)
@@ -91,6 +98,11 @@ class Scheduler:
     def cached_prompt_tokens_total(self) -> int:
         """Tokens of prompts that were found in the cache."""
         return self._prompts.cached_tokens_total
+
+    @property
+    def preemptions_total(self) -> int:
+        """How often a sequence had to make way."""
+        return self._preemption.total
 
     @property
     def num_running(self) -> int:
@@ -137,9 +149,9 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """Choose the next step; None when there is nothing to run."""
         step = Step()
-        self._make_way(step)
+        self._preemption.make_way(step)
         if self.cache.has_windows:
-            self._make_room_for_prompts(step)
+            self._preemption.make_room_for_prompts(step)
         if self._mixed_steps:
             self._add_decodes(step)
             self._prompts.add_chunks(step)
@@ -215,29 +227,11 @@ class Scheduler:
         assert all(s.num_blocks == s.num_computed == 0 and not s.announced for s in waiting)
         self.cache.check(running)
 
-    def _make_way(self, step: Step) -> None:
-        """Preempt running sequences of a lower priority than one that waits and could not run otherwise."""
-        while (head := self._waiting.peek()) is not None and self.num_running:
-            last = self._running.last()
-            if last.priority <= head.priority or self._prompts.can_admit(head, self.cache.cached(head)):
-                return
-            self._preempt(last, step)
-
-    def _make_room_for_prompts(self, step: Step) -> None:
-        """See to it that prompts already begun can go on, the first in order before all others."""
-        for sequence in list(self._running.prefilling):
-            end = sequence.num_computed + 1 if self._chunked_prefill else sequence.num_tokens
-            while sequence.state is SequenceState.PREFILLING and self.cache.reach(sequence, end) < end:
-                last = self._running.last()
-                if last is sequence:
-                    return
-                self._preempt(last, step)
-
     def _add_decodes(self, step: Step) -> None:
         """One token of every decoding sequence, each with room for it in a block of its own, and drafts."""
         block_size = self.cache.block_size
         short = [s for s in self._running.decoding if s.num_tokens > s.num_blocks * block_size]
-        moved = self._make_room(step) if short or self.cache.has_changed else ()
+        moved = self._preemption.make_room(step) if short or self.cache.has_changed else ()
         decoding = self._running.decoding
         step.load = StepLoad(len(decoding), sum([s.num_tokens for s in decoding]))
         drafts: Mapping[Sequence, list[int]] = {}
@@ -255,16 +249,6 @@ class Scheduler:
         if moved:
             step.moved = [row for row, sequence in enumerate(decoding) if sequence.key in moved]
 
-    def _make_room(self, step: Step) -> Set[int]:
-        """See to it that each decoding sequence has a block of its own to write to; keys of those whose are new."""
-        while True:
-            short, sharing = self.cache.lacking(self._running.decoding)
-            if len(short) + len(sharing) <= self.cache.num_free:
-                break
-            self._preempt(self._running.last(), step)
-        step.copies, moved = self.cache.provide(short, sharing)
-        return moved
-
     def _advance_beams(self, step: Step, output: StepOutput) -> list[Finished]:
         finished = []
         for sequence, result in self._beams.advance(step.rows, output):
@@ -274,17 +258,6 @@ class Scheduler:
                 end = Finished(sequence.key, result.finish_reason, result.stop_reason, hypothesis=result)
             finished.append(self._finish(end))
         return finished
-
-    def _preempt(self, sequence: Sequence, step: Step) -> None:
-        search = sequence.search
-        for preempted in [sequence] if search is None else self._beams.live(search):
-            self._running.remove(preempted)
-            self.cache.release(preempted)
-        if search is not None:
-            sequence = self._beams.restart(search)
-        self._waiting.push(sequence)
-        self.preemptions_total += 1
-        step.preempted.append(sequence.key)
 
     def _finish(self, end: Finished) -> Finished:
         """Forget a sequence, whatever it was at, and free its blocks."""

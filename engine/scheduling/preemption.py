@@ -1,0 +1,79 @@
+"""Preemption: who makes way when blocks run out."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from ..cache.manager import CacheManager
+from ..devices.base import ExecutorLimits
+from .beams import Beams
+from .prompts import Prompts
+from .running import Running
+from .sequence import Sequence, SequenceState
+from .step import Step
+from .waiting import WaitingQueue
+
+
+class Preemption:
+    """Takes blocks from the last in order for those before it, one sequence after the other, or one whole search.
+
+    Who makes way keeps its tokens and waits; a search starts over.
+    """
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        limits: ExecutorLimits,
+        *,
+        running: Running,
+        waiting: WaitingQueue,
+        beams: Beams,
+        prompts: Prompts,
+    ) -> None:
+        """`total` is how often it has happened."""
+        self.total = 0
+        self._cache = cache
+        self._chunked_prefill = limits.chunked_prefill
+        self._running = running
+        self._waiting = waiting
+        self._beams = beams
+        self._prompts = prompts
+
+    def make_way(self, step: Step) -> None:
+        """Preempt running sequences of a lower priority than one that waits and could not run otherwise."""
+        while (head := self._waiting.peek()) is not None and self._running:
+            last = self._running.last()
+            if last.priority <= head.priority or self._prompts.can_admit(head, self._cache.cached(head)):
+                return
+            self._preempt(last, step)
+
+    def make_room_for_prompts(self, step: Step) -> None:
+        """See to it that prompts already begun can go on, the first in order before all others."""
+        for sequence in list(self._running.prefilling):
+            end = sequence.num_computed + 1 if self._chunked_prefill else sequence.num_tokens
+            while sequence.state is SequenceState.PREFILLING and self._cache.reach(sequence, end) < end:
+                last = self._running.last()
+                if last is sequence:
+                    return
+                self._preempt(last, step)
+
+    def make_room(self, step: Step) -> Set[int]:
+        """See to it that each decoding sequence has a block of its own to write to; keys of those whose are new."""
+        while True:
+            short, sharing = self._cache.lacking(self._running.decoding)
+            if len(short) + len(sharing) <= self._cache.num_free:
+                break
+            self._preempt(self._running.last(), step)
+        step.copies, moved = self._cache.provide(short, sharing)
+        return moved
+
+    def _preempt(self, sequence: Sequence, step: Step) -> None:
+        search = sequence.search
+        for preempted in [sequence] if search is None else self._beams.live(search):
+            self._running.remove(preempted)
+            self._cache.release(preempted)
+        if search is not None:
+            sequence = self._beams.restart(search)
+        self._waiting.push(sequence)
+        self.total += 1
+        step.preempted.append(sequence.key)
