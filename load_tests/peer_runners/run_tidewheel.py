@@ -22,6 +22,7 @@ class Tidewheel:
         is_dtype = given.weights in ("float32", "bfloat16", "float16")
         weights: dict[str, Any] = {"dtype" if is_dtype else "quantization": given.weights}
         self.version = __version__
+        on_cores = CpuOptions(threads_bind=",".join(map(str, given.cpus)))
         self._loop = asyncio.new_event_loop()
         self._engine = load_engine(
             EngineOptions(
@@ -30,7 +31,8 @@ class Tidewheel:
                 max_num_seqs=given.most_sequences,
                 max_step_ms=_NO_STEP_LIMIT_MS,
                 enable_prefix_caching=False,
-                device_options=(CpuOptions(threads_bind=",".join(map(str, given.cpus))),),
+                device=given.device,
+                device_options=(on_cores,) if given.device in ("auto", "cpu") else (),
                 **weights,
             )
         )
