@@ -1,0 +1,188 @@
+"""The padded sizes that a device of static shapes compiles or captures before it serves, and which one a launch takes.
+
+Nothing here computes on a device: sizes go in, buckets come out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Literal, NamedTuple
+
+Strategy = Literal["linear", "exponential"]
+DecodeUnit = Literal["block", "seq"]
+
+
+class Bucket(NamedTuple):
+    """The padded size of a launch: sequences, tokens of each (1 in decodes), blocks of each row of the block tables."""
+
+    batch_size: int
+    query_len: int
+    width: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the launch computes, with padding."""
+        return self.batch_size * self.query_len
+
+    def holds(self, batch_size: int, query_len: int, width: int) -> bool:
+        """Whether a launch of that size can be padded to this one."""
+        return self.batch_size >= batch_size and self.query_len >= query_len and self.width >= width
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """All that will be compiled or captured, each tuple in ascending order and without repetition.
+
+    `prompts` begin at position 0. `contexts` are chunks of prompts of which more is cached: one sequence, and a table
+    that is wider than its query. A block has `block_size` tokens. `decode_unit` is what the second number of a decode
+    counts where people read it: the blocks of all sequences together, or the tokens of each.
+    """
+
+    prompts: tuple[Bucket, ...]
+    contexts: tuple[Bucket, ...]
+    decodes: tuple[Bucket, ...]
+    block_size: int = 1
+    decode_unit: DecodeUnit = "block"
+
+    def prompt(self, batch_size: int, query_len: int, width: int) -> Bucket | None:
+        """The smallest bucket of `prompts` and `contexts` that holds a launch: least tokens, then narrowest.
+
+        None if there is none.
+        """
+        buckets = self.prompts + self.contexts
+        fitting = [bucket for bucket in buckets if bucket.holds(batch_size, query_len, width)]
+        return min(fitting, key=lambda bucket: (bucket.num_tokens, bucket.width, bucket), default=None)
+
+    def decode(self, batch_size: int, width: int) -> Bucket | None:
+        """The smallest bucket of `decodes` that holds a launch: fewest sequences, then narrowest. None if none does."""
+        for i in range(bisect_left(self.decodes, (batch_size,)), len(self.decodes)):
+            if self.decodes[i].width >= width:
+                return self.decodes[i]
+        return None
+
+    def decode_size(self, bucket: Bucket) -> int:
+        """The second number of a decode bucket, in `decode_unit`."""
+        return bucket.width * (bucket.batch_size if self.decode_unit == "block" else self.block_size)
+
+
+class BucketRange(NamedTuple):
+    """Which sizes a dimension is padded to. With `top`, that size is one of them whatever the step says."""
+
+    min: int
+    step: int
+    max: int
+    top: int | None = None
+
+    def __str__(self) -> str:
+        return f"[{self.min}, {self.step}, {self.max}]"
+
+
+def linear(sizes: BucketRange) -> list[int]:
+    """Powers of two times `min` while below `step`, then multiples of `step` up to `max`; none is below `min`.
+
+    >>> linear(BucketRange(2, 32, 64))
+    [2, 4, 8, 16, 32, 64]
+    """
+    doubled = (sizes.min << power for power in range(sizes.step.bit_length()))
+    ramp = [size for size in doubled if size < sizes.step and size <= sizes.max]
+    return ramp + [size for size in range(sizes.step, sizes.max + 1, sizes.step) if size >= sizes.min]
+
+
+def exponential(sizes: BucketRange) -> list[int]:
+    """Sizes that grow by one factor from `min` to `max`, rounded up to multiples of `step`; both ends are among them.
+
+    There are at most 1 + log2(max) of them, fewer where rounding makes two the same.
+    """
+    spaces = ceil(log2(sizes.max)) if sizes.max > sizes.min else 0
+    factor = sizes.max / sizes.min
+    # Rounded first, or a power of two that came out a hair too large would end in the next step.
+    exact = (round(sizes.min * factor ** (i / spaces), 6) for i in range(1, spaces))
+    rounded = (ceil(size / sizes.step) * sizes.step for size in exact)
+    return sorted({sizes.min, *(size for size in rounded if sizes.min < size < sizes.max), sizes.max})
+
+
+_STRATEGIES: Mapping[Strategy, Callable[[BucketRange], list[int]]] = {"linear": linear, "exponential": exponential}
+
+
+def _sizes(strategy: Strategy, sizes: BucketRange) -> list[int]:
+    values = _STRATEGIES[strategy](sizes)
+    return values if sizes.top is None or sizes.top in values else sorted([*values, sizes.top])
+
+
+class StepSizes(NamedTuple):
+    """What a step can be at most: tokens of a block, of a sequence, sequences, tokens, prompts (None: any number)."""
+
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_seqs: int | None = None
+
+    @property
+    def max_width(self) -> int:
+        """Blocks of the longest sequence."""
+        return self.blocks(self.max_model_len)
+
+    def blocks(self, num_tokens: int) -> int:
+        """How many blocks that many tokens of a sequence take."""
+        return -(-num_tokens // self.block_size)
+
+
+class BucketRanges(NamedTuple):
+    """The ranges of both dimensions of prompts and of decodes."""
+
+    prompt_batch: BucketRange
+    prompt_seq: BucketRange
+    decode_batch: BucketRange
+    decode_size: BucketRange
+    decode_unit: DecodeUnit
+
+
+class LeftOut(NamedTuple):
+    """How many buckets of the ranges no step can use: prompts of too many tokens, and decodes of too wide a table."""
+
+    prompts: int
+    decodes: int
+
+
+def plan_of_ranges(ranges: BucketRanges, strategy: Strategy, sizes: StepSizes) -> tuple[BucketPlan, LeftOut]:
+    """The buckets of all pairs of sizes, less those that no step can use."""
+    most_prompts = sizes.max_prefill_seqs or ranges.prompt_batch.max
+    pairs = [
+        Bucket(batch_size, query_len, sizes.blocks(query_len))
+        for batch_size in _sizes(strategy, ranges.prompt_batch)
+        for query_len in _sizes(strategy, ranges.prompt_seq)
+    ]
+    prompts = [b for b in pairs if b.num_tokens <= sizes.max_num_batched_tokens and b.batch_size <= most_prompts]
+    contexts = {b for query_len in {b.query_len for b in prompts} for b in _with_context(query_len, sizes)}
+    per_width = sizes.block_size if ranges.decode_unit == "seq" else None
+    decode_pairs = [
+        Bucket(batch_size, 1, min(-(-size // (per_width or batch_size)), sizes.max_width))
+        for batch_size in _sizes(strategy, ranges.decode_batch)
+        for size in _sizes(strategy, ranges.decode_size)
+    ]
+    decodes = {b for b in decode_pairs if b.batch_size <= sizes.max_num_batched_tokens}
+    plan = BucketPlan(
+        tuple(prompts),
+        _ascending(contexts.difference(prompts)),
+        _ascending(decodes),
+        sizes.block_size,
+        ranges.decode_unit,
+    )
+    return plan, LeftOut(len(pairs) - len(prompts), len(decode_pairs) - len(decodes))
+
+
+def _with_context(query_len: int, sizes: StepSizes) -> Iterator[Bucket]:
+    """Widths that double from the query's own up to the longest sequence's."""
+    width = sizes.blocks(query_len)
+    yield Bucket(1, query_len, width)
+    while width < sizes.max_width:
+        width = min(2 * width, sizes.max_width)
+        yield Bucket(1, query_len, width)
+
+
+def _ascending(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
+    return tuple(sorted(buckets))

@@ -1,0 +1,132 @@
+"""The options that all devices with graphs have: buckets, memory, and what is captured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ...declaring.option import Options, option
+from ...declaring.values import at_least, between, count
+from ..bucketing import Strategy
+
+CaptureStrategy = Literal["min_tokens", "max_bs"]
+
+_STRATEGY_ALIASES = {"lin": "linear", "exp": "exponential", "false": "linear", "true": "exponential"}
+
+
+def _positive_fraction(value: float) -> str | None:
+    return None if 0 < value <= 1 else "must be above 0 and at most 1"
+
+
+def _bound(help_text: str, variable: str, *more: str) -> int | None:
+    """A bound of a range. None: it depends on the model and on other options."""
+    bound: int | None = option(
+        None, help_text, parse=count, check=at_least(1), metavar="N", env_aliases=(f"VLLM_{variable}", *more)
+    )
+    return bound
+
+
+@dataclass(frozen=True)
+class GraphOptions(Options):
+    """Which sizes are compiled before the device serves, and what memory it may take. Bounds are None by default."""
+
+    bucketing: Strategy = option(
+        "linear",
+        "how the sizes between min and max are chosen",
+        parse=lambda text: _STRATEGY_ALIASES.get(text.lower(), text),
+        choices=get_args(Strategy),
+        env_aliases=("VLLM_BUCKETING_STRATEGY", "VLLM_EXPONENTIAL_BUCKETING"),
+    )
+    bucketing_file: str | None = option(
+        None, "read the buckets from this file", metavar="FILE", env_aliases=("VLLM_BUCKETING_FROM_FILE",)
+    )
+    prompt_bs_bucket_min: int | None = _bound("fewest prompts of a bucket [1]", "PROMPT_BS_BUCKET_MIN")
+    prompt_bs_bucket_step: int | None = _bound(
+        "prompts from bucket to bucket [--max-num-seqs, at most 32]", "PROMPT_BS_BUCKET_STEP"
+    )
+    prompt_bs_bucket_max: int | None = _bound(
+        "most prompts of a bucket [--max-num-seqs, at most 64]", "PROMPT_BS_BUCKET_MAX"
+    )
+    prompt_seq_bucket_min: int | None = _bound(
+        "fewest tokens of a prompt's bucket [a block]", "PROMPT_SEQ_BUCKET_MIN", "VLLM_PROMPT_QUERY_BUCKET_MIN"
+    )
+    prompt_seq_bucket_step: int | None = _bound(
+        "tokens from bucket to bucket [a block]", "PROMPT_SEQ_BUCKET_STEP", "VLLM_PROMPT_QUERY_BUCKET_STEP"
+    )
+    prompt_seq_bucket_max: int | None = _bound(
+        "most tokens of a prompt's bucket [the context]", "PROMPT_SEQ_BUCKET_MAX", "VLLM_PROMPT_QUERY_BUCKET_MAX"
+    )
+    decode_bs_bucket_min: int | None = _bound("fewest sequences of a decode's bucket [1]", "DECODE_BS_BUCKET_MIN")
+    decode_bs_bucket_step: int | None = _bound(
+        "sequences from bucket to bucket [--max-num-seqs, at most 32]", "DECODE_BS_BUCKET_STEP"
+    )
+    decode_bs_bucket_max: int | None = _bound(
+        "most sequences of a decode's bucket [--max-num-seqs]", "DECODE_BS_BUCKET_MAX"
+    )
+    decode_block_bucket_min: int | None = _bound(
+        "fewest KV blocks of a decode's bucket, of all its sequences together [as many as a block has tokens]",
+        "DECODE_BLOCK_BUCKET_MIN",
+    )
+    decode_block_bucket_step: int | None = _bound(
+        "KV blocks from bucket to bucket [as many as a block has tokens]", "DECODE_BLOCK_BUCKET_STEP"
+    )
+    decode_block_bucket_max: int | None = _bound(
+        "most KV blocks of a decode's bucket [those of --max-num-seqs sequences, at least 128]",
+        "DECODE_BLOCK_BUCKET_MAX",
+    )
+    decode_seq_bucket_min: int | None = _bound(
+        "in place of blocks: fewest tokens of each sequence of a decode's bucket [a block]", "DECODE_SEQ_BUCKET_MIN"
+    )
+    decode_seq_bucket_step: int | None = _bound(
+        "in place of blocks: tokens from bucket to bucket [a block]", "DECODE_SEQ_BUCKET_STEP"
+    )
+    decode_seq_bucket_max: int | None = _bound(
+        "in place of blocks: most tokens of each sequence of a decode's bucket [the context]", "DECODE_SEQ_BUCKET_MAX"
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "the part of the device's memory that may be taken, of what loading and a trial step leave free",
+        parse=float,
+        check=_positive_fraction,
+        metavar="FRACTION",
+    )
+    graph_reserved_mem: float = option(
+        0.1,
+        "the part of that memory that is kept for graphs; the KV cache gets the rest",
+        parse=float,
+        check=between(0, 1),
+        metavar="FRACTION",
+        env_aliases=("VLLM_GRAPH_RESERVED_MEM",),
+    )
+    graph_prompt_ratio: float = option(
+        0.3,
+        "the part of the graphs' memory that is for prompts",
+        parse=float,
+        check=between(0, 1),
+        metavar="FRACTION",
+        env_aliases=("VLLM_GRAPH_PROMPT_RATIO",),
+    )
+    graph_prompt_strategy: CaptureStrategy = option(
+        "min_tokens",
+        "which graphs of prompts are captured first",
+        choices=get_args(CaptureStrategy),
+        env_aliases=("VLLM_GRAPH_PROMPT_STRATEGY",),
+    )
+    graph_decode_strategy: CaptureStrategy = option(
+        "max_bs",
+        "which graphs of decodes are captured first",
+        choices=get_args(CaptureStrategy),
+        env_aliases=("VLLM_GRAPH_DECODE_STRATEGY",),
+    )
+    skip_warmup: bool = option(False, "compile while serving, and capture no graphs", env_aliases=("VLLM_SKIP_WARMUP",))
+    enforce_eager: bool = option(False, "capture no graphs")
+    num_gpu_blocks_override: int | None = option(
+        None, "KV blocks, whatever memory there is [as many as fit]", parse=count, check=at_least(1), metavar="N"
+    )
+    max_seq_len_to_capture: int | None = option(
+        None,
+        "longer sequences run without graphs [all have them]",
+        parse=count,
+        check=at_least(1),
+        metavar="TOKENS",
+    )
