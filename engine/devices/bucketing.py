@@ -47,6 +47,11 @@ class BucketPlan:
     block_size: int = 1
     decode_unit: DecodeUnit = "block"
 
+    @property
+    def num_buckets(self) -> int:
+        """How many there are of all kinds."""
+        return len(self.prompts) + len(self.contexts) + len(self.decodes)
+
     def prompt(self, batch_size: int, query_len: int, width: int) -> Bucket | None:
         """The smallest bucket of `prompts` and `contexts` that holds a launch: least tokens, then narrowest.
 
@@ -107,7 +112,8 @@ def exponential(sizes: BucketRange) -> list[int]:
 _STRATEGIES: Mapping[Strategy, Callable[[BucketRange], list[int]]] = {"linear": linear, "exponential": exponential}
 
 
-def _sizes(strategy: Strategy, sizes: BucketRange) -> list[int]:
+def sizes_of(sizes: BucketRange, strategy: Strategy) -> list[int]:
+    """The sizes of a dimension in ascending order; none if the range has none."""
     values = _STRATEGIES[strategy](sizes)
     return values if sizes.top is None or sizes.top in values else sorted([*values, sizes.top])
 
@@ -130,6 +136,16 @@ class StepSizes(NamedTuple):
         """How many blocks that many tokens of a sequence take."""
         return -(-num_tokens // self.block_size)
 
+    def allow_prompt(self, bucket: Bucket) -> bool:
+        """Whether a step can have these prompts."""
+        if self.max_prefill_seqs is not None and bucket.batch_size > self.max_prefill_seqs:
+            return False
+        return bucket.num_tokens <= self.max_num_batched_tokens
+
+    def allow_decode(self, bucket: Bucket) -> bool:
+        """Whether a step can have these decodes."""
+        return bucket.num_tokens <= self.max_num_batched_tokens
+
 
 class BucketRanges(NamedTuple):
     """The ranges of both dimensions of prompts and of decodes."""
@@ -149,26 +165,28 @@ class LeftOut(NamedTuple):
 
 
 def plan_of_ranges(ranges: BucketRanges, strategy: Strategy, sizes: StepSizes) -> tuple[BucketPlan, LeftOut]:
-    """The buckets of all pairs of sizes, less those that no step can use."""
-    most_prompts = sizes.max_prefill_seqs or ranges.prompt_batch.max
+    """The buckets of all pairs of sizes, less those that no step can use.
+
+    A decode whose table would be wider than the longest sequence's has that one's width.
+    """
     pairs = [
         Bucket(batch_size, query_len, sizes.blocks(query_len))
-        for batch_size in _sizes(strategy, ranges.prompt_batch)
-        for query_len in _sizes(strategy, ranges.prompt_seq)
+        for batch_size in sizes_of(ranges.prompt_batch, strategy)
+        for query_len in sizes_of(ranges.prompt_seq, strategy)
     ]
-    prompts = [b for b in pairs if b.num_tokens <= sizes.max_num_batched_tokens and b.batch_size <= most_prompts]
+    prompts = list(filter(sizes.allow_prompt, pairs))
     contexts = {b for query_len in {b.query_len for b in prompts} for b in _with_context(query_len, sizes)}
-    per_width = sizes.block_size if ranges.decode_unit == "seq" else None
+    tokens = sizes.block_size if ranges.decode_unit == "seq" else None
     decode_pairs = [
-        Bucket(batch_size, 1, min(-(-size // (per_width or batch_size)), sizes.max_width))
-        for batch_size in _sizes(strategy, ranges.decode_batch)
-        for size in _sizes(strategy, ranges.decode_size)
+        Bucket(batch_size, 1, min(-(-size // (tokens or batch_size)), sizes.max_width))
+        for batch_size in sizes_of(ranges.decode_batch, strategy)
+        for size in sizes_of(ranges.decode_size, strategy)
     ]
-    decodes = {b for b in decode_pairs if b.batch_size <= sizes.max_num_batched_tokens}
+    decodes = set(filter(sizes.allow_decode, decode_pairs))
     plan = BucketPlan(
-        tuple(prompts),
-        _ascending(contexts.difference(prompts)),
-        _ascending(decodes),
+        ascending(prompts),
+        ascending(contexts.difference(prompts)),
+        ascending(decodes),
         sizes.block_size,
         ranges.decode_unit,
     )
@@ -184,5 +202,6 @@ def _with_context(query_len: int, sizes: StepSizes) -> Iterator[Bucket]:
         yield Bucket(1, query_len, width)
 
 
-def _ascending(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
+def ascending(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
+    """The buckets in the order of a plan."""
     return tuple(sorted(buckets))

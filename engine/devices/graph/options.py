@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from ...declaring.option import Options, option
 from ...declaring.values import at_least, between, count
-from ..bucketing import Strategy
+from ..bucketing import DecodeUnit, Strategy
 
 CaptureStrategy = Literal["min_tokens", "max_bs"]
 
@@ -130,3 +130,50 @@ class GraphOptions(Options):
         check=at_least(1),
         metavar="TOKENS",
     )
+
+    @property
+    def decode_unit(self) -> DecodeUnit:
+        """What the second dimension of decodes is given in: blocks of all sequences, or tokens of each."""
+        return "block" if self.bounds("decode_seq") == (None, None, None) else "seq"
+
+    @property
+    def captures(self) -> bool:
+        """Whether graphs are wanted."""
+        return not (self.enforce_eager or self.skip_warmup)
+
+    def bounds(self, name: str) -> tuple[int | None, int | None, int | None]:
+        """What was given of a range, such as prompt_bs: its minimum, step and maximum."""
+        low, step, high = (getattr(self, field) for field in _bounds_of(name))
+        return low, step, high
+
+    def graph_flag(self) -> str | None:
+        """The flag of an option that was given and that says something of graphs alone."""
+        return self._differing(_GRAPH_FIELDS)
+
+    def _contradiction(self) -> str | None:
+        for name in _RANGES:
+            low, _, high = self.bounds(name)
+            if low is not None and high is not None and low > high:
+                flag = f"--{name.replace('_', '-')}-bucket"
+                return f"{flag}-min {low} is more than {flag}-max {high}"
+        blocks, tokens = (self._differing(_bounds_of(name)) for name in ("decode_block", "decode_seq"))
+        if blocks and tokens:
+            return f"{blocks} counts the blocks of all sequences and {tokens} the tokens of each: give one of the two"
+        given = self._differing(["bucketing", *(field for name in _RANGES for field in _bounds_of(name))])
+        if self.bucketing_file is not None and given:
+            return f"--bucketing-file has all buckets: leave out {given}"
+        return None
+
+
+_RANGES = ("prompt_bs", "prompt_seq", "decode_bs", "decode_block", "decode_seq")
+_GRAPH_FIELDS = (
+    "graph_reserved_mem",
+    "graph_prompt_ratio",
+    "graph_prompt_strategy",
+    "graph_decode_strategy",
+    "max_seq_len_to_capture",
+)
+
+
+def _bounds_of(name: str) -> list[str]:
+    return [f"{name}_bucket_{bound}" for bound in ("min", "step", "max")]
