@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ...weights.dtypes import DType
+from .attention import Attend
 
 
 class DeviceMemory(NamedTuple):
@@ -22,7 +23,8 @@ class Adapter(Protocol):
 
     `name` is what `--device` calls it, and `dtypes` are the types that it computes in. `block_size` is in tokens. With
     `chunked_prefill` a prompt may be split over steps, and at most `max_prefill_seqs` prompts share one (None: as many
-    as fit). Where `captures` is false, steps are run as they are compiled.
+    as fit). Where `captures` is false, steps are run as they are compiled. Where `has_float64` is false, the sampler
+    sums in float32. `attend` is how it attends best, `gather_attention` if nothing is better.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Adapter(Protocol):
     chunked_prefill: bool
     max_prefill_seqs: int | None
     captures: bool
+    has_float64: bool
+    attend: Attend
 
     def enter(self) -> None:
         """Make the calling thread one that uses this device. Loading and serving run on different threads."""

@@ -1,0 +1,87 @@
+"""Attention over blocks of the KV cache: what a device may do in its own way, and the way that every device can.
+
+Dimensions: S sequences of Q tokens, H query heads, G KV heads, D head dim, W blocks in a row of a block table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...models.spec import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """What is the same in all launches of a layer. `slopes [H]` are ALiBi's and `sinks [H]` learned, both float32."""
+
+    spec: AttentionSpec
+    block_size: int
+    slopes: Tensor | None
+    sinks: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the tokens of a launch attend to: their own K and V are in the cache already.
+
+    The token at `positions [S, Q]` sees the positions up to its own, within the layer's window. Position p of sequence
+    s is slot `p % block_size` of block `tables[s, p // block_size]`, `tables [S, W]`. `keys` and `values` are
+    `[blocks * block_size, G, D]`. What no token sees may be anything, NaN too.
+    """
+
+    positions: Tensor
+    tables: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class Attend(Protocol):
+    """A way to attend. It is compiled as a part of a launch: shapes are fixed and nothing depends on values."""
+
+    def __call__(self, q: Tensor, context: Context, layer: AttentionLayer) -> Tensor:
+        """`q [S, Q, H, D]` in the cache's dtype; returns `[S, Q, H, D]` in any float dtype."""
+        ...
+
+
+def gather_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tensor:
+    """Gather the tables' blocks and attend to all of them at once, in float32. Any device can, and others compare."""
+    spec, block_size = layer.spec, layer.block_size
+    S, Q, H, D = q.shape
+    G, W = spec.num_kv_heads, context.tables.shape[1]
+    positions, tables = context.positions, context.tables
+    first = torch.zeros_like(positions[:, :1])
+    if spec.sliding_window is not None:
+        # Tokens of a sequence follow one another: its first one's window and they are all that is seen. Padding has
+        # position 0, which is no reason to begin earlier.
+        seen = min(W, (spec.sliding_window + Q - 2) // block_size + 2)
+        first = (positions[:, :1] - (spec.sliding_window - 1)).clamp(min=0) // block_size
+        columns = first + torch.arange(seen, device=q.device)
+        tables, W = tables.gather(1, columns.clamp(max=W - 1)), seen
+    C = W * block_size
+    cached = first * block_size + torch.arange(C, device=q.device)  # [S, C]
+    distance = positions[:, :, None] - cached[:, None, :]  # [S, Q, C]
+    visible = distance >= 0
+    if spec.sliding_window is not None:
+        visible = visible & (distance < spec.sliding_window)
+    k = context.keys.view(-1, block_size, G, D)[tables].view(S, C, G, D).float()
+    # An unused slot may hold anything, and zero times infinity is not zero.
+    used = visible.any(1)[:, :, None, None]
+    v = context.values.view(-1, block_size, G, D)[tables].view(S, C, G, D).float().masked_fill(~used, 0.0)
+    scores = torch.einsum("sqghd,scgd->sghqc", q.float().view(S, Q, G, H // G, D), k) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if layer.slopes is not None:
+        scores = scores - layer.slopes.view(G, -1, 1, 1) * distance[:, None, None]
+    scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
+    largest = scores.amax(-1, keepdim=True)
+    if layer.sinks is not None:
+        largest = torch.maximum(largest, layer.sinks.view(G, -1, 1, 1))
+    weights = torch.exp(scores - largest)
+    total = weights.sum(-1, keepdim=True)
+    if layer.sinks is not None:
+        total = total + torch.exp(layer.sinks.view(G, -1, 1, 1) - largest)
+    return torch.einsum("sghqc,scgd->sqghd", weights / total, v).reshape(S, Q, H, D)

@@ -1,0 +1,107 @@
+"""A decoder whose launches have fixed shapes: from staged token ids to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...models.spec import DecoderSpec
+from ...weights.tensor import WeightTensor
+from .attention import Attend
+from .mixers import KINDS, Branch, Parts, Tokens
+from .weights import Weights
+
+
+class GraphDecoder:
+    """Weights, KV cache and the functions that become graphs. What tokens leave behind is kept in the mixers.
+
+    Between the layers of a launch and the head of a step lies `hidden [max_tokens + 1, hidden_size] float32`: each
+    token of a launch writes the row that it was given there. The last row is for tokens that nobody asks about.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Iterable[tuple[str, WeightTensor]],
+        *,
+        dtype: torch.dtype,
+        cache_dtype: torch.dtype,
+        device: torch.device,
+        block_size: int,
+        max_tokens: int,
+        attend: Attend,
+    ) -> None:
+        self.windows = spec.windows()
+        ropes = list(dict.fromkeys(a.rope for a in spec.attentions() if a.rope is not None))
+        loaded = Weights(weights, dtype, device)
+        parts = Parts(loaded, self.windows, ropes, block_size, cache_dtype, device, attend, KINDS)
+        embedding, head = spec.embedding, spec.head
+        self.hidden = torch.zeros((max_tokens + 1, spec.hidden_size), device=device)
+        self.vocab_size = spec.vocab_size
+        self._spec = spec
+        self._inv_freq = [torch.tensor(rope.inv_freq, device=device) for rope in ropes]
+        self._factors = [rope.attention_factor for rope in ropes]
+        self._embedding = loaded["embed.weight"]
+        self._positions = loaded["embed.positions"] if embedding.num_positions else None
+        projected = embedding.size != spec.hidden_size
+        self._project_in = loaded.linear("embed.project_in") if projected else None
+        self._project_out = loaded.linear("embed.project_out") if projected else None
+        self._branches = [
+            Branch(branch, f"layers.{index}", parts) for index, layer in enumerate(spec.layers) for branch in layer
+        ]
+        self._final_norm = loaded.norm("final_norm", spec.final_norm)
+        self._head = loaded.linear("embed" if head.tied else "head")
+
+    def allocate(self, num_blocks: Sequence[int]) -> None:
+        """Make an empty KV cache: so many blocks of each group, with the one for padding."""
+        for branch in self._branches:
+            branch.mixer.allocate(num_blocks)
+
+    def forward(self, staged: Tensor, num_sequences: int, query_len: int, width: int) -> None:
+        """Write the tokens' K and V, and their hidden states before the final norm.
+
+        `staged` are int32, one behind the other: token ids [S, Q], positions [S, Q], rows of `hidden` [S, Q], slots of
+        each cache group [G, S, Q], block tables of each [G, S, W].
+        """
+        S, Q, G = num_sequences, query_len, len(self.windows)
+        ids = staged.long()
+        token_ids, positions, rows = ids[: 3 * S * Q].view(3, S, Q).unbind()
+        slots = ids[3 * S * Q : (3 + G) * S * Q].view(G, S, Q)
+        tables = ids[(3 + G) * S * Q :].view(G, S, width)
+        tokens = Tokens(positions, slots, tables, self._rotations(positions))
+        x = self._embed(token_ids, positions)
+        for branch in self._branches:
+            x = branch(x, tokens)
+        self.hidden.index_put_((rows.flatten(),), x.flatten(0, 1))
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """The logits after the tokens whose hidden states are in `rows [R] int32`, `[R, vocab] float32`."""
+        head = self._spec.head
+        x = self._final_norm(self.hidden[rows.long()])
+        if self._project_out is not None:
+            x = self._project_out(x)
+        logits = self._head(x).float() / head.divisor
+        return logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
+
+    def copy_slots(self, source: Tensor, target: Tensor, group: int) -> None:
+        """Copy K and V in all layers of a cache group, from the slots `source [N]` to `target [N]`."""
+        for branch in self._branches:
+            branch.mixer.copy_slots(source, target, group)
+
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        embedding = self._spec.embedding
+        x = self._embedding[token_ids].float() * embedding.scale
+        if self._project_in is not None:
+            x = self._project_in(x).float()
+        if self._positions is not None:
+            x = x + self._positions[positions + embedding.position_offset].float()
+        return x
+
+    def _rotations(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        rotations = []
+        for inv_freq, factor in zip(self._inv_freq, self._factors, strict=True):
+            angles = positions.float()[:, :, None] * inv_freq
+            rotations.append((angles.cos() * factor, angles.sin() * factor))
+        return rotations

@@ -1,0 +1,260 @@
+"""What a step asks of the device: functions that are compiled once a size, and replayed where there are graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..bucket_stats import BucketStats, BucketUse
+from ..bucketing import Bucket
+from .adapter import Adapter
+from .decoder import GraphDecoder
+from .sampler import greedy, sample
+from .staging import Staging, num_inputs, pack_padding
+from .warm_up import Phase
+
+Head = Literal["greedy", "sampled", "logits"]
+_Function = tuple[Any, ...]  # the function, and its inputs
+
+NUM_PARAMETERS = 5  # of a row that is sampled on the device, see `sample`
+_FEWEST_ROWS = 8
+_MOST_ROWS = 256
+_MOST_LOGITS_ROWS = 64  # to keep or to sort: takes up to 8 bytes x vocabulary x rows several times
+_MOST_COPIES = 64
+
+
+class Launches:
+    """The launches of a loaded decoder. They are padded: bodies to buckets, the others to powers of two.
+
+    A launch reads its inputs where `inputs` or `parameters` put them. It writes to the KV cache, to `decoder.hidden`,
+    to `tokens [rows]` or to `logits [rows, vocab]`, which all stay where they are.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        decoder: GraphDecoder,
+        buckets: Sequence[Bucket],
+        padding_blocks: Sequence[int],
+        block_size: int,
+        max_rows: int,
+    ) -> None:
+        device = adapter.device
+        most = min(_padded(max_rows, _FEWEST_ROWS), _MOST_ROWS)
+        few = min(most, _MOST_LOGITS_ROWS)
+        self.most_rows: dict[Head, int] = {"greedy": most, "sampled": few, "logits": few}
+        self.tokens = torch.zeros(most, dtype=torch.int32, device=device)
+        self.logits = torch.zeros((self.most_rows["logits"], decoder.vocab_size), device=device)
+        sizes = [num_inputs(bucket, len(padding_blocks)) for bucket in buckets]
+        self._inputs = Staging(torch.int32, device, max([*sizes, most, 2 * _MOST_COPIES]))
+        wide = torch.float64 if adapter.has_float64 else torch.float32
+        self._parameters = Staging(wide, device, NUM_PARAMETERS * few)
+        self._adapter, self._decoder = adapter, decoder
+        self._padding_blocks, self._block_size = padding_blocks, block_size
+        self._compiled: dict[Hashable, _Launch] = {}
+        self._num_after_warm_up: int | None = None
+        self._num_outside = 0
+        self._num_launches: Counter[tuple[Phase, Bucket]] = Counter()
+        self._num_tokens: Counter[tuple[Phase, Bucket]] = Counter()
+
+    def stats(self) -> BucketStats:
+        """What was run since `finish_warm_up`."""
+        uses = (BucketUse(*key, count, self._num_tokens[key]) for key, count in sorted(self._num_launches.items()))
+        return BucketStats(tuple(uses), self._num_outside, self._num_after_warm_up or 0)
+
+    def clear(self) -> None:
+        """Begin a step: the device has done all that it was asked for before."""
+        self._inputs.clear()
+        self._parameters.clear()
+
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that nobody has taken."""
+        self._adapter.synchronize()
+        return self._adapter.memory().free
+
+    def run(self, phase: Phase, bucket: Bucket) -> None:
+        """Compile a bucket's launch, and run it on padding."""
+        self._write_padding(bucket, self._body(phase, bucket).inputs[0])
+        self._body(phase, bucket).run()
+
+    def capture(self, phase: Phase, bucket: Bucket) -> None:
+        """Keep the graph of a bucket's launch, if the device has graphs."""
+        self._capture(self._body(phase, bucket))
+
+    def run_largest(self, buckets: Sequence[Bucket]) -> None:
+        """Run the launches that take the most memory on padding, without compiling them."""
+        attending = max(buckets, key=lambda bucket: bucket.num_tokens * bucket.width)
+        for bucket in {max(buckets, key=lambda bucket: bucket.num_tokens), attending}:
+            staged = self._inputs.inputs(num_inputs(bucket, len(self._padding_blocks)))
+            self._write_padding(bucket, staged)
+            self._adapter.run(partial(self._decoder.forward, staged, *bucket))
+        for head, rows in self.most_rows.items():
+            function, *inputs = self._head_function(head, rows)
+            self._adapter.run(partial(function, *inputs))
+
+    def warm_up_small(self, captured: bool) -> None:
+        """Compile, run and perhaps capture all launches but the bodies."""
+        for head, most in self.most_rows.items():
+            for rows in _powers(_FEWEST_ROWS, most):
+                self._warm_up(self._head(head, rows), captured)
+        for group in range(len(self._padding_blocks)):
+            self.copy_blocks(np.empty((0, 2), np.int32), group)
+            for count in _powers(1, _MOST_COPIES):
+                self.copy_blocks(np.full((count, 2), self._padding_blocks[group], np.int32), group)
+                self._warm_up(self._copies(group, count), captured)
+
+    def finish_warm_up(self) -> None:
+        """From now on, what is compiled keeps people waiting: count it."""
+        self._adapter.synchronize()
+        self._num_after_warm_up = 0
+
+    def body(self, phase: Phase, bucket: Bucket, packed: NDArray[np.int32], num_tokens: int) -> None:
+        """Run the layers on packed inputs of a bucket, of which `num_tokens` are not padding."""
+        self._num_launches[phase, bucket] += 1
+        self._num_tokens[phase, bucket] += num_tokens
+        launch = self._body(phase, bucket)
+        self._inputs.write(packed, launch.inputs[0])
+        launch.run()
+
+    def body_outside(self, bucket: Bucket, packed: NDArray[np.int32]) -> None:
+        """Run the layers on a size that no bucket has, as operations one by one."""
+        self._num_outside += 1
+        inputs = self._inputs.inputs(len(packed))
+        self._inputs.write(packed, inputs)
+        self._adapter.run(lambda: self._decoder.forward(inputs, *bucket))
+
+    def head(self, head: Head, rows: NDArray[np.int32], parameters: NDArray[np.float64] | None = None) -> None:
+        """Write the `tokens` or the `logits` that follow the hidden states in `rows [R]`, at most `most_rows[head]`.
+
+        A sampled row has a column of `parameters [5, R]`, see `sample`.
+        """
+        count = _padded(len(rows), _FEWEST_ROWS)
+        launch = self._head(head, count)
+        padded = np.zeros(count, np.int32)
+        padded[: len(rows)] = rows
+        self._inputs.write(padded, launch.inputs[0])
+        if parameters is not None:
+            values = np.zeros((NUM_PARAMETERS, count))
+            values[:, : len(rows)] = parameters
+            self._parameters.write(values.ravel(), launch.inputs[1])
+        launch.run()
+
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None:
+        """Copy KV blocks of a cache group, `pairs [N, 2]`, from the first to the second."""
+        for start in range(0, len(pairs), _MOST_COPIES):
+            some = pairs[start : start + _MOST_COPIES]
+            padded = np.full((_padded(len(some), 1), 2), self._padding_blocks[group], np.int32)
+            padded[: len(some)] = some
+            launch = self._copies(group, len(padded))
+            self._inputs.write(padded.ravel(), launch.inputs[0])
+            launch.run()
+
+    def _write_padding(self, bucket: Bucket, inputs: Tensor) -> None:
+        spare_row = len(self._decoder.hidden) - 1
+        self._inputs.clear()
+        self._inputs.write(pack_padding(bucket, self._padding_blocks, self._block_size, spare_row), inputs)
+
+    def _body(self, phase: Phase, bucket: Bucket) -> _Launch:
+        def body(staged: Tensor) -> None:
+            decoder.forward(staged, num_sequences, query_len, width)
+
+        decoder, (num_sequences, query_len, width) = self._decoder, bucket
+        size = num_inputs(bucket, len(self._padding_blocks))
+        return self._launch((phase, bucket), lambda: (body, self._inputs.inputs(size)))
+
+    def _head(self, head: Head, rows: int) -> _Launch:
+        return self._launch((head, rows), lambda: self._head_function(head, rows))
+
+    def _head_function(self, head: Head, rows: int) -> _Function:
+        def greedy_head(staged: Tensor) -> None:
+            tokens.index_put_((every_row(),), greedy(decoder.logits(staged)).int())
+
+        def sampled_head(staged: Tensor, parameters: Tensor) -> None:
+            drawn = sample(decoder.logits(staged), parameters.view(NUM_PARAMETERS, -1))
+            tokens.index_put_((every_row(),), drawn.int())
+
+        def logits_head(staged: Tensor) -> None:
+            logits.index_put_((every_row(),), decoder.logits(staged))
+
+        def every_row() -> Tensor:
+            return torch.arange(rows, device=tokens.device)
+
+        decoder, tokens, logits = self._decoder, self.tokens, self.logits
+        staged = self._inputs.inputs(rows)
+        if head == "greedy":
+            return greedy_head, staged
+        if head == "logits":
+            return logits_head, staged
+        return sampled_head, staged, self._parameters.inputs(NUM_PARAMETERS * rows)
+
+    def _copies(self, group: int, count: int) -> _Launch:
+        def copy(staged: Tensor) -> None:
+            blocks = staged.long().view(-1, 2, 1)
+            slots = blocks * block_size + torch.arange(block_size, device=staged.device)
+            source, target = slots.unbind(1)
+            decoder.copy_slots(source.flatten(), target.flatten(), group)
+
+        decoder, block_size = self._decoder, self._block_size
+        return self._launch(("copies", group, count), lambda: (copy, self._inputs.inputs(2 * count)))
+
+    def _launch(self, key: Hashable, function: Callable[[], _Function]) -> _Launch:
+        if (launch := self._compiled.get(key)) is None:
+            if self._num_after_warm_up is not None:
+                self._num_after_warm_up += 1
+            launch = self._compiled[key] = _Launch(self._adapter, *function())
+        return launch
+
+    def _warm_up(self, launch: _Launch, captured: bool) -> None:
+        launch.run()
+        if captured:
+            self._capture(launch)
+
+    def _capture(self, launch: _Launch) -> None:
+        if self._adapter.captures:
+            launch.capture()
+
+
+class _Launch:
+    """A function with its inputs, tensors that stay where they are."""
+
+    def __init__(self, adapter: Adapter, function: Callable[..., None], *inputs: Tensor) -> None:
+        self.inputs = inputs
+        self._adapter = adapter
+        self._call: Callable[[], Any] = partial(adapter.compile(_with_own_code(function)), *inputs)
+        self._replay: Callable[[], None] | None = None
+
+    def run(self) -> None:
+        """Replay the graph if there is one."""
+        if self._replay is not None:
+            self._replay()
+        else:
+            self._adapter.run(self._call)
+
+    def capture(self) -> None:
+        """Keep the graph."""
+        self._replay = self._adapter.capture(self._call)
+
+
+def _with_own_code(function: Callable[..., None]) -> Callable[..., None]:
+    """The same function. torch.compile keeps what it makes by code object, and gives up after a few shapes of one."""
+    plain = cast(FunctionType, function)
+    return FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__, closure=plain.__closure__)
+
+
+def _padded(count: int, fewest: int) -> int:
+    return max(fewest, 1 << (count - 1).bit_length())
+
+
+def _powers(first: int, last: int) -> Iterator[int]:
+    size = first
+    while size <= last:
+        yield size
+        size *= 2

@@ -1,0 +1,80 @@
+"""Attention with a paged KV cache.
+
+Dimensions: S sequences of Q tokens, H query heads, G KV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ....models.spec import AttentionSpec, RopeSpec
+from ..attention import AttentionLayer, Context
+from .mixer import Parts, Tokens
+
+
+class Attention:
+    """Attention with the K and V of its layer, each `[slots, G, D]`: slot `block * block_size + offset`."""
+
+    def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
+        self._spec, self._parts = spec, parts
+        weights, device = parts.weights, parts.device
+        self._q, self._k, self._v, self._o = (weights.linear(f"{layer}.{name}") for name in "qkvo")
+        self._q_norm = weights.norm(f"{layer}.q_norm", spec.qk_norm)
+        self._k_norm = weights.norm(f"{layer}.k_norm", spec.qk_norm)
+        self._group = parts.windows.index(spec.sliding_window)
+        self._rotation = None if spec.rope is None else parts.ropes.index(spec.rope)
+        self._attend = parts.attend
+        self._layer = AttentionLayer(
+            spec=spec,
+            block_size=parts.block_size,
+            slopes=None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes, device=device),
+            sinks=weights[f"{layer}.sinks"] if spec.sinks else None,
+        )
+        self.allocate([0] * len(parts.windows))
+
+    def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """Write the tokens' K and V, then attend to all that their positions may see. `x [S, Q, hidden]`."""
+        spec = self._spec
+        S, Q, _ = x.shape
+        q, k, v = self._q(x), self._k(x), self._v(x).view(S, Q, spec.num_kv_heads, spec.head_dim)
+        if spec.qk_norm_over == "whole":
+            q, k = self._q_norm(q), self._k_norm(k)
+        q = q.view(S, Q, spec.num_heads, spec.head_dim)
+        k = k.view(S, Q, spec.num_kv_heads, spec.head_dim)
+        if spec.qk_norm_over == "head":
+            q, k = self._q_norm(q), self._k_norm(k)
+        if spec.rope is not None and self._rotation is not None:
+            cos, sin = tokens.rotations[self._rotation]
+            q, k = _rotate(spec.rope, q, cos, sin), _rotate(spec.rope, k, cos, sin)
+        slots = (tokens.slots[self._group].flatten(),)
+        self._keys.index_put_(slots, k.to(self._keys.dtype).flatten(0, 1))
+        self._values.index_put_(slots, v.to(self._values.dtype).flatten(0, 1))
+        context = Context(tokens.positions, tokens.tables[self._group], self._keys, self._values)
+        return self._o(self._attend(q.to(self._keys.dtype), context, self._layer).flatten(2))
+
+    def allocate(self, num_blocks: Sequence[int]) -> None:
+        """Make room for the blocks of this layer's group."""
+        parts, spec = self._parts, self._spec
+        shape = (num_blocks[self._group] * parts.block_size, spec.num_kv_heads, spec.head_dim)
+        self._keys = torch.zeros(shape, dtype=parts.cache_dtype, device=parts.device)
+        self._values = torch.zeros(shape, dtype=parts.cache_dtype, device=parts.device)
+
+    def copy_slots(self, source: Tensor, target: Tensor, group: int) -> None:
+        """Copy K and V, if they are in slots of that group."""
+        if group == self._group:
+            self._keys.index_put_((target,), self._keys[source])
+            self._values.index_put_((target,), self._values[source])
+
+
+def _rotate(rope: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rope on `x [S, Q, heads, D]`: each pair `(a, b)` of dimensions turns by its angle, `cos` and `sin [S, Q, P]`."""
+    x, cos, sin = x.float(), cos[:, :, None], sin[:, :, None]
+    size = 2 * len(rope.inv_freq)
+    turned, rest = x[..., :size], x[..., size:]
+    a, b = (turned[..., ::2], turned[..., 1::2]) if rope.interleaved else turned.chunk(2, dim=-1)
+    pair = (a * cos - b * sin, b * cos + a * sin)
+    turned = torch.stack(pair, dim=-1).flatten(-2) if rope.interleaved else torch.cat(pair, dim=-1)
+    return torch.cat((turned, rest), dim=-1)

@@ -1,0 +1,28 @@
+"""A residual branch: a mixer and the norms around it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ....models.spec import BranchSpec
+from .mixer import Parts, Tokens
+
+
+class Branch:
+    """`x = sum_norm(x + scale * post_norm(mixer(norm(x))))`. The residual stream `x` is float32."""
+
+    def __init__(self, spec: BranchSpec, layer: str, parts: Parts) -> None:
+        names = f"{layer}.{spec.mixer.kind}"
+        self._norm = parts.weights.norm(f"{names}_norm", spec.norm)
+        self._post_norm = parts.weights.norm(f"{names}_post_norm", spec.post_norm)
+        self._sum_norm = parts.weights.norm(f"{names}_sum_norm", spec.sum_norm)
+        self._scale = spec.scale
+        self.mixer = parts.mixer(spec.mixer, layer)
+
+    def added(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """What the branch adds to `x [S, Q, hidden]`."""
+        return self._post_norm(self.mixer(self._norm(x), tokens)).float() * self._scale
+
+    def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """The residual stream `[S, Q, hidden]` after the branch."""
+        return self._sum_norm(x + self.added(x, tokens))
