@@ -14,7 +14,8 @@ import numpy as np
 from .constraints.constraint import SequenceConstraint
 from .constraints.grammar import GrammarCompiler
 from .constraints.masks import MaskWriter
-from .devices.base import Executor, ExecutorLimits
+from .devices.base import BucketedExecutor, Executor, ExecutorLimits
+from .devices.bucket_stats import BucketStats
 from .errors import EngineDeadError
 from .histogram import Histogram
 from .loop import EngineLoop
@@ -237,6 +238,11 @@ class Engine:
             step_seconds=self._engine_loop.step_seconds,
             step_tokens=self._engine_loop.step_tokens,
         )
+
+    def bucket_stats(self) -> BucketStats | None:
+        """How the device padded its launches, from any thread; None if it pads none, or the engine does not run."""
+        executor = self._executor
+        return executor.stats() if self.is_alive and isinstance(executor, BucketedExecutor) else None
 
     def _constraint(self, request: Request) -> SequenceConstraint | None:
         if request.constraints is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from ..weights.dtypes import DType, KvCacheDType
 from ..weights.quantization import Quantization
 from ..weights.tensor import WeightSource
 from .batch import StepBatch, StepOutput
+from .bucket_stats import BucketStats
 from .cache_split import CacheSplit, GroupBytes
 
 
@@ -209,6 +210,15 @@ class Executor(Protocol):
 
         Steps may have been started that nobody will wait for.
         """
+        ...
+
+
+@runtime_checkable
+class BucketedExecutor(Executor, Protocol):
+    """One whose launches are padded to buckets."""
+
+    def stats(self) -> BucketStats:
+        """What was run since the warm-up. May be called from any thread."""
         ...
 
 

@@ -16,6 +16,8 @@ from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.transcript import Transcript
 
+from .bucket_metrics import bucket_metrics
+
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
@@ -98,6 +100,8 @@ class ServerMetrics:
             family = HistogramMetricFamily(self.prefix + name, help_text, labels=labels)
             family.add_metric(values, histogram.buckets(), histogram.sum)
             yield family
+        if (bucket_stats := self._engine.bucket_stats()) is not None:
+            yield from bucket_metrics(bucket_stats, self.prefix, self._model_name)
 
     @staticmethod
     def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:

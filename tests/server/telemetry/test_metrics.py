@@ -11,8 +11,11 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from server.conftest import RunningServer, StartServer
 from server.raw_http import post_raw
+from server.scripted_engine import ScriptedEngine
 from server.waiting import eventually, is_idle
 
+from tidewheel.engine.devices.bucket_stats import BucketStats, BucketUse
+from tidewheel.engine.devices.bucketing import Bucket
 from tidewheel.server.http.limits import AdmissionLimits
 
 COMPLETIONS = "/v1/completions"
@@ -128,6 +131,32 @@ def test_what_waits_is_counted_by_its_reason(start_server: StartServer) -> None:
     for connection in endless:
         connection.close()
     eventually(lambda: is_idle(tight) and is_idle(slow), "clients have gone")
+
+
+def test_padding_is_measured_by_bucket_on_devices_that_have_buckets(start_server: StartServer) -> None:
+    def figures(server: RunningServer) -> Samples:
+        found = samples(server).items()
+        return {key: value for key, value in found if re.match("tidewheel:(bucket|compilations)_.*_total", key[0])}
+
+    assert figures(start_server(served_model_names=("m",))) == {}
+    engine = ScriptedEngine()
+    prompts, decodes = BucketUse("prompt", Bucket(2, 128, 1), 3, 700), BucketUse("decode", Bucket(4, 1, 16), 10, 31)
+    padded = BucketStats((decodes, prompts), num_outside=5, num_compilations=6)
+    engine.executor.stats = lambda: padded
+    labels = {
+        "prompt": (("batch_size", "2"), ("num_blocks", "1"), ("phase", "prompt"), ("query_len", "128")),
+        "decode": (("batch_size", "4"), ("num_blocks", "16"), ("phase", "decode"), ("query_len", "1")),
+    }
+    assert figures(start_server(engine, served_model_names=("m",))) == {
+        ("tidewheel:bucket_hits_total", labels["prompt"]): 3,
+        ("tidewheel:bucket_hits_total", labels["decode"]): 10,
+        ("tidewheel:bucket_tokens_total", labels["prompt"]): 700,
+        ("tidewheel:bucket_tokens_total", labels["decode"]): 31,
+        ("tidewheel:bucket_padding_tokens_total", labels["prompt"]): 3 * 256 - 700,
+        ("tidewheel:bucket_padding_tokens_total", labels["decode"]): 10 * 4 - 31,
+        ("tidewheel:bucket_misses_total", ()): 5,
+        ("tidewheel:compilations_after_warmup_total", ()): 6,
+    }
 
 
 def test_rejections_are_counted(start_server: StartServer) -> None:
