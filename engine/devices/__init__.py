@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..declaring.option import Options, options_of
 from .cpu.options import CpuOptions
+from .graph.options import GraphOptions
 
 if TYPE_CHECKING:
     from .base import Device
@@ -29,6 +30,7 @@ class _Entry(NamedTuple):
 _DEVICES = {
     "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions,)),
     "torch": _Entry(".torch_reference", "TorchDevice"),
+    "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions,)),
 }
 _DEFAULT = "cpu"
 

@@ -62,8 +62,8 @@ class GraphExecutor:
         self._adapter.enter()
         launches = self._loaded()
         if not self._options.skip_warmup:
-            launches.warm_up_small(captured=not self._options.enforce_eager)
-        warm_up(launches, self._plan, self._memory, self._options, progress)
+            launches.warm_up_small(self._options.captures and self._adapter.captures)
+        warm_up(launches, self._plan, self._memory, self._options, progress, captures=self._adapter.captures)
         launches.finish_warm_up()
 
     def start(self, batch: StepBatch) -> OnWait:

@@ -28,7 +28,7 @@ NUM_PARAMETERS = 5  # of a row that is sampled on the device, see `sample`
 _FEWEST_ROWS = 8
 _MOST_ROWS = 256
 _MOST_LOGITS_ROWS = 64  # to keep or to sort: takes up to 8 bytes x vocabulary x rows several times
-_MOST_COPIES = 64
+_COPIES = (1, 8, 64)  # blocks that are copied together
 
 
 class Launches:
@@ -48,13 +48,13 @@ class Launches:
         max_rows: int,
     ) -> None:
         device = adapter.device
-        most = min(_padded(max_rows, _FEWEST_ROWS), _MOST_ROWS)
+        most = min(_padded_rows(max_rows), _MOST_ROWS)
         few = min(most, _MOST_LOGITS_ROWS)
         self.most_rows: dict[Head, int] = {"greedy": most, "sampled": few, "logits": few}
         self.tokens = torch.zeros(most, dtype=torch.int32, device=device)
         self.logits = torch.zeros((self.most_rows["logits"], decoder.vocab_size), device=device)
         sizes = [num_inputs(bucket, len(padding_blocks)) for bucket in buckets]
-        self._inputs = Staging(torch.int32, device, max([*sizes, most, 2 * _MOST_COPIES]))
+        self._inputs = Staging(torch.int32, device, max([*sizes, most, 2 * _COPIES[-1]]))
         wide = torch.float64 if adapter.has_float64 else torch.float32
         self._parameters = Staging(wide, device, NUM_PARAMETERS * few)
         self._adapter, self._decoder = adapter, decoder
@@ -86,8 +86,9 @@ class Launches:
         self._body(phase, bucket).run()
 
     def capture(self, phase: Phase, bucket: Bucket) -> None:
-        """Keep the graph of a bucket's launch, if the device has graphs."""
-        self._capture(self._body(phase, bucket))
+        """Keep the graph of a bucket's launch."""
+        self._write_padding(bucket, self._body(phase, bucket).inputs[0])
+        self._body(phase, bucket).capture()
 
     def run_largest(self, buckets: Sequence[Bucket]) -> None:
         """Run the launches that take the most memory on padding, without compiling them."""
@@ -100,16 +101,16 @@ class Launches:
             function, *inputs = self._head_function(head, rows)
             self._adapter.run(partial(function, *inputs))
 
-    def warm_up_small(self, captured: bool) -> None:
-        """Compile, run and perhaps capture all launches but the bodies."""
+    def warm_up_small(self, captures: bool) -> None:
+        """Compile and run all launches but the bodies, and capture them if the device does."""
         for head, most in self.most_rows.items():
-            for rows in _powers(_FEWEST_ROWS, most):
-                self._warm_up(self._head(head, rows), captured)
+            for rows in _sizes_up_to(most):
+                self._warm_up(self._head(head, rows), captures)
         for group in range(len(self._padding_blocks)):
-            self.copy_blocks(np.empty((0, 2), np.int32), group)
-            for count in _powers(1, _MOST_COPIES):
-                self.copy_blocks(np.full((count, 2), self._padding_blocks[group], np.int32), group)
-                self._warm_up(self._copies(group, count), captured)
+            for count in _COPIES:
+                padding = np.full(2 * count, self._padding_blocks[group], np.int32)
+                self._write_apart(padding, self._copies(group, count).inputs[0])
+                self._warm_up(self._copies(group, count), captures)
 
     def finish_warm_up(self) -> None:
         """From now on, what is compiled keeps people waiting: count it."""
@@ -136,7 +137,7 @@ class Launches:
 
         A sampled row has a column of `parameters [5, R]`, see `sample`.
         """
-        count = _padded(len(rows), _FEWEST_ROWS)
+        count = _padded_rows(len(rows))
         launch = self._head(head, count)
         padded = np.zeros(count, np.int32)
         padded[: len(rows)] = rows
@@ -149,18 +150,24 @@ class Launches:
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None:
         """Copy KV blocks of a cache group, `pairs [N, 2]`, from the first to the second."""
-        for start in range(0, len(pairs), _MOST_COPIES):
-            some = pairs[start : start + _MOST_COPIES]
-            padded = np.full((_padded(len(some), 1), 2), self._padding_blocks[group], np.int32)
+        for start in range(0, len(pairs), _COPIES[-1]):
+            some = pairs[start : start + _COPIES[-1]]
+            count = min(size for size in _COPIES if size >= len(some))
+            padded = np.full((count, 2), self._padding_blocks[group], np.int32)
             padded[: len(some)] = some
-            launch = self._copies(group, len(padded))
+            launch = self._copies(group, count)
             self._inputs.write(padded.ravel(), launch.inputs[0])
             launch.run()
 
     def _write_padding(self, bucket: Bucket, inputs: Tensor) -> None:
         spare_row = len(self._decoder.hidden) - 1
+        self._write_apart(pack_padding(bucket, self._padding_blocks, self._block_size, spare_row), inputs)
+
+    def _write_apart(self, values: NDArray[np.int32], inputs: Tensor) -> None:
+        """Write inputs outside of a step."""
+        self._adapter.synchronize()
         self._inputs.clear()
-        self._inputs.write(pack_padding(bucket, self._padding_blocks, self._block_size, spare_row), inputs)
+        self._inputs.write(values, inputs)
 
     def _body(self, phase: Phase, bucket: Bucket) -> _Launch:
         def body(staged: Tensor) -> None:
@@ -212,13 +219,9 @@ class Launches:
             launch = self._compiled[key] = _Launch(self._adapter, *function())
         return launch
 
-    def _warm_up(self, launch: _Launch, captured: bool) -> None:
+    def _warm_up(self, launch: _Launch, captures: bool) -> None:
         launch.run()
-        if captured:
-            self._capture(launch)
-
-    def _capture(self, launch: _Launch) -> None:
-        if self._adapter.captures:
+        if captures:
             launch.capture()
 
 
@@ -228,7 +231,7 @@ class _Launch:
     def __init__(self, adapter: Adapter, function: Callable[..., None], *inputs: Tensor) -> None:
         self.inputs = inputs
         self._adapter = adapter
-        self._call: Callable[[], Any] = partial(adapter.compile(_with_own_code(function)), *inputs)
+        self._call: Callable[[], None] = partial(adapter.compile(_with_own_code(function)), *inputs)
         self._replay: Callable[[], None] | None = None
 
     def run(self) -> None:
@@ -249,12 +252,12 @@ def _with_own_code(function: Callable[..., None]) -> Callable[..., None]:
     return FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__, closure=plain.__closure__)
 
 
-def _padded(count: int, fewest: int) -> int:
-    return max(fewest, 1 << (count - 1).bit_length())
+def _padded_rows(count: int) -> int:
+    return max(_FEWEST_ROWS, 1 << (count - 1).bit_length())
 
 
-def _powers(first: int, last: int) -> Iterator[int]:
-    size = first
-    while size <= last:
+def _sizes_up_to(most: int) -> Iterator[int]:
+    size = _FEWEST_ROWS
+    while size <= most:
         yield size
         size *= 2

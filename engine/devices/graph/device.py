@@ -1,0 +1,186 @@
+"""Devices of the graph executor, one for each kind of adapter. Nothing here imports torch before a model is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...cancellation import Cancellation
+from ...errors import DeviceError
+from ...models.spec import DecoderSpec
+from ...weights.dtypes import STORAGE, DType, KvCacheDType
+from ...weights.finite import require_finite
+from ...weights.tensor import WeightSource, WeightTensor
+from ..base import Executor, ExecutorLimits, ExecutorOptions
+from ..bucketing import BucketPlan, StepSizes
+from ..cache_split import CacheSplit, GroupBytes
+from .buckets import plan_buckets
+from .memory import MemoryPlan, plan_memory
+from .options import GraphOptions
+
+if TYPE_CHECKING:
+    from .adapter import Adapter
+    from .decoder import GraphDecoder
+
+logger = logging.getLogger(__name__)
+
+
+class Kind(NamedTuple):
+    """A kind of accelerator: where its adapter is, which is made with GraphOptions, and what is known without it.
+
+    `dtypes` are what `--dtype auto` may choose; a checkpoint of another type is computed in the first of them.
+    `graphs_name` is what its vendor calls graphs.
+    """
+
+    name: str
+    module: str
+    adapter: str
+    has_own_memory: bool
+    dtypes: tuple[DType, ...]
+    graphs_name: str = "graphs"
+
+
+_CPU = Kind("graph-cpu", ".cpu", "CpuAdapter", False, ("float32", "bfloat16", "float16"))
+
+
+def graph_cpu(options: GraphOptions | None) -> GraphDevice:
+    """The graph executor on the CPU."""
+    return GraphDevice(_CPU, options)
+
+
+class GraphDevice:
+    """Runs padded launches through torch on one kind of accelerator."""
+
+    isa = None
+
+    def __init__(self, kind: Kind, options: GraphOptions | None = None) -> None:
+        self.name, self.has_own_memory = kind.name, kind.has_own_memory
+        self._kind, self._options = kind, options or GraphOptions()
+
+    def default_dtype(self, checkpoint: DType) -> DType:
+        """What the checkpoint is stored as, if the device computes with it."""
+        return checkpoint if checkpoint in self._kind.dtypes else self._kind.dtypes[0]
+
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
+        """Bytes of KV cache that one token takes over all layers. Raises DeviceError for 8-bit types."""
+        return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
+
+    def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
+        """The same bytes for each cache group."""
+        itemsize = STORAGE[self._cached(kv_cache_dtype)].itemsize
+        sizes = dict.fromkeys(spec.windows(), 0)
+        for attention in spec.attentions():
+            sizes[attention.sliding_window] += 2 * attention.kv_size * itemsize
+        return [GroupBytes(window, size) for window, size in sizes.items()]
+
+    def load(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        cancellation: Cancellation | None = None,
+    ) -> Executor:
+        """Copy the weights to the device and allocate the cache.
+
+        Raises DeviceError if a package is missing, the cache too small, or a type or a mixer not known.
+        """
+        try:
+            import torch
+
+            from .decoder import GraphDecoder
+            from .executor import GraphExecutor
+            from .weights import DTYPES
+
+            module = import_module(self._kind.module, __package__)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise DeviceError(f"the {self.name} device needs torch: pip install 'tidewheel[torch]'") from error
+        adapter: Adapter = getattr(module, self._kind.adapter)(self._options)
+        adapter.enter()
+        if options.dtype not in adapter.dtypes:
+            known = " or ".join(adapter.dtypes)
+            raise DeviceError(f"the {self.name} device does not compute in {options.dtype}: take --dtype {known}")
+        if options.quantization is not None:
+            logger.warning(
+                "--quantization has no effect on the %s device: weights are kept, and take memory, as %s",
+                self.name,
+                options.dtype,
+            )
+        plan = plan_buckets(self._options, _step_sizes(adapter, options))
+        decoder = GraphDecoder(
+            spec,
+            _read(weights, cancellation or Cancellation()),
+            dtype=DTYPES[options.dtype],
+            cache_dtype=DTYPES[self._cached(options.cache_dtype)],
+            device=adapter.device,
+            block_size=adapter.block_size,
+            max_tokens=options.max_num_batched_tokens,
+            attend=adapter.attend,
+        )
+        memory = self._profile(adapter, decoder, plan, options.max_num_seqs) if self.has_own_memory else None
+        limits = self._limits(adapter, self.kv_group_bytes(spec, options.cache_dtype), options, memory)
+        try:
+            decoder.allocate([group.num_blocks + 1 for group in limits.groups])  # with the padding block
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(
+                f"the {self.name} device has no memory for a KV cache of {limits.num_blocks} blocks: lower "
+                "--num-gpu-blocks-override, --gpu-memory-utilization or --kv-cache-space"
+            ) from error
+        return GraphExecutor(adapter, decoder, limits, plan, memory, self._options)
+
+    def _profile(self, adapter: Adapter, decoder: GraphDecoder, plan: BucketPlan, max_rows: int) -> MemoryPlan:
+        """Run the largest launches with a cache that holds only padding, and share out the memory that is left."""
+        from .launches import Launches
+
+        buckets = [*plan.prompts, *plan.contexts, *plan.decodes]
+        groups = len(decoder.windows)
+        decoder.allocate([1] * groups)
+        launches = Launches(adapter, decoder, buckets, [0] * groups, adapter.block_size, max_rows)
+        launches.run_largest(buckets)
+        return plan_memory(launches.free_memory(), self._options, self._kind.graphs_name if adapter.captures else None)
+
+    def _limits(
+        self, adapter: Adapter, groups: list[GroupBytes], options: ExecutorOptions, memory: MemoryPlan | None
+    ) -> ExecutorLimits:
+        kv_cache_bytes = options.kv_cache_bytes
+        if memory is not None:
+            kv_cache_bytes = min(memory.kv_cache, memory.kv_cache if kv_cache_bytes is None else kv_cache_bytes)
+        if (override := self._options.num_gpu_blocks_override) is not None:
+            split = CacheSplit(groups, adapter.block_size, options.max_num_seqs, options.max_num_batched_tokens)
+            kv_cache_bytes = split.bytes_with(override)
+        return replace(
+            options.limits(groups, adapter.block_size, kv_cache_bytes),
+            mixed_steps=False,
+            chunked_prefill=adapter.chunked_prefill,
+            max_prefill_seqs=adapter.max_prefill_seqs,
+        )
+
+    def _cached(self, dtype: KvCacheDType) -> DType:
+        if dtype == "fp8_e5m2" or dtype == "int8":
+            raise DeviceError(
+                f"the {self.name} device caches K and V as float32, bfloat16 or float16, not {dtype}: "
+                "choose one of them with --kv-cache-dtype, or --device cpu"
+            )
+        return dtype
+
+
+def _step_sizes(adapter: Adapter, options: ExecutorOptions) -> StepSizes:
+    return StepSizes(
+        block_size=adapter.block_size,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_prefill_seqs=adapter.max_prefill_seqs,
+    )
+
+
+def _read(weights: WeightSource, cancellation: Cancellation) -> Iterator[tuple[str, WeightTensor]]:
+    for name in weights:
+        cancellation.check()
+        tensor = weights[name]
+        require_finite([tensor])
+        yield name, tensor

@@ -1,0 +1,61 @@
+"""Loads models on the graph executor with few buckets."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.graph.device import graph_cpu
+from tidewheel.engine.devices.graph.options import GraphOptions
+from tidewheel.engine.models import describe
+from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.weights import open_weights, read_config
+from tidewheel.engine.weights.dtypes import DType
+from tidewheel.engine.weights.tensor import WeightSource
+
+EAGER = GraphOptions(
+    enforce_eager=True,
+    prompt_bs_bucket_max=4,
+    prompt_seq_bucket_min=32,
+    prompt_seq_bucket_step=64,
+    decode_seq_bucket_min=64,
+    decode_seq_bucket_step=128,
+)
+COMPILED = GraphOptions(
+    bucketing="exponential",
+    prompt_bs_bucket_max=2,
+    prompt_seq_bucket_min=64,
+    decode_bs_bucket_min=8,
+    decode_seq_bucket_min=128,
+)
+
+
+def load(
+    model: Path | tuple[DecoderSpec, WeightSource],
+    options: GraphOptions = EAGER,
+    *,
+    dtype: DType = "float32",
+    max_num_seqs: int = 16,
+    max_model_len: int = 256,
+    max_num_batched_tokens: int = 256,
+    num_blocks: int = 256,
+    **changes: Any,
+) -> Any:
+    """The model of a folder, or of a spec with its weights, on graph-cpu. It is not warmed up."""
+    if isinstance(model, Path):
+        description = describe(read_config(model))
+        spec, weights = description.spec, open_weights(model, description)
+    else:
+        spec, weights = model
+    executor_options = ExecutorOptions(
+        dtype=dtype,
+        kv_cache_bytes=1,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        **changes,
+    )
+    device = graph_cpu(dataclasses.replace(options, num_gpu_blocks_override=num_blocks))
+    return device.load(spec, weights, executor_options)

@@ -1,0 +1,67 @@
+"""Every family on the graph executor computes what transformers computes, padded and in parts."""
+
+from __future__ import annotations
+
+import models_zoo
+import numpy as np
+import pytest
+from harness import Harness
+
+from tidewheel.engine.weights.dtypes import DType
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from engine.devices.graph.loading import load  # noqa: E402
+
+OUTPUT_TOKENS = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", models_zoo.CASES)
+def test_greedy_tokens_and_logits_are_those_of_transformers(name: str) -> None:
+    executor = load(models_zoo.folder(name))
+    expected = models_zoo.greedy_references(name, OUTPUT_TOKENS)
+    sequences = Harness(executor).generate(models_zoo.prompts(), OUTPUT_TOKENS, chunk=7)
+    assert [s.output for s in sequences] == list(expected)
+    for sequence in sequences:
+        reference = models_zoo.reference_logits(name, sequence.tokens)
+        decoded = reference[sequence.prompt_len - 1 : -1]
+        assert np.abs(np.stack(sequence.logits) - decoded).max() <= 1e-4 * np.abs(reference).max()
+    assert executor.stats().num_outside == 0
+    executor.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma3", "opt", "mpt"])
+def test_whole_prompts_run_together(name: str) -> None:
+    executor = load(models_zoo.folder(name))
+    sequences = Harness(executor, seed=1).generate(models_zoo.prompts(), 8)
+    assert [s.output for s in sequences] == [tokens[:8] for tokens in models_zoo.greedy_references(name, OUTPUT_TOKENS)]
+    prompts = [use for use in executor.stats().uses if use.phase == "prompt"]
+    assert any(use.bucket.batch_size > 1 for use in prompts)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-window", "opt", "gemma3", "phi3", "cohere2", "mpt"])
+def test_logits_over_long_contexts(name: str) -> None:
+    executor = load(models_zoo.folder(name))
+    tokens = np.random.default_rng(2).integers(0, models_zoo.VOCAB_SIZE, 230).tolist()
+    reference = models_zoo.reference_logits(name, tokens)
+    logits = Harness(executor).logits(tokens, chunk=100)
+    assert np.abs(logits - reference).max() <= 1e-4 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "opt-350m", "gemma2", "olmo2", "cohere"])
+def test_logits_in_half_precision_differ_by_rounding(name: str, dtype: DType) -> None:
+    folder = models_zoo.folder(name, dtype)
+    tokens = models_zoo.prompts()[-1]
+    exact = Harness(load(folder)).logits(tokens)
+    rounded = Harness(load(folder, dtype=dtype)).logits(tokens)
+    epsilon = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    error = np.abs(rounded - exact) / np.abs(exact).max()
+    assert np.sqrt(np.mean(error**2)) <= 2 * epsilon
+    assert error.max() <= 10 * epsilon
