@@ -6,6 +6,7 @@ What the loading of weights need not wait for is imported and read meanwhile: se
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .cancellation import Cancellation
-from .devices import get_device
+from .devices import get_device, require
 from .devices.base import Device, Executor, ExecutorLimits, ExecutorOptions
 from .devices.cache_split import CacheSplit, GroupBytes
 from .errors import ModelError
@@ -24,7 +25,7 @@ from .models.generation import sampling_defaults
 from .models.spec import DecoderSpec, mixers, tensor_shapes
 from .options import EngineOptions
 from .weights import ModelSource, open_source
-from .weights.dtypes import DType, KvCacheDType
+from .weights.dtypes import STORAGE, DType, KvCacheDType
 from .weights.quantization import Quantization, format_of, parse_quantization
 from .weights.tensor import WeightSource
 
@@ -87,19 +88,20 @@ class OpenedModel:
 
 def open_model(options: EngineOptions) -> OpenedModel:
     """Find the model that the options name. Raises ModelError and DeviceError, saying what to change."""
+    require(options.device)  # before weights are downloaded for nothing
     source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
     description = describe(source.config, options.max_model_len)
     weights = source.weights(description)
-    device = get_device(options.device, options.device_options)
+    shapes = tensor_shapes(description.spec)
+    stored = STORAGE[weights.dtype if options.dtype == "auto" else options.dtype].itemsize
+    dense_bytes = stored * sum(map(math.prod, shapes.values()))
+    device = get_device(options.device, options.device_options, dense_bytes)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
     quantization = parse_quantization(
         options.quantization, options.quantization_group_size, options.quantization_zero_points
     )
     kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    weight_bytes = sum(
-        format_of(name, shape, dtype, quantization).num_bytes(shape)
-        for name, shape in tensor_shapes(description.spec).items()
-    )
+    weight_bytes = sum(format_of(name, shape, dtype, quantization).num_bytes(shape) for name, shape in shapes.items())
     return OpenedModel(
         source=source,
         tokenizer_source=_tokenizer_source(options, source),

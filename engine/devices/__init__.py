@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..declaring.option import Options, options_of
 from .cpu.options import CpuOptions
 from .graph.options import GraphOptions
+from .finding import ACCELERATORS, is_there, require
 
 if TYPE_CHECKING:
     from .base import Device
 
-__all__ = ["DEVICE_NAMES", "DEVICE_OPTIONS", "get_device"]
+__all__ = ["DEVICE_NAMES", "DEVICE_OPTIONS", "get_device", "require"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,10 @@ class _Entry(NamedTuple):
 
 _DEVICES = {
     "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions,)),
+    "cuda": _Entry(".graph.cuda", "CudaDevice"),
+    "hpu": _Entry(".graph.hpu", "HpuDevice"),
+    "neuron": _Entry(".graph.neuron", "NeuronDevice"),
+    "tpu": _Entry(".tpu", "TpuDevice"),
     "torch": _Entry(".torch_reference", "TorchDevice"),
     "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions,)),
 }
@@ -39,13 +44,16 @@ DEVICE_OPTIONS = tuple(dict.fromkeys(group for entry in _DEVICES.values() for gr
 """The groups of options that not all devices have."""
 
 
-def get_device(name: str, options: Iterable[Options] = ()) -> Device:
-    """The device that `--device name` means, one of DEVICE_NAMES; auto is the CPU.
+def get_device(name: str, options: Iterable[Options] = (), weight_bytes: int = 0) -> Device:
+    """The device that `--device name` means, one of DEVICE_NAMES. Raises DeviceError if this machine has none.
 
-    It gets its own groups of the options. That a group which only others have takes no effect is logged.
+    "auto" is the first accelerator that can be used and has `weight_bytes` of free memory, else the CPU. The device
+    gets its own groups of the options. That a group which only others have takes no effect is logged.
     """
     if name == "auto":
-        name = _DEFAULT
+        name = _automatic(weight_bytes)
+    else:
+        require(name)
     module, device, own = _DEVICES[name]
     groups = {type(group): group for group in options}
     for group in groups:
@@ -55,3 +63,12 @@ def get_device(name: str, options: Iterable[Options] = ()) -> Device:
             logger.warning("The options of the %s device (%s) have no effect on the %s device", owners, flags, name)
     make: Callable[..., Device] = getattr(import_module(module, __package__), device)
     return make(*(groups.get(group) for group in own))
+
+
+def _automatic(weight_bytes: int) -> str:
+    nearby = [name for name in ACCELERATORS if is_there(name)]
+    if not nearby:
+        return _DEFAULT
+    from .asking import choose  # and the modules that it takes to start a process, which most machines can do without
+
+    return choose(nearby, weight_bytes) or _DEFAULT

@@ -6,13 +6,16 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidewheel.engine.devices import DEVICE_NAMES
+from tidewheel.engine.devices.asking import Answer, ask
 from tidewheel.engine.devices.cpu.groups import choose_groups, group_list
+from tidewheel.engine.devices.finding import ACCELERATORS, Finding, find
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.machine.cgroup import cpu_quota
 from tidewheel.engine.machine.cpu_list import cpu_list
@@ -24,15 +27,24 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _ROOT = Path("/")
+_IN_TORCH = {  # devices that need nothing but torch
+    "torch": "the readable reference, slow",
+    "graph-cpu": "what runs on cuda, hpu and neuron, in torch on this CPU; for tests",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """A name that `--device` takes. `detail` says why it is not available, or what is special about it."""
+    """A name that `--device` takes. `detail` says why it is not available, or what is special about it.
+
+    `found` and `missing` are what there is of an accelerator, and what it lacks and what mends that.
+    """
 
     name: str
     available: bool
     detail: str
+    found: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +67,11 @@ class Cores:
 class DevicesReport:
     """Everything that the command shows. What only the native extension can tell is None where it cannot be loaded.
 
-    `isa_levels` has the best one first; `isa` is the one in use.
+    `auto` is the device that `--device auto` means, for a model that fits into its memory. `isa_levels` has the best
+    one first; `isa` is the one in use.
     """
 
+    auto: str
     devices: list[DeviceState]
     cpu_model: str
     architecture: str
@@ -74,23 +88,42 @@ def detect() -> DevicesReport:
         from tidewheel import _native as native
     except ImportError as error:
         cpu = DeviceState("cpu", False, f"the native extension cannot be loaded: {error}")
-        return DevicesReport(
-            [cpu, _torch()], cpu_model(), platform.machine(), [], None, None, read_memory(), huge_pages()
-        )
-    try:
-        isa = native.chosen_isa_level()
-    except ValueError as error:
-        raise DeviceError(str(error)) from error
+        isa_levels, isa, cores = [], None, None
+    else:
+        try:
+            isa = native.chosen_isa_level()
+        except ValueError as error:
+            raise DeviceError(str(error)) from error
+        cpu = DeviceState("cpu", True, "native kernels")
+        isa_levels, cores = native.available_isa_levels(), _cores(native.topology())
+    findings = [find(name) for name in ACCELERATORS]
+    accelerators = [accelerator(finding) for finding in findings]
+    usable = (d.name for d, finding in zip(accelerators, findings, strict=True) if d.available and finding.nodes)
     return DevicesReport(
-        devices=[DeviceState("cpu", True, "native kernels; what --device auto means"), _torch()],
+        auto=next(usable, cpu.name),
+        devices=[cpu, *accelerators, *(_in_torch(name) for name in DEVICE_NAMES if name in _IN_TORCH)],
         cpu_model=cpu_model(),
         architecture=platform.machine(),
-        isa_levels=native.available_isa_levels(),
+        isa_levels=isa_levels,
         isa=isa,
-        cores=_cores(native.topology()),
+        cores=cores,
         memory=read_memory(),
         huge_pages=huge_pages(),
     )
+
+
+def accelerator(finding: Finding, ask: Callable[[str], Answer] = ask) -> DeviceState:
+    """The state of an accelerator. Its package is asked only if nothing is missing, which takes seconds."""
+    found = (*finding.nodes, *finding.facts)
+    if finding.missing:
+        return DeviceState(finding.name, False, "; ".join(finding.missing), found, finding.missing)
+    if not finding.nodes:
+        return DeviceState(finding.name, True, finding.found, found)
+    try:
+        answer = str(ask(finding.name))
+    except DeviceError as error:
+        return DeviceState(finding.name, False, f"{error}; found: {finding.found}", found, (str(error),))
+    return DeviceState(finding.name, True, f"{answer}; {finding.found}", (answer, *found))
 
 
 def cpu_model(root: Path = _ROOT) -> str:
@@ -102,7 +135,7 @@ def cpu_model(root: Path = _ROOT) -> str:
 
 def render(report: DevicesReport) -> str:
     """The report for people, one fact a line."""
-    lines = [("device", _device_line(device)) for device in report.devices]
+    lines = [("device", _device_line(device, report.auto)) for device in report.devices]
     lines += [("processor", f"{report.cpu_model} ({report.architecture})")]
     if report.isa_levels:
         levels = [f"{level} (in use)" if level == report.isa else level for level in report.isa_levels]
@@ -127,11 +160,11 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _torch() -> DeviceState:
+def _in_torch(name: str) -> DeviceState:
     # Looked for and not imported: that takes seconds.
     if find_spec("torch") is None:
-        return DeviceState("torch", False, "needs torch: pip install 'tidewheel[torch]'")
-    return DeviceState("torch", True, "the readable reference, slow")
+        return DeviceState(name, False, "needs torch: pip install 'tidewheel[torch]'")
+    return DeviceState(name, True, _IN_TORCH[name])
 
 
 def _cores(topology: _native.Topology) -> Cores:
@@ -150,8 +183,9 @@ def _cores(topology: _native.Topology) -> Cores:
     )
 
 
-def _device_line(device: DeviceState) -> str:
-    return f"{device.name}: {'available' if device.available else 'not available'} ({device.detail})"
+def _device_line(device: DeviceState, auto: str) -> str:
+    chosen = "; what --device auto means" if device.name == auto else ""
+    return f"{device.name}: {'available' if device.available else 'not available'} ({device.detail}{chosen})"
 
 
 def _core_lines(cores: Cores) -> list[tuple[str, str]]:

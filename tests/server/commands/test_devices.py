@@ -11,17 +11,21 @@ from typing import Any
 
 import pytest
 
+from tidewheel.engine.devices import DEVICE_NAMES
+from tidewheel.engine.devices.asking import Answer
+from tidewheel.engine.devices.finding import ACCELERATORS, Finding, find
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.machine.cpu_list import cpu_list
 from tidewheel.engine.machine.huge_pages import HugePages, huge_pages
 from tidewheel.engine.machine.memory import Memory
 from tidewheel.server.commands.cli import main
-from tidewheel.server.commands.devices import Cores, DevicesReport, DeviceState, cpu_model, detect, render
+from tidewheel.server.commands.devices import Cores, DevicesReport, DeviceState, accelerator, cpu_model, detect, render
 
 native: Any = pytest.importorskip("tidewheel._native")
 
 GIB = 2**30
 MACHINE = DevicesReport(
+    auto="cpu",
     devices=[DeviceState("cpu", True, "native kernels"), DeviceState("torch", False, "needs torch")],
     cpu_model="Imaginary 9000",
     architecture="x86_64",
@@ -47,8 +51,8 @@ def test_the_text_has_every_fact() -> None:
         "cgroup memory limit": "16.00 GiB, 6.00 GiB used",
         "huge pages": "transparent: madvise; reserved: 8 of 2 MiB, 3 free",
     }
-    assert "cpu: available (native kernels)" in render(MACHINE)
-    assert "torch: not available (needs torch)" in render(MACHINE)
+    assert "cpu: available (native kernels; what --device auto means)\n" in render(MACHINE)
+    assert "torch: not available (needs torch)\n" in render(MACHINE)
 
 
 def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,10 +65,56 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert {cpu for group in cores["threads"] for cpu in group} <= set(cores["physical"]) <= set(cores["allowed"])
     assert sorted(cpu for node in cores["numa_nodes"].values() for cpu in node) == cores["allowed"]
     assert 0 < memory["available"] <= memory["total"]
-    available = {device["name"]: device["available"] for device in report["devices"]}
-    assert available == {"cpu": True, "torch": importlib.util.find_spec("torch") is not None}
+    devices = {device["name"]: device for device in report["devices"]}
+    assert set(devices) == {*DEVICE_NAMES} - {"auto"}
+    assert devices["cpu"]["available"]
+    assert devices[report["auto"]]["available"]
+    assert devices["torch"]["available"] == (importlib.util.find_spec("torch") is not None)
+    for name in ACCELERATORS:
+        if missing := find(name).missing:
+            assert not devices[name]["available"]
+            assert devices[name]["missing"] == [*missing]
     assert main(["devices"]) == 0
     assert f"{report['isa']} (in use)" in capsys.readouterr().out
+
+
+NODES, FACTS = ("/dev/nvidia0", "/dev/nvidia1"), ("driver 550.54.15", "CUDA_VISIBLE_DEVICES=0")
+
+
+def test_an_accelerator_that_can_be_used() -> None:
+    answer = Answer(2, "Imaginary", 3 * GIB, 4 * GIB)
+    state = accelerator(Finding("cuda", NODES, FACTS, ()), lambda name: answer)
+    said = "2 x Imaginary, 3.00 GiB of 4.00 GiB free in the first"
+    found = "/dev/nvidia0 and 1 more like it, driver 550.54.15, CUDA_VISIBLE_DEVICES=0"
+    assert state == DeviceState("cuda", True, f"{said}; {found}", (said, *NODES, *FACTS), ())
+
+
+def test_an_accelerator_that_lacks_something_is_not_asked() -> None:
+    def ask(name: str) -> Answer:
+        raise AssertionError("asked")
+
+    missing = ("a: mend a", "b: mend b")
+    state = accelerator(Finding("cuda", NODES, FACTS, missing), ask)
+    assert state == DeviceState("cuda", False, "a: mend a; b: mend b", (*NODES, *FACTS), missing)
+
+
+def test_an_accelerator_whose_package_fails() -> None:
+    def ask(name: str) -> Answer:
+        raise DeviceError("ImportError: no such symbol")
+
+    state = accelerator(Finding("cuda", NODES[:1], FACTS[:1], ()), ask)
+    assert (state.available, state.missing) == (False, ("ImportError: no such symbol",))
+    assert state.detail == "ImportError: no such symbol; found: /dev/nvidia0, driver 550.54.15"
+
+
+def test_jax_on_the_cpu_is_not_what_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    report = detect()
+    tpu = next(device for device in report.devices if device.name == "tpu")
+    assert tpu.available
+    assert tpu.detail.endswith("JAX_PLATFORMS=cpu, JAX computes on the CPU")
+    assert report.auto != "tpu"
 
 
 def test_a_level_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

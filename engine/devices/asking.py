@@ -1,0 +1,101 @@
+"""What an accelerator says of itself, and which of them `--device auto` takes.
+
+A vendor's package is asked in a process of its own, with a time limit: importing it takes seconds and much memory, may
+fail in many ways, and on some devices takes the device for as long as the process lives.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DeviceError
+from .finding import find
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+_TIMEOUT_S = 60.0  # the first import after a start of the machine reads gigabytes
+
+# Each prints one line of JSON: the number of devices, the first one's model, its free and its whole memory in bytes.
+_TORCH = """
+import json, torch
+device = torch.{name}
+if not device.is_available():
+    raise SystemExit("torch.{name}.is_available() is false")
+memory = getattr(device, "mem_get_info", lambda: (None, None))()
+model = getattr(device, "get_device_name", lambda: "{name}")()
+print(json.dumps([device.device_count(), model, *memory]))
+"""
+_QUESTIONS: Mapping[str, str] = {
+    "cuda": _TORCH.format(name="cuda"),
+    "hpu": "import habana_frameworks.torch" + _TORCH.format(name="hpu"),
+    "neuron": "import torch_neuronx" + _TORCH.format(name="neuron"),
+    "tpu": """
+import json, jax
+devices = jax.local_devices(backend="tpu")
+memory = devices[0].memory_stats() or {}
+total = memory.get("bytes_limit")
+free = None if total is None else total - memory.get("bytes_in_use", 0)
+print(json.dumps([len(devices), devices[0].device_kind, free, total]))
+""",
+}
+# The current folder may hold a file of any name.
+_PREFIX = "import sys; sys.path[:] = [folder for folder in sys.path if folder]\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """So many devices of that model. The memory is the first one's, in bytes; None if the package does not tell."""
+
+    count: int
+    model: str
+    free: int | None
+    total: int | None
+
+    def __str__(self) -> str:
+        devices = self.model if self.count == 1 else f"{self.count} x {self.model}"
+        if self.free is None or self.total is None:
+            return f"{devices}, memory not reported"
+        each = "" if self.count == 1 else " in the first"
+        return f"{devices}, {self.free / _GIB:.2f} GiB of {self.total / _GIB:.2f} GiB free{each}"
+
+
+def ask(name: str, timeout_s: float = _TIMEOUT_S) -> Answer:
+    """Ask the package of an accelerator that lacks nothing (see `find`). Raises DeviceError if it cannot be used."""
+    command = [sys.executable, "-c", _PREFIX + _QUESTIONS[name]]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise DeviceError(f"it did not answer within {timeout_s:g} s") from error
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise DeviceError(lines[-1] if lines else f"the process that asked it ended with {done.returncode}")
+    count, model, free, total = json.loads(done.stdout.splitlines()[-1])
+    return Answer(count, model, free, total)
+
+
+def choose(names: Iterable[str], weight_bytes: int, root: Path = Path("/")) -> str | None:
+    """The first of these accelerators that can be used and has `weight_bytes` of free memory; None: there is none.
+
+    What is chosen is logged, and why the others before it are not. `root` is where `find` looks.
+    """
+    for name in names:
+        finding = find(name, root)
+        try:
+            if finding.missing:
+                raise DeviceError("; ".join(finding.missing))
+            answer = ask(name)
+            if answer.free is not None and answer.free < weight_bytes:
+                raise DeviceError(f"{answer}, and the weights take {weight_bytes / _GIB:.2f} GiB")
+        except DeviceError as error:
+            logger.warning("--device auto does not take %s (%s): %s", name, finding.found, error)
+        else:
+            logger.info("--device auto takes %s: %s (%s)", name, answer, finding.found)
+            return name
+    return None
