@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from tidewheel.engine.machine.memory import available_memory_bytes
 
 from .process_memory import OwnPeak
 from .spread import Spread
 
-MEMORY = "read_bytes_per_second"
-CEILING_OF = {  # by the format of the weights
+MEMORY_READ = "read_bytes_per_second"
+MEMORY_COPY = "copy_bytes_per_second"  # what is read and what is written, together
+NATIVE_CEILING_OF = {  # by the format of the weights
     "bfloat16": "bfloat16_flops",
     "float16": "float32_flops",  # float16 weights are widened: they save memory traffic, not arithmetic
     "float32": "float32_flops",
@@ -41,27 +43,55 @@ class Ceilings:
         return {name: Spread.of([measured[name] for measured in self.rounds]) for name in self.rounds[0]}
 
 
-class CeilingMeter:
-    """Measures the ceilings with the threads, and at the ISA level, that the model is computed with."""
+def memory_ceiling(measured: Iterable[str]) -> str:
+    """Which of the measured ceilings is that of memory."""
+    return MEMORY_READ if MEMORY_READ in measured else MEMORY_COPY
 
-    def __init__(self, isa: str, cpus: Sequence[int], seconds: float, peak: OwnPeak) -> None:
-        self.isa = isa
-        self.cpus = list(cpus)
-        self._seconds = seconds
+
+@runtime_checkable
+class MeasuresCeilings(Protocol):
+    """An executor that can measure the device that it runs on."""
+
+    def measure_ceilings(self, seconds: float) -> dict[str, float]:
+        """`copy_bytes_per_second` of the device's memory, and `<dtype>_flops` of products in the model's dtype.
+
+        It takes about `seconds`.
+        """
+        ...
+
+
+class CeilingMeter:
+    """Collects what `measure` gives."""
+
+    def __init__(self, measure: Callable[[], dict[str, float]], peak: OwnPeak) -> None:
+        self._measure = measure
         self._peak = peak
         self._rounds: list[dict[str, float]] = []
 
     def measure(self) -> None:
         """Measure once more. What memory that takes does not count as the model's."""
-        from tidewheel import _native
-
         self._peak.pause()
-        self._rounds.append(_native.measure_ceilings(self.isa, self.cpus, self._seconds, self._megabytes()))
+        self._rounds.append(self._measure())
         self._peak.resume()
 
     def result(self) -> Ceilings:
         """What has been measured so far, at least once."""
         return Ceilings(self._rounds)
+
+
+class NativeCeilings:
+    """Measures the processor with the threads, and at the ISA level, that a model is computed with."""
+
+    def __init__(self, isa: str, cpus: Sequence[int], seconds: float) -> None:
+        self.isa = isa
+        self.cpus = list(cpus)
+        self._seconds = seconds
+
+    def __call__(self) -> dict[str, float]:
+        """The ceilings of memory and of all types, each by its name in the report."""
+        from tidewheel import _native
+
+        return _native.measure_ceilings(self.isa, self.cpus, self._seconds, self._megabytes())
 
     def _megabytes(self) -> int:
         wanted = max(_LEAST_MEGABYTES, _MEGABYTES_PER_THREAD * len(self.cpus))

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.base import Executor
+from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 
 from .workload import Decode, Prefill
@@ -109,7 +109,10 @@ class DeviceRuns:
 
         What a shorter context left of sequence 0 is still there.
         """
-        most = self._executor.limits.max_num_batched_tokens
+        limits = self._executor.limits
+        if not limits.chunked_prefill:
+            self._num_filled = 0
+        most = limits.max_num_batched_tokens if limits.chunked_prefill else max(context, 1)
         for start in range(self._num_filled, context, most):
             self._time_step(self._batch([(0, start, min(start + most, context))], context, tables))
         self._num_filled = context
@@ -119,7 +122,7 @@ class DeviceRuns:
                 self._executor.copy_blocks(np.unique(pairs.reshape(-1, 2), axis=0), group)
 
     def _time_prefill(self, prefill: Prefill, tables: list[NDArray[np.int32]]) -> float:
-        steps = _steps(prefill, self._executor.limits.max_num_batched_tokens)
+        steps = _steps(prefill, self._executor.limits)
         return sum(self._time_step(self._batch(spans, prefill.tokens, tables)) for spans in steps)
 
     def _time_decode(self, decode: Decode, num_tokens: int, tables: list[NDArray[np.int32]]) -> float:
@@ -157,19 +160,24 @@ class DeviceRuns:
         )
 
 
-def _steps(prefill: Prefill, max_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
-    """The prompts in order, in steps of `max_tokens`: lists of `(sequence, start, end)`."""
+def _steps(prefill: Prefill, limits: ExecutorLimits) -> Iterator[list[tuple[int, int, int]]]:
+    """The prompts in order, in steps as full as the device allows: lists of `(sequence, start, end)`."""
+    most = limits.max_num_batched_tokens
     spans: list[tuple[int, int, int]] = []
-    room = max_tokens
+    room = most
     for sequence in range(prefill.prompts):
         start = 0
         while start < prefill.tokens:
-            end = min(start + room, prefill.tokens)
+            end = min(start + room, prefill.tokens) if limits.chunked_prefill else prefill.tokens
+            if spans and (end - start > room or len(spans) == limits.max_prefill_seqs):
+                yield spans
+                spans, room = [], most
+                continue
             spans.append((sequence, start, end))
             room -= end - start
             start = end
-            if room == 0:
+            if room <= 0:
                 yield spans
-                spans, room = [], max_tokens
+                spans, room = [], most
     if spans:
         yield spans

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from tidewheel import __version__
@@ -21,7 +22,7 @@ from tidewheel.engine.weights.quantization import format_of
 from ...http import event_loop
 from ...options.model import DEMO_MODEL_NAME, MODEL_OPTIONS, engine_options
 from ..devices import cpu_model
-from .ceilings import CEILING_OF, CeilingMeter
+from .ceilings import CeilingMeter, MeasuresCeilings, NativeCeilings
 from .costs import Costs
 from .device_runs import DeviceRuns, PhaseTimes
 from .engine_runs import decode_rates
@@ -48,12 +49,10 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
     planned = plan(engine_options(given), asked)
     workload, opened = planned.workload, planned.opened
     peak = OwnPeak()
-    meter = _meter(planned.options, workload.ceilings_s, peak)
+    native = _native_ceilings(planned.options, workload.ceilings_s) if _on_processor(opened) else None
     notes: list[str] = []
     if left_out := [str(decode) for decode in asked.long_decodes if decode not in workload.long_decodes]:
         notes.append(f"left out, because they do not fit: decodes of {'; '.join(left_out)}")
-    if meter is None:
-        notes.append("the ceilings were not measured: that takes the native extension, which is not installed")
     startup = None
     if "startup" not in skip:
         say("start-up")
@@ -63,6 +62,10 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
             notes.append(f"start-up was not measured: {error}")
     say("loading the model")
     loaded = load(planned)
+    meter = _meter(native, loaded, workload.ceilings_s, peak)
+    if meter is None:
+        takes = "the native extension, which is not installed" if _on_processor(opened) else "another device"
+        notes.append(f"the ceilings were not measured: that takes {takes}")
     # One thread for all the device's steps, and not this one: it is pinned to a core, and works as one of the team.
     # It lives on while the engine runs, so that the engine's thread is sure to count as another one.
     with ThreadPoolExecutor(1, thread_name_prefix="tidewheel-bench") as steps:
@@ -83,14 +86,14 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
         kv_bytes_per_token=opened.kv_bytes_per_token,
         embedding_bytes_per_parameter=_embedding_bytes_per_parameter(opened),
     )
-    compute_ceiling = CEILING_OF[planned.weight_format]
+    compute_ceiling = planned.compute_ceiling
     decode = decode_results(times, costs, compute_ceiling, workload.decode_tokens, engine_rates)
     if any((result.memory_fraction or 0.0) > _CACHED_FRACTION for result in decode):
         notes.append("more was read than memory can give: the model, or much of it, comes from the caches")
     return Report(
         version=__version__,
         model=_model(planned, loaded, costs, name),
-        machine=_machine(planned, loaded, meter),
+        machine=_machine(planned, loaded, native),
         repeats=workload.repeats,
         decode_tokens=workload.decode_tokens,
         ceilings=None if times.ceilings is None else times.ceilings.spreads(),
@@ -109,7 +112,7 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
 
 def _embedding_bytes_per_parameter(opened: OpenedModel) -> float | None:
     """None: as for the rest of the model."""
-    if opened.quantization is None:
+    if opened.quantization is None or opened.device.name != "cpu":  # the others store all weights alike
         return None
     name, shape = "embed.weight", tensor_shapes(opened.spec)["embed.weight"]
     return format_of(name, shape, opened.dtype, opened.quantization).num_bytes(shape) / math.prod(shape)
@@ -129,7 +132,12 @@ def serve_arguments(given: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def _meter(options: EngineOptions, seconds: float, peak: OwnPeak) -> CeilingMeter | None:
+def _on_processor(opened: OpenedModel) -> bool:
+    """Whether the native ceilings are the device's own."""
+    return opened.device.name in ("cpu", "torch")
+
+
+def _native_ceilings(options: EngineOptions, seconds: float) -> NativeCeilings | None:
     try:
         from tidewheel import _native
         from tidewheel.engine.devices.cpu.device import CpuDevice
@@ -137,7 +145,16 @@ def _meter(options: EngineOptions, seconds: float, peak: OwnPeak) -> CeilingMete
         return None
     cpu = next((group for group in options.device_options if isinstance(group, CpuOptions)), CpuOptions())
     groups = choose_groups(cpu.threads_bind, _native.topology(), cpu_quota())
-    return CeilingMeter(CpuDevice().isa, [cpu for group in groups for cpu in group], seconds, peak)
+    return NativeCeilings(CpuDevice().isa, [cpu for group in groups for cpu in group], seconds)
+
+
+def _meter(native: NativeCeilings | None, loaded: LoadedModel, seconds: float, peak: OwnPeak) -> CeilingMeter | None:
+    executor = loaded.executor
+    if native is not None:
+        return CeilingMeter(native, peak)
+    if isinstance(executor, MeasuresCeilings):
+        return CeilingMeter(partial(executor.measure_ceilings, seconds), peak)
+    return None
 
 
 def _model(planned: Plan, loaded: LoadedModel, costs: Costs, name: str) -> ModelFacts:
@@ -162,14 +179,14 @@ def _model(planned: Plan, loaded: LoadedModel, costs: Costs, name: str) -> Model
     )
 
 
-def _machine(planned: Plan, loaded: LoadedModel, meter: CeilingMeter | None) -> MachineFacts:
-    native = meter if planned.opened.device.name == "cpu" else None
+def _machine(planned: Plan, loaded: LoadedModel, native: NativeCeilings | None) -> MachineFacts:
+    computes = native if planned.opened.device.name == "cpu" else None
     return MachineFacts(
         cpu_model=cpu_model(),
         device=planned.opened.device.name,
-        isa=None if native is None else native.isa,
+        isa=None if computes is None else computes.isa,
         threads=loaded.num_threads,
-        cpus=None if native is None else native.cpus,
+        cpus=None if computes is None else computes.cpus,
     )
 
 

@@ -9,10 +9,11 @@ from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.load import OpenedModel, open_model
 from tidewheel.engine.machine.memory import available_memory_bytes
-from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
+from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.dtypes import STORAGE, DType
 
+from .ceilings import NATIVE_CEILING_OF
 from .device_runs import Profiler
 from .workload import Room, Workload
 
@@ -22,44 +23,43 @@ _TORCH_COMPUTES_IN: DType = "float32"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model and as much of the workload as fits it. `weight_format` is what the device multiplies."""
+    """A model and as much of the workload as fits it. `compute_ceiling` is that of the type that is multiplied in."""
 
     opened: OpenedModel
     options: EngineOptions
     workload: Workload
-    weight_format: str
+    compute_ceiling: str
     max_model_len: int
     kv_cache_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`weight_bytes` are as the device packs them."""
+    """`weight_bytes` are as the device packs them. `num_threads` is None for a device with processors of its own."""
 
     executor: Executor
     weight_bytes: int
-    num_threads: int
+    num_threads: int | None
     profiler: Profiler | None
 
 
 def plan(options: EngineOptions, workload: Workload) -> Plan:
     """Find the model and see that the workload fits. Raises ModelError and DeviceError, saying what to change."""
     opened = open_model(options)
-    on_torch = opened.device.name == "torch"
-    weight_format = opened.quantization.method if opened.quantization else opened.dtype
+    own_memory = opened.device.has_own_memory
     room = Room(
         longest_context=options.max_model_len or opened.spec.max_positions,
         kv_bytes_per_token=opened.kv_bytes_per_token,
-        weight_bytes=_torch_bytes(opened.spec) if on_torch else opened.weight_bytes,
+        weight_bytes=_weight_bytes(opened),
         kv_cache_limit_bytes=None if options.kv_cache_space is None else int(options.kv_cache_space * _GIB),
-        available_bytes=available_memory_bytes(),
+        available_bytes=None if own_memory else available_memory_bytes(),
     )
     fitting = room.fit(workload)
     return Plan(
         opened=opened,
         options=options,
         workload=fitting,
-        weight_format=_TORCH_COMPUTES_IN if on_torch else weight_format,
+        compute_ceiling=_compute_ceiling(opened),
         max_model_len=room.longest_context,
         kv_cache_bytes=room.kv_bytes(fitting),
     )
@@ -83,16 +83,34 @@ def load(planned: Plan) -> LoadedModel:
     if workload.profile and profiler is None:
         executor.close()
         raise DeviceError(f"--profile is not supported by the {opened.device.name} device")
-    if opened.device.name == "torch":
-        import torch
+    executor.warm_up(lambda done, steps: None)
+    if opened.device.name == "cpu":
+        from tidewheel.engine.devices.cpu.executor import CpuExecutor
 
-        return LoadedModel(executor, _torch_bytes(opened.spec), torch.get_num_threads(), profiler)
-    from tidewheel.engine.devices.cpu.executor import CpuExecutor
-
-    assert isinstance(executor, CpuExecutor)
-    return LoadedModel(executor, executor.native.weight_bytes, executor.native.num_threads, profiler)
+        assert isinstance(executor, CpuExecutor)
+        return LoadedModel(executor, executor.native.weight_bytes, executor.native.num_threads, profiler)
+    return LoadedModel(executor, _weight_bytes(opened), _torch_threads(opened), profiler)
 
 
-def _torch_bytes(spec: DecoderSpec) -> int:
-    parameters = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
-    return parameters * STORAGE[_TORCH_COMPUTES_IN].itemsize
+def _weight_bytes(opened: OpenedModel) -> int:
+    """What the weights will take, as far as it is known before they are loaded."""
+    if opened.device.name == "cpu":
+        return opened.weight_bytes
+    dtype = _TORCH_COMPUTES_IN if opened.device.name == "torch" else opened.dtype
+    parameters = sum(math.prod(shape) for shape in tensor_shapes(opened.spec).values())
+    return parameters * STORAGE[dtype].itemsize
+
+
+def _compute_ceiling(opened: OpenedModel) -> str:
+    name = opened.device.name
+    if name == "cpu":
+        return NATIVE_CEILING_OF[opened.quantization.method if opened.quantization else opened.dtype]
+    return f"{_TORCH_COMPUTES_IN if name == 'torch' else opened.dtype}_flops"
+
+
+def _torch_threads(opened: OpenedModel) -> int | None:
+    if opened.device.name not in ("torch", "graph-cpu"):
+        return None
+    import torch
+
+    return torch.get_num_threads()

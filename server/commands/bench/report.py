@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from tidewheel.engine.machine.cpu_list import cpu_list
 
 from ..bench import text
-from .ceilings import MEMORY
+from .ceilings import MEMORY_COPY, MEMORY_READ
 from .costs import BYTES_COUNTED, FLOPS_COUNTED
 from .spread import Spread
 from .startup import Startup
 
-_CEILING_UNITS = {MEMORY: ("memory read", "GB/s"), "bfloat16_flops": ("bfloat16", "GFLOP/s"),
+_CEILING_UNITS = {MEMORY_READ: ("memory read", "GB/s"), MEMORY_COPY: ("memory copy", "GB/s"),
+                  "bfloat16_flops": ("bfloat16", "GFLOP/s"), "float16_flops": ("float16", "GFLOP/s"),
                   "int8_ops": ("int8", "GOP/s"), "float32_flops": ("float32", "GFLOP/s")}  # fmt: skip
 
 
@@ -38,12 +39,15 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What computed. `isa` and `cpus` are None for a device that leaves them to a library of its own."""
+    """What computed. `isa` and `cpus` are None for a device that leaves them to a library of its own.
+
+    `threads` are None for one that does not compute on the processor.
+    """
 
     cpu_model: str
     device: str
     isa: str | None
-    threads: int
+    threads: int | None
     cpus: list[int] | None
 
 
@@ -193,11 +197,12 @@ def _heading(report: Report) -> list[tuple[str, str]]:
     )
     where = "" if machine.cpus is None else f" on CPUs {cpu_list(machine.cpus)}"
     isa = "" if machine.isa is None else f", {machine.isa}"
+    threads = "" if machine.threads is None else f", {machine.threads} threads"
     return [
         ("model", f"{model.name} ({model.family}), {model.parameters / 1e6:.1f} M parameters"),
         ("shape", shape),
         ("weights", f"{model.dtype}, {text.size(model.weight_bytes)}; KV: {model.kv_bytes_per_token} bytes a token"),
-        ("device", f"{machine.device}{isa}, {machine.threads} threads{where}, {machine.cpu_model}"),
+        ("device", f"{machine.device}{isa}{threads}{where}, {machine.cpu_model}"),
     ]
 
 
@@ -207,6 +212,7 @@ def _ceilings(ceilings: dict[str, Spread] | None) -> list[tuple[str, str]]:
     return [
         (f"{what} ceiling", f"{text.spread(ceilings[name], 1e9)} {unit}")
         for name, (what, unit) in _CEILING_UNITS.items()
+        if name in ceilings
     ]
 
 

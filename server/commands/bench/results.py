@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .ceilings import MEMORY, Ceilings
+from .ceilings import Ceilings, memory_ceiling
 from .costs import Costs, Work
 from .device_runs import KernelTimes, PhaseTimes
 from .report import DecodeResult, KernelResult, PrefillResult, Profile
@@ -83,7 +83,7 @@ class _PhaseCeilings:
         return None if self.ceilings is None else flops_per_second / self.ceilings[self.compute]
 
     def memory_fraction(self, bytes_per_second: float) -> float | None:
-        return None if self.ceilings is None else bytes_per_second / self.ceilings[MEMORY]
+        return None if self.ceilings is None else bytes_per_second / self.ceilings[memory_ceiling(self.ceilings)]
 
 
 def _phase_ceilings(times: DeviceTimes, phase: int, compute_ceiling: str) -> _PhaseCeilings:

@@ -317,8 +317,8 @@ def test_a_sliding_window_bounds_both() -> None:
 class RecordingExecutor:
     """Checks that a batch is one that the contract allows, and that a context is there before it is decoded."""
 
-    def __init__(self) -> None:
-        self.limits = ExecutorLimits(block_size=16, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=32)
+    def __init__(self, **limits: Any) -> None:
+        self.limits = ExecutorLimits(block_size=16, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=32, **limits)
         self.steps: list[tuple[int, int]] = []
         self._filled: set[tuple[int, int]] = set()
 
@@ -363,6 +363,19 @@ def test_prefill_fills_the_steps_and_samples_a_prompt_once() -> None:
     assert len(times.seconds) == 2
     assert times.kernels is None
     assert executor.steps[-4:] == [(32, 0), (32, 1), (32, 1), (24, 1)]
+
+
+def test_prefill_obeys_the_device() -> None:
+    executor = RecordingExecutor(chunked_prefill=False)
+    runs = DeviceRuns(executor, vocab_size=100, seed=0)
+    runs.prefill(Prefill(3, 15), repeats=1)
+    assert executor.steps[-2:] == [(30, 2), (15, 1)]
+    runs.decode(Decode(1, 20), num_tokens=2, repeats=1)
+    runs.decode(Decode(1, 30), num_tokens=2, repeats=1)
+    assert [tokens for tokens, _ in executor.steps[-8:]] == [20, 1, 1, 1, 30, 1, 1, 1]
+    executor = RecordingExecutor(max_prefill_seqs=1)
+    DeviceRuns(executor, vocab_size=100, seed=0).prefill(Prefill(2, 40), repeats=1)
+    assert executor.steps[-4:] == [(32, 0), (8, 1), (32, 0), (8, 1)]
 
 
 def test_decode_goes_on_from_its_context() -> None:
