@@ -25,17 +25,16 @@ _TIMEOUT_S = 60.0  # the first import after a start of the machine reads gigabyt
 # Each prints one line of JSON: the number of devices, the first one's model, its free and its whole memory in bytes.
 _TORCH = """
 import json, torch
-device = torch.{name}
-if not device.is_available():
-    raise SystemExit("torch.{name}.is_available() is false")
-memory = getattr(device, "mem_get_info", lambda: (None, None))()
-model = getattr(device, "get_device_name", lambda: "{name}")()
-print(json.dumps([device.device_count(), model, *memory]))
+if not torch.{device}.is_available():
+    raise SystemExit("torch.{device}.is_available() is false")
+model = getattr(torch.{device}, "get_device_name", lambda: "{model}")()
+print(json.dumps([torch.{device}.device_count(), model, *torch.{device}.{memory}()]))
 """
 _QUESTIONS: Mapping[str, str] = {
-    "cuda": _TORCH.format(name="cuda"),
-    "hpu": "import habana_frameworks.torch" + _TORCH.format(name="hpu"),
-    "neuron": "import torch_neuronx" + _TORCH.format(name="neuron"),
+    "cuda": _TORCH.format(device="cuda", model="GPU", memory="mem_get_info"),
+    "hpu": "import habana_frameworks.torch" + _TORCH.format(device="hpu", model="Gaudi", memory="mem_get_info"),
+    "neuron": "import torch_neuronx"
+    + _TORCH.format(device="accelerator", model="NeuronCore", memory="get_memory_info"),
     "tpu": """
 import json, jax
 devices = jax.local_devices(backend="tpu")

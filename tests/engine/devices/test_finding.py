@@ -34,7 +34,12 @@ class _Device:
     def device_count(self): return 2
     def get_device_name(self): return "Imaginary"
     def mem_get_info(self): return 3 * 2**30, 4 * 2**30
-cuda = hpu = neuron = _Device()
+class _Accelerator:
+    def is_available(self): return {available}
+    def device_count(self): return 2
+    def get_memory_info(self): return 3 * 2**30, 4 * 2**30
+cuda = hpu = _Device()
+accelerator = _Accelerator()
 """
 JAX = """
 class _Device:
@@ -275,7 +280,7 @@ def test_a_device_that_is_not_there_is_refused_before_the_model_is_looked_for(
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_a_package_is_asked(packages: Path, name: str) -> None:
     install(packages)
-    model = "TPU v9" if name == "tpu" else "Imaginary"
+    model = {"tpu": "TPU v9", "neuron": "NeuronCore"}.get(name, "Imaginary")
     assert ask(name) == Answer(2, model, 3 * GIB, 4 * GIB)
     assert str(ask(name)) == f"2 x {model}, 3.00 GiB of 4.00 GiB free in the first"
 
@@ -313,6 +318,20 @@ def test_auto_takes_what_can_be_used_and_says_why_not_the_others(
     assert refused.message.endswith("torch is installed without CUDA: pip install --force-reinstall torch")
     answer = "2 x Imaginary, 3.00 GiB of 4.00 GiB free in the first"
     assert taken.message.startswith(f"--device auto takes hpu: {answer} (/dev/accel/accel0, torch")
+
+
+def test_auto_falls_back_to_the_cpu_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("tidewheel._native")
+    if not (missing := find("hpu").missing):
+        pytest.skip("this machine has a Gaudi")
+    monkeypatch.setattr("tidewheel.engine.devices.is_there", lambda name: name == "hpu")
+    assert get_device("auto").name == "cpu"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message.startswith("--device auto does not take hpu")
+    assert record.message.endswith("; ".join(missing))
 
 
 @pytest.mark.parametrize(
