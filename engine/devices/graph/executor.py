@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import DeviceError
+from ...weights.dtypes import DType
 from ..base import ExecutorLimits, OnWait
 from ..batch import SamplingBatch, StepBatch, StepOutput
 from ..bucket_stats import BucketStats
 from ..bucketing import Bucket, BucketPlan
 from ..sampling import philox_uniform, sample_row
 from .adapter import Adapter
+from .ceilings import measure_ceilings
 from .decoder import GraphDecoder
 from .launches import Head, Launches
 from .memory import MemoryPlan
@@ -102,6 +104,11 @@ class GraphExecutor:
     def stats(self) -> BucketStats:
         """What was run since the warm-up, by bucket."""
         return self._loaded().stats()
+
+    def measure_ceilings(self, dtype: DType, seconds: float) -> dict[str, float]:
+        """What the device can do at most, see `ceilings.py`. Call it between steps."""
+        self._adapter.enter()
+        return measure_ceilings(self._adapter, dtype, seconds)
 
     def _run_layers(self, launches: Launches, batch: StepBatch, token_rows: NDArray[np.int32]) -> None:
         padding = [group.padding_block for group in self.limits.groups]

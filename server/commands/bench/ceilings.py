@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tidewheel.engine.machine.memory import available_memory_bytes
+from tidewheel.engine.weights.dtypes import DType
 
 from .process_memory import OwnPeak
 from .spread import Spread
@@ -52,11 +53,8 @@ def memory_ceiling(measured: Iterable[str]) -> str:
 class MeasuresCeilings(Protocol):
     """An executor that can measure the device that it runs on."""
 
-    def measure_ceilings(self, seconds: float) -> dict[str, float]:
-        """`copy_bytes_per_second` of the device's memory, and `<dtype>_flops` of products in the model's dtype.
-
-        It takes about `seconds`.
-        """
+    def measure_ceilings(self, dtype: DType, seconds: float) -> dict[str, float]:
+        """`copy_bytes_per_second` of the device's memory, and `<dtype>_flops` of products. It takes about `seconds`."""
         ...
 
 

@@ -27,6 +27,7 @@ from .costs import Costs
 from .device_runs import DeviceRuns, PhaseTimes
 from .engine_runs import decode_rates
 from .model import LoadedModel, Plan, load, plan
+from .padding import padding_of
 from .process_memory import OwnPeak
 from .report import MachineFacts, MemoryUse, ModelFacts, Report
 from .results import DeviceTimes, EngineRates, decode_results, prefill_results
@@ -62,7 +63,8 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
             notes.append(f"start-up was not measured: {error}")
     say("loading the model")
     loaded = load(planned)
-    meter = _meter(native, loaded, workload.ceilings_s, peak)
+    measure_ceilings = native or _own_ceilings(planned, loaded)
+    meter = None if measure_ceilings is None else CeilingMeter(measure_ceilings, peak)
     if meter is None:
         takes = "the native extension, which is not installed" if _on_processor(opened) else "another device"
         notes.append(f"the ceilings were not measured: that takes {takes}")
@@ -78,6 +80,7 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
                     engine_rates = _through_engine(planned, loaded, name)
                 except TidewheelError as error:
                     notes.append(f"the engine was not measured: {error}")
+            padding = padding_of(loaded.executor)
         finally:
             loaded.executor.close()
     costs = Costs(
@@ -100,6 +103,7 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
         compute_ceiling=compute_ceiling,
         prefill=prefill_results(times, costs, compute_ceiling),
         decode=decode,
+        padding=padding,
         startup=startup,
         memory=MemoryUse(
             server_ready=None if startup is None else startup.resident_bytes,
@@ -148,13 +152,10 @@ def _native_ceilings(options: EngineOptions, seconds: float) -> NativeCeilings |
     return NativeCeilings(CpuDevice().isa, [cpu for group in groups for cpu in group], seconds)
 
 
-def _meter(native: NativeCeilings | None, loaded: LoadedModel, seconds: float, peak: OwnPeak) -> CeilingMeter | None:
-    executor = loaded.executor
-    if native is not None:
-        return CeilingMeter(native, peak)
-    if isinstance(executor, MeasuresCeilings):
-        return CeilingMeter(partial(executor.measure_ceilings, seconds), peak)
-    return None
+def _own_ceilings(planned: Plan, loaded: LoadedModel) -> Callable[[], dict[str, float]] | None:
+    if not isinstance(loaded.executor, MeasuresCeilings):
+        return None
+    return partial(loaded.executor.measure_ceilings, planned.opened.dtype, planned.workload.ceilings_s)
 
 
 def _model(planned: Plan, loaded: LoadedModel, costs: Costs, name: str) -> ModelFacts:

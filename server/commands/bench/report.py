@@ -9,6 +9,7 @@ from tidewheel.engine.machine.cpu_list import cpu_list
 from ..bench import text
 from .ceilings import MEMORY_COPY, MEMORY_READ
 from .costs import BYTES_COUNTED, FLOPS_COUNTED
+from .padding import Padding, render_padding
 from .spread import Spread
 from .startup import Startup
 
@@ -120,7 +121,7 @@ class Report:
     """A whole run. `compute_ceiling` names the ceiling of the type that is multiplied in; `ceilings` are per second.
 
     Fractions hold a median against the higher of the ceilings measured before and after it. What could not be
-    measured is None, and `notes` say why.
+    measured is None, and `notes` say why. `padding` is None for a device that pads nothing.
     """
 
     version: str
@@ -132,6 +133,7 @@ class Report:
     compute_ceiling: str
     prefill: list[PrefillResult]
     decode: list[DecodeResult]
+    padding: Padding | None
     startup: Startup | None
     memory: MemoryUse
     flops_counted: str = FLOPS_COUNTED
@@ -158,6 +160,7 @@ def render(report: Report) -> str:
         "Prefill\n" + text.table(prefill),
         f"Decode, {report.decode_tokens} tokens a sequence\n" + text.table(decode),
         *_profiles(report, compute),
+        *([] if report.padding is None else [render_padding(report.padding)]),
         text.facts([*_startup(report.startup), *_memory(report.memory)]),
         "".join(f"{line}\n" for line in (_explained(report), FLOPS_COUNTED, BYTES_COUNTED)),
     ]
