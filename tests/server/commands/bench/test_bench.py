@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,6 +17,8 @@ from server.conftest import TIDEWHEEL
 
 from tidewheel.engine.devices.base import ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.bucket_stats import BucketStats, BucketUse
+from tidewheel.engine.devices.bucketing import Bucket
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.server.commands.bench.costs import Costs
@@ -23,6 +26,7 @@ from tidewheel.server.commands.bench.device_runs import DeviceRuns
 from tidewheel.server.commands.bench.measure import serve_arguments
 from tidewheel.server.commands.bench.model import LoadedModel, Plan
 from tidewheel.server.commands.bench.model import load as load_model
+from tidewheel.server.commands.bench.padding import BucketResult, padding_of, render_padding
 from tidewheel.server.commands.bench.spread import Spread
 from tidewheel.server.commands.bench.startup import measure_startup
 from tidewheel.server.commands.bench.workload import (
@@ -393,6 +397,24 @@ def test_a_longer_context_goes_on_from_a_shorter_one() -> None:
         runs.decode(decode, num_tokens=2, repeats=1)
     filled = [tokens for tokens, rows in executor.steps if tokens not in (1, 3)]
     assert filled == [20, 32, 18]
+
+
+class PaddingExecutor(RecordingExecutor):
+    """Says what a device of static shapes says."""
+
+    def stats(self) -> BucketStats:
+        """Two launches of one bucket, with half of the second one empty."""
+        return BucketStats((BucketUse("prompt", Bucket(2, 16, 1), 2, 48),), num_outside=1, num_compilations=3)
+
+
+def test_padding_is_shown_by_bucket() -> None:
+    assert padding_of(RecordingExecutor()) is None
+    padding = padding_of(PaddingExecutor())
+    assert padding is not None
+    assert padding.buckets == [BucketResult("prompt", 2, 16, 1, 2, 48, 64, 0.25)]
+    shown = render_padding(padding)
+    assert re.search(r"prompt +2 +16 +1 +2 +0\.25\n", shown)
+    assert "1 launches were larger than all buckets, 3 compilations after the warm-up" in shown
 
 
 class CountingProfiler:
