@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from ..errors import DeviceError
 from .finding import find
@@ -22,13 +24,13 @@ logger = logging.getLogger(__name__)
 _GIB = 2**30
 _TIMEOUT_S = 60.0  # the first import after a start of the machine reads gigabytes
 
-# Each prints one line of JSON: the number of devices, the first one's model, its free and its whole memory in bytes.
+# Each gives the number of devices, the first one's model, and its free and its whole memory in bytes.
 _TORCH = """
-import json, torch
+import torch
 if not torch.{device}.is_available():
     raise SystemExit("torch.{device}.is_available() is false")
 model = getattr(torch.{device}, "get_device_name", lambda: "{model}")()
-print(json.dumps([torch.{device}.device_count(), model, *torch.{device}.{memory}()]))
+answer(torch.{device}.device_count(), model, *torch.{device}.{memory}())
 """
 _QUESTIONS: Mapping[str, str] = {
     "cuda": _TORCH.format(device="cuda", model="GPU", memory="mem_get_info"),
@@ -36,16 +38,21 @@ _QUESTIONS: Mapping[str, str] = {
     "neuron": "import torch_neuronx"
     + _TORCH.format(device="accelerator", model="NeuronCore", memory="get_memory_info"),
     "tpu": """
-import json, jax
+import jax
 devices = jax.local_devices(backend="tpu")
 memory = devices[0].memory_stats() or {}
 total = memory.get("bytes_limit")
 free = None if total is None else total - memory.get("bytes_in_use", 0)
-print(json.dumps([len(devices), devices[0].device_kind, free, total]))
+answer(len(devices), devices[0].device_kind, free, total)
 """,
 }
-# The current folder may hold a file of any name.
-_PREFIX = "import sys; sys.path[:] = [folder for folder in sys.path if folder]\n"
+_MARK = "tidewheel:"  # packages print to both streams, as they like
+_PREFIX = f"""
+import json, sys
+sys.path[:] = [folder for folder in sys.path if folder]  # the current folder may hold a file of any name
+def answer(*values):
+    print("{_MARK}" + json.dumps(values))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +75,23 @@ class Answer:
 def ask(name: str, timeout_s: float = _TIMEOUT_S) -> Answer:
     """Ask the package of an accelerator that lacks nothing (see `find`). Raises DeviceError if it cannot be used."""
     command = [sys.executable, "-c", _PREFIX + _QUESTIONS[name]]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise DeviceError(f"it did not answer within {timeout_s:g} s") from error
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise DeviceError(lines[-1] if lines else f"the process that asked it ended with {done.returncode}")
-    count, model, free, total = json.loads(done.stdout.splitlines()[-1])
+    # Files and not pipes: those would be waited for until all processes that the package has started are gone.
+    with TemporaryFile() as out, TemporaryFile() as err:
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise DeviceError(f"it did not answer within {timeout_s:g} s") from error
+        answers = [line.removeprefix(_MARK) for line in _lines(out) if line.startswith(_MARK)]
+        if done.returncode != 0 or not answers:
+            last = next(reversed(_lines(err)), f"the process that asked it ended with {done.returncode}")
+            raise DeviceError(last)
+    count, model, free, total = json.loads(answers[0])
     return Answer(count, model, free, total)
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip().splitlines()
 
 
 def choose(names: Iterable[str], weight_bytes: int, root: Path = Path("/")) -> str | None:

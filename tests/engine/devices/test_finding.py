@@ -29,6 +29,9 @@ NPU, DISK, CARD = ("0x8086", "0x120000"), ("0x1d0f", "0x010802"), ("0x1ae0", "0x
 NO_DRIVER = "the hardware is there, but not its driver: install it on the host, then modprobe"
 
 TORCH = """
+import atexit
+print("a banner")
+atexit.register(print, "[1, 2, 3, 4]")
 class _Device:
     def is_available(self): return {available}
     def device_count(self): return 2
