@@ -11,6 +11,7 @@ from ..declaring.option import Options, options_of
 from .cpu.options import CpuOptions
 from .graph.options import GraphOptions
 from .finding import ACCELERATORS, is_there, require
+from .graph.options import GraphOptions
 
 if TYPE_CHECKING:
     from .base import Device
