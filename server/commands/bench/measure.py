@@ -73,6 +73,7 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
     with ThreadPoolExecutor(1, thread_name_prefix="tidewheel-bench") as steps:
         try:
             times = steps.submit(_device_phases, planned, loaded, meter, say).result()
+            padding = padding_of(loaded.executor)  # the engine closes it
             engine_rates: EngineRates = {}
             if "engine" not in skip:
                 say("decode through the engine")
@@ -80,7 +81,6 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
                     engine_rates = _through_engine(planned, loaded, name)
                 except TidewheelError as error:
                     notes.append(f"the engine was not measured: {error}")
-            padding = padding_of(loaded.executor)
         finally:
             loaded.executor.close()
     costs = Costs(

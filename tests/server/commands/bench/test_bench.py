@@ -138,6 +138,25 @@ def test_the_torch_device(bench: RunJson) -> None:
     assert report["compute_ceiling"] == "float32_flops"
 
 
+def test_a_device_with_graphs(bench: RunJson) -> None:
+    pytest.importorskip("torch")
+    sizes = ("--prefill", "3x20", "--contexts", "16", "--batch-sizes", "3", "--decode-tokens", "2")
+    few = ("--max-model-len", "64", "--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--enforce-eager")
+    report = bench("--device", "graph-cpu", "--skip", "startup", "--dtype", "bfloat16", *sizes, *few)
+    assert (report["machine"]["device"], report["machine"]["cpus"]) == ("graph-cpu", None)
+    assert report["model"]["weight_bytes"] == 2 * report["model"]["parameters"]
+    assert set(report["ceilings"]) == {"copy_bytes_per_second", "bfloat16_flops"}
+    assert report["compute_ceiling"] == "bfloat16_flops"
+    assert report["prefill"][0]["compute_fraction"] > 0
+    assert report["decode"][0]["memory_fraction"] > 0
+    padding = report["padding"]
+    assert (padding["outside"], padding["compilations"]) == (0, 0)
+    prompts = [used for used in padding["buckets"] if (used["phase"], used["sequences"]) == ("prompt", 4)]
+    assert [(used["query_tokens"], used["waste"]) for used in prompts] == [(32, pytest.approx(1 - 60 / 128))]
+    for shown in ("memory copy ceiling", "bfloat16 ceiling", "Padding by bucket"):
+        assert shown in report["text"]
+
+
 def test_the_command_writes_a_file(dummy_model: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.json"
     command = [*TIDEWHEEL, "bench", str(dummy_model), "--load-format", "dummy", "--quick"]
