@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..declaring.option import Options, options_of
 from .cpu.options import CpuOptions
-from .graph.options import GraphOptions
 from .finding import ACCELERATORS, is_there, require
 from .graph.options import GraphOptions
 
@@ -46,15 +45,13 @@ DEVICE_OPTIONS = tuple(dict.fromkeys(group for entry in _DEVICES.values() for gr
 
 
 def get_device(name: str, options: Iterable[Options] = (), weight_bytes: int = 0) -> Device:
-    """The device that `--device name` means, one of DEVICE_NAMES. Raises DeviceError if this machine has none.
+    """The device that `--device name` means, one of DEVICE_NAMES. `require` says whether this machine has it.
 
     "auto" is the first accelerator that can be used and has `weight_bytes` of free memory, else the CPU. The device
     gets its own groups of the options. That a group which only others have takes no effect is logged.
     """
     if name == "auto":
         name = _automatic(weight_bytes)
-    else:
-        require(name)
     module, device, own = _DEVICES[name]
     groups = {type(group): group for group in options}
     for group in groups:
