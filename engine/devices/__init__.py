@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..declaring.option import Options, options_of
 from .cpu.options import CpuOptions
 from .finding import ACCELERATORS, is_there, require
+from .graph.hpu_options import HpuOptions
 from .graph.options import GraphOptions
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ _DEVICES = {
     "hpu": _Entry(".graph.accelerators", "HpuDevice"),
     "neuron": _Entry(".graph.accelerators", "NeuronDevice"),
     "tpu": _Entry(".tpu.device", "TpuDevice"),
+    "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions,)),
+    "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, HpuOptions)),
+    "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions,)),
     "torch": _Entry(".torch_reference", "TorchDevice"),
     "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions,)),
 }

@@ -1,0 +1,87 @@
+"""The devices cuda, hpu and neuron. Nothing here imports torch, or a vendor's package, before a model is loaded."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from ...cancellation import Cancellation
+from ...errors import DeviceError
+from ...models.spec import DecoderSpec
+from ...weights.tensor import WeightSource
+from ..base import Executor, ExecutorOptions
+from .device import GraphDevice, Kind
+from .hpu_options import HpuOptions
+from .options import GraphOptions
+
+_CUDA = Kind("cuda", ".cuda", "CudaAdapter", True, ("bfloat16", "float16", "float32"), "CUDA graphs")
+_HPU = Kind("hpu", ".hpu", "HpuAdapter", True, ("bfloat16", "float16", "float32"), "HPUGraphs")
+_NEURON = Kind("neuron", ".neuron", "NeuronAdapter", True, ("bfloat16", "float16"))
+
+_NEFF_FOLDER = "TORCH_NEURONX_NEFF_CACHE_DIR"
+_DEFAULT_NEFF_FOLDER = "~/.cache/tidewheel/neff"
+
+logger = logging.getLogger(__name__)
+
+
+def cuda(options: GraphOptions | None) -> GraphDevice:
+    """The first of the GPUs that CUDA_VISIBLE_DEVICES leaves."""
+    return GraphDevice(_CUDA, options)
+
+
+class HpuDevice(GraphDevice):
+    """A Gaudi card: the first of those that HABANA_VISIBLE_MODULES leaves."""
+
+    def __init__(self, options: GraphOptions | None = None, own: HpuOptions | None = None) -> None:
+        super().__init__(_HPU, options)
+        self._own = own or HpuOptions()
+
+    def load(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        cancellation: Cancellation | None = None,
+    ) -> Executor:
+        """Load it, and have its steps watched if the options want it."""
+        executor = super().load(spec, weights, options, cancellation)
+        if not self._own.watches:
+            return executor
+        from .hpu_watch import WatchedExecutor
+
+        return WatchedExecutor(executor, self._own)
+
+
+class NeuronDevice(GraphDevice):
+    """A Trainium device: the first of those that NEURON_RT_VISIBLE_CORES leaves."""
+
+    def __init__(self, options: GraphOptions | None = None) -> None:
+        super().__init__(_NEURON, options)
+
+    def load(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        cancellation: Cancellation | None = None,
+    ) -> Executor:
+        """Load it, with a folder that keeps compiled graphs for the next start."""
+        _keep_compiled_graphs()
+        return super().load(spec, weights, options, cancellation)
+
+
+def _keep_compiled_graphs() -> None:
+    """Name the folder, if nobody has: the vendor's package reads it when torch is imported."""
+    folder = Path(os.environ.get(_NEFF_FOLDER) or _DEFAULT_NEFF_FOLDER).expanduser()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DeviceError(
+            f"the folder of compiled graphs cannot be made: {error}. Name another in {_NEFF_FOLDER}"
+        ) from error
+    os.environ[_NEFF_FOLDER] = str(folder)
+    if os.environ.get("TORCH_NEURONX_NEFF_DISABLE_CACHE") == "1":
+        logger.warning("TORCH_NEURONX_NEFF_DISABLE_CACHE is set: every start compiles all graphs again")
+    else:
+        logger.info("Compiled graphs are kept in %s", folder)

@@ -1,0 +1,49 @@
+"""The options that only Gaudi cards have: what is told of each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...declaring.option import Options, option
+
+
+@dataclass(frozen=True)
+class HpuOptions(Options):
+    """What is written about steps, for those who look for lost time."""
+
+    hpu_profiler_enabled: bool = option(
+        False,
+        "write a trace of all steps, for Perfetto, to the file server_events_PID.json in the working directory",
+        env_aliases=("VLLM_PROFILER_ENABLED",),
+    )
+    hpu_log_step_graph_compilation: bool = option(
+        False, "log the steps that compiled a graph", env_aliases=("VLLM_HPU_LOG_STEP_GRAPH_COMPILATION",)
+    )
+    hpu_log_step_graph_compilation_all: bool = option(
+        False,
+        "log for every step how many graphs it compiled",
+        env_aliases=("VLLM_HPU_LOG_STEP_GRAPH_COMPILATION_ALL",),
+    )
+    hpu_log_step_cpu_fallbacks: bool = option(
+        False, "log the steps with operations that ran on the CPU", env_aliases=("VLLM_HPU_LOG_STEP_CPU_FALLBACKS",)
+    )
+    hpu_log_step_cpu_fallbacks_all: bool = option(
+        False,
+        "log for every step how many operations ran on the CPU",
+        env_aliases=("VLLM_HPU_LOG_STEP_CPU_FALLBACKS_ALL",),
+    )
+
+    @property
+    def watches(self) -> bool:
+        """Whether any of them is wanted."""
+        return self.hpu_profiler_enabled or self.metrics != {}
+
+    @property
+    def metrics(self) -> dict[str, tuple[str, bool]]:
+        """The vendor's metrics that are wanted: the word of the log for each, and whether a step with none is told."""
+        found = {}
+        if self.hpu_log_step_graph_compilation or self.hpu_log_step_graph_compilation_all:
+            found["graph_compilation"] = "VLLM_HPU_STEP_GRAPH_COMPILATION", self.hpu_log_step_graph_compilation_all
+        if self.hpu_log_step_cpu_fallbacks or self.hpu_log_step_cpu_fallbacks_all:
+            found["cpu_fallback"] = "VLLM_HPU_STEP_CPU_FALLBACK", self.hpu_log_step_cpu_fallbacks_all
+        return found

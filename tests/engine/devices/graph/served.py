@@ -1,0 +1,76 @@
+"""A small model, served a storm of mixed requests through the scheduler."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from functools import cache
+
+from engine.devices.made_models import PLAIN, ROPE, RandomWeights, decoder
+from engine.driving import Driver, Job
+
+from tidewheel.engine.devices import get_device
+from tidewheel.engine.devices.base import Device, Executor, ExecutorOptions
+from tidewheel.engine.devices.graph.options import GraphOptions
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.weights.dtypes import DType
+
+MAX_LENGTH = 96
+MEMORY = 64 << 20  # of a faked device
+FEW_BUCKETS = GraphOptions(
+    bucketing="exponential", prompt_bs_bucket_max=2, prompt_seq_bucket_min=32, decode_seq_bucket_min=MAX_LENGTH
+)
+_SPEC = decoder(dataclasses.replace(PLAIN, rope=ROPE), dataclasses.replace(PLAIN, sliding_window=24))
+
+
+def load(device: Device, dtype: DType = "float32") -> Executor:
+    """The model, warmed up."""
+    options = ExecutorOptions(
+        dtype=dtype,
+        kv_cache_bytes=None if device.has_own_memory else 4096 * device.kv_bytes_per_token(_SPEC, dtype),
+        max_model_len=MAX_LENGTH,
+        max_num_seqs=4,
+        max_num_batched_tokens=MAX_LENGTH,
+        kv_cache_dtype=dtype,
+    )
+    executor = device.load(_SPEC, RandomWeights(_SPEC), options)
+    executor.warm_up(lambda done, steps: None)
+    return executor
+
+
+def storm() -> list[Job]:
+    """Requests of all lengths, some of which begin alike, greedy and seeded, some with penalties and logprobs."""
+    rng = random.Random(1)
+    common = [rng.randrange(96) for _ in range(40)]
+    jobs = []
+    for index in range(9):
+        own = [rng.randrange(96) for _ in range(rng.randint(1, 50))]
+        prompt = (common if index % 3 == 0 else []) + own
+        sampling = SamplingParams(
+            max_tokens=rng.randint(1, min(12, MAX_LENGTH - len(prompt))),
+            temperature=rng.choice([0.0, 0.8]),
+            top_p=rng.choice([1.0, 0.9]),
+            frequency_penalty=rng.choice([0.0, 0.0, 0.5]),
+            logprobs=rng.choice([None, None, 2]),
+        )
+        jobs.append(Job(tuple(prompt), sampling, seed=index))
+    return jobs
+
+
+def serve(executor: Executor, jobs: Sequence[Job]) -> list[list[int]]:
+    """The tokens of each job; they arrive in threes."""
+    driver = Driver(executor, MAX_LENGTH, vocab_size=96)
+    keys = []
+    for start in range(0, len(jobs), 3):
+        keys += [key for job in jobs[start : start + 3] for key in driver.add(job)]
+        driver.step()
+    driver.run()
+    return [[token for token, *_ in driver.sampled[key]] for key in keys]
+
+
+@cache
+def reference(device: str, dtype: DType) -> list[list[int]]:
+    """What a device without an accelerator answers to the storm."""
+    options = [dataclasses.replace(FEW_BUCKETS, enforce_eager=True)] if device == "graph-cpu" else []
+    return serve(load(get_device(device, options), dtype), storm())

@@ -1,0 +1,136 @@
+"""Each accelerator serves a storm of requests on the software model of its vendor's package.
+
+The model refuses what graphs cannot hold, so that what passes here is static in shape and place.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine.devices.fakes.accelerator import Accelerator
+from engine.devices.fakes.cuda import FakeCuda
+from engine.devices.fakes.hpu import FakeHpu
+from engine.devices.fakes.neuron import FakeNeuron
+from engine.devices.graph.served import FEW_BUCKETS, MEMORY, load, reference, serve, storm
+
+from tidewheel.engine.declaring.option import Options
+from tidewheel.engine.devices import get_device
+from tidewheel.engine.devices.base import Executor
+from tidewheel.engine.devices.graph.hpu_options import HpuOptions
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.weights.dtypes import DType
+
+EAGER = replace(FEW_BUCKETS, enforce_eager=True)
+
+
+class Installed:
+    """A faked device, with the model loaded."""
+
+    def __init__(self, name: str, accelerator: Accelerator, options: list[Options], dtype: DType) -> None:
+        self.accelerator = accelerator
+        self.executor: Executor = load(get_device(name, options), dtype)
+        self.warmed_up = len(accelerator.compiled)
+
+    @property
+    def compiled_later(self) -> list[object]:
+        return self.accelerator.compiled[self.warmed_up :]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path):
+    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(tmp_path / "neff"))
+
+    def make(name: str, *options: Options, lazy: bool = True, dtype: DType = "float32") -> Installed:
+        fakes = {
+            "cuda": lambda: FakeCuda(MEMORY),
+            "hpu": lambda: FakeHpu(MEMORY, lazy=lazy),
+            "neuron": lambda: FakeNeuron(MEMORY),
+        }
+        fake = fakes[name]().install(monkeypatch)
+        request.addfinalizer(fake.accelerator.leave)
+        return Installed(name, fake.accelerator, list(options), dtype)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "lazy", "options"),
+    [
+        ("cuda", True, FEW_BUCKETS),
+        ("hpu", True, FEW_BUCKETS),
+        ("hpu", True, EAGER),
+        ("hpu", False, FEW_BUCKETS),
+    ],
+    ids=["cuda", "hpu-graphs", "hpu-lazy", "hpu-compiled"],
+)
+def test_a_storm_compiles_nothing_and_gives_the_reference_tokens(install, name, lazy, options) -> None:
+    installed = install(name, options, lazy=lazy)
+    assert installed.warmed_up > 0
+    assert serve(installed.executor, storm()) == reference("torch", "float32")
+    assert installed.compiled_later == []
+    stats = installed.executor.stats()
+    assert (stats.num_outside, stats.num_compilations) == (0, 0)
+
+
+def test_a_storm_on_neuron_compiles_nothing_and_gives_the_tokens_of_its_type(install, tmp_path: Path) -> None:
+    installed = install("neuron", FEW_BUCKETS, dtype="bfloat16")
+    assert (tmp_path / "neff").is_dir()
+    assert serve(installed.executor, storm()) == reference("graph-cpu", "bfloat16")
+    assert installed.compiled_later == []
+
+
+def test_closing_gives_the_memory_back(install) -> None:
+    installed = install("cuda", EAGER)
+    taken = installed.accelerator.taken_bytes
+    installed.executor.close()
+    assert installed.accelerator.taken_bytes < taken / 10
+
+
+def test_neuron_refuses_float32_with_a_way_out(install) -> None:
+    with pytest.raises(DeviceError, match="does not compute in float32: take --dtype bfloat16 or float16"):
+        install("neuron", FEW_BUCKETS, dtype="float32")
+    assert get_device("neuron").default_dtype("float32") == "bfloat16"
+
+
+def test_neuron_serves_one_prompt_a_step_and_hpu_whole_ones(install) -> None:
+    assert install("neuron", EAGER, dtype="bfloat16").executor.limits.max_prefill_seqs == 1
+    limits = install("hpu", EAGER).executor.limits
+    assert (limits.chunked_prefill, limits.mixed_steps, limits.block_size) == (False, False, 128)
+
+
+def test_hpu_tells_of_compilations_while_it_serves(install, caplog: pytest.LogCaptureFixture) -> None:
+    options = replace(FEW_BUCKETS, skip_warmup=True)
+    installed = install("hpu", options, HpuOptions(hpu_log_step_graph_compilation=True))
+    with caplog.at_level(logging.WARNING):
+        serve(installed.executor, storm()[:1])
+        told = [record.getMessage() for record in caplog.records if "GRAPH_COMPILATION" in record.message]
+        assert told
+        assert "VLLM_HPU_STEP_GRAPH_COMPILATION: [('TotalNumber', " in told[0]
+        assert "prompt num_seqs:1" in told[0]
+        caplog.clear()
+        serve(installed.executor, storm()[:1])
+    assert "GRAPH_COMPILATION" not in caplog.text
+
+
+def test_hpu_tells_of_every_step_if_asked(install, caplog: pytest.LogCaptureFixture) -> None:
+    installed = install("hpu", FEW_BUCKETS, HpuOptions(hpu_log_step_cpu_fallbacks_all=True))
+    with caplog.at_level(logging.WARNING):
+        serve(installed.executor, storm()[:1])
+    assert "VLLM_HPU_STEP_CPU_FALLBACK: [('TotalNumber', 0)], prompt num_seqs:1" in caplog.text
+    assert "decode num_seqs:1" in caplog.text
+
+
+def test_the_profiler_writes_a_trace(install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    installed = install("hpu", FEW_BUCKETS, HpuOptions(hpu_profiler_enabled=True))
+    tokens = serve(installed.executor, storm()[:1])
+    installed.executor.close()
+    (path,) = tmp_path.glob("server_events_*.json")
+    events = json.loads(path.read_text())
+    assert len(events) == len(tokens[0])
+    assert all(event["dur"] > 0 for event in events)
+    assert events[0]["name"].startswith("prompt")
