@@ -31,13 +31,10 @@ class _Entry(NamedTuple):
 
 _DEVICES = {
     "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions,)),
-    "cuda": _Entry(".graph.accelerators", "cuda"),
-    "hpu": _Entry(".graph.accelerators", "HpuDevice"),
-    "neuron": _Entry(".graph.accelerators", "NeuronDevice"),
-    "tpu": _Entry(".tpu.device", "TpuDevice"),
     "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions,)),
     "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, HpuOptions)),
     "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions,)),
+    "tpu": _Entry(".tpu.device", "TpuDevice"),
     "torch": _Entry(".torch_reference", "TorchDevice"),
     "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions,)),
 }
