@@ -1,4 +1,4 @@
-"""Devices by name. Each is imported only when asked for: the CPU's needs no torch, torch's no native extension."""
+"""Devices by name. Each is imported only when asked for: the CPU's needs neither torch nor jax."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from .cpu.options import CpuOptions
 from .finding import ACCELERATORS, is_there, require
 from .graph.hpu_options import HpuOptions
 from .graph.options import GraphOptions
+from .parallel_options import ParallelOptions
+from .tpu.options import TpuOptions
 
 if TYPE_CHECKING:
     from .base import Device
@@ -34,7 +36,7 @@ _DEVICES = {
     "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions,)),
     "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, HpuOptions)),
     "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions,)),
-    "tpu": _Entry(".tpu.device", "TpuDevice"),
+    "tpu": _Entry(".tpu.device", "TpuDevice", (TpuOptions, ParallelOptions)),
     "torch": _Entry(".torch_reference", "TorchDevice"),
     "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions,)),
 }

@@ -48,4 +48,6 @@ from tidewheel.engine.devices import DEVICE_OPTIONS
 print("numpy" in sys.modules, [group.__name__ for group in DEVICE_OPTIONS])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False ['CpuOptions', 'GraphOptions', 'HpuOptions']\n"
+    names = ["CpuOptions", "GraphOptions", "HpuOptions", "TpuOptions", "ParallelOptions"]
+    assert done.stdout == f"False {names}
+"

@@ -160,7 +160,7 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
     message = refusal(capsys, "m", "--max-model-length", "5")
     assert "--max-model-length" in message
     assert "did you mean --max-model-len?" in message
-    assert "--tensor-parallel-size" in refusal(capsys, "m", "--tensor-parallel-size=2")
+    assert "--pipeline-parallel-size" in refusal(capsys, "m", "--pipeline-parallel-size=2")
     assert "second" in refusal(capsys, "m", "second")
     assert "--max-model" in refusal(capsys, "--max-model", "5")  # no abbreviations
 

@@ -1,0 +1,148 @@
+"""Attention over pages of K and V, and writing to them.
+
+A page array is `[pages, page_size, 2 * G, D]` with K of KV head g at 2g and its V at 2g + 1. Dimensions: T tokens, S
+sequences, W pages of a block table, H query heads, G KV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_CHUNK = 16  # tokens that read the cache together; every size of step is a multiple of it
+_TILE = 128  # cached tokens that they read at a time, from fixed positions
+# The kernel holds two blocks of pages at a time. A core's default share of vector memory is 16 MiB.
+_KERNEL_PAGES_BYTES = 4 << 20
+_KERNEL_QUERIES = 32
+
+
+class Sequences(NamedTuple):
+    """Where tokens and their contexts lie: see `StepInputs`. All of one cache group."""
+
+    positions: jax.Array  # [T]
+    sequence: jax.Array  # [T]
+    tables: jax.Array  # [S, W]
+    query_start: jax.Array  # [S + 1]
+    context_len: jax.Array  # [S]
+    num_seqs: jax.Array  # [1]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How queries and keys make scores: as in AttentionSpec."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+def write(pages: jax.Array, slots: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """The pages with `k` and `v`, `[T, G, D]`, written to `slots [T]`; slots behind the last page are left out.
+
+    A page's heads may be wider: the rest is zeros.
+    """
+    page, size, heads, dim = pages.shape
+    both = _widened(jnp.stack((k, v), axis=2).reshape(-1, heads, k.shape[-1]), dim).astype(pages.dtype)
+    return pages.reshape(page * size, heads, dim).at[slots].set(both, mode="drop").reshape(pages.shape)
+
+
+def attend(
+    q: jax.Array,
+    pages: jax.Array,
+    sequences: Sequences,
+    scores: Scores,
+    slopes: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """Softmax attention in float32, `q [T, H, D]`, of the same shape. `slopes [H]` are ALiBi's, `sinks [H]` as well.
+
+    A few tokens at a time read a tile of the cache at a time, with a running maximum and sum
+    (https://arxiv.org/abs/1805.02867): memory does not grow with the context, nor do tiles behind it take time.
+    """
+    T, H, D = q.shape
+    size, heads = pages.shape[1:3]
+    G = heads // 2
+    columns = max(1, _TILE // size)
+    tile = columns * size
+    width = sequences.tables.shape[1]
+
+    def read(tables: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # Positions behind the table's end are invisible; any page can stand in for theirs.
+        places = jnp.minimum(index * columns + jnp.arange(columns), width - 1)
+        kv = pages[tables[:, places]].astype(jnp.float32).reshape(-1, tile, G, 2, D)
+        return kv[..., 0, :], kv[..., 1, :]
+
+    def chunk(arguments: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        q, positions, sequence = arguments  # [C, G, H / G, D], [C], [C]
+        tables = sequences.tables[sequence]
+
+        def add_tile(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            largest, total, result = carry
+            k, v = read(tables, index)
+            cached = index * tile + jnp.arange(tile)
+            visible = cached <= positions[:, None]
+            if scores.window is not None:
+                visible &= cached > positions[:, None] - scores.window
+            score = jnp.einsum("tghd,tcgd->tghc", q, k, precision=lax.Precision.HIGHEST) * scores.scale
+            if scores.softcap is not None:
+                score = scores.softcap * jnp.tanh(score / scores.softcap)
+            if slopes is not None:
+                distance = (cached - positions[:, None]).astype(jnp.float32)
+                score += slopes.reshape(G, -1, 1) * distance[:, None, None, :]
+            score = jnp.where(visible[:, None, None, :], score, -jnp.inf)
+            # Finite also where a token sees nothing of this tile, so that no difference of infinities arises.
+            new_largest = jnp.maximum(jnp.maximum(largest, score.max(-1)), jnp.finfo(jnp.float32).min)
+            shrink = jnp.exp(largest - new_largest)
+            weights = jnp.exp(score - new_largest[..., None])
+            # An unused slot may hold anything, and zero times infinity is not zero.
+            v = jnp.where(visible[:, :, None, None], v, 0.0)
+            values = jnp.einsum("tghc,tcgd->tghd", weights, v, precision=lax.Precision.HIGHEST)
+            return new_largest, total * shrink + weights.sum(-1), result * shrink[..., None] + values
+
+        first = 0 if scores.window is None else jnp.maximum(positions.min() - scores.window + 1, 0) // tile
+        start = jnp.full(q.shape[:-1], -jnp.inf), jnp.zeros(q.shape[:-1]), jnp.zeros(q.shape)
+        largest, total, result = lax.fori_loop(first, positions.max() // tile + 1, add_tile, start)
+        if sinks is not None:
+            total += jnp.exp(sinks.reshape(G, -1) - largest)
+        return result / total[..., None]
+
+    # K was rounded to the type of the cache, and so is what it is multiplied with.
+    q = q.astype(pages.dtype).astype(jnp.float32).reshape(T // _CHUNK, _CHUNK, G, H // G, D)
+    by_chunk = sequences.positions.reshape(-1, _CHUNK), sequences.sequence.reshape(-1, _CHUNK)
+    return lax.map(chunk, (q, *by_chunk)).reshape(T, H, D)
+
+
+def kernel_attend(q: jax.Array, pages: jax.Array, sequences: Sequences, scores: Scores) -> jax.Array:
+    """The same by the Pallas kernel for TPUs, without slopes and sinks. Zeros for tokens of padding.
+
+    D is that of the pages, a multiple of 128; `q` may have less.
+    """
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+
+    T, _, D = q.shape
+    _, size, heads, dim = pages.shape
+    block_bytes = 2 * size * heads * dim * pages.dtype.itemsize
+    result = ragged_paged_attention(
+        _widened(q, dim).astype(pages.dtype),
+        pages,
+        sequences.context_len,
+        sequences.tables,
+        sequences.query_start,
+        sequences.num_seqs,
+        sm_scale=scores.scale,
+        sliding_window=scores.window,
+        soft_cap=scores.softcap,
+        num_kv_pages_per_block=max(1, min(sequences.tables.shape[1], _KERNEL_PAGES_BYTES // block_bytes)),
+        num_queries_per_block=min(T, _KERNEL_QUERIES),
+    )
+    # What the kernel leaves in rows of padding may be no number, and would spoil the pages that it reads and masks.
+    real = jnp.arange(T) < sequences.query_start[-1]
+    return jnp.where(real[:, None, None], result[:, :, :D].astype(jnp.float32), 0.0)
+
+
+def _widened(heads: jax.Array, dim: int) -> jax.Array:
+    return jnp.pad(heads, ((0, 0), (0, 0), (0, dim - heads.shape[-1])))

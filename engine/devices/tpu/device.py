@@ -1,0 +1,102 @@
+"""The device itself. Nothing here imports jax before a model is loaded."""
+
+from __future__ import annotations
+
+import logging
+
+from ...cancellation import Cancellation
+from ...errors import DeviceError
+from ...models.spec import DecoderSpec
+from ...weights.dtypes import STORAGE, DType, KvCacheDType
+from ...weights.tensor import WeightSource
+from ..base import Executor, ExecutorOptions
+from ..cache_split import GroupBytes
+from ..parallel_options import ParallelOptions
+from .heads import Kernel, with_heads_for
+from .options import TpuOptions
+from .platform import require_platform, runs_on_cpu
+
+logger = logging.getLogger(__name__)
+
+
+class TpuDevice:
+    """The TPUs of this machine, or with JAX_PLATFORMS=cpu what JAX makes of its processors."""
+
+    name = "tpu"
+    isa = None
+
+    def __init__(self, options: TpuOptions | None = None, parallel: ParallelOptions | None = None) -> None:
+        self._options = options or TpuOptions()
+        self._num_devices = (parallel or ParallelOptions()).tensor_parallel_size
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether weights and cache lie in a TPU's memory."""
+        return not runs_on_cpu()
+
+    def default_dtype(self, checkpoint: DType) -> DType:
+        """bfloat16, which is what a TPU multiplies."""
+        return "bfloat16"
+
+    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
+        """Bytes of KV cache that one token takes over all layers and chips. Raises DeviceError for other types."""
+        return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
+
+    def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
+        """The same bytes for each cache group. Raises DeviceError if the chips cannot share the model's heads."""
+        kernel = self._kernel(kv_cache_dtype)
+        sizes = dict.fromkeys(spec.windows(), 0)
+        for attention in with_heads_for(spec, self._num_devices).attentions():
+            values = 2 * attention.num_kv_heads * kernel.cached_head_dim(attention)
+            sizes[attention.sliding_window] += values * kernel.itemsize
+        return [GroupBytes(window, size) for window, size in sizes.items()]
+
+    def load(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        cancellation: Cancellation | None = None,
+    ) -> Executor:
+        """Copy the weights to the chips and allocate the cache.
+
+        Raises DeviceError if jax or the TPU is missing, the cache too small, or for what the device does not compute.
+        """
+        if options.dtype == "float16":
+            raise DeviceError("the tpu device computes in bfloat16 or float32, not in float16: choose --dtype bfloat16")
+        kernel = self._kernel(options.cache_dtype)
+        groups = self.kv_group_bytes(spec, options.cache_dtype)
+        require_platform()
+        from .loading import Loader
+
+        if options.quantization is not None:
+            logger.warning(
+                "--quantization %s has no effect on the tpu device: weights are kept in %s",
+                options.quantization,
+                options.dtype,
+            )
+        spec = with_heads_for(spec, self._num_devices)
+        _report(spec, kernel)
+        loader = Loader(spec, options, self._options, kernel, groups)
+        return loader.load(weights, cancellation or Cancellation())
+
+    def _kernel(self, kv_cache_dtype: KvCacheDType) -> Kernel:
+        if kv_cache_dtype != "float32" and kv_cache_dtype != "bfloat16":
+            raise DeviceError(
+                f"the tpu device caches K and V as bfloat16 or float32, not {kv_cache_dtype}: "
+                "choose one of them with --kv-cache-dtype, or --device cpu"
+            )
+        return Kernel(not runs_on_cpu(), self._num_devices, STORAGE[kv_cache_dtype].itemsize)
+
+
+def _report(spec: DecoderSpec, kernel: Kernel) -> None:
+    """Say why layers are not computed by the kernel for TPUs."""
+    if not kernel.available:
+        logger.warning("JAX_PLATFORMS=cpu: the tpu device computes on the processor, which is slow and meant for tests")
+        return
+    reasons: dict[str, int] = {}
+    for attention in spec.attentions():
+        if reason := kernel.refusal(attention):
+            reasons[reason] = reasons.get(reason, 0) + 1
+    for reason, count in reasons.items():
+        logger.warning("Attention of %d layers runs without the TPU's kernel, which does not do %s", count, reason)

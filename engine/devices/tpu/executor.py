@@ -1,0 +1,228 @@
+"""Runs batches: pads them, passes them to compiled programs, and fetches their tokens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DeviceError
+from ..base import ExecutorLimits
+from ..batch import SamplingBatch, StepBatch, StepOutput
+from ..sampling import sample_row
+from .buckets import smallest_holding
+from .inputs import row_inputs, step_inputs
+from .mesh import replicated
+from .programs import COPIED_PAIRS, Programs
+
+logger = logging.getLogger(__name__)
+
+
+class Loaded(NamedTuple):
+    """What lies on the chips: weights, pages of K and V, and where a step leaves its hidden states."""
+
+    params: dict[str, jax.Array]
+    pages: list[jax.Array]
+    hidden: jax.Array
+
+
+class Rows(NamedTuple):
+    """Rows of a step on their way: indices into the batch's rows, their token ids and logits on the device."""
+
+    indices: NDArray[np.intp]
+    on_host: bool  # whether their tokens are picked on the host, from their logits
+    token_ids: jax.Array
+    logits: jax.Array
+
+
+class TpuExecutor:
+    """A loaded model. Steps are padded to one of `token_sizes`, rows to one of `row_sizes`, both ascending.
+
+    A size that was not compiled by `warm_up` is compiled by the first step that needs it, which is logged;
+    `late_compilations` counts those.
+    """
+
+    def __init__(
+        self,
+        limits: ExecutorLimits,
+        programs: Programs,
+        loaded: Loaded,
+        token_sizes: tuple[int, ...],
+        row_sizes: tuple[int, ...],
+    ) -> None:
+        self.limits = limits
+        self.late_compilations = 0
+        self._programs, self._loaded = programs, loaded
+        self._token_sizes, self._row_sizes = token_sizes, row_sizes
+        self._compiled: dict[tuple[str, int], Any] = {}
+        windows = [group.window for group in limits.groups]
+        page_windows = programs.decoder.page_windows
+        self._layers_of = [[i for i, own in enumerate(page_windows) if own == window] for window in windows]
+        self._closed = False
+
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Compile every program, the largest first, and run it once on padding."""
+        sizes = [("step", size) for size in reversed(self._token_sizes)]
+        sizes += [("head", size) for size in reversed(self._row_sizes)]
+        sizes += [("copy", group) for group in range(len(self.limits.groups))]
+        for done, (kind, size) in enumerate(sizes, 1):
+            started = time.perf_counter()
+            self._compile(kind, size)
+            self._run_on_padding(kind, size)
+            seconds = time.perf_counter() - started
+            logger.info("[Warmup][%d/%d] %s in %.2f s", done, len(sizes), _words(kind, size), seconds)
+            progress(done, len(sizes))
+
+    def start(self, batch: StepBatch) -> TpuPending:
+        """Give the batch to the device: its K and V are written, and its rows sampled, while the caller goes on."""
+        self._run_step(batch, smallest_holding(self._token_sizes, len(batch.token_ids)))
+        on_host = _needs_logits(batch)
+        rows = []
+        for host in (False, True):
+            chosen = np.flatnonzero(on_host == host)
+            most = self._row_sizes[-1]
+            rows += [self._run_head(batch, chosen[i : i + most], host) for i in range(0, len(chosen), most)]
+        return TpuPending(batch, rows)
+
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
+        """Copy KV pages of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
+        for start in range(0, len(pairs), COPIED_PAIRS):
+            self._copy(pairs[start : start + COPIED_PAIRS], group)
+
+    def hand_over(self, num_tokens: int) -> None:
+        """Nothing: the device has processors of its own."""
+
+    def close(self) -> None:
+        """Free weights and cache. Calling it twice is allowed."""
+        if not self._closed:
+            for array in jax.tree.leaves(self._loaded):
+                array.delete()
+            self._compiled.clear()
+            self._closed = True
+
+    def _run_step(self, batch: StepBatch, size: int) -> None:
+        padding = [group.padding_block for group in self.limits.groups]
+        inputs = step_inputs(batch, size, self._num_seqs(size), self._programs.width, padding, self.limits.block_size)
+        program, (params, pages, hidden) = self._program("step", size), self._open()
+        self._loaded = Loaded(params, *program(params, pages, hidden, self._on_device(inputs)))
+
+    def _run_head(self, batch: StepBatch, rows: NDArray[np.intp], on_host: bool) -> Rows:
+        size = smallest_holding(self._row_sizes, len(rows))
+        inputs = self._on_device(row_inputs(batch, rows, size))
+        token_ids, logits = self._program("head", size)(self._loaded.params, self._loaded.hidden, inputs)
+        return Rows(rows, on_host, token_ids, logits)
+
+    def _copy(self, pairs: NDArray[np.int32], group: int) -> None:
+        padded = np.full((COPIED_PAIRS, 2), self.limits.groups[group].padding_block, np.int32)
+        padded[: len(pairs)] = pairs
+        pages, layers = self._open().pages, self._layers_of[group]
+        copied = self._program("copy", group)([pages[layer] for layer in layers], self._on_device(padded))
+        for layer, page in zip(layers, copied, strict=True):
+            pages[layer] = page
+
+    def _on_device(self, inputs: Any) -> Any:
+        return jax.device_put(inputs, replicated(self._programs.mesh))
+
+    def _num_seqs(self, num_tokens: int) -> int:
+        """No step has more sequences than tokens."""
+        return min(num_tokens, self.limits.max_num_seqs)
+
+    def _open(self) -> Loaded:
+        if self._closed:
+            raise DeviceError("this executor was closed")
+        return self._loaded
+
+    def _program(self, kind: str, size: int) -> Any:
+        if (kind, size) not in self._compiled:
+            self._open()
+            self.late_compilations += 1
+            logger.warning("Compiling %s while serving, because it was not warmed up", _words(kind, size))
+            self._compile(kind, size)
+        return self._compiled[kind, size]
+
+    def _compile(self, kind: str, size: int) -> None:
+        if kind == "step":
+            program = self._programs.step(size, self._num_seqs(size))
+        elif kind == "head":
+            program = self._programs.head(size)
+        else:
+            program = self._programs.copy(self._layers_of[size])
+        self._compiled[kind, size] = program.compile()
+
+    def _run_on_padding(self, kind: str, size: int) -> None:
+        padding = _padding_batch([group.padding_block for group in self.limits.groups])
+        if kind == "step":
+            self._run_step(padding, size)
+        elif kind == "head":
+            jax.block_until_ready(self._run_head(padding, np.zeros(size, np.intp), False).token_ids)
+        else:
+            self._copy(np.empty((0, 2), np.int32), size)
+        jax.block_until_ready(self._loaded.pages)
+
+
+class TpuPending:
+    """A step that the device computes."""
+
+    def __init__(self, batch: StepBatch, rows: list[Rows]) -> None:
+        self._batch, self._rows = batch, rows
+
+    def wait(self) -> StepOutput:
+        """Fetch the tokens, and the logits of the rows that ask for more than a token."""
+        batch = self._batch
+        output = StepOutput.empty(batch.sampling)
+        if batch.sampling.masks is not None:
+            batch.sampling.masks.wait()
+        for rows in self._rows:
+            count = len(rows.indices)
+            if not rows.on_host:
+                output.token_ids[rows.indices] = np.asarray(rows.token_ids)[:count]
+                continue
+            logits = np.asarray(rows.logits)[:count]
+            for row, raw in zip(rows.indices.tolist(), logits, strict=True):
+                sample_row(raw, batch.sampling, row, output)
+            if batch.return_logits:
+                if output.logits is None:
+                    output.logits = np.empty((len(batch.logits_rows), logits.shape[1]), np.float32)
+                output.logits[rows.indices] = logits
+        return output
+
+
+def _needs_logits(batch: StepBatch) -> NDArray[np.bool_]:
+    """Which rows ask for more than the device's sampler does, shape [R]."""
+    sampling = batch.sampling
+    asked = np.full(len(sampling.position), batch.return_logits)
+    asked |= sampling.num_logprobs >= 0
+    asked |= np.diff(sampling.history_start) > 0
+    asked |= np.diff(sampling.bias_start) > 0
+    if sampling.target is not None:
+        asked |= sampling.target >= 0
+    if sampling.masks is not None:
+        asked |= sampling.masks.index >= 0
+    return asked
+
+
+def _padding_batch(padding: list[int]) -> StepBatch:
+    """A sequence of one token, in the pages of padding, and its row."""
+    zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    tables = tuple(np.full((1, 1), page, np.int32) for page in padding)
+    return StepBatch(
+        token_ids=zero,
+        positions=zero,
+        query_start=np.array([0, 1], np.int32),
+        context_len=one,
+        block_tables=tables[0],
+        logits_rows=zero,
+        sampling=SamplingBatch.greedy(one),
+        narrower_tables=tables[1:],
+    )
+
+
+def _words(kind: str, size: int) -> str:
+    if kind == "step":
+        return f"a step of {size} tokens"
+    return f"the head for {size} rows" if kind == "head" else f"the copying of KV pages in cache group {size}"

@@ -1,0 +1,80 @@
+"""What attention needs to be shared by chips and computed by the kernel for TPUs. No JAX here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...errors import DeviceError
+from ...models.spec import AttentionSpec, BranchSpec, DecoderSpec, ParallelSpec
+
+_LANES = 128
+_SUBLANES = 8
+_WORD_BYTES = 4
+
+
+def with_heads_for(spec: DecoderSpec, num_devices: int) -> DecoderSpec:
+    """The same model with each KV head as often as it takes for every chip to have one.
+
+    Raises DeviceError with the numbers of chips that can share its heads evenly, if these cannot.
+    """
+
+    def branch(old: BranchSpec) -> BranchSpec:
+        mixer = old.mixer
+        if isinstance(mixer, AttentionSpec):
+            return replace(old, mixer=_repeated(mixer, num_devices))
+        if isinstance(mixer, ParallelSpec):
+            return replace(old, mixer=ParallelSpec(tuple(map(branch, mixer.branches))))
+        return old
+
+    return replace(spec, layers=tuple(tuple(map(branch, layer)) for layer in spec.layers))
+
+
+def _repeated(attention: AttentionSpec, num_devices: int) -> AttentionSpec:
+    if not _fits(attention, num_devices):
+        fitting = [str(n) for n in range(1, attention.num_heads + 1) if _fits(attention, n)]
+        raise DeviceError(
+            f"{attention.num_heads} query heads with {attention.num_kv_heads} KV heads cannot be shared by "
+            f"{num_devices} chips: choose --tensor-parallel-size {' or '.join(fitting)}"
+        )
+    return replace(attention, num_kv_heads=max(attention.num_kv_heads, num_devices))
+
+
+def _fits(attention: AttentionSpec, num_devices: int) -> bool:
+    heads = attention.num_kv_heads
+    if heads % num_devices == 0:
+        return True
+    return num_devices % heads == 0 and attention.num_heads % num_devices == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Which layers the kernel computes, on chips of which each has a part of the KV heads.
+
+    `itemsize` is of the cached K and V, in bytes. Not `available`: none.
+    """
+
+    available: bool
+    num_devices: int
+    itemsize: int
+
+    def computes(self, attention: AttentionSpec) -> bool:
+        """Whether it computes that layer."""
+        return self.available and self.refusal(attention) is None
+
+    def refusal(self, attention: AttentionSpec) -> str | None:
+        """What of a layer the kernel cannot compute; None if it can."""
+        if attention.alibi_slopes is not None:
+            return "ALiBi"
+        if attention.sinks:
+            return "attention sinks"
+        heads = attention.num_kv_heads // self.num_devices
+        words, rest = divmod(2 * heads * self.itemsize, _WORD_BYTES)
+        if rest or (words not in (1, 2, 4) and words % _SUBLANES):
+            return f"{heads} KV heads on a chip"
+        return None
+
+    def cached_head_dim(self, attention: AttentionSpec) -> int:
+        """The width of a head in the cache: what the kernel reads is padded with zeros to whole vectors."""
+        if not self.computes(attention):
+            return attention.head_dim
+        return -(-attention.head_dim // _LANES) * _LANES

@@ -1,0 +1,126 @@
+"""From weights to an executor: what lies on the chips, and how large the cache may be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax import ShapeDtypeStruct
+
+from ...cancellation import Cancellation
+from ...errors import DeviceError
+from ...models.spec import DecoderSpec
+from ...weights.tensor import WeightSource
+from ..base import ExecutorLimits, ExecutorOptions
+from ..cache_split import GroupBytes
+from .buckets import most_sequences, page_size, row_buckets, token_buckets
+from .compile_cache import use_compile_cache
+from .decoder import TpuDecoder
+from .executor import Loaded, TpuExecutor
+from .heads import Kernel
+from .mesh import make_mesh, pages_sharding, replicated
+from .mixers import Params
+from .options import TpuOptions
+from .programs import Programs
+from .weights import place_weights
+
+logger = logging.getLogger(__name__)
+
+_UTILIZATION = 0.9  # of a chip's memory
+_GIB = 2**30
+
+
+class Loader:
+    """Loads one model. `groups` are the bytes of its cache groups over all chips."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        options: ExecutorOptions,
+        tpu: TpuOptions,
+        kernel: Kernel,
+        groups: Sequence[GroupBytes],
+    ) -> None:
+        self._spec, self._kernel, self._groups = spec, kernel, groups
+        self._block_size = page_size(options.max_model_len, options.max_num_seqs)
+        self._options = replace(options, max_num_seqs=self._max_num_seqs(options))
+        self._width = -(-options.max_model_len // self._block_size)
+        self._token_sizes = token_buckets(options.max_num_batched_tokens, tpu.tpu_bucket_padding_gap)
+        use_compile_cache(tpu.xla_cache_path)
+        self._mesh = make_mesh(kernel.num_devices)
+        self._decoder = TpuDecoder(spec, self._mesh, kernel.computes)
+
+    def load(self, weights: WeightSource, cancellation: Cancellation) -> TpuExecutor:
+        """The executor. Raises DeviceError and ModelError, and LoadCancelledError soon after it was cancelled."""
+        options = self._options
+        params = place_weights(self._spec, weights, options.dtype, self._mesh, cancellation)
+        limits = options.limits(self._groups, self._block_size, self._cache_bytes(params))
+        programs = self._programs(params, limits)
+        zeros = jax.jit(
+            lambda: ([jnp.zeros(p.shape, p.dtype) for p in programs.pages], jnp.zeros(programs.hidden.shape)),
+            out_shardings=([p.sharding for p in programs.pages], programs.hidden.sharding),
+        )
+        loaded = Loaded(params, *zeros())
+        return TpuExecutor(limits, programs, loaded, self._token_sizes, row_buckets(options.max_num_seqs))
+
+    def _programs(self, params: Params, limits: ExecutorLimits) -> Programs:
+        blocks = {group.window: group.num_blocks + 1 for group in limits.groups}  # with the padding block
+        pages = [
+            ShapeDtypeStruct(
+                (
+                    blocks[attention.sliding_window],
+                    self._block_size,
+                    2 * attention.num_kv_heads,
+                    self._kernel.cached_head_dim(attention),
+                ),
+                self._options.cache_dtype,
+                sharding=pages_sharding(self._mesh),
+            )
+            for attention in self._spec.attentions()
+        ]
+        hidden = ShapeDtypeStruct(
+            (self._token_sizes[-1], self._spec.hidden_size), jnp.float32, sharding=replicated(self._mesh)
+        )
+        return Programs(self._decoder, self._mesh, len(limits.groups), self._width, params, pages, hidden)
+
+    def _max_num_seqs(self, options: ExecutorOptions) -> int:
+        most = most_sequences(options.max_model_len, self._block_size)
+        if options.max_num_seqs <= most:
+            return options.max_num_seqs
+        logger.warning(
+            "--max-num-seqs is lowered from %d to %d, because the block tables of contexts of %d tokens must fit into "
+            "the TPU's scalar memory; a smaller --max-model-len allows more",
+            options.max_num_seqs,
+            most,
+            options.max_model_len,
+        )
+        return most
+
+    def _cache_bytes(self, params: Params) -> int | None:
+        """What all chips have for the cache beside weights and the largest step; None where the options say it."""
+        if self._options.kv_cache_bytes is not None:
+            return None
+        statistics = self._mesh.devices.flat[0].memory_stats()
+        if statistics is None:
+            raise DeviceError("JAX does not say how much memory the TPU has: size the KV cache with --kv-cache-space")
+        total, taken = int(statistics["bytes_limit"]), int(statistics["bytes_in_use"])
+        # The largest step, compiled with the smallest cache, says what a step takes beside weights and cache.
+        smallest = self._options.limits(self._groups, self._block_size, self._block_bytes())
+        largest = self._programs(params, smallest).step(self._token_sizes[-1], self._options.max_num_seqs).compile()
+        step: int = largest.memory_analysis().temp_size_in_bytes
+        left = int(total * _UTILIZATION) - taken - step
+        logger.info(
+            "A chip has %.2f GiB of memory: weights take %.2f GiB, a step %.2f GiB, the KV cache gets %.2f GiB",
+            total / _GIB,
+            taken / _GIB,
+            step / _GIB,
+            max(left, 0) / _GIB,
+        )
+        return max(left, 0) * self._kernel.num_devices
+
+    def _block_bytes(self) -> int:
+        """A block of each cache group."""
+        return sum(group.bytes_per_token for group in self._groups) * self._block_size

@@ -1,0 +1,51 @@
+"""The chips that share a model, and what each holds of it (https://arxiv.org/abs/1909.08053)."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ...errors import DeviceError
+
+AXIS = "model"
+
+_BY_OUTPUT = ("q", "k", "v", "gate", "up", "embed", "head")
+_BY_INPUT = ("o", "down")
+
+
+def make_mesh(num_devices: int) -> Mesh:
+    """The first chips of this machine. Raises DeviceError if there are fewer."""
+    devices = jax.local_devices()
+    if num_devices > len(devices):
+        raise DeviceError(
+            f"--tensor-parallel-size {num_devices} needs as many chips, and JAX finds {len(devices)} here: "
+            f"choose at most {len(devices)}"
+        )
+    return Mesh(np.array(devices[:num_devices]), (AXIS,))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """What is the same on all chips."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def pages_sharding(mesh: Mesh) -> NamedSharding:
+    """Pages by KV heads."""
+    return NamedSharding(mesh, PartitionSpec(None, None, AXIS))
+
+
+def weight_sharding(mesh: Mesh, name: str, shape: tuple[int, ...]) -> NamedSharding:
+    """Projections into heads and MLP by outputs, those back by inputs, embedding and head by tokens, sinks by heads.
+
+    What cannot be divided evenly, and all else, is on every chip.
+    """
+    part = name.split(".")[-2:]
+    dimension = None
+    if (part[0] in _BY_OUTPUT and part[1] in ("weight", "bias")) or part[1] == "sinks":
+        dimension = 0
+    elif part[0] in _BY_INPUT and part[1] == "weight":
+        dimension = 1
+    if dimension is None or shape[dimension] % mesh.size:
+        return replicated(mesh)
+    return NamedSharding(mesh, PartitionSpec(*[None] * dimension, AXIS))

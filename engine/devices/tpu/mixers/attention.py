@@ -1,0 +1,80 @@
+"""Attention of one layer: projections, norms and rope around the attention over pages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from ....models.spec import AttentionSpec, RopeSpec
+from ..attention import Scores, Sequences, attend, kernel_attend, write
+from ..mesh import AXIS
+from .mixer import Parts, Pass
+
+_HEADS = PartitionSpec(None, AXIS)  # of [T, heads, head dim]
+_PAGES = PartitionSpec(None, None, AXIS)
+
+
+class Attention:
+    """Attention with the pages of its layer. Each chip has the heads of some of the KV heads."""
+
+    def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
+        self._spec, self._layer, self._mesh = spec, layer, parts.mesh
+        self._kernel = parts.uses_kernel(spec)
+        self._index = len(parts.attentions)
+        parts.attentions.append(spec.sliding_window)
+
+    def __call__(self, x: jax.Array, step: Pass) -> jax.Array:
+        """Write the tokens' K and V, then attend to all that their positions may see. `x [T, hidden]`."""
+        spec, layer = self._spec, self._layer
+        T = x.shape[0]
+        sequences, slots = step.sequences[spec.sliding_window], step.slots[spec.sliding_window]
+        q = step.linear(f"{layer}.q", x).reshape(T, spec.num_heads, spec.head_dim)
+        k = step.linear(f"{layer}.k", x).reshape(T, spec.num_kv_heads, spec.head_dim)
+        v = step.linear(f"{layer}.v", x).reshape(T, spec.num_kv_heads, spec.head_dim)
+        if spec.qk_norm:
+            shape = (T, -1) if spec.qk_norm_over == "whole" else (T, -1, spec.head_dim)
+            q = step.norm(f"{layer}.q_norm", spec.qk_norm, q.reshape(shape)).reshape(q.shape)
+            k = step.norm(f"{layer}.k_norm", spec.qk_norm, k.reshape(shape)).reshape(k.shape)
+        if spec.rope:
+            q, k = _rotate(spec.rope, q, sequences.positions), _rotate(spec.rope, k, sequences.positions)
+        slopes = None if spec.alibi_slopes is None else jnp.array(spec.alibi_slopes, jnp.float32)
+        sinks = step.params[f"{layer}.sinks"] if spec.sinks else None
+        by_head, everywhere = PartitionSpec(AXIS), PartitionSpec()
+        result, step.pages[self._index] = jax.shard_map(
+            self._on_chip,
+            mesh=self._mesh,
+            in_specs=(_PAGES, _HEADS, _HEADS, _HEADS, by_head, by_head, everywhere, everywhere),
+            out_specs=(_HEADS, _PAGES),
+            check_vma=False,
+        )(step.pages[self._index], q, k, v, slopes, sinks, slots, sequences)
+        return step.linear(f"{layer}.o", result.reshape(T, -1))
+
+    def _on_chip(
+        self,
+        pages: jax.Array,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        slopes: jax.Array | None,
+        sinks: jax.Array | None,
+        slots: jax.Array,
+        sequences: Sequences,
+    ) -> tuple[jax.Array, jax.Array]:
+        scores = Scores(self._spec.scale, self._spec.sliding_window, self._spec.softcap)
+        pages = write(pages, slots, k, v)
+        if self._kernel:
+            return kernel_attend(q, pages, sequences, scores), pages
+        return attend(q, pages, sequences, scores, slopes, sinks), pages
+
+
+def _rotate(rope: RopeSpec, x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Rope on `x [T, heads, D]`: each pair `(a, b)` of dimensions turns by `position * inv_freq`."""
+    half = len(rope.inv_freq)
+    angles = (positions.astype(jnp.float32)[:, None] * jnp.array(rope.inv_freq, jnp.float32))[:, None, :]
+    cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
+    turned, rest = x[..., : 2 * half], x[..., 2 * half :]
+    a, b = (turned[..., ::2], turned[..., 1::2]) if rope.interleaved else jnp.split(turned, 2, axis=-1)
+    pair = (a * cos - b * sin, b * cos + a * sin)
+    turned = jnp.stack(pair, -1).reshape(turned.shape) if rope.interleaved else jnp.concatenate(pair, -1)
+    return jnp.concatenate((turned, rest), -1)

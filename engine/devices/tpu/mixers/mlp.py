@@ -1,0 +1,32 @@
+"""The dense MLP."""
+
+from __future__ import annotations
+
+import jax
+
+from ....models.spec import MlpSpec
+from .mixer import Parts, Pass
+
+
+class Mlp:
+    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))`."""
+
+    def __init__(self, spec: MlpSpec, layer: str, parts: Parts) -> None:
+        self._spec, self._layer = spec, layer
+
+    def __call__(self, x: jax.Array, step: Pass) -> jax.Array:
+        """What the MLP makes of `x [T, hidden]`."""
+        up = step.linear(f"{self._layer}.up", x)
+        if self._spec.gated:
+            up = self._activate(step.linear(f"{self._layer}.gate", x)) * up
+        else:
+            up = self._activate(up)
+        return step.linear(f"{self._layer}.down", up)
+
+    def _activate(self, x: jax.Array) -> jax.Array:
+        activation = self._spec.activation
+        if activation == "silu":
+            return jax.nn.silu(x)
+        if activation == "relu":
+            return jax.nn.relu(x)
+        return jax.nn.gelu(x, approximate=activation == "gelu_tanh")
