@@ -49,5 +49,4 @@ print("numpy" in sys.modules, [group.__name__ for group in DEVICE_OPTIONS])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = ["CpuOptions", "GraphOptions", "HpuOptions", "TpuOptions", "ParallelOptions"]
-    assert done.stdout == f"False {names}
-"
+    assert done.stdout == f"False {names}\n"
