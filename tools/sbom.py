@@ -1,6 +1,6 @@
 """Write an image's software bill of materials: its Python and Debian packages, as CycloneDX 1.6 in JSON.
 
-Runs while an image is built (Dockerfile.cpu) and needs what requirements/build.txt names.
+Runs while an image is built (Dockerfile.cpu, tools/image/build.sh) and needs what requirements/build.txt names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import importlib.metadata
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from email.parser import HeaderParser
 from pathlib import Path
 
@@ -20,12 +20,15 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 
-def python_packages(environment: Path) -> Iterator[Component]:
-    """Every distribution that is installed in a virtual environment."""
-    folders = [str(folder) for folder in environment.glob("lib/python*/site-packages")]
-    for distribution in importlib.metadata.distributions(path=folders):
+def python_packages(folders: Iterable[Path]) -> Iterator[Component]:
+    """Every distribution in these folders. One in an earlier folder hides those of the same name in later ones."""
+    seen = set()
+    for distribution in importlib.metadata.distributions(path=[str(folder) for folder in folders]):
         metadata = distribution.metadata
         name = re.sub(r"[-_.]+", "-", metadata["Name"]).lower()
+        if name in seen:
+            continue
+        seen.add(name)
         # The older field may hold the whole text of the licence; only what names one is of use here.
         text = metadata["License-Expression"] or metadata["License"] or ""
         licence = LicenseFactory().make_from_string(text) if text and "\n" not in text else None
@@ -55,10 +58,11 @@ def debian_packages(status: Path) -> Iterator[Component]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, required=True, help="the virtual environment")
+    parser.add_argument("--base", type=Path, nargs="*", default=[], help="folders of the base's packages")
     parser.add_argument("--debian", type=Path, required=True, help="dpkg's status file")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    packages = list(python_packages(arguments.python))
+    packages = list(python_packages([*arguments.python.glob("lib/python*/site-packages"), *arguments.base]))
     (server,) = [package for package in packages if package.name == "tidewheel"]
     packages.remove(server)
     server.type = ComponentType.APPLICATION
