@@ -10,10 +10,11 @@ ARGS ?=
 PYTEST_ARGS ?=
 # ON makes C++ warnings errors, as .ci/run does.
 WERROR ?= OFF
-# cpu, arm or s390x: the Dockerfile's name
+# cpu, arm, s390x, tpu, hpu, neuron or cuda: the Dockerfile's name
 IMAGE_FOR ?= cpu
 IMAGE ?= tidewheel:$(IMAGE_FOR)
-BASE ?= debian:bookworm-slim
+# Empty: the one that the Dockerfile names.
+BASE ?=
 REVISION = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tidewheel/__init__.py)
 
@@ -104,8 +105,8 @@ python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## th
 	@$(BEGIN)
 	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(BIN)/pytest $(PYTEST_ARGS)
 
-image:  ## build the container image (IMAGE_FOR=arm or s390x, IMAGE=, BASE=)
-	docker build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
+image:  ## build the container image (IMAGE_FOR=arm, s390x, tpu, hpu, neuron or cuda; IMAGE=, BASE=)
+	docker build $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
 	    -f Dockerfile.$(IMAGE_FOR) -t $(IMAGE) .
 
 # The file of an extra has only the packages that it adds to the server's.
@@ -113,7 +114,7 @@ lock: | $(VENV)/.tools  ## resolve the pinned packages of the images again: requ
 	$(PIP) install --quiet --upgrade uv
 	$(LOCK) requirements/build.in --output-file requirements/build.txt
 	$(LOCK) pyproject.toml --output-file requirements/server.txt
-	for extra in onnx otel transformers; do \
+	for extra in onnx otel transformers tpu cuda; do \
 	    $(LOCK) --constraint requirements/server.txt --extra $$extra pyproject.toml --output-file requirements/$$extra.txt \
 	        $$(sed -n 's/^\([^= ]*\)==.*/--no-emit-package \1/p' requirements/server.txt) || exit; \
 	done
