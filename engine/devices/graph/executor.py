@@ -25,9 +25,14 @@ from .memory import MemoryPlan
 from .options import GraphOptions
 from .splitting import Splitter
 from .staging import HostMemory, pack
-from .warm_up import warm_up
+from .warm_up import Phase, warm_up
 
 logger = logging.getLogger(__name__)
+
+_MAXIMA: dict[Phase, str] = {
+    "prompt": "--prompt-bs-bucket-max or --prompt-seq-bucket-max",
+    "decode": "--decode-bs-bucket-max or --decode-block-bucket-max (--decode-seq-bucket-max)",
+}
 
 
 class GraphExecutor:
@@ -52,6 +57,7 @@ class GraphExecutor:
         self._spare_row = len(decoder.hidden) - 1
         self._host_tokens = HostMemory(torch.int32, adapter.device)
         self._host_logits = HostMemory(torch.float32, adapter.device)
+        self._vocab_size = decoder.vocab_size
         self._warned = False
         buckets = [*plan.prompts, *plan.contexts, *plan.decodes]
         padding = [group.padding_block for group in limits.groups]
@@ -121,16 +127,15 @@ class GraphExecutor:
             self._warn(phase, bucket)
             launches.body_outside(bucket, packed)
 
-    def _warn(self, phase: str, bucket: Bucket) -> None:
+    def _warn(self, phase: Phase, bucket: Bucket) -> None:
         if not self._warned:
             self._warned = True
             logger.warning(
                 "A %s of %d sequences, %d tokens and %d KV blocks each is larger than all buckets: it runs unpadded "
-                "and slowly, and so do others. Raise the maxima of the buckets (--%s-bs-bucket-max and so on). This "
-                "is logged once.",
+                "and slowly, and so do others like it. Raise %s. This is logged once.",
                 phase,
                 *bucket,
-                phase,
+                _MAXIMA[phase],
             )
 
     def _sample(
@@ -166,8 +171,8 @@ class GraphExecutor:
     ) -> StepOutput:
         sampling = batch.sampling
         output = StepOutput.empty(sampling)
-        if batch.return_logits and logits:
-            output.logits = np.empty((len(batch.logits_rows), logits[0][1].shape[1]), np.float32)
+        if batch.return_logits:
+            output.logits = np.empty((len(batch.logits_rows), self._vocab_size), np.float32)
         self._adapter.synchronize()
         for rows, host in tokens:
             output.token_ids[rows] = host.numpy()

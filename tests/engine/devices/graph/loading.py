@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tidewheel.engine.devices.base import ExecutorOptions
-from tidewheel.engine.devices.graph.device import graph_cpu
+from tidewheel.engine.devices.graph.device import GraphDevice, graph_cpu
 from tidewheel.engine.devices.graph.options import GraphOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec
@@ -23,12 +24,14 @@ EAGER = GraphOptions(
     decode_seq_bucket_min=64,
     decode_seq_bucket_step=128,
 )
-COMPILED = GraphOptions(
-    bucketing="exponential",
-    prompt_bs_bucket_max=2,
-    prompt_seq_bucket_min=64,
-    decode_bs_bucket_min=8,
-    decode_seq_bucket_min=128,
+FEW = GraphOptions(
+    prompt_bs_bucket_max=1,
+    prompt_seq_bucket_min=32,
+    prompt_seq_bucket_step=32,
+    prompt_seq_bucket_max=64,
+    decode_bs_bucket_min=4,
+    decode_seq_bucket_min=64,
+    decode_seq_bucket_step=64,
 )
 
 
@@ -36,11 +39,13 @@ def load(
     model: Path | tuple[DecoderSpec, WeightSource],
     options: GraphOptions = EAGER,
     *,
+    make_device: Callable[[GraphOptions], GraphDevice] = graph_cpu,
     dtype: DType = "float32",
     max_num_seqs: int = 16,
     max_model_len: int = 256,
     max_num_batched_tokens: int = 256,
-    num_blocks: int = 256,
+    num_blocks: int | None = 256,
+    kv_cache_bytes: int | None = 1,
     **changes: Any,
 ) -> Any:
     """The model of a folder, or of a spec with its weights, on graph-cpu. It is not warmed up."""
@@ -51,11 +56,11 @@ def load(
         spec, weights = model
     executor_options = ExecutorOptions(
         dtype=dtype,
-        kv_cache_bytes=1,
+        kv_cache_bytes=kv_cache_bytes,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         **changes,
     )
-    device = graph_cpu(dataclasses.replace(options, num_gpu_blocks_override=num_blocks))
+    device = make_device(dataclasses.replace(options, num_gpu_blocks_override=num_blocks))
     return device.load(spec, weights, executor_options)
