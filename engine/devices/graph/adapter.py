@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -62,4 +62,13 @@ class Adapter(Protocol):
 
         It must have been run before. It reads and writes only tensors that stay where they are.
         """
+        ...
+
+
+@runtime_checkable
+class AheadAdapter(Adapter, Protocol):
+    """One that works on while the host prepares the next step, which may then be asked for before this one is done."""
+
+    def mark(self) -> Callable[[], None]:
+        """What waits for all that the device was asked for until now, and for nothing that it is asked for later."""
         ...

@@ -19,6 +19,7 @@ class GraphDecoder:
 
     Between the layers of a launch and the head of a step lies `hidden [max_tokens + 1, hidden_size] float32`: each
     token of a launch writes the row that it was given there. The last row is for tokens that nobody asks about.
+    `tokens [max_rows + 1] int32` are those that the last step sampled, from which the next step may go on.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class GraphDecoder:
         device: torch.device,
         block_size: int,
         max_tokens: int,
+        max_rows: int,
         attend: Attend,
     ) -> None:
         self.windows = spec.windows()
@@ -39,6 +41,7 @@ class GraphDecoder:
         parts = Parts(loaded, self.windows, ropes, block_size, cache_dtype, device, attend, KINDS)
         embedding, head = spec.embedding, spec.head
         self.hidden = torch.zeros((max_tokens + 1, spec.hidden_size), device=device)
+        self.tokens = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self.vocab_size = spec.vocab_size
         self._spec = spec
         self._inv_freq = [torch.tensor(rope.inv_freq, device=device) for rope in ropes]
@@ -63,15 +66,17 @@ class GraphDecoder:
         """Write the tokens' K and V, and their hidden states before the final norm.
 
         `staged` are int32, one behind the other: token ids [S, Q], positions [S, Q], rows of `hidden` [S, Q], slots of
-        each cache group [G, S, Q], block tables of each [G, S, W].
+        each cache group [G, S, Q], block tables of each [G, S, W]. A negative token id `-1 - i` stands for `tokens[i]`.
         """
         S, Q, G = num_sequences, query_len, len(self.windows)
         ids = staged.long()
         token_ids, positions, rows = ids[: 3 * S * Q].view(3, S, Q).unbind()
         slots = ids[3 * S * Q : (3 + G) * S * Q].view(G, S, Q)
         tables = ids[(3 + G) * S * Q :].view(G, S, width)
+        # Where nothing could be sampled there is no token, and nobody will want to know how it goes on.
+        sampled = self.tokens[(-1 - token_ids).clamp(min=0)].clamp(min=0).long()
         tokens = Tokens(positions, slots, tables, self._rotations(positions))
-        x = self._embed(token_ids, positions)
+        x = self._embed(torch.where(token_ids < 0, sampled, token_ids), positions)
         for branch in self._branches:
             x = branch(x, tokens)
         self.hidden.index_put_((rows.flatten(),), x.flatten(0, 1))

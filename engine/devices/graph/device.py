@@ -119,9 +119,10 @@ class GraphDevice:
             device=adapter.device,
             block_size=adapter.block_size,
             max_tokens=options.max_num_batched_tokens,
+            max_rows=options.max_num_seqs,
             attend=adapter.attend,
         )
-        memory = self._profile(adapter, decoder, plan, options.max_num_seqs) if self.has_own_memory else None
+        memory = self._profile(adapter, decoder, plan) if self.has_own_memory else None
         limits = self._limits(adapter, self.kv_group_bytes(spec, options.cache_dtype), options, memory)
         try:
             decoder.allocate([group.num_blocks + 1 for group in limits.groups])  # with the padding block
@@ -132,14 +133,14 @@ class GraphDevice:
             ) from error
         return GraphExecutor(adapter, decoder, limits, plan, memory, self._options)
 
-    def _profile(self, adapter: Adapter, decoder: GraphDecoder, plan: BucketPlan, max_rows: int) -> MemoryPlan:
+    def _profile(self, adapter: Adapter, decoder: GraphDecoder, plan: BucketPlan) -> MemoryPlan:
         """Run the largest launches with a cache that holds only padding, and share out the memory that is left."""
         from .launches import Launches
 
         buckets = [*plan.prompts, *plan.contexts, *plan.decodes]
         groups = len(decoder.windows)
         decoder.allocate([1] * groups)
-        launches = Launches(adapter, decoder, buckets, [0] * groups, adapter.block_size, max_rows)
+        launches = Launches(adapter, decoder, buckets, [0] * groups, adapter.block_size)
         launches.run_largest(buckets)
         return plan_memory(launches.free_memory(), self._options, self._kind.graphs_name if adapter.captures else None)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +14,12 @@ from torch import Tensor
 
 from ...errors import DeviceError
 from ...weights.dtypes import DType
-from ..base import ExecutorLimits, OnWait
+from ..base import ExecutorLimits, Pending
 from ..batch import SamplingBatch, StepBatch, StepOutput
 from ..bucket_stats import BucketStats
 from ..bucketing import Bucket, BucketPlan
 from ..sampling import philox_uniform, sample_row
-from .adapter import Adapter
+from .adapter import Adapter, AheadAdapter
 from .ceilings import measure_ceilings
 from .decoder import GraphDecoder
 from .launches import Head, Launches
@@ -29,6 +31,7 @@ from .warm_up import Phase, warm_up
 
 logger = logging.getLogger(__name__)
 
+_Copied = tuple[NDArray[np.intp], Tensor]
 _MAXIMA: dict[Phase, str] = {
     "prompt": "--prompt-bs-bucket-max or --prompt-seq-bucket-max",
     "decode": "--decode-bs-bucket-max or --decode-block-bucket-max (--decode-seq-bucket-max)",
@@ -51,7 +54,7 @@ class GraphExecutor:
         memory: MemoryPlan | None,
         options: GraphOptions,
     ) -> None:
-        self.limits = limits
+        self.limits = replace(limits, runs_ahead=isinstance(adapter, AheadAdapter))
         self._adapter, self._plan, self._memory, self._options = adapter, plan, memory, options
         self._splitter = Splitter(plan, limits.block_size)
         self._spare_row = len(decoder.hidden) - 1
@@ -61,9 +64,8 @@ class GraphExecutor:
         self._warned = False
         buckets = [*plan.prompts, *plan.contexts, *plan.decodes]
         padding = [group.padding_block for group in limits.groups]
-        self._launches: Launches | None = Launches(
-            adapter, decoder, buckets, padding, limits.block_size, limits.max_num_seqs
-        )
+        self._launches: Launches | None = Launches(adapter, decoder, buckets, padding, limits.block_size)
+        self._started: _Started | None = None
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Compile all sizes, and capture their graphs, unless the options say otherwise."""
@@ -74,38 +76,45 @@ class GraphExecutor:
         warm_up(launches, self._plan, self._memory, self._options, progress, captures=self._adapter.captures)
         launches.finish_warm_up()
 
-    def start(self, batch: StepBatch) -> OnWait:
+    def start(self, batch: StepBatch) -> Pending:
         """Ask the device for the step, and for copies of what it gives."""
         self._adapter.enter()
         launches = self._loaded()
-        launches.clear()
-        self._host_tokens.clear()
-        self._host_logits.clear()
+        launches.begin_step()
+        self._host_tokens.begin_step()
+        self._host_logits.begin_step()
         # Rows of one token share its hidden state.
         wanted, row_of = np.unique(batch.logits_rows, return_inverse=True)
+        hidden_rows = row_of.astype(np.int32)
         token_rows = np.full(len(batch.token_ids), self._spare_row, np.int32)
         token_rows[wanted] = np.arange(len(wanted))
-        self._run_layers(launches, batch, token_rows)
-        sampling = batch.sampling
-        is_asking = np.full(len(row_of), True) if batch.return_logits else _asks_for_more(sampling)
-        tokens = self._sample(launches, np.flatnonzero(~is_asking), row_of.astype(np.int32), sampling)
-        logits = self._fetch_logits(launches, np.flatnonzero(is_asking), row_of.astype(np.int32))
-        return OnWait(lambda: self._finish(batch, tokens, logits))
+        self._run_layers(launches, batch, self._token_ids(batch), token_rows)
+        is_asking = np.full(len(row_of), True) if batch.return_logits else _asks_for_more(batch.sampling)
+        tokens = self._sample(launches, np.flatnonzero(~is_asking), hidden_rows, batch.sampling)
+        logits = self._fetch_logits(launches, np.flatnonzero(is_asking), hidden_rows)
+        sampling = _copied(batch.sampling) if logits and self.limits.runs_ahead else batch.sampling
+        done = self._adapter.mark() if isinstance(self._adapter, AheadAdapter) else self._adapter.synchronize
+        vocab_size = self._vocab_size if batch.return_logits else None
+        self._started = _Started(sampling, tokens, logits, done, vocab_size)
+        return self._started
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
         self._adapter.enter()
         launches = self._loaded()
-        launches.clear()
+        launches.begin_step()
         launches.copy_blocks(pairs, group)
-        self._adapter.synchronize()  # `clear` gives the host memory of the copies to the next step
+        self._adapter.synchronize()  # another copy, or a step, may now use the same host memory
 
     def hand_over(self, num_tokens: int) -> None:
         """Nothing: torch has threads of its own."""
 
     def close(self) -> None:
         """Free weights, cache and graphs. Calling it twice is allowed."""
-        self._launches = None
+        if self._launches is not None:
+            self._adapter.enter()
+            self._adapter.synchronize()
+            self._launches = self._started = None
 
     def stats(self) -> BucketStats:
         """What was run since the warm-up, by bucket."""
@@ -116,10 +125,23 @@ class GraphExecutor:
         self._adapter.enter()
         return measure_ceilings(self._adapter, dtype, seconds)
 
-    def _run_layers(self, launches: Launches, batch: StepBatch, token_rows: NDArray[np.int32]) -> None:
+    def _token_ids(self, batch: StepBatch) -> NDArray[np.int32]:
+        """The tokens of the batch: numbers below 0 stand for those that the device has, see `GraphDecoder.forward`."""
+        if not batch.follows:
+            return batch.token_ids
+        assert self._started is not None
+        if self._started.is_on_device:
+            return -1 - np.arange(len(batch.token_ids), dtype=np.int32)
+        return np.maximum(self._started.wait().token_ids, 0)
+
+    def _run_layers(
+        self, launches: Launches, batch: StepBatch, token_ids: NDArray[np.int32], token_rows: NDArray[np.int32]
+    ) -> None:
         padding = [group.padding_block for group in self.limits.groups]
         for phase, bucket, sequences, is_planned in self._splitter.split(batch):
-            packed = pack(batch, sequences, bucket, token_rows, padding, self.limits.block_size, self._spare_row)
+            packed = pack(
+                batch, token_ids, sequences, bucket, token_rows, padding, self.limits.block_size, self._spare_row
+            )
             if is_planned:
                 num_tokens = np.diff(batch.query_start)[sequences].sum()
                 launches.body(phase, bucket, packed, int(num_tokens))
@@ -139,46 +161,80 @@ class GraphExecutor:
             )
 
     def _sample(
-        self, launches: Launches, rows: NDArray[np.intp], row_of: NDArray[np.int32], sampling: SamplingBatch
-    ) -> list[tuple[NDArray[np.intp], Tensor]]:
-        """The tokens of rows that are sampled on the device, in host memory once that is done."""
-        results = []
+        self, launches: Launches, rows: NDArray[np.intp], hidden_rows: NDArray[np.int32], sampling: SamplingBatch
+    ) -> list[_Copied]:
+        """The tokens of rows that are sampled on the device, in the order of the rows."""
         head: Head = "greedy" if (sampling.temperature[rows] == 0).all() else "sampled"
-        for some in _pieces(rows, launches.most_rows[head]):
-            launches.head(head, row_of[some], None if head == "greedy" else _parameters(sampling, some))
-            host = self._host_tokens.take(len(some))
-            host.copy_(launches.tokens[: len(some)], non_blocking=True)
-            results.append((some, host))
+        results = []
+        for part in _pieces(rows, launches.max_tokens):
+            first = 0
+            for some in _pieces(part, launches.most_rows[head]):
+                parameters = None if head == "greedy" else _parameters(sampling, some)
+                launches.head(head, hidden_rows[some], first, parameters)
+                first += len(some)
+            host = self._host_tokens.take(len(part))
+            host.copy_(launches.tokens[: len(part)], non_blocking=True)
+            results.append((part, host))
         return results
 
     def _fetch_logits(
-        self, launches: Launches, rows: NDArray[np.intp], row_of: NDArray[np.int32]
-    ) -> list[tuple[NDArray[np.intp], Tensor]]:
+        self, launches: Launches, rows: NDArray[np.intp], hidden_rows: NDArray[np.int32]
+    ) -> list[_Copied]:
         results = []
         for some in _pieces(rows, launches.most_rows["logits"]):
-            launches.head("logits", row_of[some])
+            launches.head("logits", hidden_rows[some], 0)
             logits = launches.logits[: len(some)]
             host = self._host_logits.take(logits.numel()).view(logits.shape)
             host.copy_(logits, non_blocking=True)
             results.append((some, host))
         return results
 
-    def _finish(
+    def _loaded(self) -> Launches:
+        if self._launches is None:
+            raise DeviceError("this executor was closed")
+        return self._launches
+
+
+class _Started:
+    """A step that the device was asked for. `tokens` and `logits` are rows, and what is copied of them to the host.
+
+    `done` waits for these copies. With `vocab_size` the logits are part of the output.
+    """
+
+    def __init__(
         self,
-        batch: StepBatch,
-        tokens: list[tuple[NDArray[np.intp], Tensor]],
-        logits: list[tuple[NDArray[np.intp], Tensor]],
-    ) -> StepOutput:
-        sampling = batch.sampling
+        sampling: SamplingBatch,
+        tokens: list[_Copied],
+        logits: list[_Copied],
+        done: Callable[[], None],
+        vocab_size: int | None,
+    ) -> None:
+        self._sampling, self._tokens, self._logits = sampling, tokens, logits
+        self._done, self._vocab_size = done, vocab_size
+        self._output: StepOutput | None = None
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the device has the tokens of all rows, in their order."""
+        return not self._logits and len(self._tokens) == 1
+
+    def wait(self) -> StepOutput:
+        """What the step gave. The rows that the device did not sample are sampled now."""
+        if self._output is None:
+            self._output = self._finish()
+        return self._output
+
+    def _finish(self) -> StepOutput:
+        sampling = self._sampling
         output = StepOutput.empty(sampling)
-        if batch.return_logits:
-            output.logits = np.empty((len(batch.logits_rows), self._vocab_size), np.float32)
-        self._adapter.synchronize()
-        for rows, host in tokens:
+        if self._vocab_size is not None:
+            output.logits = np.empty((len(output.token_ids), self._vocab_size), np.float32)
+        self._done()
+        for rows, host in self._tokens:
             output.token_ids[rows] = host.numpy()
-        if logits and sampling.masks is not None:
+        if self._logits and sampling.masks is not None:
             sampling.masks.wait()
-        for rows, host in logits:
+        for rows, host in self._logits:
             values = host.numpy()
             for row, raw in zip(rows.tolist(), values, strict=True):
                 sample_row(raw, sampling, row, output)
@@ -186,10 +242,12 @@ class GraphExecutor:
                 output.logits[rows] = values
         return output
 
-    def _loaded(self) -> Launches:
-        if self._launches is None:
-            raise DeviceError("this executor was closed")
-        return self._launches
+
+def _copied(sampling: SamplingBatch) -> SamplingBatch:
+    """A copy that stays as it is when the next step is built."""
+    values: dict[str, Any] = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
+    copies: dict[str, Any] = {name: array.copy() for name, array in values.items() if isinstance(array, np.ndarray)}
+    return replace(sampling, **copies)
 
 
 def _pieces(rows: NDArray[np.intp], most: int) -> list[NDArray[np.intp]]:

@@ -34,8 +34,8 @@ _COPIES = (1, 8, 64)  # blocks that are copied together
 class Launches:
     """The launches of a loaded decoder. They are padded: bodies to buckets, the others to powers of two.
 
-    A launch reads its inputs where `inputs` or `parameters` put them. It writes to the KV cache, to `decoder.hidden`,
-    to `tokens [rows]` or to `logits [rows, vocab]`, which all stay where they are.
+    They write to the KV cache, to `decoder.hidden`, to `decoder.tokens` or to `logits [rows, vocab]`, which all stay
+    where they are, as do their inputs.
     """
 
     def __init__(
@@ -45,16 +45,15 @@ class Launches:
         buckets: Sequence[Bucket],
         padding_blocks: Sequence[int],
         block_size: int,
-        max_rows: int,
     ) -> None:
         device = adapter.device
-        most = min(_padded_rows(max_rows), _MOST_ROWS)
+        self.tokens, self.max_tokens = decoder.tokens, len(decoder.tokens) - 1  # the last is for padding
+        most = min(_padded_rows(self.max_tokens), _MOST_ROWS)
         few = min(most, _MOST_LOGITS_ROWS)
         self.most_rows: dict[Head, int] = {"greedy": most, "sampled": few, "logits": few}
-        self.tokens = torch.zeros(most, dtype=torch.int32, device=device)
-        self.logits = torch.zeros((self.most_rows["logits"], decoder.vocab_size), device=device)
+        self.logits = torch.zeros((few + 1, decoder.vocab_size), device=device)
         sizes = [num_inputs(bucket, len(padding_blocks)) for bucket in buckets]
-        self._inputs = Staging(torch.int32, device, max([*sizes, most, 2 * _COPIES[-1]]))
+        self._inputs = Staging(torch.int32, device, max([*sizes, 2 * most, 2 * _COPIES[-1]]))
         wide = torch.float64 if adapter.has_float64 else torch.float32
         self._parameters = Staging(wide, device, NUM_PARAMETERS * few)
         self._adapter, self._decoder = adapter, decoder
@@ -70,10 +69,10 @@ class Launches:
         uses = (BucketUse(*key, count, self._num_tokens[key]) for key, count in sorted(self._num_launches.items()))
         return BucketStats(tuple(uses), self._num_outside, self._num_after_warm_up or 0)
 
-    def clear(self) -> None:
-        """Begin a step: the device has done all that it was asked for before."""
-        self._inputs.clear()
-        self._parameters.clear()
+    def begin_step(self) -> None:
+        """Begin a step. The device has done all that the step before the last one asked it for."""
+        self._inputs.begin_step()
+        self._parameters.begin_step()
 
     def free_memory(self) -> int:
         """Bytes of the device's memory that nobody has taken."""
@@ -99,6 +98,7 @@ class Launches:
             self._adapter.run(partial(self._decoder.forward, staged, *bucket))
         for head, rows in self.most_rows.items():
             function, *inputs = self._head_function(head, rows)
+            self._write_apart(np.zeros(2 * rows, np.int32), inputs[0])
             self._adapter.run(partial(function, *inputs))
 
     def warm_up_small(self, captures: bool) -> None:
@@ -132,16 +132,23 @@ class Launches:
         self._inputs.write(packed, inputs)
         self._adapter.run(lambda: self._decoder.forward(inputs, *bucket))
 
-    def head(self, head: Head, rows: NDArray[np.int32], parameters: NDArray[np.float64] | None = None) -> None:
-        """Write the `tokens` or the `logits` that follow the hidden states in `rows [R]`, at most `most_rows[head]`.
+    def head(
+        self,
+        head: Head,
+        rows: NDArray[np.int32],
+        first: int,
+        parameters: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Write the tokens or the logits that follow the hidden states in `rows [R]`, at most `most_rows[head]`.
 
-        A sampled row has a column of `parameters [5, R]`, see `sample`.
+        They are written from place `first` on. A sampled row has a column of `parameters [5, R]`, see `sample`.
         """
         count = _padded_rows(len(rows))
         launch = self._head(head, count)
-        padded = np.zeros(count, np.int32)
-        padded[: len(rows)] = rows
-        self._inputs.write(padded, launch.inputs[0])
+        padded = np.zeros((2, count), np.int32)
+        padded[1] = (self.logits if head == "logits" else self._decoder.tokens).shape[0] - 1
+        padded[:, : len(rows)] = rows, np.arange(first, first + len(rows))
+        self._inputs.write(padded.ravel(), launch.inputs[0])
         if parameters is not None:
             values = np.zeros((NUM_PARAMETERS, count))
             values[:, : len(rows)] = parameters
@@ -166,7 +173,7 @@ class Launches:
     def _write_apart(self, values: NDArray[np.int32], inputs: Tensor) -> None:
         """Write inputs outside of a step."""
         self._adapter.synchronize()
-        self._inputs.clear()
+        self._inputs.begin_step()
         self._inputs.write(values, inputs)
 
     def _body(self, phase: Phase, bucket: Bucket) -> _Launch:
@@ -182,20 +189,20 @@ class Launches:
 
     def _head_function(self, head: Head, rows: int) -> _Function:
         def greedy_head(staged: Tensor) -> None:
-            tokens.index_put_((every_row(),), greedy(decoder.logits(staged)).int())
+            source, target = staged.view(2, -1).unbind()
+            tokens.index_put_((target.long(),), greedy(decoder.logits(source)).int())
 
         def sampled_head(staged: Tensor, parameters: Tensor) -> None:
-            drawn = sample(decoder.logits(staged), parameters.view(NUM_PARAMETERS, -1))
-            tokens.index_put_((every_row(),), drawn.int())
+            source, target = staged.view(2, -1).unbind()
+            drawn = sample(decoder.logits(source), parameters.view(NUM_PARAMETERS, -1))
+            tokens.index_put_((target.long(),), drawn.int())
 
         def logits_head(staged: Tensor) -> None:
-            logits.index_put_((every_row(),), decoder.logits(staged))
+            source, target = staged.view(2, -1).unbind()
+            logits.index_put_((target.long(),), decoder.logits(source))
 
-        def every_row() -> Tensor:
-            return torch.arange(rows, device=tokens.device)
-
-        decoder, tokens, logits = self._decoder, self.tokens, self.logits
-        staged = self._inputs.inputs(rows)
+        decoder, tokens, logits = self._decoder, self._decoder.tokens, self.logits
+        staged = self._inputs.inputs(2 * rows)
         if head == "greedy":
             return greedy_head, staged
         if head == "logits":

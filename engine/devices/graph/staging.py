@@ -14,7 +14,7 @@ from ..bucketing import Bucket
 
 
 class HostMemory:
-    """Host memory of one step's copies from and to the device, in pieces that stay until the next step.
+    """Host memory of copies from and to the device, in pieces that stay until the step after the next one.
 
     It is pinned where the device can then copy without the host waiting for it.
     """
@@ -23,11 +23,12 @@ class HostMemory:
         accelerator = torch.accelerator.current_accelerator()
         self._pinned = accelerator is not None and accelerator.type == device.type
         self._dtype = dtype
-        self._chunk = self._allocate(1 << 12)
+        self._chunk, self._other = self._allocate(1 << 12), self._allocate(1 << 12)
         self._used = 0
 
-    def clear(self) -> None:
-        """Begin a step: no piece is in use any more."""
+    def begin_step(self) -> None:
+        """From now on pieces are the next step's. The step before the last one is done."""
+        self._chunk, self._other = self._other, self._chunk
         self._used = 0
 
     def take(self, size: int) -> Tensor:
@@ -53,9 +54,9 @@ class Staging:
         self._host = HostMemory(dtype, device)
         self._shared = torch.zeros(size, dtype=dtype, device=device)
 
-    def clear(self) -> None:
-        """Begin a step: all copies of the one before are done."""
-        self._host.clear()
+    def begin_step(self) -> None:
+        """Begin a step. All copies of the step before the last one are done."""
+        self._host.begin_step()
 
     def inputs(self, size: int) -> Tensor:
         """Where a launch of that many inputs reads them, `[size]`."""
@@ -76,6 +77,7 @@ def num_inputs(bucket: Bucket, num_groups: int) -> int:
 
 def pack(
     batch: StepBatch,
+    token_ids: NDArray[np.int32],
     sequences: NDArray[np.intp],
     bucket: Bucket,
     token_rows: NDArray[np.int32],
@@ -85,8 +87,9 @@ def pack(
 ) -> NDArray[np.int32]:
     """The inputs of `GraphDecoder.forward` for some sequences of a batch, padded to a bucket.
 
-    `token_rows [T]` are the rows of hidden states that the batch's tokens write; padding writes `spare_row`. K and V of
-    padding go to each group's padding block, which unused entries of the tables name too.
+    `token_ids [T]` take the place of the batch's. `token_rows [T]` are the rows of hidden states that the batch's
+    tokens write; padding writes `spare_row`. K and V of padding go to each group's padding block, which unused entries
+    of the tables name too.
     """
     S, Q, W = bucket
     count = len(sequences)
@@ -102,7 +105,7 @@ def pack(
     packed = np.zeros(num_inputs(bucket, len(tables)), np.int32)
     per_token = packed[: (3 + len(tables)) * S * Q].reshape(-1, S, Q)
     packed_tables = packed[(3 + len(tables)) * S * Q :].reshape(-1, S, W)
-    per_token[0, :count] = batch.token_ids[token]
+    per_token[0, :count] = token_ids[token]
     per_token[1, :count] = positions
     per_token[2] = spare_row
     per_token[2, :count][is_real] = token_rows[token[is_real]]
