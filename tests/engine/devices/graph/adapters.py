@@ -57,6 +57,13 @@ class ScriptedAdapter(CpuAdapter):
         return replay
 
 
+class MarkingAdapter(CpuAdapter):
+    """One whose executor is given the next step before the last one is waited for."""
+
+    def mark(self) -> Callable[[], None]:
+        return lambda: None
+
+
 def device(adapter: type[CpuAdapter], has_own_memory: bool, options: GraphOptions) -> GraphDevice:
     dtypes = adapter.dtypes
     return GraphDevice(Kind("scripted", adapter.__module__, adapter.__name__, has_own_memory, dtypes), options)
