@@ -51,6 +51,13 @@ class CudaAdapter:
         """Wait for the GPU."""
         torch.cuda.synchronize(self.device)
 
+    def mark(self) -> Callable[[], None]:
+        """What waits for an event behind all that the GPU was asked for."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        wait: Callable[[], None] = event.synchronize
+        return wait
+
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function as torch.compile makes it."""
         if not self.captures:

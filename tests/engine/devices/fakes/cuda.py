@@ -50,6 +50,7 @@ class FakeCuda:
             "graph_pool_handle": object,
             "CUDAGraph": CUDAGraph,
             "Stream": FakeStream,
+            "Event": lambda: FakeEvent(self),
             "stream": self._stream,
             "current_stream": lambda device=None: self._current(),
             "empty_cache": lambda: None,
@@ -94,6 +95,23 @@ class FakeStream:
 
     def wait_stream(self, stream: FakeStream) -> None:
         """Nothing is left to wait for."""
+
+
+class FakeEvent:
+    """A place in a stream. It can be waited for once it was recorded, and not during a capture."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self._cuda = cuda
+        self._is_recorded = False
+
+    def record(self) -> None:
+        """Put it behind all that the stream was asked for."""
+        self._is_recorded = True
+
+    def synchronize(self) -> None:
+        """Wait for what is before it."""
+        assert self._is_recorded
+        self._cuda._synchronize()
 
 
 class FakeCudaGraph:
