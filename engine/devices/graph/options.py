@@ -146,9 +146,13 @@ class GraphOptions(Options):
         low, step, high = (getattr(self, field) for field in _bounds_of(name))
         return low, step, high
 
-    def graph_flag(self) -> str | None:
-        """The flag of an option that was given and that says something of graphs alone."""
-        return self._differing(_GRAPH_FIELDS)
+    def without_effect(self, *, captures: bool, budgeted: bool) -> str | None:
+        """What to tell of an option that was given for nothing: no graphs are captured, or there is no memory plan."""
+        if not captures and (flag := self._differing(_GRAPH_FIELDS)):
+            return f"{flag} has no effect: no graphs are captured"
+        if not budgeted and (flag := self._differing(_MEMORY_FIELDS)):
+            return f"{flag} has no effect: the device has no memory of its own"
+        return None
 
     def _contradiction(self) -> str | None:
         for name in _RANGES:
@@ -173,6 +177,7 @@ _GRAPH_FIELDS = (
     "graph_decode_strategy",
     "max_seq_len_to_capture",
 )
+_MEMORY_FIELDS = ("gpu_memory_utilization", "graph_reserved_mem", "graph_prompt_ratio")
 
 
 def _bounds_of(name: str) -> list[str]:

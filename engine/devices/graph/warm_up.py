@@ -47,11 +47,14 @@ def warm_up(
 
     `captures` says whether the device has graphs, `clock` gives seconds. `progress(done, all)` is called on the way.
     """
+    captures = captures and options.captures
+    if said := options.without_effect(captures=captures, budgeted=memory is not None):
+        logger.warning(said)
     if options.skip_warmup:
         logger.warning("No warm-up (VLLM_SKIP_WARMUP): each size is compiled when the first step needs it")
         return
     started, free = clock(), launches.free_memory()
-    _WarmUp(launches, plan, memory, options, progress, captures and options.captures).run()
+    _WarmUp(launches, plan, memory, options, progress, captures).run()
     allocated = in_words(free - launches.free_memory())
     logger.info("Warmup finished in %.0f secs, allocated %s of device memory", clock() - started, allocated)
 
@@ -106,8 +109,6 @@ class _WarmUp:
             self._count(len(group.buckets))
         if self._captures:
             self._capture()
-        elif flag := self._options.graph_flag():
-            logger.warning("%s has no effect: no graphs are captured", flag)
 
     def _is_captured(self, bucket: Bucket) -> bool:
         longest = self._options.max_seq_len_to_capture

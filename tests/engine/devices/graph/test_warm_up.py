@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -200,9 +202,32 @@ def test_without_graphs_everything_is_run(options: GraphOptions, captures: bool)
     assert launches.captured == []
 
 
-def test_options_of_graphs_are_said_to_have_no_effect_without_them(caplog: pytest.LogCaptureFixture) -> None:
-    warmed_up(ScriptedLaunches(GIB), GraphOptions(enforce_eager=True, graph_prompt_ratio=0.5))
-    assert caplog.messages == ["--graph-prompt-ratio has no effect: no graphs are captured"]
+MEMORY = MemoryPlan(GIB, GIB, 0, GIB)
+
+
+@pytest.mark.parametrize(
+    ("options", "memory", "captures", "said"),
+    [
+        ({"enforce_eager": True, "graph_prompt_ratio": 0.5}, MEMORY, True, "--graph-prompt-ratio .* no graphs are"),
+        ({"graph_prompt_strategy": "max_bs"}, MEMORY, False, "--graph-prompt-strategy .* no graphs are"),
+        ({"enforce_eager": True, "gpu_memory_utilization": 0.5}, MEMORY, True, None),
+        ({"gpu_memory_utilization": 0.5}, None, True, "--gpu-memory-utilization .* no memory of its own"),
+        ({"graph_prompt_strategy": "max_bs", "graph_prompt_ratio": 0.5}, MEMORY, True, None),
+    ],
+)
+def test_options_that_are_given_for_nothing_are_named(
+    options: dict[str, Any],
+    memory: MemoryPlan | None,
+    captures: bool,
+    said: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    warmed_up(ScriptedLaunches(GIB), GraphOptions(**options), memory, captures=captures)
+    if said is None:
+        assert caplog.messages == []
+    else:
+        (message,) = caplog.messages
+        assert re.match(said.replace(" .* ", " has no effect: .*"), message)
 
 
 def test_warm_up_can_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
