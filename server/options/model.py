@@ -20,7 +20,7 @@ DEMO_MODEL_NAME = "tidewheel-demo"
 DEMO_QUANTIZATION: Method = "int8-channel"  # as many of its held-out prompts are answered right as in bfloat16, sooner
 
 MODEL_OPTIONS = in_order_of_help(
-    (EngineOptions, *DEVICE_OPTIONS), ["model", "cache_dir", "kv_cache_dtype", "threads_bind", "seed"]
+    (EngineOptions, *DEVICE_OPTIONS), ["model", "cache_dir", "kv_cache_dtype", "threads_bind", "bucketing", "seed"]
 )
 """The engine's options and those of its devices."""
 

@@ -12,6 +12,7 @@ import pytest
 from tidewheel.engine.declaring.option import OptionError, Options, options_of
 from tidewheel.engine.devices import DEVICE_OPTIONS
 from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.devices.graph.options import GraphOptions
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.app_options import AppOptions
@@ -237,6 +238,33 @@ def test_unusable_variables_are_named(capsys: pytest.CaptureFixture[str], variab
 def test_a_program_is_held_to_the_same_ranges(owner: type[Options], values: Mapping[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=re.escape(said)):
         owner(**values)
+
+
+def test_buckets_are_given_as_vllm_users_know_it(capsys: pytest.CaptureFixture[str]) -> None:
+    given = parse(
+        "m",
+        "--decode-bs-bucket-step=128",
+        VLLM_PROMPT_BS_BUCKET_MAX="4",
+        VLLM_PROMPT_QUERY_BUCKET_STEP="256",
+        TIDEWHEEL_DECODE_SEQ_BUCKET_MAX="2K",
+        VLLM_EXPONENTIAL_BUCKETING="True",
+        VLLM_GRAPH_PROMPT_RATIO="0.5",
+        VLLM_SKIP_WARMUP="true",
+    )
+    assert given.engine.device_options == (
+        GraphOptions(
+            bucketing="exponential",
+            prompt_bs_bucket_max=4,
+            prompt_seq_bucket_step=256,
+            decode_bs_bucket_step=128,
+            decode_seq_bucket_max=2048,
+            graph_prompt_ratio=0.5,
+            skip_warmup=True,
+        ),
+    )
+    said = refusal(capsys, "m", "--decode-block-bucket-max=8", VLLM_DECODE_SEQ_BUCKET_MAX="8")
+    assert "--decode-block-bucket-max counts the blocks of all sequences" in said
+    assert "VLLM_BUCKETING_STRATEGY: must be one of linear" in refusal(capsys, "m", VLLM_BUCKETING_STRATEGY="pad")
 
 
 def test_a_key_is_never_repeated(capsys: pytest.CaptureFixture[str]) -> None:
