@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, log2
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 Strategy = Literal["linear", "exponential"]
 DecodeUnit = Literal["block", "seq"]
+
+
+_tokens_of = attrgetter("num_tokens")
 
 
 class Bucket(NamedTuple):
@@ -46,6 +50,11 @@ class BucketPlan:
     decodes: tuple[Bucket, ...]
     block_size: int = 1
     decode_unit: DecodeUnit = "block"
+    _by_cost: tuple[Bucket, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_cost = sorted(self.prompts + self.contexts, key=lambda bucket: (bucket.num_tokens, bucket.width, bucket))
+        object.__setattr__(self, "_by_cost", tuple(by_cost))
 
     @property
     def num_buckets(self) -> int:
@@ -57,9 +66,10 @@ class BucketPlan:
 
         None if there is none.
         """
-        buckets = self.prompts + self.contexts
-        fitting = [bucket for bucket in buckets if bucket.holds(batch_size, query_len, width)]
-        return min(fitting, key=lambda bucket: (bucket.num_tokens, bucket.width, bucket), default=None)
+        for i in range(bisect_left(self._by_cost, batch_size * query_len, key=_tokens_of), len(self._by_cost)):
+            if self._by_cost[i].holds(batch_size, query_len, width):
+                return self._by_cost[i]
+        return None
 
     def decode(self, batch_size: int, width: int) -> Bucket | None:
         """The smallest bucket of `decodes` that holds a launch: fewest sequences, then narrowest. None if none does."""
