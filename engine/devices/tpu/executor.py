@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError
+from ...weights.dtypes import DType
 from ..base import ExecutorLimits
 from ..batch import SamplingBatch, StepBatch, StepOutput
 from ..sampling import sample_row
 from .buckets import smallest_holding
+from .ceilings import measure_ceilings
 from .inputs import row_inputs, step_inputs
 from .mesh import replicated
 from .programs import COPIED_PAIRS, Programs
@@ -96,6 +98,10 @@ class TpuExecutor:
 
     def hand_over(self, num_tokens: int) -> None:
         """Nothing: the device has processors of its own."""
+
+    def measure_ceilings(self, dtype: DType, seconds: float) -> dict[str, float]:
+        """What the chips can do at most, see `ceilings.py`. Call it between steps."""
+        return measure_ceilings(self._programs.mesh, dtype, seconds)
 
     def close(self) -> None:
         """Free weights and cache. Calling it twice is allowed."""
