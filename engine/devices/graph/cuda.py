@@ -10,7 +10,7 @@ import torch
 from ...errors import DeviceError
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
-from .attention import gather_attention
+from .flex_attention import paged_flex_attention
 from .options import GraphOptions
 
 
@@ -19,11 +19,11 @@ class CudaAdapter:
 
     name = "cuda"
     dtypes: tuple[DType, ...] = ("bfloat16", "float16", "float32")
-    block_size = 16
+    block_size = 128  # FlexAttention's kernels take that many keys at a time, or a part of them
     chunked_prefill = True
     max_prefill_seqs: int | None = None
     has_float64 = True
-    attend = staticmethod(gather_attention)
+    attend = staticmethod(paged_flex_attention)
 
     def __init__(self, options: GraphOptions) -> None:
         if not torch.cuda.is_available():

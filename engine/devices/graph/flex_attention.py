@@ -1,0 +1,103 @@
+"""Attention by FlexAttention over the paged cache (https://arxiv.org/abs/2412.05496): no K or V is gathered.
+
+The whole cache is one long sequence of keys, of which the block tables say which blocks a query reads. A block of keys
+is a block of the cache; where in its sequence it lies is looked up by its place in the table.
+
+Dimensions: S sequences of Q tokens, H query heads, G KV heads, D head dim, W blocks in a row of a block table.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from .attention import AttentionLayer, Context, gather_attention
+
+_QUERY_BLOCK = 128
+
+
+def paged_flex_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tensor:
+    """`q [S, Q, H, D]`, returns `[S, Q, H, D]`.
+
+    A launch that is not compiled is left to `gather_attention`: FlexAttention would then compute the scores of the
+    whole cache.
+    """
+    if not torch.compiler.is_compiling():
+        return gather_attention(q, context, layer)
+    spec, block_size = layer.spec, layer.block_size
+    positions, tables = context.positions, context.tables
+    H, num_blocks = q.shape[2], context.keys.shape[0] // block_size
+    _clear_unused(context, block_size)
+    # Where each block of the cache lies in a sequence: behind its end, if it is another's.
+    W = tables.shape[1]
+    columns, blocks = torch.arange(W, device=q.device), torch.arange(num_blocks, device=q.device)
+    places = torch.where(tables[:, None] == blocks[:, None], columns, W).amin(-1)
+    slopes = layer.slopes
+    window, softcap = spec.sliding_window, spec.softcap
+
+    def distance(s: Tensor, query: Tensor, slot: Tensor) -> Tensor:
+        return positions[s, query] - (places[s, slot // block_size] * block_size + slot % block_size)
+
+    def is_seen(s: Tensor, h: Tensor, query: Tensor, slot: Tensor) -> Tensor:
+        behind = distance(s, query, slot)
+        return behind >= 0 if window is None else (behind >= 0) & (behind < window)
+
+    def score(value: Tensor, s: Tensor, h: Tensor, query: Tensor, slot: Tensor) -> Tensor:
+        if softcap is not None:
+            value = softcap * torch.tanh(value / softcap)
+        return value if slopes is None else value - slopes[h] * distance(s, query, slot)
+
+    result, aux = flex_attention(
+        q.transpose(1, 2),
+        context.keys.transpose(0, 1)[None],
+        context.values.transpose(0, 1)[None],
+        score_mod=None if softcap is None and slopes is None else score,
+        block_mask=BlockMask.from_kv_blocks(
+            *_blocks_to_read(positions, tables, block_size, num_blocks, window),
+            BLOCK_SIZE=(_QUERY_BLOCK, block_size),
+            mask_mod=is_seen,
+            seq_lengths=(q.shape[1], context.keys.shape[0]),
+            compute_q_blocks=False,
+        ),
+        scale=spec.scale,
+        enable_gqa=spec.num_kv_heads != H,
+        return_aux=AuxRequest(lse=layer.sinks is not None),
+    )
+    if layer.sinks is not None and aux.lse is not None:
+        # One more score in the softmax, without a value, makes all weights smaller.
+        result = result * torch.sigmoid(aux.lse - layer.sinks[None, :, None])[..., None].to(result.dtype)
+    return result.transpose(1, 2)
+
+
+def _blocks_to_read(
+    positions: Tensor, tables: Tensor, block_size: int, num_blocks: int, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """For each of N blocks of queries how many blocks of the cache it reads, `[S, 1, N]`, and which.
+
+    These are the first ones of `[S, 1, N, num_blocks]`: FlexAttention wants room for all blocks of the cache.
+    """
+    S, Q = positions.shape
+    W = tables.shape[1]
+    # Padding repeats the last query, which reads what that one reads.
+    queries = functional.pad(positions, (0, -Q % _QUERY_BLOCK), mode="replicate").view(S, -1, _QUERY_BLOCK)
+    last = (queries.amax(-1) // block_size).clamp(max=W - 1)
+    first = torch.zeros_like(last)
+    if window is not None:
+        first = ((queries.amin(-1) - (window - 1)).clamp(min=0) // block_size).minimum(last)
+    columns = first[:, :, None] + torch.arange(W, device=tables.device)
+    blocks = tables[:, None].expand(-1, columns.shape[1], -1).gather(2, columns.clamp(max=W - 1))
+    return (last - first + 1).int()[:, None], functional.pad(blocks, (0, max(num_blocks - W, 0))).int()[:, None]
+
+
+def _clear_unused(context: Context, block_size: int) -> None:
+    """Zero the values behind each sequence's last token, in its block: nobody's, they may be anything.
+
+    A weight of zero would not hide a value that is no number.
+    """
+    last = context.positions.amax(1, keepdim=True)
+    offsets = torch.arange(block_size, device=last.device)
+    slots = context.tables.gather(1, last // block_size) * block_size + offsets
+    is_unused = (offsets > last % block_size)[:, :, None, None]
+    context.values.index_put_((slots,), context.values[slots].masked_fill(is_unused, 0.0))

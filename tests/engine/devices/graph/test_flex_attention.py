@@ -1,0 +1,83 @@
+"""FlexAttention over pages gives what gathering them gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from engine.devices.graph.served import FEW_BUCKETS, load, reference, serve, storm
+from engine.devices.made_models import PLAIN, SLOPES
+
+from tidewheel.engine.devices import get_device
+from tidewheel.engine.devices.graph.attention import AttentionLayer, Context, gather_attention
+from tidewheel.engine.devices.graph.cpu import CpuAdapter
+from tidewheel.engine.devices.graph.flex_attention import paged_flex_attention
+from tidewheel.engine.models.spec import AttentionSpec
+
+BLOCK_SIZE = 16
+SPEC = dataclasses.replace(PLAIN, head_dim=32)
+
+
+def launch_of(lengths: list[tuple[int, int]], query_len: int, width: int) -> Context:
+    """Sequences with `(context, new tokens)`, padded, in blocks out of order; what is in no sequence is NaN."""
+    random = torch.Generator().manual_seed(0)
+    num_blocks = 1 + sum(-(-sum(length) // BLOCK_SIZE) for length in lengths)
+    free = iter((1 + torch.randperm(num_blocks - 1, generator=random)).tolist())
+    keys, values = torch.randn((2, num_blocks * BLOCK_SIZE, SPEC.num_kv_heads, SPEC.head_dim), generator=random)
+    tables = torch.zeros((len(lengths) + 1, width), dtype=torch.long)
+    positions = torch.zeros((len(lengths) + 1, query_len), dtype=torch.long)
+    keys[:BLOCK_SIZE], values[:BLOCK_SIZE] = 0.5, 0.5  # the padding block, in which the last sequence lies
+    for row, (context, new) in enumerate(lengths):
+        end = context + new
+        for column in range(-(-end // BLOCK_SIZE)):
+            tables[row, column] = next(free)
+        used = int(tables[row, (end - 1) // BLOCK_SIZE]) * BLOCK_SIZE + (end - 1) % BLOCK_SIZE
+        stop = (used // BLOCK_SIZE + 1) * BLOCK_SIZE
+        keys[used + 1 : stop], values[used + 1 : stop] = math.nan, math.nan
+        positions[row] = (context + torch.arange(query_len)).clamp(max=end - 1)
+    return Context(positions, tables, keys, values)
+
+
+# Torch compiles no sinks on the CPU: they need the logarithm of the softmax's sum.
+@pytest.mark.parametrize(
+    ("backend", "spec", "lengths", "query_len"),
+    [
+        ("inductor", SPEC, [(0, 40), (0, 33)], 48),
+        ("inductor", SPEC, [(70, 1), (15, 1), (0, 1)], 1),
+        ("eager", SPEC, [(0, 150)], 160),
+        ("eager", dataclasses.replace(SPEC, sliding_window=20, softcap=3.0), [(100, 30)], 32),
+        ("eager", dataclasses.replace(SPEC, sinks=True, alibi_slopes=SLOPES), [(0, 20), (0, 5)], 20),
+    ],
+    ids=["prompts", "decodes", "long", "window", "alibi"],
+)
+def test_it_gives_what_gathering_gives(
+    backend: str, spec: AttentionSpec, lengths: list[tuple[int, int]], query_len: int
+) -> None:
+    context = launch_of(lengths, query_len, width=10)
+    slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes)
+    sinks = torch.linspace(-1, 1, spec.num_heads) if spec.sinks else None
+    layer = AttentionLayer(spec, BLOCK_SIZE, slopes, sinks)
+    q = torch.randn((len(lengths) + 1, query_len, spec.num_heads, spec.head_dim))
+    expected = gather_attention(q, context, layer)
+    attend = torch.compile(
+        lambda q: paged_flex_attention(q, context, layer), fullgraph=True, dynamic=False, backend=backend
+    )
+    with torch.inference_mode():
+        attended = attend(q)
+    torch.testing.assert_close(attended[:-1], expected[:-1], atol=1e-4, rtol=1e-4)
+    assert attended.isfinite().all()
+
+
+def test_whole_launches_are_one_graph_and_give_the_reference_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuAdapter, "attend", staticmethod(paged_flex_attention))
+    monkeypatch.setattr(CpuAdapter, "compile", lambda self, f: torch.compile(f, fullgraph=True, backend="eager"))
+    options = dataclasses.replace(
+        FEW_BUCKETS,
+        prompt_bs_bucket_max=1,
+        prompt_seq_bucket_min=96,
+        decode_bs_bucket_min=4,
+        num_gpu_blocks_override=32,
+    )
+    assert serve(load(get_device("graph-cpu", [options])), storm()[:3]) == reference("torch", "float32")[:3]
