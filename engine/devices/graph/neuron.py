@@ -36,12 +36,13 @@ class NeuronAdapter:
             raise DeviceError(
                 f"{error.name} is not installed: use the image of Dockerfile.neuron, whose base has AWS's packages"
             ) from error
-        if not torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator(check_available=True)
+        if found is None:
             raise DeviceError(
                 "torch-neuronx finds no device: see that neuron-ls lists one (docker run --device=/dev/neuron0) and "
                 "that NEURON_RT_VISIBLE_CORES does not hide it"
             )
-        self.device = torch.device("neuron", 0)
+        self.device = torch.device(found.type, 0)
         self._is_eager = options.enforce_eager
 
     def enter(self) -> None:

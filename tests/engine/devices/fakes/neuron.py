@@ -19,9 +19,8 @@ class FakeNeuron:
     """What replaces torch_neuronx and torch.accelerator."""
 
     def __init__(self, total_bytes: int = GIB) -> None:
-        if torch._C._get_privateuse1_backend_name() != "neuron":
-            torch.utils.rename_privateuse1_backend("neuron")
-        self.accelerator = Accelerator("neuron", total_bytes, compiles_operations=True)
+        # What torch calls the device before torch_neuronx names it, which nothing could undo in this process.
+        self.accelerator = Accelerator("privateuseone", total_bytes, compiles_operations=True)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeNeuron:
         """Make `import torch_neuronx` find this."""
@@ -39,5 +38,5 @@ class FakeNeuron:
         monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: accelerator.enter())
         monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
         monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device=None: accelerator.memory)
-        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: accelerator.device)
         return self

@@ -27,7 +27,7 @@ def test_a_machine_without_the_package_is_told_what_to_do() -> None:
 
 
 def test_a_machine_without_a_device_is_told_what_to_do(neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
     with pytest.raises(DeviceError, match="finds no device: see that neuron-ls lists one"):
         NeuronAdapter(GraphOptions())
 
