@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,12 +15,12 @@ from numpy.typing import NDArray
 from ...errors import DeviceError
 from ...weights.dtypes import DType
 from ..base import ExecutorLimits
-from ..batch import SamplingBatch, StepBatch, StepOutput
-from ..sampling import sample_row
+from ..batch import SamplingBatch, StepBatch
 from .buckets import smallest_holding
 from .ceilings import measure_ceilings
 from .inputs import row_inputs, step_inputs
 from .mesh import replicated
+from .pending import Rows, TpuPending, needs_logits
 from .programs import COPIED_PAIRS, Programs
 
 logger = logging.getLogger(__name__)
@@ -31,15 +32,6 @@ class Loaded(NamedTuple):
     params: dict[str, jax.Array]
     pages: list[jax.Array]
     hidden: jax.Array
-
-
-class Rows(NamedTuple):
-    """Rows of a step on their way: indices into the batch's rows, their token ids and logits on the device."""
-
-    indices: NDArray[np.intp]
-    on_host: bool  # whether their tokens are picked on the host, from their logits
-    token_ids: jax.Array
-    logits: jax.Array
 
 
 class TpuExecutor:
@@ -65,6 +57,8 @@ class TpuExecutor:
         windows = [group.window for group in limits.groups]
         page_windows = programs.decoder.page_windows
         self._layers_of = [[i for i, own in enumerate(page_windows) if own == window] for window in windows]
+        self._sampled = self._on_device(np.zeros(row_sizes[-1], np.int32))
+        self._last: TpuPending | None = None
         self._closed = False
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
@@ -82,17 +76,23 @@ class TpuExecutor:
 
     def start(self, batch: StepBatch) -> TpuPending:
         """Give the batch to the device: its K and V are written, and its rows sampled, while the caller goes on."""
+        if batch.follows and self._last is not None and self._last.samples_on_host:
+            batch = replace(batch, token_ids=np.maximum(self._last.result().token_ids, 0), follows=False)
         self._run_step(batch, smallest_holding(self._token_sizes, len(batch.token_ids)))
-        on_host = _needs_logits(batch)
+        on_host = needs_logits(batch)
         rows = []
         for host in (False, True):
             chosen = np.flatnonzero(on_host == host)
             most = self._row_sizes[-1]
             rows += [self._run_head(batch, chosen[i : i + most], host) for i in range(0, len(chosen), most)]
-        return TpuPending(batch, rows)
+        if rows:
+            self._sampled = rows[0].token_ids
+        self._last = TpuPending(batch.sampling, batch.return_logits, rows)
+        return self._last
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """Copy KV pages of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
+        self._open()
         for start in range(0, len(pairs), COPIED_PAIRS):
             self._copy(pairs[start : start + COPIED_PAIRS], group)
 
@@ -115,13 +115,14 @@ class TpuExecutor:
         padding = [group.padding_block for group in self.limits.groups]
         inputs = step_inputs(batch, size, self._num_seqs(size), self._programs.width, padding, self.limits.block_size)
         program, (params, pages, hidden) = self._program("step", size), self._open()
-        self._loaded = Loaded(params, *program(params, pages, hidden, self._on_device(inputs)))
+        self._loaded = Loaded(params, *program(params, pages, hidden, self._sampled, self._on_device(inputs)))
 
     def _run_head(self, batch: StepBatch, rows: NDArray[np.intp], on_host: bool) -> Rows:
         size = smallest_holding(self._row_sizes, len(rows))
         inputs = self._on_device(row_inputs(batch, rows, size))
         token_ids, logits = self._program("head", size)(self._loaded.params, self._loaded.hidden, inputs)
-        return Rows(rows, on_host, token_ids, logits)
+        (logits if on_host else token_ids).copy_to_host_async()
+        return Rows(rows, token_ids, logits if on_host else None)
 
     def _copy(self, pairs: NDArray[np.int32], group: int) -> None:
         padded = np.full((COPIED_PAIRS, 2), self.limits.groups[group].padding_block, np.int32)
@@ -169,47 +170,6 @@ class TpuExecutor:
         else:
             self._copy(np.empty((0, 2), np.int32), size)
         jax.block_until_ready(self._loaded.pages)
-
-
-class TpuPending:
-    """A step that the device computes."""
-
-    def __init__(self, batch: StepBatch, rows: list[Rows]) -> None:
-        self._batch, self._rows = batch, rows
-
-    def wait(self) -> StepOutput:
-        """Fetch the tokens, and the logits of the rows that ask for more than a token."""
-        batch = self._batch
-        output = StepOutput.empty(batch.sampling)
-        if batch.sampling.masks is not None:
-            batch.sampling.masks.wait()
-        for rows in self._rows:
-            count = len(rows.indices)
-            if not rows.on_host:
-                output.token_ids[rows.indices] = np.asarray(rows.token_ids)[:count]
-                continue
-            logits = np.asarray(rows.logits)[:count]
-            for row, raw in zip(rows.indices.tolist(), logits, strict=True):
-                sample_row(raw, batch.sampling, row, output)
-            if batch.return_logits:
-                if output.logits is None:
-                    output.logits = np.empty((len(batch.logits_rows), logits.shape[1]), np.float32)
-                output.logits[rows.indices] = logits
-        return output
-
-
-def _needs_logits(batch: StepBatch) -> NDArray[np.bool_]:
-    """Which rows ask for more than the device's sampler does, shape [R]."""
-    sampling = batch.sampling
-    asked = np.full(len(sampling.position), batch.return_logits)
-    asked |= sampling.num_logprobs >= 0
-    asked |= np.diff(sampling.history_start) > 0
-    asked |= np.diff(sampling.bias_start) > 0
-    if sampling.target is not None:
-        asked |= sampling.target >= 0
-    if sampling.masks is not None:
-        asked |= sampling.masks.index >= 0
-    return asked
 
 
 def _padding_batch(padding: list[int]) -> StepBatch:

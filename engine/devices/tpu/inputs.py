@@ -24,6 +24,7 @@ class StepInputs(NamedTuple):
     """
 
     token_ids: Ints  # [T]
+    last_row: Ints  # [T]; the row of the last step that has sampled the token, -1: it is in `token_ids`
     positions: Ints  # [T]; 0 for padding
     sequence: Ints  # [T]; the sequence of each token
     slots: tuple[Ints, ...]  # [T]
@@ -63,8 +64,10 @@ def step_inputs(
         written[:count] = table[sequence, blocks] * page_size + offsets
         slots.append(written)
         tables.append(table)
+    last_row = np.arange(count, dtype=np.int32) if batch.follows else np.full(count, -1, np.int32)
     return StepInputs(
         _padded(batch.token_ids, num_tokens),
+        _padded(last_row, num_tokens, -1),
         _padded(batch.positions, num_tokens),
         _padded(sequence, num_tokens),
         tuple(slots),

@@ -49,6 +49,7 @@ class Loader:
         self._options = replace(options, max_num_seqs=self._max_num_seqs(options))
         self._width = -(-options.max_model_len // self._block_size)
         self._token_sizes = token_buckets(options.max_num_batched_tokens, tpu.tpu_bucket_padding_gap)
+        self._row_sizes = row_buckets(self._options.max_num_seqs)
         use_compile_cache(tpu.xla_cache_path)
         self._mesh = make_mesh(kernel.num_devices)
         self._decoder = TpuDecoder(spec, self._mesh, kernel.computes)
@@ -58,13 +59,14 @@ class Loader:
         options = self._options
         params = place_weights(self._spec, weights, options.dtype, self._mesh, cancellation)
         limits = options.limits(self._groups, self._block_size, self._cache_bytes(params))
+        limits = replace(limits, runs_ahead=True)
         programs = self._programs(params, limits)
         zeros = jax.jit(
             lambda: ([jnp.zeros(p.shape, p.dtype) for p in programs.pages], jnp.zeros(programs.hidden.shape)),
             out_shardings=([p.sharding for p in programs.pages], programs.hidden.sharding),
         )
         loaded = Loaded(params, *zeros())
-        return TpuExecutor(limits, programs, loaded, self._token_sizes, row_buckets(options.max_num_seqs))
+        return TpuExecutor(limits, programs, loaded, self._token_sizes, self._row_sizes)
 
     def _programs(self, params: Params, limits: ExecutorLimits) -> Programs:
         blocks = {group.window: group.num_blocks + 1 for group in limits.groups}  # with the padding block
@@ -84,7 +86,9 @@ class Loader:
         hidden = ShapeDtypeStruct(
             (self._token_sizes[-1], self._spec.hidden_size), jnp.float32, sharding=replicated(self._mesh)
         )
-        return Programs(self._decoder, self._mesh, len(limits.groups), self._width, params, pages, hidden)
+        return Programs(
+            self._decoder, self._mesh, len(limits.groups), self._width, self._row_sizes[-1], params, pages, hidden
+        )
 
     def _max_num_seqs(self, options: ExecutorOptions) -> int:
         most = most_sequences(options.max_model_len, self._block_size)

@@ -38,26 +38,36 @@ class Programs:
     """Makes programs for a model on a mesh: `num_groups` cache groups, block tables of `width` pages.
 
     `params` and `pages` have only to say their sizes, types and shardings. `hidden`, `[most tokens, hidden] float32`,
-    is where a step leaves the hidden states of its tokens.
+    is where a step leaves the hidden states of its tokens. `most_rows` are the largest head's.
     """
 
     decoder: TpuDecoder
     mesh: Mesh
     num_groups: int
     width: int
+    most_rows: int
     params: Params
     pages: Sequence[Any]
     hidden: Any
 
     def step(self, num_tokens: int, num_seqs: int) -> Program:
-        """`(params, pages, hidden, StepInputs) -> (pages, hidden)`, which take the place of those passed."""
+        """`(params, pages, hidden, sampled, StepInputs) -> (pages, hidden)`, which take the place of those passed.
 
-        def step(params: Params, pages: Pages, hidden: jax.Array, inputs: StepInputs) -> tuple[Pages, jax.Array]:
+        `sampled [most rows] int32` are the tokens of the last head.
+        """
+
+        def step(
+            params: Params, pages: Pages, hidden: jax.Array, sampled: jax.Array, inputs: StepInputs
+        ) -> tuple[Pages, jax.Array]:
+            # A row without a token has ended its sequence, whose next token nobody will look at.
+            last = jnp.maximum(sampled[jnp.maximum(inputs.last_row, 0)], 0)
+            inputs = inputs._replace(token_ids=jnp.where(inputs.last_row >= 0, last, inputs.token_ids))
             x, after = self.decoder.hidden(params, pages, inputs)
             return after, lax.dynamic_update_slice(hidden, x, (0, 0))
 
         T, S = num_tokens, num_seqs
         inputs = StepInputs(
+            self._ints(T),
             self._ints(T),
             self._ints(T),
             self._ints(T),
@@ -73,15 +83,15 @@ class Programs:
             donate_argnums=(1, 2),
             out_shardings=([pages_sharding(self.mesh)] * len(pages), replicated(self.mesh)),
         )
-        return Program(function, (self._params(), pages, _described(self.hidden), inputs))
+        return Program(function, (self._params(), pages, _described(self.hidden), self._ints(self.most_rows), inputs))
 
     def head(self, num_rows: int) -> Program:
-        """`(params, hidden, RowInputs) -> (token ids [R] int32, logits [R, vocab] float32)`."""
+        """`(params, hidden, RowInputs) -> (token ids [most rows] int32, logits [R, vocab] float32)`."""
 
         def head(params: Params, hidden: jax.Array, rows: RowInputs) -> tuple[jax.Array, jax.Array]:
             logits = self.decoder.logits(params, hidden[rows.tokens])
             logits = lax.with_sharding_constraint(logits, everywhere)
-            return sample(logits, rows), logits
+            return jnp.pad(sample(logits, rows), (0, self.most_rows - num_rows)), logits
 
         R, everywhere = num_rows, replicated(self.mesh)
         floats = self._array((R,), jnp.float32)

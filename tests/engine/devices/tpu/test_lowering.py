@@ -52,7 +52,7 @@ def step_for_tpu(spec: DecoderSpec, dtype: str, num_devices: int = 1) -> str:
         for attention in spec.attentions()
     ]
     hidden = jax.ShapeDtypeStruct((64, spec.hidden_size), "float32", sharding=replicated(mesh))
-    step = Programs(decoder_, mesh, len(spec.windows()), WIDTH, params, pages, hidden).step(64, 8)
+    step = Programs(decoder_, mesh, len(spec.windows()), WIDTH, 8, params, pages, hidden).step(64, 8)
     return str(jax.export.export(step.function, platforms=["tpu"])(*step.arguments).mlir_module())
 
 

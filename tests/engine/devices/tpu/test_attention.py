@@ -1,0 +1,127 @@
+"""Our attention gives what JAX's reference for the TPU's kernel gives, and what that has not, by the formula."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+jax = pytest.importorskip("jax")
+
+T, PAGES, PAGE, WIDTH, H, G, D = 64, 40, 32, 12, 6, 2, 24
+QUERIES, CONTEXTS = (1, 17, 30, 1), (300, 17, 200, 64)  # tokens of four sequences, and all of their contexts'
+COUNT = sum(QUERIES)
+
+
+class Case:
+    """A ragged batch over scattered pages. What no token may see is NaN."""
+
+    def __init__(self, seed: int = 0) -> None:
+        from tidewheel.engine.devices.tpu.attention import Sequences
+
+        random = np.random.default_rng(seed)
+        self.q = random.standard_normal((T, H, D), np.float32)
+        self.pages = np.full((PAGES, PAGE, 2 * G, D), np.nan, np.float32)
+        tables = np.full((8, WIDTH), PAGES - 1, np.int32)
+        free = random.permutation(PAGES - 1).tolist()
+        for row, length in zip(tables, CONTEXTS, strict=False):
+            for column in range(-(-length // PAGE)):
+                row[column] = page = free.pop()
+                used = min(PAGE, length - column * PAGE)
+                self.pages[page, :used] = random.standard_normal((used, 2 * G, D), np.float32)
+        positions = [np.arange(c - q, c) for q, c in zip(QUERIES, CONTEXTS, strict=True)]
+        start = np.concatenate([[0], np.cumsum(QUERIES)])
+        self.sequences = Sequences(
+            positions=np.concatenate([*positions, np.zeros(T - COUNT)]).astype(np.int32),
+            sequence=np.repeat([0, 1, 2, 3, 0], [*QUERIES, T - COUNT]).astype(np.int32),
+            tables=tables,
+            query_start=np.pad(start, (0, 4), mode="edge").astype(np.int32),
+            context_len=np.pad(CONTEXTS, (0, 4)).astype(np.int32),
+            num_seqs=np.array([4], np.int32),
+        )
+
+    def attend(self, window: int | None, softcap: float | None, **of_heads: NDArray[np.float32]) -> NDArray[np.float32]:
+        from tidewheel.engine.devices.tpu.attention import Scores, attend
+
+        run = jax.jit(lambda q, pages, at: attend(q, pages, at, Scores(0.2, window, softcap), **of_heads))
+        return np.asarray(run(self.q, self.pages, self.sequences))[:COUNT]
+
+    def by_formula(
+        self, window: int | None, slopes: NDArray[np.float32], sinks: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        rows = []
+        for token in range(COUNT):
+            position = self.sequences.positions[token]
+            table = self.sequences.tables[self.sequences.sequence[token]]
+            seen = self.pages[table].reshape(-1, 2 * G, D)[: position + 1].astype(np.float64)
+            distance = np.arange(position + 1) - position
+            k, v = (seen[:, kind::2].repeat(H // G, axis=1) for kind in (0, 1))
+            scores = np.einsum("hd,khd->hk", self.q[token], k) * 0.2 + slopes[:, None] * distance
+            if window is not None:
+                scores[:, distance <= -window] = -np.inf
+            weights = np.exp(scores)
+            rows.append(np.einsum("hk,khd->hd", weights, v) / (weights.sum(1) + np.exp(sinks))[:, None])
+        return np.array(rows)
+
+
+@pytest.mark.parametrize("window", [None, 20, 130])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_it_is_that_of_the_reference(window: int | None, softcap: float | None) -> None:
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ragged_paged_attention
+
+    case = Case()
+    _, _, tables, start, lengths, count = case.sequences
+    # The reference multiplies what it masks with zero.
+    expected = ref_ragged_paged_attention(
+        case.q,
+        jax.numpy.nan_to_num(case.pages),
+        jax.numpy.array(lengths),
+        jax.numpy.array(tables),
+        jax.numpy.array(start),
+        count,
+        sm_scale=0.2,
+        sliding_window=window,
+        soft_cap=softcap,
+    )
+    np.testing.assert_allclose(case.attend(window, softcap), np.asarray(expected), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_it_knows_alibi_and_sinks(window: int | None) -> None:
+    case = Case(1)
+    slopes = 2.0 ** -np.arange(1, H + 1, dtype=np.float32)
+    sinks = np.linspace(-2, 2, H, dtype=np.float32)
+    attended = case.attend(window, None, slopes=slopes, sinks=sinks)
+    np.testing.assert_allclose(attended, case.by_formula(window, slopes, sinks), rtol=2e-4, atol=2e-5)
+
+
+def test_memory_does_not_grow_with_the_context() -> None:
+    """Of a step's tokens, a few at a time look at a few pages."""
+    from tidewheel.engine.devices.tpu.attention import Scores, Sequences, attend
+
+    def bytes_for(width: int) -> int:
+        ints = jax.ShapeDtypeStruct
+        sequences = Sequences(
+            *(ints((n,), "int32") for n in (256, 256)),
+            ints((4, width), "int32"),
+            *(ints((n,), "int32") for n in (5, 4, 1)),
+        )
+        arrays = (ints((n, *rest), "float32") for n, *rest in ((256, H, D), (8 * width, PAGE, 2 * G, D)))
+        step = jax.jit(lambda q, pages, at: attend(q, pages, at, Scores(1.0, None, None)))
+        return int(step.lower(*arrays, sequences).compile().memory_analysis().temp_size_in_bytes)
+
+    assert bytes_for(1024) <= bytes_for(16) + 256 * 1024 * 4 * 2  # but for tables
+
+
+def test_writing_leaves_all_other_slots_as_they_are() -> None:
+    from tidewheel.engine.devices.tpu.attention import write
+
+    random = np.random.default_rng(2)
+    pages = random.standard_normal((4, 16, 2 * G, D), np.float32)
+    k, v = random.standard_normal((2, 3, G, D - 4), np.float32)
+    written = np.asarray(write(jax.numpy.array(pages), np.array([5, 4 * 16, 33]), k, v))
+    expected = pages.copy()
+    for token, (page, slot) in ((0, (0, 5)), (2, (2, 1))):  # the second one's slot lies behind the last page
+        expected[page, slot, 0::2, : D - 4], expected[page, slot, 1::2, : D - 4] = k[token], v[token]
+        expected[page, slot, :, D - 4 :] = 0
+    np.testing.assert_array_equal(written, expected)

@@ -1,0 +1,88 @@
+"""Every family gives transformers' greedy tokens, on one device and on several."""
+
+from __future__ import annotations
+
+import models_zoo
+import numpy as np
+import pytest
+from harness import Harness
+
+from tidewheel.engine.errors import DeviceError
+
+pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+OUTPUT_TOKENS = 16
+_SHARED = 64  # tokens that other tests of the zoo want, so that transformers generates once
+
+
+def references(name: str) -> list[list[int]]:
+    return [tokens[:OUTPUT_TOKENS] for tokens in models_zoo.greedy_references(name, _SHARED)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", models_zoo.CASES)
+def test_greedy_tokens_and_logits_are_those_of_transformers(name: str) -> None:
+    from engine.devices.tpu.making import load_folder
+
+    executor = load_folder(models_zoo.folder(name))
+    expected = references(name)
+    sequences = Harness(executor).generate(models_zoo.prompts(), OUTPUT_TOKENS, chunk=2)
+    assert [s.output for s in sequences] == expected
+    for sequence in sequences:
+        reference = models_zoo.reference_logits(name, sequence.tokens)
+        decoded = reference[sequence.prompt_len - 1 : -1]
+        assert np.abs(np.stack(sequence.logits) - decoded).max() <= 1e-4 * np.abs(reference).max()
+    executor.close()
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "mpt"])
+def test_it_does_not_matter_how_prompts_are_chunked_and_mixed(name: str) -> None:
+    from engine.devices.tpu.making import load_folder
+
+    executor = load_folder(models_zoo.folder(name), max_num_batched_tokens=128)
+    expected = references(name)
+    for chunk in (5, 16):
+        sequences = Harness(executor, seed=chunk).generate(models_zoo.prompts(), OUTPUT_TOKENS, chunk)
+        assert [s.output for s in sequences] == expected
+    alone = [Harness(executor).generate([prompt], OUTPUT_TOKENS)[0].output for prompt in models_zoo.prompts()]
+    assert alone == expected
+    executor.close()
+
+
+# 2 KV heads are divided by 2 and doubled for 4; one is given to all; 4 and 6 are divided.
+@pytest.mark.parametrize(
+    ("name", "num_devices"),
+    [
+        ("llama", 2),
+        ("llama", 4),
+        ("llama-mqa", 4),
+        ("gemma3", 4),
+        ("olmo2", 4),
+        ("falcon-one-norm", 2),
+        ("opt-350m", 4),
+        ("mpt", 2),
+    ],
+)
+def test_several_devices_give_the_tokens_of_one(name: str, num_devices: int) -> None:
+    from engine.devices.tpu.making import load_folder
+
+    executor = load_folder(models_zoo.folder(name), num_devices)
+    expected = references(name)
+    sequences = Harness(executor).generate(models_zoo.prompts(), OUTPUT_TOKENS, chunk=2)
+    assert [s.output for s in sequences] == expected
+    executor.close()
+
+
+def test_heads_that_chips_cannot_share_are_refused_with_a_way_out() -> None:
+    from engine.devices.tpu.making import load_folder
+
+    with pytest.raises(DeviceError, match=r"6 query heads with 6 KV heads .* 4 chips: choose .*size 1 or 2 or 3 or 6$"):
+        load_folder(models_zoo.folder("mpt"), 4)
+    with pytest.raises(DeviceError, match="needs as many chips, and JAX finds 4 here: choose at most 4"):
+        load_folder(models_zoo.folder("mpt"), 6)
