@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
@@ -88,8 +89,6 @@ class GraphDevice:
         Raises DeviceError if a package is missing, the cache too small, or a type or a mixer not known.
         """
         try:
-            import torch
-
             from .decoder import GraphDecoder
             from .executor import GraphExecutor
             from .weights import DTYPES
@@ -111,26 +110,25 @@ class GraphDevice:
                 options.dtype,
             )
         plan = plan_buckets(self._options, _step_sizes(adapter, options))
-        decoder = GraphDecoder(
-            spec,
-            _read(weights, cancellation or Cancellation()),
-            dtype=DTYPES[options.dtype],
-            cache_dtype=DTYPES[self._cached(options.cache_dtype)],
-            device=adapter.device,
-            block_size=adapter.block_size,
-            max_tokens=options.max_num_batched_tokens,
-            max_rows=options.max_num_seqs,
-            attend=adapter.attend,
-        )
-        memory = self._profile(adapter, decoder, plan) if self.has_own_memory else None
+        with self._room_for(f"the weights in {options.dtype}"):
+            decoder = GraphDecoder(
+                spec,
+                _read(weights, cancellation or Cancellation()),
+                dtype=DTYPES[options.dtype],
+                cache_dtype=DTYPES[self._cached(options.cache_dtype)],
+                device=adapter.device,
+                block_size=adapter.block_size,
+                max_tokens=options.max_num_batched_tokens,
+                max_rows=options.max_num_seqs,
+                attend=adapter.attend,
+            )
+        with self._room_for("the largest step: lower --max-num-batched-tokens or --max-num-seqs"):
+            memory = self._profile(adapter, decoder, plan) if self.has_own_memory else None
         limits = self._limits(adapter, self.kv_group_bytes(spec, options.cache_dtype), options, memory)
-        try:
+        with self._room_for(
+            f"a KV cache of {limits.num_blocks} blocks: lower --num-gpu-blocks-override or --gpu-memory-utilization"
+        ):
             decoder.allocate([group.num_blocks + 1 for group in limits.groups])  # with the padding block
-        except torch.OutOfMemoryError as error:
-            raise DeviceError(
-                f"the {self.name} device has no memory for a KV cache of {limits.num_blocks} blocks: lower "
-                "--num-gpu-blocks-override, --gpu-memory-utilization or --kv-cache-space"
-            ) from error
         return GraphExecutor(adapter, decoder, limits, plan, memory, self._options)
 
     def _profile(self, adapter: Adapter, decoder: GraphDecoder, plan: BucketPlan) -> MemoryPlan:
@@ -159,6 +157,16 @@ class GraphDevice:
             chunked_prefill=adapter.chunked_prefill,
             max_prefill_seqs=adapter.max_prefill_seqs,
         )
+
+    @contextmanager
+    def _room_for(self, what: str) -> Iterator[None]:
+        """Raises DeviceError if the device runs out of memory."""
+        import torch
+
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(f"the {self.name} device has no memory for {what}") from error
 
     def _cached(self, dtype: KvCacheDType) -> DType:
         if dtype == "fp8_e5m2" or dtype == "int8":

@@ -294,6 +294,20 @@ class TestOwnMemory:
         assert "compile" not in calls
         assert "run" not in calls
 
+    def test_what_does_not_fit_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from tidewheel.engine.devices.graph.decoder import GraphDecoder
+
+        original = GraphDecoder.allocate
+
+        def allocate(decoder: GraphDecoder, num_blocks: list[int]) -> None:
+            if num_blocks != [1]:  # not the trial's
+                raise torch.OutOfMemoryError
+            original(decoder, num_blocks)
+
+        monkeypatch.setattr(GraphDecoder, "allocate", allocate)
+        with pytest.raises(DeviceError, match="no memory for a KV cache of 7 blocks: lower --num-gpu-blocks-override"):
+            self.load(num_blocks=7)
+
     def test_a_type_that_it_cannot_compute_is_refused(self) -> None:
         with pytest.raises(DeviceError, match="does not compute in float32: take --dtype bfloat16"):
             self.load(dtype="float32")

@@ -1,10 +1,12 @@
-"""Every family on the graph executor computes what transformers computes, padded and in parts."""
+"""The graph executor computes what transformers computes, and all that specs may say, padded and in parts."""
 
 from __future__ import annotations
 
 import models_zoo
 import numpy as np
 import pytest
+from engine.devices.made_models import SLOPES, VOCAB_SIZE, RandomWeights
+from engine.devices.test_specs import SPECS, attention, reference
 from harness import Harness
 
 from tidewheel.engine.weights.dtypes import DType
@@ -65,3 +67,21 @@ def test_logits_in_half_precision_differ_by_rounding(name: str, dtype: DType) ->
     error = np.abs(rounded - exact) / np.abs(exact).max()
     assert np.sqrt(np.mean(error**2)) <= 2 * epsilon
     assert error.max() <= 10 * epsilon
+
+
+SCORES = {
+    "softcap": attention(softcap=5.0),
+    "ALiBi": attention(rope=None, alibi_slopes=SLOPES),
+    "ALiBi with sinks in a window": attention(rope=None, alibi_slopes=SLOPES, sinks=True, sliding_window=7),
+    "softcap with sinks": attention(softcap=5.0, sinks=True),
+}
+
+
+@pytest.mark.parametrize("name", [*SPECS, *SCORES])
+def test_all_that_specs_may_say(name: str) -> None:
+    spec = {**SPECS, **SCORES}[name]
+    tokens = np.random.default_rng(4).integers(0, VOCAB_SIZE, 40).tolist()
+    expected = reference(spec)
+    for chunk in (7, 2048):
+        logits = Harness(load((spec, RandomWeights(spec)))).logits(tokens, chunk)
+        np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
