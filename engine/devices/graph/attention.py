@@ -55,8 +55,7 @@ def gather_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tens
     positions, tables = context.positions, context.tables
     first = torch.zeros_like(positions[:, :1])
     if spec.sliding_window is not None:
-        # Tokens of a sequence follow one another: its first one's window and they are all that is seen. Padding has
-        # position 0, which is no reason to begin earlier.
+        # Tokens of a sequence follow one another: all that they see begins with the window of the first one.
         seen = min(W, (spec.sliding_window + Q - 2) // block_size + 2)
         first = (positions[:, :1] - (spec.sliding_window - 1)).clamp(min=0) // block_size
         columns = first + torch.arange(seen, device=q.device)
@@ -71,7 +70,8 @@ def gather_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tens
     # An unused slot may hold anything, and zero times infinity is not zero.
     used = visible.any(1)[:, :, None, None]
     v = context.values.view(-1, block_size, G, D)[tables].view(S, C, G, D).float().masked_fill(~used, 0.0)
-    scores = torch.einsum("sqghd,scgd->sghqc", q.float().view(S, Q, G, H // G, D), k) * spec.scale
+    # What is multiplied and divided is as narrow as can be: D values a token, where scores are C.
+    scores = torch.einsum("sqghd,scgd->sghqc", q.float().view(S, Q, G, H // G, D) * spec.scale, k)
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if layer.slopes is not None:
@@ -84,4 +84,5 @@ def gather_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tens
     total = weights.sum(-1, keepdim=True)
     if layer.sinks is not None:
         total = total + torch.exp(layer.sinks.view(G, -1, 1, 1) - largest)
-    return torch.einsum("sghqc,scgd->sqghd", weights / total, v).reshape(S, Q, H, D)
+    result = torch.einsum("sghqc,scgd->sghqd", weights, v) / total
+    return result.permute(0, 3, 1, 2, 4).reshape(S, Q, H, D)
