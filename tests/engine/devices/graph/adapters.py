@@ -20,6 +20,13 @@ class TracingAdapter(CpuAdapter):
         super().__init__(options, backend="aot_eager")
 
 
+class GuardedAdapter(CpuAdapter):
+    """torch.compile that does nothing but look for its own earlier results, and count them."""
+
+    def __init__(self, options: GraphOptions) -> None:
+        super().__init__(options, backend="eager")
+
+
 class ScriptedAdapter(CpuAdapter):
     """A device with memory of its own, half precision and graphs. It notes what it is asked for."""
 

@@ -230,16 +230,19 @@ def test_compiled_launches_give_the_same_tokens_and_nothing_compiles_after_the_w
 def test_there_may_be_many_buckets() -> None:
     from torch._dynamo.utils import counters
 
-    options = GraphOptions(prompt_bs_bucket_max=1, prompt_seq_bucket_min=256, decode_bs_bucket_min=16)
-    make_device = partial(adapters.device, adapters.TracingAdapter, False)
+    options = GraphOptions(
+        prompt_bs_bucket_max=1, prompt_seq_bucket_min=160, decode_bs_bucket_min=8, decode_seq_bucket_min=16
+    )
+    make_device = partial(adapters.device, adapters.GuardedAdapter, False)
     model = decoder(PLAIN), RandomWeights(decoder(PLAIN))
-    executor = load(model, options, make_device=make_device)
+    executor = load(model, options, make_device=make_device, max_num_seqs=8, max_model_len=160)
     executor.warm_up(lambda done, steps: None)
     graphs = counters["stats"]["unique_graphs"]
-    sequences = Harness(executor).generate([[i] for i in range(9, 16)], 240)
+    prompts = [[i] for i in range(9, 13)]
+    sequences = Harness(executor).generate(prompts, 155)
     assert len({use.bucket for use in executor.stats().uses if use.phase == "decode"}) > 8
     assert counters["stats"]["unique_graphs"] == graphs
-    eager = Harness(load(model)).generate([[i] for i in range(9, 16)], 240)
+    eager = Harness(load(model)).generate(prompts, 155)
     assert [s.output for s in sequences] == [s.output for s in eager]
 
 
