@@ -19,6 +19,7 @@ from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.constraints.grammar import GrammarCompiler
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.bucket_stats import BucketStats
 from tidewheel.engine.devices.sampling import NO_TOKEN
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
@@ -293,6 +294,25 @@ def test_choices_of_one_prompt_are_timed_alike(sampling: SamplingParams) -> None
         assert len({(t.scheduled, t.first_token) for t in times if t is not None}) == 1
 
     run(make(FakeExecutor(ROOMY)), scenario)
+
+
+def test_buckets_are_counted_while_the_engine_runs_on_a_device_that_has_them() -> None:
+    class Padding(Reciter):
+        def stats(self) -> BucketStats:
+            assert not self.closed
+            return BucketStats((), self.num_steps, 0)
+
+    async def generate(engine: Engine) -> BucketStats | None:
+        await collect(engine.submit(request()))
+        return engine.bucket_stats()
+
+    assert run(make(Reciter([5])), generate) is None
+    engine = make(Padding([5]))
+    assert engine.bucket_stats() is None
+    stats = run(engine, generate)
+    assert stats is not None
+    assert stats.num_outside == 2
+    assert engine.bucket_stats() is None
 
 
 def test_waiting_and_prefill_are_timed() -> None:
