@@ -50,13 +50,15 @@ DEVICE_OPTIONS = tuple(dict.fromkeys(group for entry in _DEVICES.values() for gr
 def get_device(name: str, options: Iterable[Options] = (), weight_bytes: int = 0) -> Device:
     """The device that `--device name` means, one of DEVICE_NAMES. `require` says whether this machine has it.
 
-    "auto" is the first accelerator that can be used and has `weight_bytes` of free memory, else the CPU. The device
-    gets its own groups of the options. That a group which only others have takes no effect is logged.
+    "auto" is the first accelerator that can be used and whose free memory holds its part of `weight_bytes`, else the
+    CPU. The device gets its own groups of the options. That a group which only others have takes no effect is logged.
     """
-    if name == "auto":
-        name = _automatic(weight_bytes)
-    module, device, own = _DEVICES[name]
     groups = {type(group): group for group in options}
+    if name == "auto":
+        parallel = groups.get(ParallelOptions)
+        parts = parallel.tensor_parallel_size if isinstance(parallel, ParallelOptions) else 1
+        name = _automatic(weight_bytes // parts)
+    module, device, own = _DEVICES[name]
     for group in groups:
         if group not in own:
             owners = " and ".join(other for other, entry in _DEVICES.items() if group in entry.options)

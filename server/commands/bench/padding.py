@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
-from tidewheel.engine.devices.base import Executor
-from tidewheel.engine.devices.bucket_stats import BucketStats
+from tidewheel.engine.devices.base import BucketedExecutor, Executor
 
 from ..bench import text
-
-
-@runtime_checkable
-class CountsBuckets(Protocol):
-    """An executor whose launches are padded to buckets."""
-
-    def stats(self) -> BucketStats:
-        """What it has run since its warm-up."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +40,7 @@ class Padding:
 
 def padding_of(executor: Executor) -> Padding | None:
     """What an executor counted; None if it pads nothing."""
-    if not isinstance(executor, CountsBuckets):
+    if not isinstance(executor, BucketedExecutor):
         return None
     stats = executor.stats()
     buckets = [

@@ -14,6 +14,7 @@ import pytest
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.asking import Answer, ask, choose
 from tidewheel.engine.devices.finding import ACCELERATORS, find, is_there
+from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.load import open_model
 from tidewheel.engine.options import EngineOptions
@@ -334,6 +335,20 @@ def test_auto_falls_back_to_the_cpu_and_says_why(
     assert record.levelname == "WARNING"
     assert record.message.startswith("--device auto does not take hpu")
     assert record.message.endswith("; ".join(missing))
+
+
+def test_an_accelerator_has_to_hold_its_part_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], int]] = []
+
+    def refuse(names: list[str], weight_bytes: int) -> None:
+        asked.append((names, weight_bytes))
+
+    pytest.importorskip("tidewheel._native")
+    monkeypatch.setattr("tidewheel.engine.devices.is_there", lambda name: name in ("cuda", "tpu"))
+    monkeypatch.setattr("tidewheel.engine.devices.asking.choose", refuse)
+    get_device("auto", (), 8 * GIB)
+    get_device("auto", (ParallelOptions(tensor_parallel_size=4),), 8 * GIB)
+    assert asked == [(["cuda", "tpu"], 8 * GIB), (["cuda", "tpu"], 2 * GIB)]
 
 
 @pytest.mark.parametrize(
