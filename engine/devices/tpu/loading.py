@@ -21,7 +21,7 @@ from .compile_cache import use_compile_cache
 from .decoder import TpuDecoder
 from .executor import Loaded, TpuExecutor
 from .heads import Kernel
-from .mesh import make_mesh, pages_sharding, replicated
+from .mesh import first_chip, make_mesh, pages_sharding, replicated
 from .mixers import Params
 from .options import TpuOptions
 from .programs import Programs
@@ -107,7 +107,7 @@ class Loader:
         """What all chips have for the cache beside weights and the largest step; None where the options say it."""
         if self._options.kv_cache_bytes is not None:
             return None
-        statistics = self._mesh.devices.flat[0].memory_stats()
+        statistics = first_chip(self._mesh).memory_stats()
         if statistics is None:
             raise DeviceError("JAX does not say how much memory the TPU has: size the KV cache with --kv-cache-space")
         total, taken = int(statistics["bytes_limit"]), int(statistics["bytes_in_use"])

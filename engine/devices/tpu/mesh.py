@@ -25,6 +25,11 @@ def make_mesh(num_devices: int) -> Mesh:
     return Mesh(np.array(devices[:num_devices]), (AXIS,))
 
 
+def first_chip(mesh: Mesh) -> jax.Device:
+    """One that speaks for the others: all hold as much."""
+    return mesh.devices.flat[0]
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """What is the same on all chips."""
     return NamedSharding(mesh, PartitionSpec())

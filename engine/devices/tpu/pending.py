@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -80,5 +80,6 @@ def needs_logits(batch: StepBatch) -> NDArray[np.bool_]:
 
 
 def _copied(sampling: SamplingBatch) -> SamplingBatch:
-    values = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
-    return replace(sampling, **{name: value.copy() for name, value in values.items() if isinstance(value, np.ndarray)})
+    values: dict[str, Any] = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
+    arrays: dict[str, Any] = {name: value.copy() for name, value in values.items() if isinstance(value, np.ndarray)}
+    return replace(sampling, **arrays)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 # Compiled with few optimizations: each test compiles programs that run for milliseconds.
@@ -17,6 +19,8 @@ def _jax_on_processors() -> None:
         assert jax.local_device_count() == 4, "JAX was started before these tests"
 
 
-@pytest.fixture(autouse=True)
-def _asked_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+@pytest.fixture(scope="module", autouse=True)
+def _asked_for_the_processor() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_PLATFORMS", "cpu")
+        yield

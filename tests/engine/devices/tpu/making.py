@@ -32,11 +32,12 @@ def load(
     weights: WeightSource | None = None,
     num_devices: int = 1,
     num_tokens: int = 2048,
+    tpu: TpuOptions = NO_CACHE,
     **options: Any,
 ) -> TpuExecutor:
     """The model with room in the cache for `num_tokens`, by default with random weights."""
     asked = replace(OPTIONS, **options)
-    made = device(num_devices)
+    made = device(num_devices, tpu)
     size = num_tokens * made.kv_bytes_per_token(spec, asked.cache_dtype)
     executor = made.load(spec, weights or RandomWeights(spec), replace(asked, kv_cache_bytes=size))
     assert isinstance(executor, TpuExecutor)

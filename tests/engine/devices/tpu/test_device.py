@@ -1,0 +1,172 @@
+"""What the device asks for, refuses and says."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine.devices.made_models import PLAIN, SLOPES, RandomWeights, decoder
+from harness import Harness
+
+from tidewheel.engine.devices.tpu.device import TpuDevice
+from tidewheel.engine.devices.tpu.heads import Kernel
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.weights.quantization import Quantization
+from tidewheel.engine.weights.tensor import DenseTensor, QuantizedTensor, WeightTensor
+
+pytest.importorskip("jax")
+
+SPEC = decoder(PLAIN)
+TESTS = Path(__file__).parents[3]
+
+
+class QuantizedWeights(RandomWeights):
+    """Of which the MLP's first matrix has 8 bits."""
+
+    def __init__(self, spec: DecoderSpec, dense: bool) -> None:
+        super().__init__(spec)
+        codes = np.random.default_rng(0).integers(0, 256, (96, 64)).astype(np.uint8)
+        scales = DenseTensor(np.full((96, 2), 0.01, np.float32), "float32")
+        self._quantized = QuantizedTensor((96, 64), "int", 8, 32, codes, scales, origin="file: up")
+        self._dense = dense
+
+    def __getitem__(self, name: str) -> WeightTensor:  # type: ignore[override]
+        if name != "layers.0.up.weight":
+            return super().__getitem__(name)
+        return DenseTensor(self._quantized.dequantize(), "float32") if self._dense else self._quantized
+
+
+def run_python(code: str, **environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=TESTS,
+        env={**inherited, **environment},
+    )
+    return done.stdout
+
+
+LOAD = """
+import sys
+
+from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.tpu.device import TpuDevice
+from tidewheel.engine.errors import DeviceError
+from engine.devices.made_models import PLAIN, RandomWeights, decoder
+spec = decoder(PLAIN)
+device = TpuDevice()
+print("jax" in sys.modules, device.has_own_memory)
+try:
+    device.load(spec, RandomWeights(spec), ExecutorOptions("bfloat16", 1 << 20, 64, 1, 64))
+except DeviceError as error:
+    print(error)
+"""
+
+
+def test_without_jax_the_error_says_what_to_install() -> None:
+    output = run_python("import sys; sys.modules['jax'] = None\n" + LOAD)
+    assert "pip install 'tidewheel[tpu]'" in output
+
+
+def test_without_a_tpu_the_processor_is_not_taken_in_silence() -> None:
+    first, error = run_python(LOAD).splitlines()
+    assert first == "False True"  # nothing imports jax before a model is loaded
+    assert "JAX finds no TPU here (its platform is cpu)" in error
+    assert "JAX_PLATFORMS=cpu" in error
+
+
+def test_jax_that_cannot_start_on_a_tpu_is_reported() -> None:
+    assert "JAX cannot start on a TPU" in run_python(LOAD, JAX_PLATFORMS="tpu")
+
+
+def test_weights_are_bfloat16_by_default() -> None:
+    assert TpuDevice().default_dtype("float16") == "bfloat16"
+    assert TpuDevice().default_dtype("float32") == "bfloat16"
+
+
+def test_types_that_it_has_not_are_refused_with_a_way_out() -> None:
+    from engine.devices.tpu.making import load
+
+    with pytest.raises(DeviceError, match="choose --dtype bfloat16"):
+        load(SPEC, dtype="float16", kv_cache_dtype="bfloat16")
+    with pytest.raises(DeviceError, match="not fp8_e5m2: choose one of them with --kv-cache-dtype"):
+        TpuDevice().kv_bytes_per_token(SPEC, "fp8_e5m2")
+
+
+def test_bfloat16_differs_by_rounding() -> None:
+    from engine.devices.tpu.making import load
+
+    tokens = list(range(1, 17))
+    exact = Harness(load(SPEC)).logits(tokens)
+    rounded = Harness(load(SPEC, dtype="bfloat16")).logits(tokens)
+    assert 0 < np.sqrt(np.mean((rounded - exact) ** 2)) <= 2 * 2.0**-8 * np.abs(exact).max()
+
+
+def test_quantized_weights_are_computed_as_floats_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    from engine.devices.tpu.making import load
+
+    tokens = [4, 9, 2]
+    expected = Harness(load(SPEC, QuantizedWeights(SPEC, dense=True))).logits(tokens)
+    assert not caplog.records or "quantized" not in caplog.text
+    logits = Harness(load(SPEC, QuantizedWeights(SPEC, dense=False), quantization=Quantization("int8"))).logits(tokens)
+    np.testing.assert_array_equal(logits, expected)
+    assert "1 matrices of the checkpoint are quantized" in caplog.text
+    assert "--quantization int8 has no effect on the tpu device" in caplog.text
+
+
+def test_the_cache_of_a_tpu_has_heads_of_whole_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = 2 * 2 * 40  # K and V of 2 KV heads of 40
+    assert TpuDevice().kv_bytes_per_token(SPEC, "float32") == values * 4
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    assert TpuDevice().kv_bytes_per_token(SPEC, "bfloat16") == values // 40 * 128 * 2
+    assert TpuDevice().kv_bytes_per_token(decoder(replace(PLAIN, sinks=True)), "bfloat16") == values * 2
+
+
+@pytest.mark.parametrize(
+    ("attention", "itemsize", "reason"),
+    [
+        (PLAIN, 2, None),
+        (replace(PLAIN, sliding_window=9, softcap=3.0), 4, None),
+        (replace(PLAIN, alibi_slopes=SLOPES), 2, "ALiBi"),
+        (replace(PLAIN, sinks=True), 2, "attention sinks"),
+        (replace(PLAIN, num_kv_heads=3), 2, "3 KV heads on a chip"),
+        (replace(PLAIN, num_kv_heads=1), 2, None),
+    ],
+)
+def test_the_kernel_is_taken_where_it_computes_the_layer(attention: Any, itemsize: int, reason: str | None) -> None:
+    kernel = Kernel(available=True, num_devices=1, itemsize=itemsize)
+    assert kernel.refusal(attention) == reason
+    assert kernel.computes(attention) == (reason is None)
+    assert not replace(kernel, available=False).computes(attention)
+
+
+def test_a_cache_that_nobody_sized_gets_what_weights_and_a_step_leave(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from engine.devices.tpu.making import OPTIONS, device
+
+    from tidewheel.engine.devices.tpu import loading
+
+    class Chip:
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_limit": 100 << 20, "bytes_in_use": 40 << 20}
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(loading, "first_chip", lambda mesh: Chip())
+    made = device()
+    executor = made.load(SPEC, RandomWeights(SPEC), OPTIONS)
+    taken = executor.limits.num_blocks * executor.limits.block_size * made.kv_bytes_per_token(SPEC, "float32")
+    assert 45 << 20 < taken < 50 << 20
+    assert "A chip has 0.10 GiB of memory: weights take 0.04 GiB" in caplog.text
+    executor.close()
