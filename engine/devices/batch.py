@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -87,6 +88,21 @@ class SamplingBatch:
             bias_ids=np.empty(0, np.int32),
             bias_values=np.empty(0, np.float32),
         )
+
+    def copy(self) -> SamplingBatch:
+        """The same rows in arrays of their own, which stay as they are when the next batch is built."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        copies: dict[str, Any] = {name: array.copy() for name, array in values.items() if isinstance(array, np.ndarray)}
+        return replace(self, **copies)
+
+    def asks_for_more(self) -> NDArray[np.bool_]:
+        """Which rows want more than a token drawn from their logits: penalties, biases, masks or log-probabilities."""
+        asks = (np.diff(self.history_start) > 0) | (np.diff(self.bias_start) > 0) | (self.num_logprobs >= 0)
+        if self.target is not None:
+            asks |= self.target >= 0
+        if self.masks is not None:
+            asks |= self.masks.index >= 0
+        return asks
 
     def with_targets(self, targets: NDArray[np.int32], num_logprobs: NDArray[np.int32]) -> SamplingBatch:
         """These rows, and more that report on `targets` [N], each with `num_logprobs` [N] of the likeliest tokens."""

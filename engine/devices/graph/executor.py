@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -89,10 +88,10 @@ class GraphExecutor:
         token_rows = np.full(len(batch.token_ids), self._spare_row, np.int32)
         token_rows[wanted] = np.arange(len(wanted))
         self._run_layers(launches, batch, self._token_ids(batch), token_rows)
-        is_asking = np.full(len(row_of), True) if batch.return_logits else _asks_for_more(batch.sampling)
+        is_asking = np.full(len(row_of), True) if batch.return_logits else batch.sampling.asks_for_more()
         tokens = self._sample(launches, np.flatnonzero(~is_asking), hidden_rows, batch.sampling)
         logits = self._fetch_logits(launches, np.flatnonzero(is_asking), hidden_rows)
-        sampling = _copied(batch.sampling) if logits and self.limits.runs_ahead else batch.sampling
+        sampling = batch.sampling.copy() if logits and self.limits.runs_ahead else batch.sampling
         done = self._adapter.mark() if isinstance(self._adapter, AheadAdapter) else self._adapter.synchronize
         vocab_size = self._vocab_size if batch.return_logits else None
         self._started = _Started(sampling, tokens, logits, done, vocab_size)
@@ -243,25 +242,8 @@ class _Started:
         return output
 
 
-def _copied(sampling: SamplingBatch) -> SamplingBatch:
-    """A copy that stays as it is when the next step is built."""
-    values: dict[str, Any] = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
-    copies: dict[str, Any] = {name: array.copy() for name, array in values.items() if isinstance(array, np.ndarray)}
-    return replace(sampling, **copies)
-
-
 def _pieces(rows: NDArray[np.intp], most: int) -> list[NDArray[np.intp]]:
     return [rows[start : start + most] for start in range(0, len(rows), most)]
-
-
-def _asks_for_more(sampling: SamplingBatch) -> NDArray[np.bool_]:
-    """Which rows the device's sampler cannot serve, [R]."""
-    asks = (np.diff(sampling.history_start) > 0) | (np.diff(sampling.bias_start) > 0) | (sampling.num_logprobs >= 0)
-    if sampling.target is not None:
-        asks |= sampling.target >= 0
-    if sampling.masks is not None:
-        asks |= sampling.masks.index >= 0
-    return asks
 
 
 def _parameters(sampling: SamplingBatch, rows: NDArray[np.intp]) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ from .buckets import smallest_holding
 from .ceilings import measure_ceilings
 from .inputs import row_inputs, step_inputs
 from .mesh import replicated
-from .pending import Rows, TpuPending, needs_logits
+from .pending import Rows, TpuPending
 from .programs import COPIED_PAIRS, Programs
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class TpuExecutor:
         if batch.follows and self._last is not None and self._last.samples_on_host:
             batch = replace(batch, token_ids=np.maximum(self._last.result().token_ids, 0), follows=False)
         self._run_step(batch, smallest_holding(self._token_sizes, len(batch.token_ids)))
-        on_host = needs_logits(batch)
+        on_host = batch.sampling.asks_for_more() | batch.return_logits
         rows = []
         for host in (False, True):
             chosen = np.flatnonzero(on_host == host)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch import SamplingBatch, StepBatch, StepOutput
+from ..batch import SamplingBatch, StepOutput
 from ..sampling import sample_row
 
 
@@ -30,7 +29,7 @@ class TpuPending:
     def __init__(self, sampling: SamplingBatch, return_logits: bool, rows: list[Rows]) -> None:
         self.samples_on_host = any(row.logits is not None for row in rows)
         # Such rows are looked at when the batch may have changed.
-        self._sampling = _copied(sampling) if self.samples_on_host else sampling
+        self._sampling = sampling.copy() if self.samples_on_host else sampling
         self._return_logits, self._rows = return_logits, rows
         self._output: StepOutput | None = None
 
@@ -63,23 +62,3 @@ class TpuPending:
                     output.logits = np.empty((len(sampling.position), logits.shape[1]), np.float32)
                 output.logits[rows.indices] = logits
         return output
-
-
-def needs_logits(batch: StepBatch) -> NDArray[np.bool_]:
-    """Which rows ask for more than the device's sampler does, shape [R]."""
-    sampling = batch.sampling
-    asked = np.full(len(sampling.position), batch.return_logits)
-    asked |= sampling.num_logprobs >= 0
-    asked |= np.diff(sampling.history_start) > 0
-    asked |= np.diff(sampling.bias_start) > 0
-    if sampling.target is not None:
-        asked |= sampling.target >= 0
-    if sampling.masks is not None:
-        asked |= sampling.masks.index >= 0
-    return asked
-
-
-def _copied(sampling: SamplingBatch) -> SamplingBatch:
-    values: dict[str, Any] = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
-    arrays: dict[str, Any] = {name: value.copy() for name, value in values.items() if isinstance(value, np.ndarray)}
-    return replace(sampling, **arrays)
