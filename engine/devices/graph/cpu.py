@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ...errors import DeviceError
 from ...machine.memory import read_memory
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
@@ -17,7 +20,8 @@ from .options import GraphOptions
 class CpuAdapter:
     """Torch on the CPU. Its graphs are compiled functions, which are called again on the same tensors.
 
-    With `enforce_eager` nothing is compiled. `backend` is torch.compile's.
+    With `enforce_eager` nothing is compiled. `backend` is torch.compile's. Raises DeviceError if that needs a compiler
+    which is not there.
     """
 
     name = "graph-cpu"
@@ -33,6 +37,12 @@ class CpuAdapter:
     def __init__(self, options: GraphOptions, backend: str = "inductor") -> None:
         self._is_eager = options.enforce_eager
         self._backend = backend
+        compiler = os.environ.get("CXX", "g++")
+        if backend == "inductor" and not self._is_eager and shutil.which(compiler) is None:
+            raise DeviceError(
+                f"torch.compile makes code for the graph-cpu device with {compiler}, which is not there: install it, "
+                "name another one with CXX, or take --enforce-eager"
+            )
 
     def enter(self) -> None:
         """Nothing: any thread may use it."""

@@ -53,7 +53,8 @@ class GraphExecutor:
         memory: MemoryPlan | None,
         options: GraphOptions,
     ) -> None:
-        self.limits = replace(limits, runs_ahead=isinstance(adapter, AheadAdapter))
+        self._mark = adapter.mark if isinstance(adapter, AheadAdapter) else None
+        self.limits = replace(limits, runs_ahead=self._mark is not None)
         self._adapter, self._plan, self._memory, self._options = adapter, plan, memory, options
         self._splitter = Splitter(plan, limits.block_size)
         self._spare_row = len(decoder.hidden) - 1
@@ -92,7 +93,7 @@ class GraphExecutor:
         tokens = self._sample(launches, np.flatnonzero(~is_asking), hidden_rows, batch.sampling)
         logits = self._fetch_logits(launches, np.flatnonzero(is_asking), hidden_rows)
         sampling = batch.sampling.copy() if logits and self.limits.runs_ahead else batch.sampling
-        done = self._adapter.mark() if isinstance(self._adapter, AheadAdapter) else self._adapter.synchronize
+        done = self._adapter.synchronize if self._mark is None else self._mark()
         vocab_size = self._vocab_size if batch.return_logits else None
         self._started = _Started(sampling, tokens, logits, done, vocab_size)
         return self._started

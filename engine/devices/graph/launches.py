@@ -65,8 +65,9 @@ class Launches:
         self._num_tokens: Counter[tuple[Phase, Bucket]] = Counter()
 
     def stats(self) -> BucketStats:
-        """What was run since `finish_warm_up`."""
-        uses = (BucketUse(*key, count, self._num_tokens[key]) for key, count in sorted(self._num_launches.items()))
+        """What was run since `finish_warm_up`. Any thread may ask."""
+        launches = sorted(self._num_launches.items())  # copied at once: steps go on meanwhile
+        uses = (BucketUse(*key, count, self._num_tokens[key]) for key, count in launches)
         return BucketStats(tuple(uses), self._num_outside, self._num_after_warm_up or 0)
 
     def begin_step(self) -> None:

@@ -318,6 +318,13 @@ class TestOwnMemory:
         assert device.default_dtype("float32") == "bfloat16"
 
 
+def test_without_a_compiler_there_is_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(DeviceError, match=r"no-such-compiler, which is not there: install it, .* --enforce-eager"):
+        load(models_zoo.folder("llama"), FEW)
+    load(models_zoo.folder("llama"), EAGER).close()
+
+
 def test_eight_bit_caches_are_refused() -> None:
     with pytest.raises(DeviceError, match="not int8: choose one"):
         load(models_zoo.folder("llama"), kv_cache_dtype="int8")

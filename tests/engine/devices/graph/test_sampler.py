@@ -87,7 +87,8 @@ def test_without_float64_draws_follow_the_distribution() -> None:
 
 def test_the_largest_uniform_number_gives_a_token_that_is_left() -> None:
     logits, batch = logits_of(8, 300, 1.0), batch_of(8, top_k=5)
-    columns = torch.tensor([batch.temperature, batch.top_k, batch.top_p, batch.min_p, np.full(8, 1 - 2.0**-53)])
+    largest = np.full(8, 1 - 2.0**-53)
+    columns = torch.from_numpy(np.array([batch.temperature, batch.top_k, batch.top_p, batch.min_p, largest]))
     for dtype in (torch.float64, torch.float32):
         for row, token in enumerate(sample(torch.from_numpy(logits), columns.to(dtype)).tolist()):
             assert token in np.argsort(-logits[row])[:5]
