@@ -70,6 +70,6 @@ def engine_options(given: Mapping[str, Any]) -> EngineOptions:
     if "model" in given:
         return build(EngineOptions, given, device_options=groups)
     options = build(EngineOptions, given, model=str(DEMO_MODEL), device_options=groups)
-    if options.quantization is None and options.dtype == "auto" and options.device != "torch":
+    if options.quantization is None and options.dtype == "auto" and options.device in ("auto", "cpu"):
         return replace(options, quantization=DEMO_QUANTIZATION)
     return options

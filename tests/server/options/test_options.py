@@ -101,6 +101,16 @@ def test_options_of_a_device_are_a_group_if_any_was_given() -> None:
     assert parse("--cache-dir", "kept").engine.device_options == (CpuOptions(cache_dir="kept"),)  # the embedded model
 
 
+@pytest.mark.parametrize(
+    ("device", "quantization"),
+    [("auto", "int8-channel"), ("cpu", "int8-channel"), ("torch", None), ("graph-cpu", None)],
+)
+def test_the_embedded_model_is_quantized_on_the_cpu(device: str, quantization: str | None) -> None:
+    assert parse("--device", device).engine.quantization == quantization
+    assert parse("--device", device, "--dtype", "bfloat16").engine.quantization is None
+    assert parse("m", "--device", device).engine.quantization is None
+
+
 def test_what_is_shown_has_the_names_of_flags_and_no_secrets() -> None:
     shown = parse("m", "--api-key", "k", "--disable-web-ui", "--max-body-size", "1K", TIDEWHEEL_PORT="81").shown
     assert (shown["model"], shown["disable_web_ui"], shown["disable_fastapi_docs"]) == ("m", True, False)
