@@ -22,12 +22,13 @@ from tidewheel.server.app_options import AppOptions
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/*.md", "load_tests/*.md", "server/demo/*.md", "deploy/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "load_tests/*.md", "server/demo/*.md", "deploy/**/*.md")
     for page in ROOT.glob(pattern)
 )
 FOLDERS = "deploy|docs|engine|load_tests|monitoring|native|requirements|server|tests|tidewheel|tools|.ci"
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*/]".replace(".ci", r"\.ci"))
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+DOCKER_OPTIONS = {"--gpus", "--net", "--privileged", "--runtime"}
 # Not in code, where brackets mean something else.
 LINK = re.compile(r"!?\[[^\]]*\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -87,10 +88,12 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
 
 @pages
 def test_options_exist(page: Path) -> None:
-    """Code that begins with `--` is an option of Tidewheel's, or of a load test on the page about those."""
+    """Code that begins with `--` is an option of Tidewheel's, or on some pages one of a load test or of Docker."""
     known = {flag for command in ("serve", "bench", "chat") for flag in options_of(command)}
     if page.parent.name == "load_tests":
         known |= options_of_load_tests()
+    if page.parent.name == "devices":
+        known |= DOCKER_OPTIONS
     named = {flag for code in re.findall(r"`(--[^`]*)`", prose(page)) for flag in FLAG.findall(code)}
     assert named - known == set()
 
