@@ -11,7 +11,7 @@ from .bucketing import Bucket
 class BucketUse:
     """The launches of one size: `num_tokens` real ones in all, and what padding made of them."""
 
-    phase: str  # "prompt" or "decode"
+    phase: str  # "prompt" or "decode"; "step" where both share one
     bucket: Bucket
     num_launches: int
     num_tokens: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from ...errors import DeviceError
 from ...weights.dtypes import DType
 from ..base import ExecutorLimits
 from ..batch import SamplingBatch, StepBatch
+from ..bucket_stats import BucketStats, BucketUse
+from ..bucketing import Bucket
 from .buckets import smallest_holding
 from .ceilings import measure_ceilings
 from .inputs import row_inputs, step_inputs
@@ -59,6 +62,8 @@ class TpuExecutor:
         self._layers_of = [[i for i, own in enumerate(page_windows) if own == window] for window in windows]
         self._sampled = self._on_device(np.zeros(row_sizes[-1], np.int32))
         self._last: TpuPending | None = None
+        self._num_steps: Counter[int] = Counter()
+        self._num_tokens: Counter[int] = Counter()
         self._closed = False
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
@@ -78,7 +83,11 @@ class TpuExecutor:
         """Give the batch to the device: its K and V are written, and its rows sampled, while the caller goes on."""
         if batch.follows and self._last is not None and self._last.samples_on_host:
             batch = replace(batch, token_ids=np.maximum(self._last.result().token_ids, 0), follows=False)
-        self._run_step(batch, smallest_holding(self._token_sizes, len(batch.token_ids)))
+        num_tokens = len(batch.token_ids)
+        size = smallest_holding(self._token_sizes, num_tokens)
+        self._num_steps[size] += 1
+        self._num_tokens[size] += num_tokens
+        self._run_step(batch, size)
         on_host = batch.sampling.asks_for_more() | batch.return_logits
         rows = []
         for host in (False, True):
@@ -98,6 +107,15 @@ class TpuExecutor:
 
     def hand_over(self, num_tokens: int) -> None:
         """Nothing: the device has processors of its own."""
+
+    def stats(self) -> BucketStats:
+        """What was run since the warm-up. A step counts as one row of tokens, whoever they are of."""
+        width = self._programs.width
+        uses = [
+            BucketUse("step", Bucket(1, size, width), num_steps, self._num_tokens[size])
+            for size, num_steps in sorted(self._num_steps.items())
+        ]
+        return BucketStats(tuple(uses), num_outside=0, num_compilations=self.late_compilations)
 
     def measure_ceilings(self, dtype: DType, seconds: float) -> dict[str, float]:
         """What the chips can do at most, see `ceilings.py`. Call it between steps."""
