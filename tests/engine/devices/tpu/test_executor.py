@@ -126,6 +126,12 @@ def test_padding_writes_to_no_page(executor: Executor) -> None:
         assert changed == {(table[0], 0), (table[0], 1), (table[0], 2)}
 
 
+def test_a_chip_tells_what_it_can_do(executor: Executor) -> None:
+    ceilings = executor.measure_ceilings("float32", 0.05)  # type: ignore[attr-defined]
+    assert set(ceilings) == {"copy_bytes_per_second", "float32_flops"}
+    assert all(0 < ceiling < float("inf") for ceiling in ceilings.values())
+
+
 def test_a_closed_executor_says_so() -> None:
     from engine.devices.tpu.making import load
 
