@@ -51,6 +51,7 @@ class ScriptedDevice:
     """Its loads last until `may_finish` is set or they are cancelled. If there is a `failure`, that is how they end."""
 
     name = "scripted"
+    has_own_memory = False
     isa = None
 
     def __init__(self) -> None:
