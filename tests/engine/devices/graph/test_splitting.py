@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
@@ -36,6 +36,7 @@ def split(sequences: list[tuple[int, int]], plan: BucketPlan = PLAN) -> list[Lau
 sizes = st.tuples(st.sampled_from([0, 0, 15, 16, 100]), st.one_of(st.just(1), st.integers(1, 156)))
 
 
+@settings(deadline=None)
 @given(st.lists(sizes, min_size=1, max_size=30))
 def test_every_sequence_is_in_one_launch_that_holds_it(sequences: list[tuple[int, int]]) -> None:
     launches = split(sequences)
@@ -52,6 +53,7 @@ def test_every_sequence_is_in_one_launch_that_holds_it(sequences: list[tuple[int
             assert len(launch.sequences) == 1, "a chunk with context runs alone"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 255), st.just(1)), min_size=1, max_size=40))
 def test_decodes_always_have_a_bucket(sequences: list[tuple[int, int]]) -> None:
     assert all(launch.is_planned for launch in split(sequences))
