@@ -219,8 +219,17 @@ class EngineLoad:
         return engine
 
     def _check_context(self, limits: ExecutorLimits) -> None:
-        """A device with memory of its own may have found room for less than was planned."""
+        """A device may run prompts whole, or have found room in its own memory for less than was planned."""
         fitting, wanted = limits.max_context, self._max_model_len
+        if not limits.chunked_prefill and limits.max_num_batched_tokens < wanted:
+            logger.warning(
+                "The context is cut from %d tokens to %d: the %s device runs prompts whole; raise "
+                "--max-num-batched-tokens for more",
+                wanted,
+                limits.max_num_batched_tokens,
+                self._model.device.name,
+            )
+            wanted = limits.max_num_batched_tokens
         if fitting is None or fitting >= wanted:
             return
         what = f"the KV cache of the {self._model.device.name} device holds {fitting} tokens"

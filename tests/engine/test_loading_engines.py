@@ -121,6 +121,18 @@ def test_the_caller_is_free_while_the_weights_are_loaded(device: ScriptedDevice,
     assert not loading_threads()
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_prompts_that_run_whole_bound_the_context_which_is_said(
+    chunked: bool, device: ScriptedDevice, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    device.executor.limits = ExecutorLimits(16, 64, 8, 64, chunked_prefill=chunked)
+    device.may_finish.set()
+    engine = load_engine(options(folder))
+    assert engine.max_model_len == (512 if chunked else 64)
+    said = "The context is cut from 512 tokens to 64: the scripted device runs prompts whole"
+    assert (said in caplog.text) == (not chunked)
+
+
 class OneFile:
     """A model that is no folder."""
 

@@ -178,11 +178,13 @@ class GraphDevice:
 
 
 def _step_sizes(adapter: Adapter, options: ExecutorOptions) -> StepSizes:
+    most_tokens = options.max_num_batched_tokens
     return StepSizes(
         block_size=adapter.block_size,
-        max_model_len=options.max_model_len,
+        # A prompt that runs whole is no longer than a step, nor is one that is computed again with its answer.
+        max_model_len=options.max_model_len if adapter.chunked_prefill else min(options.max_model_len, most_tokens),
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_batched_tokens=most_tokens,
         max_prefill_seqs=adapter.max_prefill_seqs,
     )
 

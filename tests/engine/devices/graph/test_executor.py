@@ -276,6 +276,12 @@ class TestOwnMemory:
         assert not limits.chunked_prefill
         assert limits.max_prefill_seqs == 1
 
+    def test_whole_prompts_bound_the_buckets(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        self.load(max_model_len=4096)
+        assert "seq:[16, 16, 1024]" in caplog.text
+        assert "a sequence has at most 64 blocks" in caplog.text
+
     def test_the_largest_launches_are_run_before_the_memory_is_measured(self) -> None:
         self.load()
         assert "compile" not in adapters.ScriptedAdapter.calls
