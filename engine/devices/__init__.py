@@ -33,12 +33,12 @@ class _Entry(NamedTuple):
 
 _DEVICES = {
     "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions,)),
-    "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions,)),
+    "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions, ParallelOptions)),
     "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, HpuOptions)),
     "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions,)),
     "tpu": _Entry(".tpu.device", "TpuDevice", (TpuOptions, ParallelOptions)),
     "torch": _Entry(".torch_reference", "TorchDevice"),
-    "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions,)),
+    "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions, ParallelOptions)),
 }
 _DEFAULT = "cpu"
 

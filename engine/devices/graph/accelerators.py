@@ -11,6 +11,7 @@ from ...errors import DeviceError
 from ...models.spec import DecoderSpec
 from ...weights.tensor import WeightSource
 from ..base import Executor, ExecutorOptions
+from ..parallel_options import ParallelOptions
 from .device import GraphDevice, Kind
 from .hpu_options import HpuOptions
 from .options import GraphOptions
@@ -25,9 +26,9 @@ _DEFAULT_NEFF_FOLDER = "~/.cache/tidewheel/neff"
 logger = logging.getLogger(__name__)
 
 
-def cuda(options: GraphOptions | None) -> GraphDevice:
-    """The first of the GPUs that CUDA_VISIBLE_DEVICES leaves."""
-    return GraphDevice(_CUDA, options)
+def cuda(options: GraphOptions | None, parallel: ParallelOptions | None = None) -> GraphDevice:
+    """The first of the GPUs that CUDA_VISIBLE_DEVICES leaves, or as many as share the model."""
+    return GraphDevice(_CUDA, options, parallel)
 
 
 class HpuDevice(GraphDevice):

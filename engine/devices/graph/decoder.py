@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -34,11 +34,12 @@ class GraphDecoder:
         max_tokens: int,
         max_rows: int,
         attend: Attend,
+        add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.windows = spec.windows()
         ropes = list(dict.fromkeys(a.rope for a in spec.attentions() if a.rope is not None))
         loaded = Weights(weights, dtype, device)
-        parts = Parts(loaded, self.windows, ropes, block_size, cache_dtype, device, attend, KINDS)
+        parts = Parts(loaded, self.windows, ropes, block_size, cache_dtype, device, attend, add_up, KINDS)
         embedding, head = spec.embedding, spec.head
         self.hidden = torch.zeros((max_tokens + 1, spec.hidden_size), device=device)
         self.tokens = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -18,6 +18,7 @@ from ...weights.tensor import WeightSource, WeightTensor
 from ..base import Executor, ExecutorLimits, ExecutorOptions
 from ..bucketing import BucketPlan, StepSizes
 from ..cache_split import CacheSplit, GroupBytes
+from ..parallel_options import ParallelOptions
 from .buckets import plan_buckets
 from .memory import MemoryPlan, plan_memory
 from .options import GraphOptions
@@ -25,6 +26,7 @@ from .options import GraphOptions
 if TYPE_CHECKING:
     from .adapter import Adapter
     from .decoder import GraphDecoder
+    from .parallel import Group
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +49,9 @@ class Kind(NamedTuple):
 _CPU = Kind("graph-cpu", ".cpu", "CpuAdapter", False, ("float32", "bfloat16", "float16"))
 
 
-def graph_cpu(options: GraphOptions | None) -> GraphDevice:
+def graph_cpu(options: GraphOptions | None, parallel: ParallelOptions | None = None) -> GraphDevice:
     """The graph executor on the CPU."""
-    return GraphDevice(_CPU, options)
+    return GraphDevice(_CPU, options, parallel)
 
 
 class GraphDevice:
@@ -57,9 +59,12 @@ class GraphDevice:
 
     isa = None
 
-    def __init__(self, kind: Kind, options: GraphOptions | None = None) -> None:
+    def __init__(
+        self, kind: Kind, options: GraphOptions | None = None, parallel: ParallelOptions | None = None
+    ) -> None:
         self.name, self.has_own_memory = kind.name, kind.has_own_memory
         self._kind, self._options = kind, options or GraphOptions()
+        self._size = (parallel or ParallelOptions()).tensor_parallel_size
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """What the checkpoint is stored as, if the device computes with it."""
@@ -88,6 +93,39 @@ class GraphDevice:
 
         Raises DeviceError if a package is missing, the cache too small, or a type or a mixer not known.
         """
+        tensors = _read(weights, cancellation or Cancellation())
+        return self._share(spec, tensors, options) if self._size > 1 else self.load_part(spec, tensors, options)
+
+    def _share(
+        self, spec: DecoderSpec, tensors: Iterator[tuple[str, WeightTensor]], options: ExecutorOptions
+    ) -> Executor:
+        """Load a part of the model here and the others in processes of their own."""
+        from .parallel import Leader, LeadingExecutor
+        from .shards import Shards
+
+        shards = Shards(spec, self._size)
+        if options.kv_cache_bytes is not None:
+            options = replace(options, kv_cache_bytes=options.kv_cache_bytes // self._size)
+        leader = Leader(self.name, self._size)
+        try:
+            leader.join()
+            with leader.calling():
+                leader.send((self._kind, self._options, spec, options))
+                parts = leader.scattered((name, shards.cut(name, tensor)) for name, tensor in tensors)
+                executor = self.load_part(shards.specs[0], parts, options, leader)
+            return LeadingExecutor(executor, leader)
+        except BaseException:
+            leader.stop()
+            raise
+
+    def load_part(
+        self,
+        spec: DecoderSpec,
+        tensors: Iterable[tuple[str, WeightTensor]],
+        options: ExecutorOptions,
+        group: Group | None = None,
+    ) -> Executor:
+        """Load what `spec` says of a model, of which the others in `group` have the other parts."""
         try:
             from .decoder import GraphDecoder
             from .executor import GraphExecutor
@@ -100,6 +138,8 @@ class GraphDevice:
             raise DeviceError(f"the {self.name} device needs torch: pip install 'tidewheel[torch]'") from error
         adapter: Adapter = getattr(module, self._kind.adapter)(self._options)
         adapter.enter()
+        if group is not None:
+            group.share_memory(adapter)
         if options.dtype not in adapter.dtypes:
             known = " or ".join(adapter.dtypes)
             raise DeviceError(f"the {self.name} device does not compute in {options.dtype}: take --dtype {known}")
@@ -113,7 +153,7 @@ class GraphDevice:
         with self._room_for(f"the weights in {options.dtype}"):
             decoder = GraphDecoder(
                 spec,
-                _read(weights, cancellation or Cancellation()),
+                tensors,
                 dtype=DTYPES[options.dtype],
                 cache_dtype=DTYPES[self._cached(options.cache_dtype)],
                 device=adapter.device,
@@ -121,6 +161,7 @@ class GraphDevice:
                 max_tokens=options.max_num_batched_tokens,
                 max_rows=options.max_num_seqs,
                 attend=adapter.attend,
+                add_up=None if group is None else group.add_up,
             )
         with self._room_for("the largest step: lower --max-num-batched-tokens or --max-num-seqs"):
             memory = self._profile(adapter, decoder, plan) if self.has_own_memory else None

@@ -56,6 +56,7 @@ class Parts:
     cache_dtype: torch.dtype
     device: torch.device
     attend: Attend
+    add_up: Callable[[Tensor], Tensor] | None  # sums what all parts of a shared model give; None: there are no others
     kinds: Mapping[str, Callable[[Any, str, Parts], Mixer]]
 
     def mixer(self, spec: MixerSpec, layer: str) -> Mixer:

@@ -15,7 +15,8 @@ class Parallel:
     """The sum of what branches with one input would add."""
 
     def __init__(self, spec: ParallelSpec, layer: str, parts: Parts) -> None:
-        self._first, *self._others = [Branch(branch, layer, parts) for branch in spec.branches]
+        adds_up = any(branch.post_norm for branch in spec.branches)
+        self._first, *self._others = [Branch(branch, layer, parts, adds_up) for branch in spec.branches]
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
         """The sum over the branches, `[S, Q, hidden]`."""

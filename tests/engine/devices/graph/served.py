@@ -13,6 +13,7 @@ from engine.driving import Driver, Job
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import Device, Executor, ExecutorOptions
 from tidewheel.engine.devices.graph.options import GraphOptions
+from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights.dtypes import DType
 
@@ -21,20 +22,20 @@ MEMORY = 64 << 20  # of a faked device
 FEW_BUCKETS = GraphOptions(
     bucketing="exponential", prompt_bs_bucket_max=2, prompt_seq_bucket_min=32, decode_seq_bucket_min=MAX_LENGTH
 )
-_SPEC = decoder(dataclasses.replace(PLAIN, rope=ROPE), dataclasses.replace(PLAIN, sliding_window=24))
+SPEC = decoder(dataclasses.replace(PLAIN, rope=ROPE), dataclasses.replace(PLAIN, sliding_window=24))
 
 
-def load(device: Device, dtype: DType = "float32") -> Executor:
-    """The model, warmed up."""
+def load(device: Device, dtype: DType = "float32", spec: DecoderSpec = SPEC) -> Executor:
+    """The model, or that of another spec, warmed up."""
     options = ExecutorOptions(
         dtype=dtype,
-        kv_cache_bytes=None if device.has_own_memory else 4096 * device.kv_bytes_per_token(_SPEC, dtype),
+        kv_cache_bytes=None if device.has_own_memory else 4096 * device.kv_bytes_per_token(spec, dtype),
         max_model_len=MAX_LENGTH,
         max_num_seqs=4,
         max_num_batched_tokens=MAX_LENGTH,
         kv_cache_dtype=dtype,
     )
-    executor = device.load(_SPEC, RandomWeights(_SPEC), options)
+    executor = device.load(spec, RandomWeights(spec), options)
     executor.warm_up(lambda done, steps: None)
     return executor
 
@@ -44,7 +45,7 @@ def storm() -> list[Job]:
     rng = random.Random(1)
     common = [rng.randrange(96) for _ in range(40)]
     jobs = []
-    for index in range(9):
+    for index in range(6):
         own = [rng.randrange(96) for _ in range(rng.randint(1, 50))]
         prompt = (common if index % 3 == 0 else []) + own
         sampling = SamplingParams(

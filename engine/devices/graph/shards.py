@@ -1,0 +1,103 @@
+"""A model in parts for several accelerators, as Megatron cuts it (https://arxiv.org/abs/1909.08053).
+
+Heads and the MLP's inner width are shared out: q, k, v, gate and up by their outputs, o and down by their inputs. What
+a branch gives is then the sum over all parts. Embedding, norms and the head are whole in each part. A KV head that
+serves several parts is in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DeviceError
+from ...models.spec import AttentionSpec, BranchSpec, DecoderSpec, MixerSpec, MlpSpec, ParallelSpec
+from ...weights.tensor import DenseTensor, QuantizedTensor, WeightTensor
+
+_BY_OUTPUTS = ("q", "gate", "up")
+_BY_INPUTS = ("o", "down")
+
+
+class Shards:
+    """The parts of a model. Raises DeviceError, naming what cannot be shared out evenly."""
+
+    def __init__(self, spec: DecoderSpec, size: int) -> None:
+        self._whole, self._size = spec, size
+        self._kv_heads = {
+            f"layers.{index}": attention.num_kv_heads
+            for index, layer in enumerate(spec.layers)
+            for attention in _attentions(layer)
+        }
+        self.specs = [self._spec(rank) for rank in range(size)]
+
+    def cut(self, name: str, tensor: WeightTensor) -> list[DenseTensor]:
+        """Each part's share of a weight. A quantized one is dequantized."""
+        if isinstance(tensor, QuantizedTensor):
+            tensor = DenseTensor(tensor.dequantize(), "float32", origin=tensor.origin)
+        layer, _, rest = name.rpartition(".")
+        layer, _, linear = layer.rpartition(".") if rest in ("weight", "bias") else (layer, "", rest)
+        data = tensor.data
+        if linear in ("k", "v") and layer in self._kv_heads:
+            heads = data.reshape(self._kv_heads[layer], -1, *data.shape[1:])
+            copies = max(self._size // len(heads), 1)
+            parts = np.split(np.repeat(heads, copies, axis=0), self._size)
+            return [self._part(tensor, part.reshape(-1, *data.shape[1:])) for part in parts]
+        if not layer.startswith("layers."):
+            return [tensor] * self._size
+        if linear in _BY_OUTPUTS or linear == "sinks":
+            return [self._part(tensor, part) for part in np.split(data, self._size)]
+        if linear in _BY_INPUTS and rest == "weight":
+            return [self._part(tensor, part) for part in np.split(data, self._size, axis=1)]
+        if linear in _BY_INPUTS:  # a bias is added once
+            return [tensor, *[self._part(tensor, np.zeros_like(data))] * (self._size - 1)]
+        return [tensor] * self._size
+
+    def _part(self, tensor: DenseTensor, data: NDArray[np.generic]) -> DenseTensor:
+        return replace(tensor, data=np.ascontiguousarray(data), mapped=False)
+
+    def _spec(self, rank: int) -> DecoderSpec:
+        def branch(old: BranchSpec) -> BranchSpec:
+            return replace(old, mixer=self._mixer(old.mixer, rank, branch))
+
+        return replace(self._whole, layers=tuple(tuple(map(branch, layer)) for layer in self._whole.layers))
+
+    def _mixer(self, mixer: MixerSpec, rank: int, branch: Callable[[BranchSpec], BranchSpec]) -> MixerSpec:
+        size = self._size
+        if isinstance(mixer, ParallelSpec):
+            return ParallelSpec(tuple(map(branch, mixer.branches)))
+        if isinstance(mixer, MlpSpec):
+            if mixer.intermediate_size % size:
+                raise self._refused(f"an MLP of {mixer.intermediate_size} values")
+            return replace(mixer, intermediate_size=mixer.intermediate_size // size)
+        if not isinstance(mixer, AttentionSpec):
+            raise self._refused(f"{mixer.kind} layers")
+        heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
+        if heads % size or (kv_heads % size and size % kv_heads):
+            raise self._refused(f"{heads} query heads with {kv_heads} KV heads")
+        if mixer.qk_norm and mixer.qk_norm_over == "whole":
+            raise self._refused("queries and keys that are normalized over all heads together")
+        own = slice(rank * heads // size, (rank + 1) * heads // size)
+        return replace(
+            mixer,
+            num_heads=heads // size,
+            num_kv_heads=max(kv_heads // size, 1),
+            alibi_slopes=None if mixer.alibi_slopes is None else mixer.alibi_slopes[own],
+        )
+
+    def _refused(self, what: str) -> DeviceError:
+        return DeviceError(
+            f"{what} cannot be shared by {self._size} accelerators: choose another --tensor-parallel-size"
+        )
+
+
+def _attentions(branches: tuple[BranchSpec, ...]) -> list[AttentionSpec]:
+    found = []
+    for branch in branches:
+        if isinstance(branch.mixer, ParallelSpec):
+            found += _attentions(branch.mixer.branches)
+        elif isinstance(branch.mixer, AttentionSpec):
+            found.append(branch.mixer)
+    return found

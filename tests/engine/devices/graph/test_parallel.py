@@ -1,0 +1,123 @@
+"""A model that several processes share gives the tokens of one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine.devices.graph.served import FEW_BUCKETS, load, serve, storm
+from engine.devices.made_models import MLP, NORM, decoder_of
+
+from tidewheel.engine.devices import get_device
+from tidewheel.engine.devices.base import Executor, Pending
+from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
+from tidewheel.engine.devices.parallel_options import ParallelOptions
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.models.spec import AttentionSpec, BranchSpec, DecoderSpec, ParallelSpec
+
+EAGER = dataclasses.replace(FEW_BUCKETS, enforce_eager=True, skip_warmup=True)
+HEADS = AttentionSpec(num_heads=8, num_kv_heads=4, head_dim=16, scale=0.25, qkv_bias=True, out_bias=True)
+SLOPES = tuple(2.0 ** -(head + 1) for head in range(8))
+BIASED_MLP = dataclasses.replace(MLP, bias=True)
+SPECS = {
+    "one-after-the-other": decoder_of(
+        (BranchSpec(HEADS, NORM, post_norm=NORM), BranchSpec(BIASED_MLP, NORM, sum_norm=NORM)),
+        (BranchSpec(dataclasses.replace(HEADS, sliding_window=24, qk_norm=NORM), NORM), BranchSpec(MLP, NORM)),
+    ),
+    "few-kv-heads": decoder_of(
+        (BranchSpec(dataclasses.replace(HEADS, num_kv_heads=1, sinks=True), NORM), BranchSpec(MLP, NORM)),
+    ),
+    "side-by-side": decoder_of(
+        (
+            BranchSpec(
+                ParallelSpec(
+                    (
+                        BranchSpec(dataclasses.replace(HEADS, alibi_slopes=SLOPES), NORM),
+                        BranchSpec(BIASED_MLP, NORM, scale=0.5),
+                    )
+                )
+            ),
+        ),
+        (BranchSpec(ParallelSpec((BranchSpec(HEADS, NORM, post_norm=NORM), BranchSpec(MLP, NORM)))),),
+    ),
+}
+
+
+BATCH = StepBatch(
+    token_ids=np.array([1, 2], np.int32),
+    positions=np.array([0, 1], np.int32),
+    query_start=np.array([0, 2], np.int32),
+    context_len=np.array([2], np.int32),
+    block_tables=np.zeros((1, 1), np.int32),
+    logits_rows=np.array([1], np.int32),
+    sampling=SamplingBatch.greedy([2]),
+)
+
+
+def share(spec: DecoderSpec, size: int) -> Executor:
+    return load(get_device("graph-cpu", [EAGER, ParallelOptions(size)]), spec=spec)
+
+
+@pytest.mark.parametrize(("name", "size"), [("one-after-the-other", 2), ("few-kv-heads", 4), ("side-by-side", 2)])
+def test_processes_that_share_a_model_give_the_reference_tokens(name: str, size: int) -> None:
+    jobs = storm()[:5]
+    expected = serve(load(get_device("torch"), spec=SPECS[name]), jobs)
+    executor = share(SPECS[name], size)
+    assert len(executor.followers) == size - 1
+    assert serve(executor, jobs) == expected
+    followers = executor.followers
+    executor.close()
+    executor.close()
+    assert not any(map(_runs, followers))
+
+
+def test_a_process_that_dies_ends_the_step_with_an_error() -> None:
+    executor = share(SPECS["few-kv-heads"], 2)
+    try:
+        (follower,) = executor.followers
+        pending = executor.start(BATCH)
+        os.kill(follower, signal.SIGKILL)
+        with pytest.raises((DeviceError, RuntimeError)):
+            _go_on(executor, pending)
+    finally:
+        executor.close()
+    assert not _runs(follower)
+
+
+def test_a_process_that_cannot_begin_ends_the_start_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(DeviceError, match="the process of accelerator 1 has ended with code 1"):
+        share(SPECS["few-kv-heads"], 2)
+
+
+def test_a_process_that_cannot_load_ends_the_start_with_an_error() -> None:
+    options = dataclasses.replace(EAGER, num_gpu_blocks_override=1 << 40)
+    with pytest.raises((DeviceError, RuntimeError, MemoryError)):
+        load(get_device("graph-cpu", [options, ParallelOptions(2)]))
+
+
+@pytest.mark.parametrize(
+    ("attention", "size", "reason"),
+    [
+        (HEADS, 3, "8 query heads with 4 KV heads cannot be shared by 3 accelerators"),
+        (dataclasses.replace(HEADS, qk_norm=NORM, qk_norm_over="whole"), 2, "normalized over all heads together"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(attention: AttentionSpec, size: int, reason: str) -> None:
+    with pytest.raises(DeviceError, match=reason):
+        share(decoder_of((BranchSpec(attention, NORM), BranchSpec(MLP, NORM))), size)
+
+
+def _runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _go_on(executor: Executor, pending: Pending) -> None:
+    """What was under way may still be done, and nothing after it."""
+    pending.wait()
+    executor.start(BATCH).wait()
