@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.devices.bucket_file import plan_of_file
@@ -78,6 +78,7 @@ def test_an_exponential_range_grows_by_one_factor(sizes: tuple[int, int, int], e
     assert exponential(BucketRange(*sizes)) == expected
 
 
+@settings(deadline=None)
 @given(ranges)
 def test_sizes_of_an_exponential_range_are_few_and_begin_and_end_with_its_bounds(sizes: BucketRange) -> None:
     found = exponential(sizes)
@@ -150,6 +151,7 @@ def test_a_prompt_behind_a_cached_part_has_tables_that_double() -> None:
     assert plan.prompt(2, 33, 5) is None
 
 
+@settings(deadline=None)
 @given(strategies, ranges, ranges, ranges, ranges, st.sampled_from(["seq", "block"]), sizes_of_steps, st.data())
 def test_the_bucket_that_is_found_is_the_smallest_that_holds_the_launch(
     strategy: Strategy,

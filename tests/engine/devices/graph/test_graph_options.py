@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.declaring.option import OptionError, options_of
@@ -130,6 +130,7 @@ def test_many_buckets_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert fewer.num_buckets < 200
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         StepSizes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.declaring.option import OptionError
@@ -28,6 +28,7 @@ def test_rows_are_powers_of_two_from_8_and_the_most_sequences() -> None:
     assert row_buckets(3) == (8,)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(0, 20).map(lambda n: 16 * n), st.data())
 def test_every_step_has_the_smallest_size_that_holds_it(most: int, gap: int, data: st.DataObject) -> None:
     buckets = token_buckets(most, gap)
@@ -46,6 +47,7 @@ def test_pages_are_a_16th_of_the_context_and_small_for_long_ones() -> None:
     assert [page_size(length, 8) for length in (100, 1024, 2048, 8192, 8193)] == [16, 64, 128, 256, 16]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 1 << 20), st.integers(1, 512))
 def test_tables_of_all_sequences_fit_into_scalar_memory(max_model_len: int, max_num_seqs: int) -> None:
     size = page_size(max_model_len, max_num_seqs)
