@@ -59,11 +59,12 @@ def get_device(name: str, options: Iterable[Options] = (), weight_bytes: int = 0
         parts = parallel.tensor_parallel_size if isinstance(parallel, ParallelOptions) else 1
         name = _automatic(weight_bytes // parts)
     module, device, own = _DEVICES[name]
-    for group in groups:
-        if group not in own:
-            owners = " and ".join(other for other, entry in _DEVICES.items() if group in entry.options)
-            flags = ", ".join(option.flag for option in options_of(group))
-            logger.warning("The options of the %s device (%s) have no effect on the %s device", owners, flags, name)
+    for kind, group in groups.items():
+        if kind not in own:
+            owners = ", ".join(other for other, entry in _DEVICES.items() if kind in entry.options)
+            given = [option.flag for option in options_of(kind) if getattr(group, option.field) != option.default]
+            if given:
+                logger.warning("%s: no effect on the %s device, only on %s", ", ".join(given), name, owners)
     make: Callable[..., Device] = getattr(import_module(module, __package__), device)
     return make(*(groups.get(group) for group in own))
 
