@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from ...errors import DeviceError
@@ -20,6 +21,8 @@ def require_platform() -> None:
         if error.name not in ("jax", "jaxlib"):
             raise
         raise DeviceError("the tpu device needs jax: pip install 'tidewheel[tpu]'") from error
+    if (log := logging.getLogger("jax")).level == logging.NOTSET:
+        log.setLevel(logging.WARNING)  # it tells of its own housekeeping
     try:
         found = jax.default_backend()
     except RuntimeError as error:

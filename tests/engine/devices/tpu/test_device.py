@@ -170,3 +170,12 @@ def test_a_cache_that_nobody_sized_gets_what_weights_and_a_step_leave(
     assert 45 << 20 < taken < 50 << 20
     assert "A chip has 0.10 GiB of memory: weights take 0.04 GiB" in caplog.text
     executor.close()
+
+
+def test_fewer_sequences_run_where_tables_of_all_would_be_too_large(caplog: pytest.LogCaptureFixture) -> None:
+    from engine.devices.tpu.making import load
+
+    executor = load(SPEC, max_model_len=1 << 20, max_num_seqs=64)
+    assert executor.limits.max_num_seqs == 32  # with 4096 pages of 256 tokens each
+    assert "--max-num-seqs is lowered from 64 to 32" in caplog.text
+    executor.close()

@@ -60,7 +60,7 @@ def test_it_does_not_matter_how_prompts_are_chunked_and_mixed(name: str) -> None
     ("name", "num_devices"),
     [
         ("llama", 2),
-        ("llama", 4),
+        ("llama-bias", 4),
         ("llama-mqa", 4),
         ("gemma3", 4),
         ("olmo2", 4),
