@@ -19,7 +19,6 @@ from peer_runners.job import STEP_TOKENS, Job, Scenario
 from standings import Ratio, figures_table, ratios, ratios_table
 
 from tidewheel.engine.declaring.values import positive_count
-from tidewheel.engine.devices import DEVICE_NAMES
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec
@@ -139,7 +138,7 @@ class Jobs:
             model=str(self.args.model),
             vocab_size=self.spec.vocab_size,
             weights=contestant.weights,
-            device=self.args.device,
+            options=self.args.options,
             file=None if file is None else str(file),
             cache_gib=self._cache_gib(),
             cpus=self.args.cpus,
@@ -207,7 +206,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         add(f"--{peer.name}", type=Path, metavar="VENV", help=f"virtual environment that has {peer.name}{default}")
         add(f"--{peer.name}-formats", type=_names, metavar="NAME,...", default=",".join(peer.formats),
             help="formats of its weights")  # fmt: skip
-    add("--device", default="auto", choices=DEVICE_NAMES, help="what Tidewheel computes on")
+    add("--options", default="", metavar="TEXT", help="Tidewheel's, such as '--device graph-cpu --enforce-eager'")
     add("--gguf", type=Path, metavar="FOLDER", help="keeps the model's GGUF files, and has them the next time")
     add("--rounds", type=argument_type(positive_count), default=1, metavar="N", help="times that each takes its turn")
     add("--prefill", type=argument_type(parse_prefills), default=(Prefill(4, 512), Prefill(1, 4096)),

@@ -36,14 +36,14 @@ class Scenario:
 class Job:
     """`weights` is what the peer calls the format, `file` the GGUF file that has it, for peers that read one.
 
-    `device` is Tidewheel's, where it is not the processor's kernels. `cache_gib` is how large a KV cache to ask for,
-    where one has to say.
+    `options` are more of Tidewheel's command line. `cache_gib` is how large a KV cache to ask for, where one has to
+    say.
     """
 
     model: str
     vocab_size: int
     weights: str
-    device: str
+    options: str
     file: str | None
     cache_gib: int
     cpus: list[int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import Any
 
 import job
@@ -15,27 +16,25 @@ class Tidewheel:
 
     def __init__(self, given: job.Job) -> None:
         from tidewheel import __version__
-        from tidewheel.engine.devices.cpu.options import CpuOptions
         from tidewheel.engine.load import load_engine
-        from tidewheel.engine.options import EngineOptions
+        from tidewheel.server.options.model import engine_options, model_parser, read_model_options
 
         is_dtype = given.weights in ("float32", "bfloat16", "float16")
-        weights: dict[str, Any] = {"dtype" if is_dtype else "quantization": given.weights}
+        wanted: dict[str, Any] = {
+            "model": given.model,
+            "dtype" if is_dtype else "quantization": given.weights,
+            "max_model_len": given.longest + 1,  # the engine wants room for a token after the last
+            "max_num_seqs": given.most_sequences,
+            "max_step_ms": _NO_STEP_LIMIT_MS,
+            "enable_prefix_caching": False,
+        }
+        parser = model_parser("--options", "Tidewheel's options")
+        asked = read_model_options(parser, vars(parser.parse_args(shlex.split(given.options))))
+        if asked.get("device", "cpu") == "cpu":
+            wanted["threads_bind"] = ",".join(map(str, given.cpus))
         self.version = __version__
-        on_cores = CpuOptions(threads_bind=",".join(map(str, given.cpus)))
         self._loop = asyncio.new_event_loop()
-        self._engine = load_engine(
-            EngineOptions(
-                model=given.model,
-                max_model_len=given.longest + 1,  # the engine wants room for a token after the last
-                max_num_seqs=given.most_sequences,
-                max_step_ms=_NO_STEP_LIMIT_MS,
-                enable_prefix_caching=False,
-                device=given.device,
-                device_options=(on_cores,) if given.device in ("auto", "cpu") else (),
-                **weights,
-            )
-        )
+        self._engine = load_engine(engine_options(wanted | asked))
         self._engine.start(self._loop)
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> list[job.Arrivals]:

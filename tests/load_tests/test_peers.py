@@ -250,7 +250,7 @@ def test_ready_is_better_the_sooner() -> None:
 
 def test_prompts_are_the_same_everywhere_and_no_two_alike() -> None:
     scenario = Scenario("s", prompts=3, prompt_tokens=20, new_tokens=1)
-    job = Job("m", 1000, "int8", "auto", None, 1, [0], 5, [scenario])
+    job = Job("m", 1000, "int8", "", None, 1, [0], 5, [scenario])
     assert job.prompts(scenario) == job.prompts(scenario)
     assert len({tuple(ids) for ids in job.prompts(scenario)}) == 3
     assert {len(ids) for ids in job.prompts(scenario)} == {20}
