@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cancellation import Cancellation
 from ..errors import ModelError
 from .dtypes import DType
-from .tensor import DenseTensor, QuantizedTensor, WeightTensor
+from .tensor import DenseTensor, QuantizedTensor, WeightSource, WeightTensor
 
 _PIECE = 1 << 22  # numbers that a thread looks at in one call
 # The bits of infinity, without the sign. Larger ones are NaN.
@@ -32,6 +33,15 @@ def require_finite(tensors: Sequence[WeightTensor], threads: int = 1) -> None:
             if not finite:
                 pool.shutdown(cancel_futures=True)
                 raise ModelError(f"{tensor.origin} has {_how_many(tensor)} not finite (infinite or NaN)")
+
+
+def read_finite(weights: WeightSource, cancellation: Cancellation) -> Iterator[tuple[str, WeightTensor]]:
+    """All weights, each checked when it is read. Raises as `require_finite` does, and LoadCancelledError."""
+    for name in weights:
+        cancellation.check()
+        tensor = weights[name]
+        require_finite([tensor])
+        yield name, tensor
 
 
 def _is_finite(piece: tuple[DenseTensor, NDArray[np.generic]]) -> bool:

@@ -13,7 +13,7 @@ from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...models.spec import DecoderSpec
 from ...weights.dtypes import STORAGE, DType, KvCacheDType
-from ...weights.finite import require_finite
+from ...weights.finite import read_finite
 from ...weights.tensor import WeightSource, WeightTensor
 from ..base import Executor, ExecutorLimits, ExecutorOptions
 from ..bucketing import BucketPlan, StepSizes
@@ -93,7 +93,7 @@ class GraphDevice:
 
         Raises DeviceError if a package is missing, the cache too small, or a type or a mixer not known.
         """
-        tensors = _read(weights, cancellation or Cancellation())
+        tensors = read_finite(weights, cancellation or Cancellation())
         return self._share(spec, tensors, options) if self._size > 1 else self.load_part(spec, tensors, options)
 
     def _share(
@@ -228,11 +228,3 @@ def _step_sizes(adapter: Adapter, options: ExecutorOptions) -> StepSizes:
         max_num_batched_tokens=most_tokens,
         max_prefill_seqs=adapter.max_prefill_seqs,
     )
-
-
-def _read(weights: WeightSource, cancellation: Cancellation) -> Iterator[tuple[str, WeightTensor]]:
-    for name in weights:
-        cancellation.check()
-        tensor = weights[name]
-        require_finite([tensor])
-        yield name, tensor

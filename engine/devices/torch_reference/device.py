@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...models.spec import DecoderSpec
 from ...weights.dtypes import STORAGE, DType, KvCacheDType
-from ...weights.finite import require_finite
-from ...weights.tensor import WeightSource, WeightTensor
+from ...weights.finite import read_finite
+from ...weights.tensor import WeightSource
 from ..base import Executor, ExecutorOptions
 from ..cache_split import GroupBytes
 
@@ -59,18 +57,10 @@ class TorchDevice:
         if options.quantization is not None:
             raise DeviceError("the torch device does not quantize weights: drop --quantization or take --device cpu")
         limits = options.limits(self.kv_group_bytes(spec, options.cache_dtype), _BLOCK_SIZE)
-        tensors = _read(weights, cancellation or Cancellation())
+        tensors = read_finite(weights, cancellation or Cancellation())
         blocks = [group.num_blocks + 1 for group in limits.groups]  # with the padding block
         cached = _cached(options.cache_dtype)
         return TorchExecutor(TorchDecoder(spec, tensors, options.dtype, cached, blocks, _BLOCK_SIZE), limits)
-
-
-def _read(weights: WeightSource, cancellation: Cancellation) -> Iterator[tuple[str, WeightTensor]]:
-    for name in weights:
-        cancellation.check()
-        tensor = weights[name]
-        require_finite([tensor])
-        yield name, tensor
 
 
 def _cached(dtype: KvCacheDType) -> DType:
