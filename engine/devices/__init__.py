@@ -12,6 +12,7 @@ from .cpu.options import CpuOptions
 from .finding import ACCELERATORS, is_there, require
 from .graph.hpu_options import HpuOptions
 from .graph.options import GraphOptions
+from .memory_options import MemoryOptions
 from .parallel_options import ParallelOptions
 from .tpu.options import TpuOptions
 
@@ -33,12 +34,12 @@ class _Entry(NamedTuple):
 
 _DEVICES = {
     "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions,)),
-    "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions, ParallelOptions)),
-    "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, HpuOptions)),
-    "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions,)),
+    "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions, MemoryOptions, ParallelOptions)),
+    "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, MemoryOptions, HpuOptions)),
+    "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions, MemoryOptions)),
     "tpu": _Entry(".tpu.device", "TpuDevice", (TpuOptions, ParallelOptions)),
     "torch": _Entry(".torch_reference", "TorchDevice"),
-    "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions, ParallelOptions)),
+    "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions, MemoryOptions, ParallelOptions)),
 }
 _DEFAULT = "cpu"
 

@@ -11,6 +11,7 @@ from ...errors import DeviceError
 from ...models.spec import DecoderSpec
 from ...weights.tensor import WeightSource
 from ..base import Executor, ExecutorOptions
+from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .device import GraphDevice, Kind
 from .hpu_options import HpuOptions
@@ -26,16 +27,20 @@ _DEFAULT_NEFF_FOLDER = "~/.cache/tidewheel/neff"
 logger = logging.getLogger(__name__)
 
 
-def cuda(options: GraphOptions | None, parallel: ParallelOptions | None = None) -> GraphDevice:
+def cuda(
+    options: GraphOptions | None, memory: MemoryOptions | None = None, parallel: ParallelOptions | None = None
+) -> GraphDevice:
     """The first of the GPUs that CUDA_VISIBLE_DEVICES leaves, or as many as share the model."""
-    return GraphDevice(_CUDA, options, parallel)
+    return GraphDevice(_CUDA, options, memory, parallel)
 
 
 class HpuDevice(GraphDevice):
     """A Gaudi card: the first of those that HABANA_VISIBLE_MODULES leaves."""
 
-    def __init__(self, options: GraphOptions | None = None, own: HpuOptions | None = None) -> None:
-        super().__init__(_HPU, options)
+    def __init__(
+        self, options: GraphOptions | None = None, memory: MemoryOptions | None = None, own: HpuOptions | None = None
+    ) -> None:
+        super().__init__(_HPU, options, memory)
         self._own = own or HpuOptions()
 
     def load(
@@ -57,8 +62,8 @@ class HpuDevice(GraphDevice):
 class NeuronDevice(GraphDevice):
     """A Trainium device: the first of those that NEURON_RT_VISIBLE_CORES leaves."""
 
-    def __init__(self, options: GraphOptions | None = None) -> None:
-        super().__init__(_NEURON, options)
+    def __init__(self, options: GraphOptions | None = None, memory: MemoryOptions | None = None) -> None:
+        super().__init__(_NEURON, options, memory)
 
     def load(
         self,

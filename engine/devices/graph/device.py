@@ -18,6 +18,7 @@ from ...weights.tensor import WeightSource, WeightTensor
 from ..base import Executor, ExecutorLimits, ExecutorOptions
 from ..bucketing import BucketPlan, StepSizes
 from ..cache_split import CacheSplit, GroupBytes
+from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .buckets import plan_buckets
 from .memory import MemoryPlan, plan_memory
@@ -49,9 +50,11 @@ class Kind(NamedTuple):
 _CPU = Kind("graph-cpu", ".cpu", "CpuAdapter", False, ("float32", "bfloat16", "float16"))
 
 
-def graph_cpu(options: GraphOptions | None, parallel: ParallelOptions | None = None) -> GraphDevice:
+def graph_cpu(
+    options: GraphOptions | None, memory: MemoryOptions | None = None, parallel: ParallelOptions | None = None
+) -> GraphDevice:
     """The graph executor on the CPU."""
-    return GraphDevice(_CPU, options, parallel)
+    return GraphDevice(_CPU, options, memory, parallel)
 
 
 class GraphDevice:
@@ -60,10 +63,14 @@ class GraphDevice:
     isa = None
 
     def __init__(
-        self, kind: Kind, options: GraphOptions | None = None, parallel: ParallelOptions | None = None
+        self,
+        kind: Kind,
+        options: GraphOptions | None = None,
+        memory: MemoryOptions | None = None,
+        parallel: ParallelOptions | None = None,
     ) -> None:
         self.name, self.has_own_memory = kind.name, kind.has_own_memory
-        self._kind, self._options = kind, options or GraphOptions()
+        self._kind, self._options, self._memory = kind, options or GraphOptions(), memory or MemoryOptions()
         self._size = (parallel or ParallelOptions()).tensor_parallel_size
 
     def default_dtype(self, checkpoint: DType) -> DType:
@@ -110,7 +117,7 @@ class GraphDevice:
         try:
             leader.join()
             with leader.calling():
-                leader.send((self._kind, self._options, spec, options))
+                leader.send((self._kind, self._options, self._memory, spec, options))
                 parts = leader.scattered((name, shards.cut(name, tensor)) for name, tensor in tensors)
                 executor = self.load_part(shards.specs[0], parts, options, leader)
             return LeadingExecutor(executor, leader)
@@ -163,6 +170,8 @@ class GraphDevice:
                 attend=adapter.attend,
                 add_up=None if group is None else group.add_up,
             )
+        if not self.has_own_memory:
+            self._memory.warn_of_no_utilization("the device has no memory of its own")
         with self._room_for("the largest step: lower --max-num-batched-tokens or --max-num-seqs"):
             memory = self._profile(adapter, decoder, plan) if self.has_own_memory else None
         limits = self._limits(adapter, self.kv_group_bytes(spec, options.cache_dtype), options, memory)
@@ -181,7 +190,12 @@ class GraphDevice:
         decoder.allocate([1] * groups)
         launches = Launches(adapter, decoder, buckets, [0] * groups, adapter.block_size)
         launches.run_largest(buckets)
-        return plan_memory(launches.free_memory(), self._options, self._kind.graphs_name if adapter.captures else None)
+        return plan_memory(
+            launches.free_memory(),
+            self._memory.gpu_memory_utilization,
+            self._options,
+            self._kind.graphs_name if adapter.captures else None,
+        )
 
     def _limits(
         self, adapter: Adapter, groups: list[GroupBytes], options: ExecutorOptions, memory: MemoryPlan | None
@@ -189,7 +203,7 @@ class GraphDevice:
         kv_cache_bytes = options.kv_cache_bytes
         if memory is not None:
             kv_cache_bytes = min(memory.kv_cache, memory.kv_cache if kv_cache_bytes is None else kv_cache_bytes)
-        if (override := self._options.num_gpu_blocks_override) is not None:
+        if (override := self._memory.num_gpu_blocks_override) is not None:
             split = CacheSplit(groups, adapter.block_size, options.max_num_seqs, options.max_num_batched_tokens)
             kv_cache_bytes = split.bytes_with(override)
         return replace(

@@ -20,9 +20,9 @@ def follow(device: str, store: str, rank: int, size: int) -> None:
     threading.Thread(target=_end_with_the_leader, name="leader", daemon=True).start()
     group = Group(device, store, rank, size)
     group.join()
-    kind, options, spec, executor_options = group.receive()
+    kind, options, memory, spec, executor_options = group.receive()
     part = Shards(spec, size).specs[rank]
-    executor = GraphDevice(kind, options).load_part(part, _received(group), executor_options, group)
+    executor = GraphDevice(kind, options, memory).load_part(part, _received(group), executor_options, group)
     try:
         _run(executor, group)
     finally:

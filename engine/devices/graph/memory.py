@@ -33,12 +33,12 @@ class MemoryPlan:
         return self.free - self.usable
 
 
-def plan_memory(free: int, options: GraphOptions, graphs_name: str | None = "graphs") -> MemoryPlan:
-    """Share out `free` bytes between graphs and the KV cache, and tell it in the log.
+def plan_memory(free: int, utilization: float, options: GraphOptions, graphs_name: str | None = "graphs") -> MemoryPlan:
+    """Share out the part `utilization` of `free` bytes between graphs and the KV cache, and tell it in the log.
 
     A device that has no graphs (`graphs_name` None), or is to capture none, uses all that is usable for the cache.
     """
-    usable = int(free * options.gpu_memory_utilization)
+    usable = int(free * utilization)
     captures = options.captures and graphs_name is not None
     graphs = int(usable * options.graph_reserved_mem) if captures else 0
     plan = MemoryPlan(free, usable, graphs, usable - graphs, graphs_name or "graphs")
@@ -51,7 +51,7 @@ def plan_memory(free: int, options: GraphOptions, graphs_name: str | None = "gra
         "Free device memory: %s, %s usable (gpu_memory_utilization=%g), %s%s reserved for KV cache",
         in_words(free),
         in_words(usable),
-        options.gpu_memory_utilization,
+        utilization,
         reserved,
         in_words(plan.kv_cache),
     )

@@ -1,4 +1,4 @@
-"""The options that all devices with graphs have: buckets, memory, and what is captured."""
+"""The options that all devices with graphs have: buckets, and what is captured."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ CaptureStrategy = Literal["min_tokens", "max_bs"]
 _STRATEGY_ALIASES = {"lin": "linear", "exp": "exponential", "false": "linear", "true": "exponential"}
 
 
-def _positive_fraction(value: float) -> str | None:
-    return None if 0 < value <= 1 else "must be above 0 and at most 1"
-
-
 def _bound(help_text: str, variable: str, *more: str) -> int | None:
     """A bound of a range. None: it depends on the model and on other options."""
     bound: int | None = option(
@@ -28,7 +24,7 @@ def _bound(help_text: str, variable: str, *more: str) -> int | None:
 
 @dataclass(frozen=True)
 class GraphOptions(Options):
-    """Which sizes are compiled before the device serves, and what memory it may take. Bounds are None by default."""
+    """Which sizes are compiled before the device serves, and what graphs may take. Bounds are None by default."""
 
     bucketing: Strategy = option(
         "linear",
@@ -83,16 +79,9 @@ class GraphOptions(Options):
     decode_seq_bucket_max: int | None = _bound(
         "in place of blocks: most tokens of each sequence of a decode's bucket [the context]", "DECODE_SEQ_BUCKET_MAX"
     )
-    gpu_memory_utilization: float = option(
-        0.9,
-        "the part of the device's memory that may be taken, of what loading and a trial step leave free",
-        parse=float,
-        check=_positive_fraction,
-        metavar="FRACTION",
-    )
     graph_reserved_mem: float = option(
         0.1,
-        "the part of that memory that is kept for graphs; the KV cache gets the rest",
+        "of the memory that --gpu-memory-utilization allows, the part for graphs; the KV cache gets the rest",
         parse=float,
         check=between(0, 1),
         metavar="FRACTION",
@@ -120,9 +109,6 @@ class GraphOptions(Options):
     )
     skip_warmup: bool = option(False, "compile while serving, and capture no graphs", env_aliases=("VLLM_SKIP_WARMUP",))
     enforce_eager: bool = option(False, "capture no graphs")
-    num_gpu_blocks_override: int | None = option(
-        None, "KV blocks, whatever memory there is [as many as fit]", parse=count, check=at_least(1), metavar="N"
-    )
     max_seq_len_to_capture: int | None = option(
         None,
         "longer sequences run without graphs [all have them]",
@@ -177,7 +163,7 @@ _GRAPH_FIELDS = (
     "graph_decode_strategy",
     "max_seq_len_to_capture",
 )
-_MEMORY_FIELDS = ("gpu_memory_utilization", "graph_reserved_mem", "graph_prompt_ratio")
+_MEMORY_FIELDS = ("graph_reserved_mem", "graph_prompt_ratio")
 
 
 def _bounds_of(name: str) -> list[str]:

@@ -9,6 +9,7 @@ from tidewheel.engine.devices.graph.adapter import DeviceMemory
 from tidewheel.engine.devices.graph.cpu import CpuAdapter
 from tidewheel.engine.devices.graph.device import GraphDevice, Kind
 from tidewheel.engine.devices.graph.options import GraphOptions
+from tidewheel.engine.devices.memory_options import MemoryOptions
 
 GIB = 1 << 30
 
@@ -71,6 +72,8 @@ class MarkingAdapter(CpuAdapter):
         return lambda: None
 
 
-def device(adapter: type[CpuAdapter], has_own_memory: bool, options: GraphOptions) -> GraphDevice:
+def device(
+    adapter: type[CpuAdapter], has_own_memory: bool, options: GraphOptions, memory: MemoryOptions | None = None
+) -> GraphDevice:
     dtypes = adapter.dtypes
-    return GraphDevice(Kind("scripted", adapter.__module__, adapter.__name__, has_own_memory, dtypes), options)
+    return GraphDevice(Kind("scripted", adapter.__module__, adapter.__name__, has_own_memory, dtypes), options, memory)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.graph.device import GraphDevice, graph_cpu
 from tidewheel.engine.devices.graph.options import GraphOptions
+from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.weights import open_weights, read_config
@@ -39,7 +40,8 @@ def load(
     model: Path | tuple[DecoderSpec, WeightSource],
     options: GraphOptions = EAGER,
     *,
-    make_device: Callable[[GraphOptions], GraphDevice] = graph_cpu,
+    memory: MemoryOptions | None = None,
+    make_device: Callable[[GraphOptions, MemoryOptions], GraphDevice] = graph_cpu,
     dtype: DType = "float32",
     max_num_seqs: int = 16,
     max_model_len: int = 256,
@@ -62,5 +64,5 @@ def load(
         max_num_batched_tokens=max_num_batched_tokens,
         **changes,
     )
-    device = make_device(dataclasses.replace(options, num_gpu_blocks_override=num_blocks))
+    device = make_device(options, replace(memory or MemoryOptions(), num_gpu_blocks_override=num_blocks))
     return device.load(spec, weights, executor_options)

@@ -15,6 +15,7 @@ from harness import Harness, Running
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch, TokenMasks
 from tidewheel.engine.devices.graph.options import GraphOptions
+from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.sampling import sample
 from tidewheel.engine.errors import DeviceError
 
@@ -264,9 +265,10 @@ class TestOwnMemory:
 
     def load(self, **changes: Any) -> Any:
         make_device = partial(adapters.device, adapters.ScriptedAdapter, True)
-        options = GraphOptions(gpu_memory_utilization=0.5, graph_reserved_mem=0.25, prompt_bs_bucket_max=1)
+        options = GraphOptions(graph_reserved_mem=0.25, prompt_bs_bucket_max=1)
+        memory = MemoryOptions(gpu_memory_utilization=0.5)
         arguments = {"dtype": "bfloat16", "num_blocks": None, "kv_cache_bytes": None, "max_num_batched_tokens": 1024}
-        return load(models_zoo.folder("llama"), options, make_device=make_device, **arguments | changes)
+        return load(models_zoo.folder("llama"), options, memory=memory, make_device=make_device, **arguments | changes)
 
     def test_the_cache_gets_what_weights_and_graphs_leave(self) -> None:
         limits = self.load().limits
@@ -322,6 +324,11 @@ class TestOwnMemory:
             self.load(dtype="float32")
         device = adapters.device(adapters.ScriptedAdapter, True, GraphOptions())
         assert device.default_dtype("float32") == "bfloat16"
+
+
+def test_without_memory_of_its_own_no_part_of_it_can_be_given(caplog: pytest.LogCaptureFixture) -> None:
+    load(models_zoo.folder("llama"), memory=MemoryOptions(gpu_memory_utilization=0.5))
+    assert "--gpu-memory-utilization has no effect: the device has no memory of its own" in caplog.messages
 
 
 def test_without_a_compiler_there_is_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

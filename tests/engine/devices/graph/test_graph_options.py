@@ -40,7 +40,7 @@ def test_every_bucket_variable_is_a_flag_and_an_environment_variable() -> None:
         "--bucketing-file": "VLLM_BUCKETING_FROM_FILE",
     }.items():
         assert variable in by_flag[flag]
-    assert {"--enforce-eager", "--num-gpu-blocks-override", "--max-seq-len-to-capture"} <= by_flag.keys()
+    assert {"--enforce-eager", "--max-seq-len-to-capture"} <= by_flag.keys()
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,8 @@ def test_a_maximum_that_is_given_is_obeyed() -> None:
         ),
         ({"bucketing_file": "f", "bucketing": "exponential"}, "leave out --bucketing"),
         ({"bucketing": "pad"}, "bucketing: must be one of linear, exponential"),
-        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization: must be above 0 and at most 1, got 0.0"),
-        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization: must be above 0 and at most 1"),
         ({"graph_prompt_ratio": 1.5}, "graph_prompt_ratio: must be between 0 and 1"),
         ({"graph_prompt_strategy": "best"}, "graph_prompt_strategy: must be one of min_tokens, max_bs"),
-        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override: must be at least 1"),
     ],
 )
 def test_contradictions_are_refused(values: dict[str, Any], said: str) -> None:

@@ -35,8 +35,7 @@ def test_sizes_have_four_significant_digits(num_bytes: float, words: str) -> Non
 
 def test_usable_memory_is_shared_between_graphs_and_cache(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    options = GraphOptions(gpu_memory_utilization=0.5, graph_reserved_mem=0.4)
-    plan = plan_memory(int(79.16 * GIB), options, "HPUGraphs")
+    plan = plan_memory(int(79.16 * GIB), 0.5, GraphOptions(graph_reserved_mem=0.4), "HPUGraphs")
     assert plan.usable == int(79.16 * GIB) // 2
     assert plan.graphs + plan.kv_cache == plan.usable
     assert plan.graphs == pytest.approx(0.4 * plan.usable, abs=1)
@@ -55,7 +54,7 @@ def test_without_graphs_the_cache_has_all_that_is_usable(
     options: GraphOptions, graphs_name: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    plan = plan_memory(10 * GIB, options, graphs_name)
+    plan = plan_memory(10 * GIB, 0.9, options, graphs_name)
     assert (plan.graphs, plan.kv_cache) == (0, 9 * GIB)
     assert caplog.messages == [
         "Free device memory: 10 GiB, 9 GiB usable (gpu_memory_utilization=0.9), 9 GiB reserved for KV cache"

@@ -16,6 +16,7 @@ from engine.devices.made_models import MLP, NORM, decoder_of
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import Executor, Pending
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
+from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import AttentionSpec, BranchSpec, DecoderSpec, ParallelSpec
@@ -96,9 +97,9 @@ def test_a_process_that_cannot_begin_ends_the_start_with_an_error(monkeypatch: p
 
 
 def test_a_process_that_cannot_load_ends_the_start_with_an_error() -> None:
-    options = dataclasses.replace(EAGER, num_gpu_blocks_override=1 << 40)
+    memory = MemoryOptions(num_gpu_blocks_override=1 << 40)
     with pytest.raises((DeviceError, RuntimeError, MemoryError)):
-        load(get_device("graph-cpu", [options, ParallelOptions(2)]))
+        load(get_device("graph-cpu", [EAGER, memory, ParallelOptions(2)]))
 
 
 @pytest.mark.parametrize(

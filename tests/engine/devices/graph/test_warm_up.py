@@ -72,13 +72,12 @@ def documented_example(ratio: float, caplog: pytest.LogCaptureFixture) -> tuple[
         prompt_seq_bucket_max=1024,
         decode_bs_bucket_step=128,
         decode_seq_bucket_max=2048,
-        gpu_memory_utilization=0.5,
         graph_reserved_mem=0.4,
         graph_prompt_ratio=ratio,
     )
     plan = plan_buckets(options, StepSizes(128, 2048, 4, 4096))
     plan = BucketPlan(plan.prompts, (), plan.decodes, plan.block_size, plan.decode_unit)
-    memory = plan_memory(int(79.158 * GIB), options, "HPUGraphs")
+    memory = plan_memory(int(79.158 * GIB), 0.5, options, "HPUGraphs")
     launches, progress = ScriptedLaunches(int(55.43 * GIB), cost_of_the_example), Progress()
     warm_up(launches, plan, memory, options, progress, clock=lambda: launches.seconds)
     assert progress.is_complete
@@ -210,8 +209,8 @@ MEMORY = MemoryPlan(GIB, GIB, 0, GIB)
     [
         ({"enforce_eager": True, "graph_prompt_ratio": 0.5}, MEMORY, True, "--graph-prompt-ratio .* no graphs are"),
         ({"graph_prompt_strategy": "max_bs"}, MEMORY, False, "--graph-prompt-strategy .* no graphs are"),
-        ({"enforce_eager": True, "gpu_memory_utilization": 0.5}, MEMORY, True, None),
-        ({"gpu_memory_utilization": 0.5}, None, True, "--gpu-memory-utilization .* no memory of its own"),
+        ({"enforce_eager": True}, MEMORY, True, None),
+        ({"graph_reserved_mem": 0.5}, None, True, "--graph-reserved-mem .* no memory of its own"),
         ({"graph_prompt_strategy": "max_bs", "graph_prompt_ratio": 0.5}, MEMORY, True, None),
     ],
 )
@@ -267,7 +266,7 @@ def test_a_graph_that_does_not_fit_is_skipped_and_later_ones_are_tried(
 
 
 def test_decodes_get_what_complete_prompts_leave() -> None:
-    options = GraphOptions(graph_prompt_ratio=0.9, gpu_memory_utilization=1)
+    options = GraphOptions(graph_prompt_ratio=0.9)
     decodes = tuple(Bucket(1, 1, width) for width in range(1, 9))
     free = 105 * MIB
     launches = ScriptedLaunches(free, lambda phase, bucket: 10 * MIB)

@@ -1,0 +1,36 @@
+"""The options of devices that size the KV cache by the accelerator's memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ..declaring.option import Options, option
+from ..declaring.values import at_least, count
+
+logger = logging.getLogger(__name__)
+
+
+def _positive_fraction(value: float) -> str | None:
+    return None if 0 < value <= 1 else "must be above 0 and at most 1"
+
+
+@dataclass(frozen=True)
+class MemoryOptions(Options):
+    """How much of the memory the device takes, and how large its KV cache is."""
+
+    gpu_memory_utilization: float = option(
+        0.9,
+        "the part of the device's memory that may be taken, of what loading and a trial step leave free",
+        parse=float,
+        check=_positive_fraction,
+        metavar="FRACTION",
+    )
+    num_gpu_blocks_override: int | None = option(
+        None, "KV blocks, whatever memory there is [as many as fit]", parse=count, check=at_least(1), metavar="N"
+    )
+
+    def warn_of_no_utilization(self, reason: str) -> None:
+        """Say in the log that nothing is made of `gpu_memory_utilization`, if it was given."""
+        if flag := self._differing(["gpu_memory_utilization"]):
+            logger.warning("%s has no effect: %s", flag, reason)
