@@ -37,7 +37,7 @@ _DEVICES = {
     "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions, MemoryOptions, ParallelOptions)),
     "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, MemoryOptions, HpuOptions)),
     "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions, MemoryOptions)),
-    "tpu": _Entry(".tpu.device", "TpuDevice", (TpuOptions, ParallelOptions)),
+    "tpu": _Entry(".tpu.device", "TpuDevice", (TpuOptions, MemoryOptions, ParallelOptions)),
     "torch": _Entry(".torch_reference", "TorchDevice"),
     "graph-cpu": _Entry(".graph.device", "graph_cpu", (GraphOptions, MemoryOptions, ParallelOptions)),
 }

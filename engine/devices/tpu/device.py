@@ -11,6 +11,7 @@ from ...weights.dtypes import STORAGE, DType, KvCacheDType
 from ...weights.tensor import WeightSource
 from ..base import Executor, ExecutorOptions
 from ..cache_split import GroupBytes
+from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .heads import Kernel, with_heads_for
 from .options import TpuOptions
@@ -25,8 +26,13 @@ class TpuDevice:
     name = "tpu"
     isa = None
 
-    def __init__(self, options: TpuOptions | None = None, parallel: ParallelOptions | None = None) -> None:
-        self._options = options or TpuOptions()
+    def __init__(
+        self,
+        options: TpuOptions | None = None,
+        memory: MemoryOptions | None = None,
+        parallel: ParallelOptions | None = None,
+    ) -> None:
+        self._options, self._memory = options or TpuOptions(), memory or MemoryOptions()
         self._num_devices = (parallel or ParallelOptions()).tensor_parallel_size
 
     @property
@@ -77,7 +83,7 @@ class TpuDevice:
             )
         spec = with_heads_for(spec, self._num_devices)
         _report(spec, kernel)
-        loader = Loader(spec, options, self._options, kernel, groups)
+        loader = Loader(spec, options, self._options, self._memory, kernel, groups)
         return loader.load(weights, cancellation or Cancellation())
 
     def _kernel(self, kv_cache_dtype: KvCacheDType) -> Kernel:

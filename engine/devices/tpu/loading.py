@@ -15,7 +15,8 @@ from ...errors import DeviceError
 from ...models.spec import DecoderSpec
 from ...weights.tensor import WeightSource
 from ..base import ExecutorLimits, ExecutorOptions
-from ..cache_split import GroupBytes
+from ..cache_split import CacheSplit, GroupBytes
+from ..memory_options import MemoryOptions
 from .buckets import most_sequences, page_size, row_buckets, token_buckets
 from .compile_cache import use_compile_cache
 from .decoder import TpuDecoder
@@ -29,7 +30,6 @@ from .weights import place_weights
 
 logger = logging.getLogger(__name__)
 
-_UTILIZATION = 0.9  # of a chip's memory
 _GIB = 2**30
 
 
@@ -41,10 +41,11 @@ class Loader:
         spec: DecoderSpec,
         options: ExecutorOptions,
         tpu: TpuOptions,
+        memory: MemoryOptions,
         kernel: Kernel,
         groups: Sequence[GroupBytes],
     ) -> None:
-        self._spec, self._kernel, self._groups = spec, kernel, groups
+        self._spec, self._memory, self._kernel, self._groups = spec, memory, kernel, groups
         self._block_size = page_size(options.max_model_len, options.max_num_seqs)
         self._options = replace(options, max_num_seqs=self._max_num_seqs(options))
         self._width = -(-options.max_model_len // self._block_size)
@@ -65,7 +66,15 @@ class Loader:
             lambda: ([jnp.zeros(p.shape, p.dtype) for p in programs.pages], jnp.zeros(programs.hidden.shape)),
             out_shardings=([p.sharding for p in programs.pages], programs.hidden.sharding),
         )
-        loaded = Loaded(params, *zeros())
+        try:
+            loaded = jax.block_until_ready(Loaded(params, *zeros()))
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise DeviceError(
+                f"the tpu device has no memory for a KV cache of {limits.num_blocks} blocks: "
+                "lower --num-gpu-blocks-override, --gpu-memory-utilization or --kv-cache-space"
+            ) from error
         return TpuExecutor(limits, programs, loaded, self._token_sizes, self._row_sizes)
 
     def _programs(self, params: Params, limits: ExecutorLimits) -> Programs:
@@ -104,26 +113,38 @@ class Loader:
         return most
 
     def _cache_bytes(self, params: Params) -> int | None:
-        """What all chips have for the cache beside weights and the largest step; None where the options say it."""
-        if self._options.kv_cache_bytes is not None:
+        """What all chips have for the cache beside weights and the largest step; None where `kv_cache_bytes` is it."""
+        options = self._options
+        if (override := self._memory.num_gpu_blocks_override) is not None:
+            self._memory.warn_of_no_utilization("--num-gpu-blocks-override is the size of the KV cache")
+            split = CacheSplit(self._groups, self._block_size, options.max_num_seqs, options.max_num_batched_tokens)
+            return split.bytes_with(override)
+        if options.kv_cache_bytes is not None:
+            on_chip = self._kernel.available
+            self._memory.warn_of_no_utilization(
+                "--kv-cache-space is the size of the KV cache" if on_chip else "the device has no memory of its own"
+            )
             return None
         statistics = first_chip(self._mesh).memory_stats()
         if statistics is None:
             raise DeviceError("JAX does not say how much memory the TPU has: size the KV cache with --kv-cache-space")
         total, taken = int(statistics["bytes_limit"]), int(statistics["bytes_in_use"])
         # The largest step, compiled with the smallest cache, says what a step takes beside weights and cache.
-        smallest = self._options.limits(self._groups, self._block_size, self._block_bytes())
-        largest = self._programs(params, smallest).step(self._token_sizes[-1], self._options.max_num_seqs).compile()
+        smallest = options.limits(self._groups, self._block_size, self._block_bytes())
+        largest = self._programs(params, smallest).step(self._token_sizes[-1], options.max_num_seqs).compile()
         step: int = largest.memory_analysis().temp_size_in_bytes
-        left = int(total * _UTILIZATION) - taken - step
+        utilization = self._memory.gpu_memory_utilization
+        cache = int(max(total - taken - step, 0) * utilization)
         logger.info(
-            "A chip has %.2f GiB of memory: weights take %.2f GiB, a step %.2f GiB, the KV cache gets %.2f GiB",
+            "A chip has %.2f GiB of memory: weights take %.2f GiB, a step %.2f GiB, and the KV cache gets %.2f GiB of "
+            "the rest (gpu_memory_utilization=%g)",
             total / _GIB,
             taken / _GIB,
             step / _GIB,
-            max(left, 0) / _GIB,
+            cache / _GIB,
+            utilization,
         )
-        return max(left, 0) * self._kernel.num_devices
+        return cache * self._kernel.num_devices
 
     def _block_bytes(self) -> int:
         """A block of each cache group."""

@@ -10,6 +10,7 @@ import jax
 from engine.devices.made_models import RandomWeights
 
 from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.devices.tpu.device import TpuDevice
 from tidewheel.engine.devices.tpu.executor import TpuExecutor
@@ -23,8 +24,8 @@ OPTIONS = ExecutorOptions("float32", None, max_model_len=256, max_num_seqs=8, ma
 NO_CACHE = TpuOptions(xla_cache_path=None)
 
 
-def device(num_devices: int = 1, options: TpuOptions = NO_CACHE) -> TpuDevice:
-    return TpuDevice(options, ParallelOptions(tensor_parallel_size=num_devices))
+def device(num_devices: int = 1, options: TpuOptions = NO_CACHE, memory: MemoryOptions | None = None) -> TpuDevice:
+    return TpuDevice(options, memory, ParallelOptions(tensor_parallel_size=num_devices))
 
 
 def load(
@@ -33,11 +34,12 @@ def load(
     num_devices: int = 1,
     num_tokens: int = 2048,
     tpu: TpuOptions = NO_CACHE,
+    memory: MemoryOptions | None = None,
     **options: Any,
 ) -> TpuExecutor:
     """The model with room in the cache for `num_tokens`, by default with random weights."""
     asked = replace(OPTIONS, **options)
-    made = device(num_devices, tpu)
+    made = device(num_devices, tpu, memory)
     size = num_tokens * made.kv_bytes_per_token(spec, asked.cache_dtype)
     executor = made.load(spec, weights or RandomWeights(spec), replace(asked, kv_cache_bytes=size))
     assert isinstance(executor, TpuExecutor)

@@ -15,6 +15,7 @@ import pytest
 from engine.devices.made_models import PLAIN, SLOPES, RandomWeights, decoder
 from harness import Harness
 
+from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.tpu.device import TpuDevice
 from tidewheel.engine.devices.tpu.heads import Kernel
 from tidewheel.engine.errors import DeviceError
@@ -61,6 +62,7 @@ LOAD = """
 import sys
 
 from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.tpu.device import TpuDevice
 from tidewheel.engine.errors import DeviceError
 from engine.devices.made_models import PLAIN, RandomWeights, decoder
@@ -151,25 +153,66 @@ def test_the_kernel_is_taken_where_it_computes_the_layer(attention: Any, itemsiz
     assert not replace(kernel, available=False).computes(attention)
 
 
-def test_a_cache_that_nobody_sized_gets_what_weights_and_a_step_leave(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+class Chip:
+    """One with 100 MiB, of which weights have 40."""
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_limit": 100 << 20, "bytes_in_use": 40 << 20}
+
+
+@pytest.mark.parametrize(("memory", "least", "most"), [(None, 45, 54), (0.5, 25, 30)])
+def test_a_cache_that_nobody_sized_gets_its_part_of_what_weights_and_a_step_leave(
+    memory: float | None, least: int, most: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from engine.devices.tpu.making import OPTIONS, device
 
     from tidewheel.engine.devices.tpu import loading
 
-    class Chip:
-        def memory_stats(self) -> dict[str, int]:
-            return {"bytes_limit": 100 << 20, "bytes_in_use": 40 << 20}
-
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(loading, "first_chip", lambda mesh: Chip())
-    made = device()
+    made = device(memory=None if memory is None else MemoryOptions(gpu_memory_utilization=memory))
     executor = made.load(SPEC, RandomWeights(SPEC), OPTIONS)
     taken = executor.limits.num_blocks * executor.limits.block_size * made.kv_bytes_per_token(SPEC, "float32")
-    assert 45 << 20 < taken < 50 << 20
+    assert least << 20 < taken <= most << 20
     assert "A chip has 0.10 GiB of memory: weights take 0.04 GiB" in caplog.text
+    assert f"of the rest (gpu_memory_utilization={memory or 0.9})" in caplog.text
     executor.close()
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("num_tokens", [16, None], ids=["a given size", "an unknown size"])
+def test_a_number_of_blocks_goes_before_all_else(num_tokens: int | None, num_devices: int) -> None:
+    from engine.devices.tpu.making import OPTIONS, device
+
+    made = device(num_devices, memory=MemoryOptions(num_gpu_blocks_override=37))
+    size = None if num_tokens is None else num_tokens * made.kv_bytes_per_token(SPEC, "float32")
+    executor = made.load(SPEC, RandomWeights(SPEC), replace(OPTIONS, kv_cache_bytes=size))
+    assert executor.limits.num_blocks == 37
+    assert Harness(executor).generate([[1, 2, 3]], 2)[0].output
+    executor.close()
+
+
+def test_a_cache_that_does_not_fit_is_said() -> None:
+    from engine.devices.tpu.making import load
+
+    with pytest.raises(DeviceError, match=f"no memory for a KV cache of {1 << 40} blocks: lower --num-gpu-blocks"):
+        load(SPEC, memory=MemoryOptions(num_gpu_blocks_override=1 << 40))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, "the device has no memory of its own"),
+        ({"num_gpu_blocks_override": 9}, "--num-gpu-blocks-override is the size of the KV cache"),
+    ],
+)
+def test_a_part_of_the_memory_that_is_given_for_nothing_is_named(
+    given: dict[str, int], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from engine.devices.tpu.making import load
+
+    load(SPEC, memory=MemoryOptions(gpu_memory_utilization=0.5, **given)).close()
+    assert f"--gpu-memory-utilization has no effect: {reason}" in caplog.messages
 
 
 def test_fewer_sequences_run_where_tables_of_all_would_be_too_large(caplog: pytest.LogCaptureFixture) -> None:
