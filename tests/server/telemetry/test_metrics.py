@@ -35,6 +35,15 @@ def samples(server: RunningServer) -> Samples:
     return found
 
 
+def padding_engine() -> ScriptedEngine:
+    """One whose device has buckets."""
+    engine = ScriptedEngine()
+    prompts, decodes = BucketUse("prompt", Bucket(2, 128, 1), 3, 700), BucketUse("decode", Bucket(4, 1, 16), 10, 31)
+    padded = BucketStats((decodes, prompts), num_outside=5, num_compilations=6)
+    engine.executor.stats = lambda: padded
+    return engine
+
+
 def test_requests_are_measured(start_server: StartServer) -> None:
     measured = start_server(engine={"step_s": 0.002}, served_model_names=("m",))
     before = samples(measured)
@@ -139,15 +148,11 @@ def test_padding_is_measured_by_bucket_on_devices_that_have_buckets(start_server
         return {key: value for key, value in found if re.match("tidewheel:(bucket|compilations)_.*_total", key[0])}
 
     assert figures(start_server(served_model_names=("m",))) == {}
-    engine = ScriptedEngine()
-    prompts, decodes = BucketUse("prompt", Bucket(2, 128, 1), 3, 700), BucketUse("decode", Bucket(4, 1, 16), 10, 31)
-    padded = BucketStats((decodes, prompts), num_outside=5, num_compilations=6)
-    engine.executor.stats = lambda: padded
     labels = {
         "prompt": (("batch_size", "2"), ("num_blocks", "1"), ("phase", "prompt"), ("query_len", "128")),
         "decode": (("batch_size", "4"), ("num_blocks", "16"), ("phase", "decode"), ("query_len", "1")),
     }
-    assert figures(start_server(engine, served_model_names=("m",))) == {
+    assert figures(start_server(padding_engine(), served_model_names=("m",))) == {
         ("tidewheel:bucket_hits_total", labels["prompt"]): 3,
         ("tidewheel:bucket_hits_total", labels["decode"]): 10,
         ("tidewheel:bucket_tokens_total", labels["prompt"]): 700,
@@ -179,7 +184,7 @@ def test_the_prefix_may_be_vllms(start_server: StartServer) -> None:
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer) -> None:
-    measured = start_server(served_model_names=("m",))
+    measured = start_server(padding_engine(), served_model_names=("m",))
     measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS"})
     exported = {name for name, _ in samples(measured)}
     dashboard = json.loads(DASHBOARD.read_text())
@@ -191,6 +196,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer
         assert names, expression
         queried.update(names)
     assert queried <= exported
+    assert {name for name in exported if re.match("tidewheel:(bucket|compilations)_.*_total", name)} <= queried
     assert {panel["id"] for panel in dashboard["panels"]} == set(range(1, len(dashboard["panels"]) + 1))
 
 
