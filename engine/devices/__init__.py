@@ -35,7 +35,7 @@ class _Entry(NamedTuple):
 _DEVICES = {
     "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions,)),
     "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions, MemoryOptions, ParallelOptions)),
-    "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, MemoryOptions, HpuOptions)),
+    "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, MemoryOptions, HpuOptions, ParallelOptions)),
     "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions, MemoryOptions)),
     "tpu": _Entry(".tpu.device", "TpuDevice", (TpuOptions, MemoryOptions, ParallelOptions)),
     "torch": _Entry(".torch_reference", "TorchDevice"),

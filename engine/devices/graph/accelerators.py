@@ -14,13 +14,15 @@ from ..base import Executor, ExecutorOptions
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .device import GraphDevice, Kind
-from .hpu_options import HpuOptions
+from .hpu_options import HpuOptions, is_lazy
 from .options import GraphOptions
+from .ranks import variables_of
 
 _CUDA = Kind("cuda", ".cuda", "CudaAdapter", True, ("bfloat16", "float16", "float32"), "CUDA graphs")
 _HPU = Kind("hpu", ".hpu", "HpuAdapter", True, ("bfloat16", "float16", "float32"), "HPUGraphs")
 _NEURON = Kind("neuron", ".neuron", "NeuronAdapter", True, ("bfloat16", "float16"))
 
+_COLLECTIVES = "PT_HPU_ENABLE_LAZY_COLLECTIVES"
 _NEFF_FOLDER = "TORCH_NEURONX_NEFF_CACHE_DIR"
 _DEFAULT_NEFF_FOLDER = "~/.cache/tidewheel/neff"
 
@@ -35,12 +37,16 @@ def cuda(
 
 
 class HpuDevice(GraphDevice):
-    """A Gaudi card: the first of those that HABANA_VISIBLE_MODULES leaves."""
+    """The first of the Gaudi cards that HABANA_VISIBLE_MODULES leaves, or as many as share the model."""
 
     def __init__(
-        self, options: GraphOptions | None = None, memory: MemoryOptions | None = None, own: HpuOptions | None = None
+        self,
+        options: GraphOptions | None = None,
+        memory: MemoryOptions | None = None,
+        own: HpuOptions | None = None,
+        parallel: ParallelOptions | None = None,
     ) -> None:
-        super().__init__(_HPU, options, memory)
+        super().__init__(_HPU, options, memory, parallel)
         self._own = own or HpuOptions()
 
     def load(
@@ -50,7 +56,12 @@ class HpuDevice(GraphDevice):
         options: ExecutorOptions,
         cancellation: Cancellation | None = None,
     ) -> Executor:
-        """Load it, and have its steps watched if the options want it."""
+        """Load it, and have its steps watched if the options want it.
+
+        Raises DeviceError as other devices do, and if variables do not let several cards share the model.
+        """
+        if self._size > 1:
+            _prepare_cards(self._size, captures=is_lazy() and not self._options.enforce_eager)
         executor = super().load(spec, weights, options, cancellation)
         if not self._own.watches:
             return executor
@@ -75,6 +86,23 @@ class NeuronDevice(GraphDevice):
         """Load it, with a folder that keeps compiled graphs for the next start."""
         _keep_compiled_graphs()
         return super().load(spec, weights, options, cancellation)
+
+
+def _prepare_cards(size: int, *, captures: bool) -> None:
+    """Set what Intel's package reads when it is imported, which torch may do: the first card is this process's.
+
+    The other processes inherit it, and are given cards of their own. HPU graphs need lazy collectives:
+    https://docs.habana.ai/en/latest/PyTorch/Inference_on_PyTorch/Inference_Using_HPU_Graphs.html
+    """
+    variables = variables_of("hpu", 0, size)
+    if captures and _COLLECTIVES not in os.environ:
+        variables[_COLLECTIVES] = "true"
+        logger.info("%s is set to true: HPU graphs of several cards need it", _COLLECTIVES)
+    elif captures and (given := os.environ[_COLLECTIVES]).lower() not in ("true", "1"):
+        raise DeviceError(
+            f"{_COLLECTIVES}={given} does not allow HPU graphs on {size} cards: unset it, or take --enforce-eager"
+        )
+    os.environ.update(variables)
 
 
 def _keep_compiled_graphs() -> None:

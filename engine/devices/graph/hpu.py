@@ -8,7 +8,6 @@ one. https://docs.habana.ai/en/latest/PyTorch/Inference_on_PyTorch/Inference_Usi
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from ...errors import DeviceError
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
 from .attention import gather_attention
+from .hpu_options import is_lazy
 from .options import GraphOptions
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class HpuAdapter:
                 "HABANA_VISIBLE_DEVICES=all), and that no other process has it"
             )
         self._hpu, self._core = htorch.hpu, htcore
-        self._is_lazy = os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
+        self._is_lazy = is_lazy()
         self._is_eager = options.enforce_eager
         self.captures = self._is_lazy and not self._is_eager
         self.device = torch.device("hpu", 0)

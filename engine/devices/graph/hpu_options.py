@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from ...declaring.option import Options, option
+
+
+def is_lazy() -> bool:
+    """Whether Intel's package lets operations accumulate, which HPU graphs need."""
+    return os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from ...weights.tensor import DenseTensor, WeightTensor
 from ..base import Executor, OnWait, Pending
 from ..batch import StepBatch, StepOutput
 from .adapter import Adapter, DeviceMemory
+from .ranks import variables_of
 
-# By the device's name: what adds up there, and the variable that shows a process its accelerator alone.
-_LIBRARIES = {"cuda": ("cpu:gloo,cuda:nccl", "CUDA_VISIBLE_DEVICES"), "graph-cpu": ("gloo", None)}
+_LIBRARIES = {"cuda": "cpu:gloo,cuda:nccl", "hpu": "cpu:gloo,hpu:hccl", "graph-cpu": "gloo"}  # by the device's name
 _IDLE = timedelta(days=365)  # nobody may ask for anything for long
 _POLL_S = 0.05
 _END_S = 10.0  # for the others to end, or for this process to hear of one that did
@@ -47,15 +47,23 @@ class Group:
     def __init__(self, device: str, store: str, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._device, self._store = device, store
+        self._add_up: Callable[[Tensor], Tensor] = _add_up
 
     def join(self) -> None:
         """Return when all others have joined."""
+        if self._device == "hpu":
+            from .hccl import make_adder
+
+            self._add_up = make_adder()
         Path(self._store).with_name(_ready(self.rank)).touch()
-        library, _ = _LIBRARIES[self._device]
         # All are on this machine, and what they send is unpickled: nobody else may connect.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group(
-            library, init_method=f"file://{self._store}", rank=self.rank, world_size=self.size, timeout=_IDLE
+            _LIBRARIES[self._device],
+            init_method=f"file://{self._store}",
+            rank=self.rank,
+            world_size=self.size,
+            timeout=_IDLE,
         )
 
     def send(self, what: Any) -> None:
@@ -76,8 +84,7 @@ class Group:
 
     def add_up(self, x: Tensor) -> Tensor:
         """The sum of all processes' `x`."""
-        distributed.all_reduce(x)
-        return x
+        return self._add_up(x)
 
     def share_memory(self, adapter: Adapter) -> None:
         """Have the adapter report the least of what all have left, so that all plan alike."""
@@ -100,10 +107,7 @@ class Leader(Group):
     """The first process, which starts the others. Raises DeviceError for a device that cannot share a model."""
 
     def __init__(self, device: str, size: int) -> None:
-        variable = _LIBRARIES[device][1]
-        shown: list[dict[str, str]] = [
-            {} if variable is None else {variable: _one_of(variable, r)} for r in range(size)
-        ]
+        shown = [variables_of(device, rank, size) for rank in range(size)]
         self._folder = Path(tempfile.mkdtemp(prefix="tidewheel-"))
         store = str(self._folder / "store")
         self._processes = [
@@ -262,12 +266,9 @@ class LeadingExecutor:
             raise
 
 
-def _one_of(variable: str, rank: int) -> str:
-    visible = os.environ.get(variable)
-    names = visible.split(",") if visible else [str(other) for other in range(rank + 1)]
-    if rank >= len(names):
-        raise DeviceError(f"{variable}={visible} names {len(names)} accelerators, fewer than --tensor-parallel-size")
-    return names[rank]
+def _add_up(x: Tensor) -> Tensor:
+    distributed.all_reduce(x)
+    return x
 
 
 def _ready(rank: int) -> str:

@@ -1,4 +1,4 @@
-"""habana_frameworks.torch as Intel's documentation describes it, for one card.
+"""habana_frameworks.torch as Intel's documentation describes it, for one card of a process.
 
 https://docs.habana.ai/en/latest/PyTorch/Inference_on_PyTorch/Inference_Using_HPU_Graphs.html: static shapes, all on the
 card, no flow that depends on data, no in-place updates of views. In lazy mode operations accumulate until `mark_step`,
@@ -7,16 +7,21 @@ and what accumulated is compiled if it is new; in eager mode each operation is.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from engine.devices.fakes.accelerator import GIB, Accelerator
+from engine.devices.fakes.accelerator import GIB, Accelerator, DeviceTensor, FakeDeviceError
 from engine.devices.fakes.recording import Recording
+from torch import Tensor
+
+_all_reduce_on_host = torch.distributed.all_reduce
 
 
 class FakeHpu:
@@ -60,7 +65,10 @@ class FakeHpu:
             metrics=metrics,
         )
         core = module("habana_frameworks.torch.core", mark_step=accelerator.flush)
-        package = module("habana_frameworks.torch", hpu=hpu, core=core)
+        distributed = module("habana_frameworks.torch.distributed", __path__=[str(Path(__file__).with_name("hccl"))])
+        package = module("habana_frameworks.torch", hpu=hpu, core=core, distributed=distributed)
+        monkeypatch.delitem(sys.modules, "habana_frameworks.torch.distributed.hccl", raising=False)
+        monkeypatch.setattr(torch.distributed, "all_reduce", self._all_reduce)
         module("habana_frameworks", torch=package)
         monkeypatch.setattr(torch, "hpu", hpu, raising=False)
         monkeypatch.setattr(torch, "compile", compile_function)
@@ -68,6 +76,15 @@ class FakeHpu:
         if self._lazy:
             accelerator.be_lazy()
         return self
+
+    def _all_reduce(self, x: Tensor, *args: Any) -> None:
+        if not isinstance(x, DeviceTensor):
+            _all_reduce_on_host(x, *args)
+            return
+        collectives = os.environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "false")
+        if self.accelerator.recording is not None and collectives != "true":
+            raise FakeDeviceError("HPU graphs on several cards need PT_HPU_ENABLE_LAZY_COLLECTIVES=true")
+        torch.ops.fake_hccl.all_reduce(x)
 
     def _synchronize(self) -> None:
         self.accelerator.flush()

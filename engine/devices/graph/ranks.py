@@ -1,0 +1,41 @@
+"""Variables that show each of the processes which share a model its accelerator. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import DeviceError
+
+
+def variables_of(device: str, rank: int, size: int) -> dict[str, str]:
+    """What process `rank` of `size` has to find in its environment before it imports torch.
+
+    Raises DeviceError if the user's variable names fewer accelerators.
+    """
+    if device == "cuda":
+        return {"CUDA_VISIBLE_DEVICES": _names("CUDA_VISIBLE_DEVICES", size)[rank]}
+    if device == "hpu":
+        return _of_card(rank, size)
+    return {}
+
+
+def _of_card(rank: int, size: int) -> dict[str, str]:
+    # Unlike CUDA's, the list of modules is the same for all: a process has the one at its local rank.
+    # https://docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Gaudi_Assignment.html
+    modules = _names("HABANA_VISIBLE_MODULES", size)
+    return {
+        "WORLD_SIZE": str(size),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "HABANA_VISIBLE_MODULES": ",".join(modules),
+        "HLS_MODULE_ID": modules[rank],
+    }
+
+
+def _names(variable: str, size: int) -> list[str]:
+    """The first `size` accelerators that a variable leaves."""
+    visible = os.environ.get(variable)
+    names = visible.split(",") if visible else [str(rank) for rank in range(size)]
+    if len(names) < size:
+        raise DeviceError(f"{variable}={visible} names {len(names)} accelerators, fewer than --tensor-parallel-size")
+    return names[:size]
