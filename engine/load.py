@@ -45,6 +45,7 @@ class OpenedModel:
     """A model that has been found, and what it will be computed with; its weights are still to be read.
 
     `weight_bytes` and `kv_bytes_per_token` are what it will take in memory, and `kv_groups` each cache group's part.
+    `quantization` is what the device does, which may be none although the options name one.
     """
 
     source: ModelSource
@@ -100,6 +101,14 @@ def open_model(options: EngineOptions) -> OpenedModel:
     quantization = parse_quantization(
         options.quantization, options.quantization_group_size, options.quantization_zero_points
     )
+    if quantization is not None and not device.quantizes:
+        logger.warning(
+            "--quantization %s has no effect on the %s device: weights are kept, and take memory, as %s",
+            quantization,
+            device.name,
+            dtype,
+        )
+        quantization = None
     kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     weight_bytes = sum(format_of(name, shape, dtype, quantization).num_bytes(shape) for name, shape in shapes.items())
     return OpenedModel(

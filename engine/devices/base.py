@@ -235,10 +235,13 @@ class Device(Protocol):
 
     With `has_own_memory` weights and cache do not lie in the machine's memory: the device itself sees to it that they
     fit, and sizes a cache that nobody sized (`kv_cache_bytes` None) when the weights are loaded.
+
+    Where it `quantizes`, it stores weights as ExecutorOptions.quantization says; else it is not to be asked for that.
     """
 
     name: str
     has_own_memory: bool
+    quantizes: bool
 
     @property
     def isa(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
 from tidewheel.engine.devices.cache_split import GroupBytes
 from tidewheel.engine.errors import DeviceError, ModelError
-from tidewheel.engine.load import EngineLoad, load_engine
+from tidewheel.engine.load import EngineLoad, load_engine, open_model
 from tidewheel.engine.models import ModelDescription
 from tidewheel.engine.models.generation import GenerationConfig
 from tidewheel.engine.models.spec import DecoderSpec
@@ -24,6 +25,7 @@ from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.text.tokenizer_backends import TokenizersBackend
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 from tidewheel.engine.weights.dummy import DummyWeights
+from tidewheel.engine.weights.quantization import Quantization
 from tidewheel.engine.weights.tensor import WeightSource
 
 CONFIG = {
@@ -52,11 +54,13 @@ class ScriptedDevice:
 
     name = "scripted"
     has_own_memory = False
+    quantizes = False
     isa = None
 
     def __init__(self) -> None:
         self.executor = LoadedNothing()
         self.weights: WeightSource | None = None
+        self.quantization: Quantization | None = None
         self.failure: Exception | None = None
         self.may_finish = threading.Event()
         self.cancelled = False
@@ -73,7 +77,7 @@ class ScriptedDevice:
     def load(
         self, spec: DecoderSpec, weights: WeightSource, options: ExecutorOptions, cancellation: Cancellation
     ) -> Executor:
-        self.weights = weights
+        self.weights, self.quantization = weights, options.quantization
         with cancellation.calling(self.may_finish.set):
             assert self.may_finish.wait(60)
         try:
@@ -131,6 +135,24 @@ def test_prompts_that_run_whole_bound_the_context_which_is_said(
     assert engine.max_model_len == (512 if chunked else 64)
     said = "The context is cut from 512 tokens to 64: the scripted device runs prompts whole"
     assert (said in caplog.text) == (not chunked)
+
+
+@pytest.mark.parametrize("quantizes", [False, True])
+def test_what_is_said_of_the_weights_is_how_the_device_stores_them(
+    quantizes: bool, device: ScriptedDevice, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    device.quantizes = quantizes
+    device.may_finish.set()
+    asked = replace(options(folder), quantization="int8")
+    with caplog.at_level("INFO"):
+        engine = load_engine(asked)
+    assert engine.info["quantization"] == ("int8" if quantizes else "")
+    assert f"llama, {'int8' if quantizes else 'float32'} on scripted" in caplog.text
+    said = "--quantization int8 has no effect on the scripted device: weights are kept, and take memory, as float32"
+    assert caplog.text.count(said) == (0 if quantizes else 1)
+    plain = open_model(options(folder)).weight_bytes
+    assert (open_model(asked).weight_bytes < plain) == quantizes
+    assert device.quantization == (Quantization("int8") if quantizes else None)
 
 
 class OneFile:

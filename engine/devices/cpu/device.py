@@ -55,6 +55,7 @@ class CpuDevice:
 
     name = "cpu"
     has_own_memory = False
+    quantizes = True
 
     def __init__(self, options: CpuOptions | None = None, *, isa: str = "auto") -> None:
         self._options = options or CpuOptions()

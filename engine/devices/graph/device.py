@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from .adapter import Adapter
     from .decoder import GraphDecoder
     from .parallel import Group
-
-logger = logging.getLogger(__name__)
 
 
 class Kind(NamedTuple):
@@ -61,6 +58,7 @@ class GraphDevice:
     """Runs padded launches through torch on one kind of accelerator."""
 
     isa = None
+    quantizes = False
 
     def __init__(
         self,
@@ -150,12 +148,6 @@ class GraphDevice:
         if options.dtype not in adapter.dtypes:
             known = " or ".join(adapter.dtypes)
             raise DeviceError(f"the {self.name} device does not compute in {options.dtype}: take --dtype {known}")
-        if options.quantization is not None:
-            logger.warning(
-                "--quantization has no effect on the %s device: weights are kept, and take memory, as %s",
-                self.name,
-                options.dtype,
-            )
         plan = plan_buckets(self._options, _step_sizes(adapter, options))
         with self._room_for(f"the weights in {options.dtype}"):
             decoder = GraphDecoder(

@@ -20,6 +20,7 @@ class TorchDevice:
     name = "torch"
     has_own_memory = False
     isa = None
+    quantizes = False
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """What the checkpoint is stored as: torch computes with all of them."""

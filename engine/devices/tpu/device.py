@@ -25,6 +25,7 @@ class TpuDevice:
 
     name = "tpu"
     isa = None
+    quantizes = False
 
     def __init__(
         self,
@@ -75,12 +76,6 @@ class TpuDevice:
         require_platform()
         from .loading import Loader
 
-        if options.quantization is not None:
-            logger.warning(
-                "--quantization %s has no effect on the tpu device: weights are kept in %s",
-                options.quantization,
-                options.dtype,
-            )
         spec = with_heads_for(spec, self._num_devices)
         _report(spec, kernel)
         loader = Loader(spec, options, self._options, self._memory, kernel, groups)

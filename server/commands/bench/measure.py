@@ -116,7 +116,7 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
 
 def _embedding_bytes_per_parameter(opened: OpenedModel) -> float | None:
     """None: as for the rest of the model."""
-    if opened.quantization is None or opened.device.name != "cpu":  # the others store all weights alike
+    if opened.quantization is None:  # all weights are stored alike
         return None
     name, shape = "embed.weight", tensor_shapes(opened.spec)["embed.weight"]
     return format_of(name, shape, opened.dtype, opened.quantization).num_bytes(shape) / math.prod(shape)

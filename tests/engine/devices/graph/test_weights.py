@@ -12,7 +12,6 @@ from harness import Harness
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.weights.dtypes import bfloat16_bits
-from tidewheel.engine.weights.quantization import Quantization
 from tidewheel.engine.weights.tensor import DenseTensor, QuantizedTensor, WeightTensor
 
 torch = pytest.importorskip("torch")
@@ -49,15 +48,6 @@ def test_quantized_weights_are_dequantized_with_one_warning(caplog: pytest.LogCa
     np.testing.assert_array_equal(Harness(executor).logits(TOKENS), expected)
     (record,) = [record for record in caplog.records if "dequantized" in record.message]
     assert "take the memory of float32" in record.message
-
-
-def test_quantizing_has_no_effect_which_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        executor = load((SPEC, RandomWeights(SPEC)), quantization=Quantization("int8"))
-    assert "--quantization has no effect on the graph-cpu device" in caplog.text
-    np.testing.assert_array_equal(
-        Harness(executor).logits(TOKENS), Harness(load((SPEC, RandomWeights(SPEC)))).logits(TOKENS)
-    )
 
 
 def test_a_weight_that_is_not_finite_is_refused_by_name() -> None:

@@ -20,7 +20,6 @@ from tidewheel.engine.devices.tpu.device import TpuDevice
 from tidewheel.engine.devices.tpu.heads import Kernel
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec
-from tidewheel.engine.weights.quantization import Quantization
 from tidewheel.engine.weights.tensor import DenseTensor, QuantizedTensor, WeightTensor
 
 pytest.importorskip("jax")
@@ -121,10 +120,9 @@ def test_quantized_weights_are_computed_as_floats_and_that_is_said(caplog: pytes
     tokens = [4, 9, 2]
     expected = Harness(load(SPEC, QuantizedWeights(SPEC, dense=True))).logits(tokens)
     assert not caplog.records or "quantized" not in caplog.text
-    logits = Harness(load(SPEC, QuantizedWeights(SPEC, dense=False), quantization=Quantization("int8"))).logits(tokens)
+    logits = Harness(load(SPEC, QuantizedWeights(SPEC, dense=False))).logits(tokens)
     np.testing.assert_array_equal(logits, expected)
     assert "1 matrices of the checkpoint are quantized" in caplog.text
-    assert "--quantization int8 has no effect on the tpu device" in caplog.text
 
 
 def test_the_cache_of_a_tpu_has_heads_of_whole_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
