@@ -26,20 +26,20 @@ NODE_MODULES = Path(sys.prefix) / "node" / "node_modules"  # where `make test` i
 RunScenario = Callable[..., Any]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scripted(start_server: StartServer) -> RunningServer:
     """A scripted chat model that calls tools and reasons, an embedding model, and keys."""
     encoders = load_encoders([str(zoo.folder("bert"))], ["embed"])
     return start_server(encoders=encoders, tool_call_parser="hermes", reasoning_parser="qwen3", api_keys=["secret"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def slow(start_server: StartServer) -> RunningServer:
     """A scripted chat model whose tokens take a while."""
     return start_server(engine={"step_s": 0.01}, api_keys=["secret"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def run_node() -> RunScenario:
     """Runs a scenario of openai_scenarios.cjs against the server of a URL and returns its result.
 

