@@ -16,7 +16,7 @@ from tidewheel.engine.devices.base import Device, Executor, ExecutorOptions
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.models import describe
-from tidewheel.engine.weights import open_weights, read_config
+from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 from tidewheel.engine.weights.quantization import Quantization
 
@@ -49,8 +49,9 @@ def load(
     kv_cache_dtype: KvCacheDType | None = None,
     quantization: Quantization | None = None,
 ) -> Executor:
-    """The model in `folder` on `device`, with room in the cache for about 64 sequences of 128 tokens."""
-    description = describe(read_config(folder), max_model_len)
+    """The model in a folder or a GGUF file on `device`, with room in the cache for about 64 sequences of 128 tokens."""
+    source = open_source(str(folder))
+    description = describe(source.config, max_model_len)
     options = ExecutorOptions(
         dtype=dtype,
         kv_cache_bytes=8192 * device.kv_bytes_per_token(description.spec, kv_cache_dtype or dtype),
@@ -60,7 +61,7 @@ def load(
         kv_cache_dtype=kv_cache_dtype,
         quantization=quantization,
     )
-    return device.load(description.spec, open_weights(folder, description), options)
+    return device.load(description.spec, source.weights(description), options)
 
 
 @dataclass

@@ -231,7 +231,7 @@ def folder(name: str, dtype: str = "float32", tokenizer: bool = False) -> Path:
     else:
         build(CASES[name]).to(getattr(torch, dtype)).save_pretrained(path)
     if tokenizer:
-        _train_tokenizer().save_pretrained(path)
+        train_tokenizer().save_pretrained(path)
     return path
 
 
@@ -274,7 +274,7 @@ def _reference_logits(name: str, tokens: tuple[int, ...]) -> NDArray[np.float32]
 
 
 @functools.cache
-def _train_tokenizer() -> Any:
+def train_tokenizer() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

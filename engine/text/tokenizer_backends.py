@@ -145,8 +145,10 @@ class TokenizersBackend:
 class SentencePieceBackend:
     """A `tokenizer.model`, by the sentencepiece library, with the tokens that `tokenizer_config.json` adds."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        """Raises ModelError if the file is not a sentencepiece model, if `config` adds impossible tokens, or if the
+    def __init__(self, path: Path, config: Mapping[str, Any], model: bytes | None = None) -> None:
+        """`model` is the content of a `tokenizer.model` that was made of another file, which `path` names then.
+
+        Raises ModelError if the file is not a sentencepiece model, if `config` adds impossible tokens, or if the
         library is missing.
         """
         try:
@@ -160,7 +162,10 @@ class SentencePieceBackend:
 
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
-            self._processor.Load(str(path))
+            if model is None:
+                self._processor.Load(str(path))
+            else:
+                self._processor.LoadFromSerializedProto(model)
             size: int = self._processor.GetPieceSize()
             # All at once, because each access to a piece that is not UTF-8 raises.
             self._pieces: list[str] = self._processor.IdToPiece(list(range(size)))

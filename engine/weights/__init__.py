@@ -6,15 +6,17 @@ from pathlib import Path
 
 from ..errors import ModelError
 from ..files.folder import read_config
+from ..files.reading import is_there
 from .checkpoint import open_weights
 from .dummy import DummySource
 from .folder_source import FolderSource
+from .gguf.source import GgufSource, find_gguf
 from .hub import resolve
 from .source import ModelSource
 
 __all__ = ["LOAD_FORMATS", "ModelSource", "open_source", "open_weights", "read_config", "resolve"]
 
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
 def open_source(
@@ -24,13 +26,27 @@ def open_source(
     load_format: str = "auto",
     seed: int = 0,
 ) -> ModelSource:
-    """The model of that name: a folder or a hub id ("owner/name"), downloaded if need be.
+    """The model of that name: a `.gguf` file, a folder, or a hub id ("owner/name"), downloaded if need be.
 
-    `load_format` is one of LOAD_FORMATS: auto and safetensors read the checkpoint, dummy makes random weights from
-    `seed` and needs no weight files. Raises ModelError if there is no such model or format.
+    `load_format` is one of LOAD_FORMATS: auto reads what is there, safetensors and gguf one kind of checkpoint, dummy
+    makes random weights from `seed` and needs no weight files. Raises ModelError if there is no such model or format.
     """
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load format {load_format!r} is not known; known are {', '.join(LOAD_FORMATS)}")
     dummy = load_format == "dummy"
-    source = FolderSource(resolve(model, revision, download_dir, with_weights=not dummy))
+    path = resolve(model, revision, download_dir, with_weights=not dummy)
+    source = _source(path, load_format)
     return DummySource(source, seed) if dummy else source
+
+
+def _source(path: Path, load_format: str) -> ModelSource:
+    if load_format == "dummy" and is_there(path / "config.json"):
+        return FolderSource(path)
+    gguf = find_gguf(path) if path.is_dir() else path
+    if gguf is None and load_format == "gguf":
+        raise ModelError(f"{path} has no GGUF file, or has safetensors too: --load-format gguf needs the path of one")
+    if gguf is None:
+        return FolderSource(path)
+    if load_format == "safetensors":
+        raise ModelError(f"{gguf} is a GGUF file, but --load-format is safetensors")
+    return GgufSource(gguf)

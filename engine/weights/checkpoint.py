@@ -241,6 +241,12 @@ def _take(stored: StoredTensor, ref: TensorRef, dtype: np.dtype[Any]) -> tuple[N
     """What `ref` takes of its tensor, without its stack, and whether that is a view of the mapped file."""
     whole, mapped = _aligned(stored.data, dtype)
     whole = whole.reshape(stored.shape)
+    data = take(whole, ref)
+    return data, mapped and np.may_share_memory(data, whole)
+
+
+def take(whole: NDArray[np.generic], ref: TensorRef) -> NDArray[np.generic]:
+    """What `ref` takes of its tensor, without its stack; a view where that is possible."""
     data = whole.T if ref.transpose else whole
     if ref.each is not None:
         size, start, stop = ref.each
@@ -248,9 +254,7 @@ def _take(stored: StoredTensor, ref: TensorRef, dtype: np.dtype[Any]) -> tuple[N
         data = groups[:, start:stop].reshape(-1, *data.shape[1:])
     if ref.rows is not None:
         data = data[ref.rows[0] : ref.rows[1]]
-    if ref.permute is not None:
-        data = data[list(ref.permute)]
-    return data, mapped and np.may_share_memory(data, whole)
+    return data if ref.permute is None else data[list(ref.permute)]
 
 
 def _aligned(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[NDArray[np.generic], bool]:

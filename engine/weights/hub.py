@@ -1,4 +1,4 @@
-"""From a model's name to a folder: a local one as it is, a hub id through huggingface_hub's cache."""
+"""From a model's name to a folder or a GGUF file: local ones as they are, hub ids by huggingface_hub's cache."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ _ENCODER_UNWANTED = ["openvino/*"]
 def resolve(
     model: str, revision: str | None = None, download_dir: str | Path | None = None, with_weights: bool = True
 ) -> Path:
-    """The folder of a model, downloaded if need be, with progress bars on stderr.
+    """The folder of a model, downloaded if need be, with progress bars on stderr; or a `.gguf` file, if it is one.
 
-    `model` is a folder or a hub id ("owner/name"). `download_dir` is the cache's folder in place of huggingface_hub's
-    own. Without `with_weights` only the small files are downloaded, for dummy weights. The hub's variables are
-    honoured: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
+    `model` is such a file, a folder or a hub id ("owner/name"). `download_dir` is the cache's folder in place of
+    huggingface_hub's own. Without `with_weights` only the small files are downloaded, for dummy weights. The hub's
+    variables are honoured: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
 
     Raises ModelError if the model is not there or cannot be had.
     """
     wanted = _WANTED + _WEIGHTS if with_weights else _WANTED
-    return _local_folder(model) or _download(model, revision, download_dir, wanted, _UNWANTED)
+    return _local(model, ".gguf") or _download(model, revision, download_dir, wanted, _UNWANTED)
 
 
 def resolve_encoder(model: str, download_dir: str | Path | None = None) -> Path:
     """As `resolve`, for an encoder in ONNX."""
-    return _local_folder(model) or _download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+    return _local(model) or _download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
 
 
-def _local_folder(model: str) -> Path | None:
-    """None for what may be a hub id."""
+def _local(model: str, suffix: str | None = None) -> Path | None:
+    """A folder, or a file with that suffix. None for what may be a hub id."""
     try:
-        folder = Path(model).expanduser()
-        if folder.is_dir():
-            return folder
-        if folder.exists():
-            raise ModelError(f"{model} is a file; give the folder that holds the model, or a hub id such as owner/name")
+        path = Path(model).expanduser()
+        if path.is_dir() or (path.suffix == suffix and path.exists()):
+            return path
+        if path.exists():
+            raise ModelError(
+                f"{model} is a file; give a .gguf file, the folder that holds the model, or a hub id such as owner/name"
+            )
     except (OSError, ValueError, RuntimeError) as error:  # a name too long, a folder nobody may look into, no such home
         reason = getattr(error, "strerror", None) or error
         raise ModelError(f"{shown(model)} cannot be looked for: {reason}") from error

@@ -104,14 +104,16 @@ def resolve_elsewhere(
     return result.stdout.splitlines(), result.stderr
 
 
-def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_and_a_gguf_file_are_used_as_they_are(tmp_path: Path) -> None:
     assert resolve(str(tmp_path)) == tmp_path
+    (tmp_path / "model.gguf").touch()
+    assert resolve(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
 
 
 def test_paths_that_are_no_folders_are_refused_without_asking_the_hub(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelError, match=r"model.gguf is a file"):
-        resolve(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelError, match=r"model.safetensors is a file"):
+        resolve(str(tmp_path / "model.safetensors"))
     with pytest.raises(ModelError, match="none does not exist"):
         resolve(str(tmp_path / "none"))
 

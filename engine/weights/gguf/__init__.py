@@ -1,0 +1,1 @@
+"""GGUF files: models in one file, mostly quantized, with config and tokenizer inside."""

@@ -1,0 +1,170 @@
+"""The tensor types of GGUF files, and what their blocks mean as float32.
+
+The layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. In the comments of the functions below, a
+block is n bytes of which `at` is the first of a field. All arithmetic is float32, in the order that the format's
+authors use, so that every number equals theirs to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Bytes = NDArray[np.uint8]
+_Floats = NDArray[np.float32]
+
+_PIECE_ELEMENTS = 1 << 20  # made at once; what numpy needs meanwhile is a few times as large
+# The values of 4-bit codes that are not evenly spaced.
+_NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+# Twice the values of e2m1 floats, https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf
+_TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+
+
+class BlockType(NamedTuple):
+    """A tensor type: its blocks of so many elements take so many bytes.
+
+    `dequantize` makes `[blocks, elements] float32` of `[blocks, bytes] uint8`. It is None for plain floats.
+    """
+
+    name: str
+    elements: int
+    bytes: int
+    dequantize: Callable[[_Bytes], _Floats] | None = None
+
+
+def dequantize(data: _Bytes, kind: BlockType) -> _Floats:
+    """The elements of whole blocks, one after the other, in a new array. Raises ValueError for plain floats."""
+    if kind.dequantize is None:
+        raise ValueError(f"{kind.name} has no blocks")
+    blocks = data.reshape(-1, kind.bytes)
+    values = np.empty((len(blocks), kind.elements), np.float32)
+    step = max(_PIECE_ELEMENTS // kind.elements, 1)
+    with np.errstate(all="ignore"):  # scales that are not finite are found in the result
+        for start in range(0, len(blocks), step):
+            values[start : start + step] = kind.dequantize(blocks[start : start + step])
+    return values.reshape(-1)
+
+
+def _half(blocks: _Bytes, at: int) -> _Floats:
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _fields(data: _Bytes, groups: int, bits: int) -> _Bytes:
+    """The fields of bytes in groups: first the lowest bits of all bytes of a group, then the next bits."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
+    fields = data.reshape(len(data), groups, 1, -1) >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(len(data), -1)
+
+
+def _bits(data: _Bytes) -> _Bytes:
+    return np.unpackbits(data, axis=1, bitorder="little")
+
+
+def _grouped(scales: _Floats, codes: NDArray[np.generic], minima: _Floats | None = None) -> _Floats:
+    """`scale * code - minimum`, with a scale for each group of a block's codes."""
+    count = len(codes)
+    values = scales[..., np.newaxis] * codes.astype(np.float32).reshape(count, scales.shape[1], -1)
+    if minima is not None:
+        values -= minima[..., np.newaxis]
+    return values.reshape(count, -1)
+
+
+def _q4_0(b: _Bytes) -> _Floats:
+    return _half(b, 0) * (_fields(b[:, 2:], 1, 4).astype(np.float32) - 8)
+
+
+def _q4_1(b: _Bytes) -> _Floats:
+    return _half(b, 0) * _fields(b[:, 4:], 1, 4) + _half(b, 2)
+
+
+def _q5_0(b: _Bytes) -> _Floats:
+    codes = _fields(b[:, 6:], 1, 4) | _bits(b[:, 2:6]) << 4
+    return _half(b, 0) * (codes.astype(np.float32) - 16)
+
+
+def _q5_1(b: _Bytes) -> _Floats:
+    return _half(b, 0) * (_fields(b[:, 8:], 1, 4) | _bits(b[:, 4:8]) << 4) + _half(b, 2)
+
+
+def _q8_0(b: _Bytes) -> _Floats:
+    return _half(b, 0) * b[:, 2:].view(np.int8)
+
+
+def _q2_k(b: _Bytes) -> _Floats:
+    scales, minima = _half(b, 80) * (b[:, :16] & 15), _half(b, 82) * (b[:, :16] >> 4)
+    return _grouped(scales, _fields(b[:, 16:80], 2, 2), minima)
+
+
+def _q3_k(b: _Bytes) -> _Floats:
+    scales = _fields(b[:, 96:104], 1, 4) | _fields(b[:, 104:108], 1, 2) << 4
+    codes = _fields(b[:, 32:96], 2, 2) | _fields(b[:, :32], 1, 1) << 2
+    return _grouped(_half(b, 108) * (scales.astype(np.float32) - 32), codes.astype(np.float32) - 4)
+
+
+def _scales_and_minima(b: _Bytes) -> tuple[_Floats, _Floats]:
+    """Of Q4_K and Q5_K: 8 scales and 8 minima of 6 bits in 12 bytes, of which the last 4 hold what 8 others lack."""
+    first, second, rest = b[:, 4:8], b[:, 8:12], b[:, 12:16]
+    scales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
+    minima = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)
+    return _half(b, 0) * scales, _half(b, 2) * minima
+
+
+def _q4_k(b: _Bytes) -> _Floats:
+    scales, minima = _scales_and_minima(b)
+    return _grouped(scales, _fields(b[:, 16:], 4, 4), minima)
+
+
+def _q5_k(b: _Bytes) -> _Floats:
+    scales, minima = _scales_and_minima(b)
+    return _grouped(scales, _fields(b[:, 48:], 4, 4) | _fields(b[:, 16:48], 1, 1) << 4, minima)
+
+
+def _q6_k(b: _Bytes) -> _Floats:
+    codes = _fields(b[:, :128], 2, 4) | _fields(b[:, 128:192], 2, 2) << 4
+    return _grouped(_half(b, 208) * b[:, 192:208].view(np.int8), codes.astype(np.float32) - 32)
+
+
+def _iq4_nl(b: _Bytes) -> _Floats:
+    return _half(b, 0) * _NONLINEAR[_fields(b[:, 2:], 1, 4)]
+
+
+def _iq4_xs(b: _Bytes) -> _Floats:
+    # Two bits for each of 8 scales in 2 bytes, and four bits in 4: each byte's first scale lies in its lowest bits.
+    high = (b[:, 2:4, np.newaxis] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(-1, 8)
+    low = (b[:, 4:8, np.newaxis] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 8)
+    scales = _half(b, 0) * ((low | high << 4).astype(np.float32) - 32)
+    return _grouped(scales, _NONLINEAR[_fields(b[:, 8:], 8, 4)])
+
+
+def _mxfp4(b: _Bytes) -> _Floats:
+    return np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128) * _TWICE_E2M1[_fields(b[:, 1:], 1, 4)]
+
+
+BLOCK_TYPES: dict[int, BlockType] = {
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    2: BlockType("Q4_0", 32, 18, _q4_0),
+    3: BlockType("Q4_1", 32, 20, _q4_1),
+    6: BlockType("Q5_0", 32, 22, _q5_0),
+    7: BlockType("Q5_1", 32, 24, _q5_1),
+    8: BlockType("Q8_0", 32, 34, _q8_0),
+    10: BlockType("Q2_K", 256, 84, _q2_k),
+    11: BlockType("Q3_K", 256, 110, _q3_k),
+    12: BlockType("Q4_K", 256, 144, _q4_k),
+    13: BlockType("Q5_K", 256, 176, _q5_k),
+    14: BlockType("Q6_K", 256, 210, _q6_k),
+    20: BlockType("IQ4_NL", 32, 18, _iq4_nl),
+    23: BlockType("IQ4_XS", 256, 136, _iq4_xs),
+    30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17, _mxfp4),
+}
+
+# Types that are refused, so that the error can name them.
+OTHER_TYPES: dict[int, str] = {
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
+    41: "Q1_0",
+}  # fmt: skip

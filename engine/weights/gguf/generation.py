@@ -1,0 +1,41 @@
+"""What a GGUF file says about generating: end tokens and suggested sampling."""
+
+from __future__ import annotations
+
+from ...models.generation import GenerationConfig
+from .fields import Fields
+from .reader import GgufFile
+
+_CONTROL, _USER_DEFINED = 3, 4
+# What ends a turn in the templates of models whose files name only the end of a text.
+_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"})
+
+
+def generation_of(file: GgufFile) -> GenerationConfig:
+    """The tokens that end a text, a turn or a message, and the sampling under `general.sampling`.
+
+    Raises ModelError, naming the file and the key, for a value of the wrong kind.
+    """
+    sampling, tokens = Fields(file, "general.sampling."), Fields(file, "tokenizer.ggml.")
+    return GenerationConfig(
+        eos_token_ids=_end_tokens(file, tokens),
+        bos_token_id=tokens.optional_integer("bos_token_id"),
+        temperature=sampling.optional_number("temp"),
+        top_p=sampling.optional_number("top_p"),
+        top_k=sampling.optional_integer("top_k"),
+        min_p=sampling.optional_number("min_p"),
+        repetition_penalty=sampling.optional_number("penalty_repeat"),
+        origin=str(file.path),
+    )
+
+
+def _end_tokens(file: GgufFile, fields: Fields) -> tuple[int, ...]:
+    found = [fields.optional_integer(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    template = Fields(file).optional_text("tokenizer.chat_template")
+    if template is not None:
+        tokens = fields.texts("tokens")
+        types = fields.numbers("token_type", len(tokens)) or []
+        for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False)):
+            if token in _TURN_ENDS and kind in (_CONTROL, _USER_DEFINED) and token in template:
+                found.append(token_id)
+    return tuple(dict.fromkeys(token_id for token_id in found if token_id is not None))

@@ -1,0 +1,256 @@
+"""From the metadata of a GGUF file to the words of Hugging Face's config.json, and the names of its tensors.
+
+The keys and names: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import ModelError
+from ...files.wording import shown
+from .fields import Fields
+from .reader import GgufFile, GgufTensor
+
+_Config = dict[str, Any]
+
+_TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_MODULES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up",
+    "input_layernorm": "attn_norm",
+}
+_PRE_NORMS = {"post_attention_layernorm": "ffn_norm"}
+_SANDWICH_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+# Tensors that belong to the config.
+ROPE_FACTORS, _LONG_FACTORS, _SHORT_FACTORS = (
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)
+CONFIG_TENSORS = frozenset({ROPE_FACTORS, _LONG_FACTORS, _SHORT_FACTORS})
+
+
+def _nothing(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    return {}
+
+
+class GgufArchitecture(NamedTuple):
+    """How files of one `general.architecture` differ from Hugging Face's checkpoints of `name`.
+
+    `rotated_pairs`: the rows of q and k lie so that the two of a rotated pair are neighbours. `norms_plus_one`: 1 was
+    added to the weights of norms. `fields` gives config fields of its own.
+    """
+
+    name: str
+    norms: Mapping[str, str] = _PRE_NORMS
+    rotated_pairs: bool = False
+    norms_plus_one: bool = False
+    fields: Callable[[GgufFile, Fields, _Config], _Config] = _nothing
+
+    def tensor_name(self, name: str) -> str | None:
+        """The name in the file of a tensor of the checkpoint."""
+        if found := _LAYER.fullmatch(name):
+            module = self.norms.get(found[2]) or _MODULES.get(found[2])
+            return None if module is None else f"blk.{found[1]}.{module}.{found[3]}"
+        return _TOP.get(name)
+
+    def row_order(self, name: str, config: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """For a tensor of the file whose rows are moved, the row of the file that each row of the checkpoint is."""
+        kind = name.split(".")[-2]
+        if not self.rotated_pairs or kind not in ("attn_q", "attn_k"):
+            return None
+        heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
+        rows = np.arange(heads * config["head_dim"]).reshape(heads, -1, 2)
+        return tuple(rows.swapaxes(1, 2).reshape(-1).tolist())
+
+
+def architecture_of(file: GgufFile) -> GgufArchitecture:
+    """The file's architecture. Raises ModelError, naming it, for one that is not supported."""
+    name = Fields(file).text("general.architecture")
+    if name not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ModelError(f"{file.path}: GGUF architecture {shown(name)} is not supported; supported are {known}")
+    return ARCHITECTURES[name]
+
+
+def config_of(file: GgufFile) -> _Config:
+    """What the model's config.json would say. Raises ModelError, naming the file and the key."""
+    architecture = architecture_of(file)
+    fields = Fields(file, Fields(file).text("general.architecture") + ".")
+    if fields.optional_integer("expert_count"):
+        raise ModelError(f"{file.path}: models with experts are not supported, and this one has them")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError(f"{file.path} has no tensor token_embd.weight: it holds no language model, or a part of one")
+    hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
+    head_dim = fields.integer("attention.key_length", max(hidden // heads, 1))
+    if fields.integer("attention.value_length", head_dim) != head_dim:
+        raise fields.error("attention.value_length", f"that of the keys, {head_dim}")
+    if heads * head_dim >= 1 << 24:
+        raise fields.error("attention.head_count", "a number of heads that fits the model")
+    config: _Config = {
+        "architectures": [architecture.name],
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "num_hidden_layers": fields.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": fields.integer("context_length"),
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **_rope(file, fields, head_dim),
+    }
+    return config | architecture.fields(file, fields, config)
+
+
+def _rope(file: GgufFile, fields: Fields, head_dim: int) -> _Config:
+    """The fields of rope: the base, how much of a head is rotated, and how it is scaled."""
+    theta, dim = fields.optional_number("rope.freq_base"), fields.integer("rope.dimension_count", head_dim)
+    config: _Config = {"rope_theta": 10000.0 if theta is None else theta}
+    if dim != head_dim:
+        config["partial_rotary_factor"] = dim / head_dim
+    kind = fields.optional_text("rope.scaling.type") or "none"
+    factor = fields.optional_number("rope.scaling.factor")
+    if factor is None:
+        factor = fields.optional_number("rope.scale_linear")
+        kind = "linear" if factor is not None and kind == "none" else kind
+    if ROPE_FACTORS in file.tensors or _LONG_FACTORS in file.tensors:
+        if kind in ("linear", "yarn"):
+            raise fields.error("rope.scaling.type", "none or longrope in a file that has factors of its own")
+        return config | _factors(file, fields)
+    if kind in ("none", "linear") and factor is not None and factor != 1:
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor} if kind == "linear" else None
+    elif kind == "yarn":
+        config["rope_scaling"] = _yarn(fields)
+    elif kind not in ("none", "linear"):
+        raise fields.error("rope.scaling.type", "none, linear or yarn, or the file must have the factors of longrope")
+    return config
+
+
+def _yarn(fields: Fields) -> _Config:
+    factor = fields.number("rope.scaling.factor")
+    scaling: _Config = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": fields.integer("rope.scaling.original_context_length"),
+    }
+    if (scale := fields.optional_number("rope.scaling.attn_factor")) is not None:
+        scaling["attention_factor"] = scale * (1 + 0.1 * math.log(max(factor, 1)))
+    for name in ("beta_fast", "beta_slow"):
+        if (beta := fields.optional_number(f"rope.scaling.yarn_{name}")) is not None:
+            scaling[name] = beta
+    return scaling
+
+
+def _factors(file: GgufFile, fields: Fields) -> _Config:
+    """Factors that the file gives one by one: Llama 3.1's, which hold at any length, or those of LongRoPE."""
+    if ROPE_FACTORS in file.tensors:
+        factors = _float32(file.tensors[ROPE_FACTORS])
+        scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+        return {"rope_scaling": scaling, "original_max_position_embeddings": fields.integer("context_length")}
+    if _SHORT_FACTORS not in file.tensors:
+        raise ModelError(f"{file.path} has {_LONG_FACTORS} but not {_SHORT_FACTORS}")
+    scaling = {
+        "rope_type": "longrope",
+        "short_factor": _float32(file.tensors[_SHORT_FACTORS]),
+        "long_factor": _float32(file.tensors[_LONG_FACTORS]),
+    }
+    if (scale := fields.optional_number("rope.scaling.attn_factor")) is not None:
+        scaling["attention_factor"] = scale
+    original = fields.integer("rope.scaling.original_context_length")
+    return {"rope_scaling": scaling, "original_max_position_embeddings": original}
+
+
+def _float32(tensor: GgufTensor) -> list[float]:
+    if tensor.kind.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 1 << 16:
+        raise ModelError(f"{tensor.origin} must be a vector of F32")
+    factors: list[float] = np.frombuffer(tensor.data.tobytes(), "<f4").tolist()
+    return factors
+
+
+def _llama(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    return {
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
+
+
+def _granite(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    multipliers = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    given = {name: fields.optional_number(key) for name, key in multipliers.items()}
+    # Without a scale of its own, attention has the usual one, unlike in a config.json.
+    given["attention_multiplier"] = given["attention_multiplier"] or config["head_dim"] ** -0.5
+    return _llama(file, fields, config) | {name: value for name, value in given.items() if value is not None}
+
+
+def _phi3(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    window = fields.optional_integer("attention.sliding_window") or None
+    return {"sliding_window": window if window and window < config["max_position_embeddings"] else None}
+
+
+def _gemma(layers_27b: int) -> Callable[[GgufFile, Fields, _Config], _Config]:
+    """Gemma 2 and 3. The 27B model, which has so many layers, scales its queries by hidden size instead of head dim."""
+
+    def fields_of(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+        is_27b = config["num_hidden_layers"] == layers_27b
+        scalar = config["hidden_size"] / config["num_attention_heads"] if is_27b else config["head_dim"]
+        given = {"query_pre_attn_scalar": scalar, "sliding_window": fields.integer("attention.sliding_window")}
+        for name, key in (("attn_logit_softcapping",) * 2, ("final_logit_softcapping",) * 2):
+            if (cap := fields.optional_number(key)) is not None:
+                given[name] = cap
+        return given
+
+    return fields_of
+
+
+def _gemma3(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    local = fields.optional_number("rope.freq_base_swa")
+    pattern = fields.optional_integer("attention.sliding_window_pattern", 1)
+    given = {"rope_local_base_freq": local, "sliding_window_pattern": pattern}
+    # Its layers without a window have this base where the file is silent.
+    theta = {"rope_theta": 1e6} if fields.raw("rope.freq_base") is None else {}
+    return (
+        _gemma(62)(file, fields, config) | theta | {name: value for name, value in given.items() if value is not None}
+    )
+
+
+ARCHITECTURES: dict[str, GgufArchitecture] = {
+    "llama": GgufArchitecture("LlamaForCausalLM", rotated_pairs=True, fields=_llama),
+    "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
+    "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
+    "gemma2": GgufArchitecture("Gemma2ForCausalLM", _SANDWICH_NORMS, norms_plus_one=True, fields=_gemma(46)),
+    "gemma3": GgufArchitecture("Gemma3ForCausalLM", _SANDWICH_NORMS, norms_plus_one=True, fields=_gemma3),
+    "phi3": GgufArchitecture("Phi3ForCausalLM", fields=_phi3),
+    "granite": GgufArchitecture("GraniteForCausalLM", rotated_pairs=True, fields=_granite),
+}

@@ -1,0 +1,258 @@
+"""GGUF files as they lie on the disk: metadata, and tensors as views of the memory-mapped file.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. Nothing is allocated or read by
+a number from the file before that number is checked against what is left of the file.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ModelError
+from ...files.reading import MAX_TOKENIZER_BYTES, require_file
+from ...files.wording import shown
+from .blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_NUMBERS: dict[int, str] = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "<u1", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
+_MAX_DIMS = 4
+# Several times what the largest known models need. All of it is read, most of it for the tokenizer.
+_MAX_METADATA_BYTES = MAX_TOKENIZER_BYTES
+_MAX_KEYS, _MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 23
+_MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
+_LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
+
+Metadata = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor. `shape` has the rows first, as in numpy; `data` are its bytes, a read-only view of the mapped file."""
+
+    path: Path
+    version: tuple[str, int, int, int]  # of the file: its path, bytes, last change of content and of inode in ns
+    name: str
+    kind: BlockType
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+    start: int
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What identifies its content, without reading it."""
+        return (*self.version, self.start, self.kind.name, self.shape)
+
+    @property
+    def origin(self) -> str:
+        """For errors."""
+        return f"{self.path}: tensor {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """A file's metadata, and its tensors by name.
+
+    A value of the metadata is a bool, int, float or str, a list of str, or an array of numbers or of bools.
+    """
+
+    path: Path
+    metadata: Metadata
+    tensors: dict[str, GgufTensor]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Opens a file. Raises ModelError, naming the file, if it is not GGUF, is truncated or contradicts itself."""
+    require_file(path)
+    try:
+        with path.open("rb") as opened:
+            status = os.fstat(opened.fileno())
+            content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    version = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    cursor = _Cursor(path, content)
+    num_tensors, num_keys = _header(cursor)
+    metadata = _metadata(cursor, num_keys)
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise cursor.error(f"general.alignment must be a power of two, got {shown(alignment)}")
+    return GgufFile(path, metadata, _tensors(cursor, num_tensors, alignment, version))
+
+
+class _Cursor:
+    """Reads the metadata front to back. Every read is checked against the end first."""
+
+    def __init__(self, path: Path, content: bytes | mmap.mmap) -> None:
+        self.path, self.content, self.at = path, content, 0
+        self._end = min(len(content), _MAX_METADATA_BYTES)
+
+    def error(self, what: str) -> ModelError:
+        return ModelError(f"{self.path} is not a GGUF file that can be read: {what}")
+
+    @property
+    def left(self) -> int:
+        return self._end - self.at
+
+    def advance(self, count: int, what: str) -> int:
+        """Where the next `count` bytes begin."""
+        if count > self.left:
+            if self._end < len(self.content):
+                raise self.error(f"its metadata takes more than {_MAX_METADATA_BYTES >> 20} MiB")
+            raise self.error(f"it ends within {what}, it may be truncated")
+        start = self.at
+        self.at += count
+        return start
+
+    def u32(self, what: str) -> int:
+        value: int = struct.unpack_from("<I", self.content, self.advance(4, what))[0]
+        return value
+
+    def u64(self, what: str) -> int:
+        value: int = struct.unpack_from("<Q", self.content, self.advance(8, what))[0]
+        return value
+
+    def count(self, what: str, least_bytes: int, most: int) -> int:
+        """A number of things of which each takes at least so many bytes."""
+        value = self.u64(what)
+        if value > most:
+            raise self.error(f"it says that there are {value} {what}, more than the {most} there may be")
+        if value * least_bytes > self.left:
+            self.advance(value * least_bytes, what)
+        return value
+
+    def text(self, what: str, most: int = _MAX_METADATA_BYTES) -> str:
+        length = self.u64(what)
+        if length > most:
+            raise self.error(f"{what} has {length} bytes, more than the {most} there may be")
+        start = self.advance(length, what)
+        try:
+            return str(self.content[start : self.at], "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.error(f"{what} is not UTF-8") from error
+
+
+def _header(cursor: _Cursor) -> tuple[int, int]:
+    if cursor.content[:4] != _MAGIC:
+        raise ModelError(f"{cursor.path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
+    cursor.advance(4, "its header")
+    version = cursor.u32("its header")
+    if version not in _VERSIONS:
+        if version & 0xFFFF == 0 and version:
+            raise cursor.error("it is big-endian; only little-endian files are supported")
+        raise cursor.error(f"it has version {version}; supported are 2 and 3: convert the model again")
+    num_tensors = cursor.count("tensors", 0, _MAX_TENSORS)
+    num_keys = cursor.count("keys", _LEAST_KEY, _MAX_KEYS)
+    return num_tensors, num_keys
+
+
+def _metadata(cursor: _Cursor, count: int) -> Metadata:
+    metadata: Metadata = {}
+    for _ in range(count):
+        key = cursor.text("a key", _MAX_NAME)
+        if key in metadata:
+            raise cursor.error(f"key {shown(key)} is there twice")
+        metadata[key] = _value(cursor, cursor.u32("a key's type"), key)
+    return metadata
+
+
+def _value(cursor: _Cursor, kind: int, key: str) -> object:
+    where = f"key {shown(key)}"
+    if kind == _STRING:
+        return cursor.text(where)
+    if kind in _NUMBERS:
+        return _numbers(cursor, kind, 1, where)[0].item()
+    if kind != _ARRAY:
+        raise cursor.error(f"{where} has type {kind}, which is not known")
+    kind = cursor.u32(where)
+    if kind == _STRING:
+        return [cursor.text(where) for _ in range(cursor.count(f"strings in {where}", 8, _MAX_STRINGS))]
+    if kind in _NUMBERS:
+        size = np.dtype(_NUMBERS[kind]).itemsize
+        return _numbers(cursor, kind, cursor.count(f"numbers in {where}", size, _MAX_METADATA_BYTES), where)
+    if kind == _ARRAY:
+        raise cursor.error(f"{where} is an array of arrays, which is not supported")
+    raise cursor.error(f"{where} is an array of type {kind}, which is not known")
+
+
+def _numbers(cursor: _Cursor, kind: int, count: int, where: str) -> NDArray[np.generic]:
+    dtype = np.dtype(_NUMBERS[kind])
+    start = cursor.advance(count * dtype.itemsize, where)
+    # A copy, so that a tokenizer does not keep the file mapped.
+    numbers = np.frombuffer(cursor.content, dtype, count, start).copy() if count else np.empty(0, dtype)
+    if kind != _BOOL:
+        return numbers
+    if count and numbers.max() > 1:
+        raise cursor.error(f"{where} has a bool that is neither 0 nor 1")
+    return numbers.astype(np.bool_)
+
+
+def _tensors(cursor: _Cursor, count: int, alignment: int, version: tuple[str, int, int, int]) -> dict[str, GgufTensor]:
+    if count * _LEAST_TENSOR > cursor.left:
+        cursor.advance(count * _LEAST_TENSOR, "the list of tensors")
+    listed: dict[str, tuple[BlockType, tuple[int, ...], int, int]] = {}
+    for _ in range(count):
+        name = cursor.text("a tensor's name", _MAX_NAME)
+        if name in listed:
+            raise cursor.error(f"tensor {shown(name)} is there twice")
+        listed[name] = _tensor(cursor, name, alignment)
+    begin = -(-cursor.at // alignment) * alignment
+    size, end, before = len(cursor.content), 0, ""
+    for name, (_, _, offset, num_bytes) in sorted(listed.items(), key=lambda entry: entry[1][2:]):
+        if offset < end:
+            raise cursor.error(f"tensors {shown(before)} and {shown(name)} overlap")
+        end, before = offset + num_bytes, name
+        if begin + end > size:
+            raise cursor.error(
+                f"tensor {shown(name)} ends {begin + end - size} bytes past its end, it may be truncated"
+            )
+    content = np.frombuffer(cursor.content, np.uint8) if size else np.empty(0, np.uint8)
+    return {
+        name: GgufTensor(
+            cursor.path,
+            version,
+            name,
+            kind,
+            shape,
+            content[begin + offset : begin + offset + num_bytes],
+            begin + offset,
+        )
+        for name, (kind, shape, offset, num_bytes) in listed.items()
+    }
+
+
+def _tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[BlockType, tuple[int, ...], int, int]:
+    """Its type, its shape, where it begins after the metadata, and its bytes."""
+    where = f"tensor {shown(name)}"
+    num_dims = cursor.u32(where)
+    if not 1 <= num_dims <= _MAX_DIMS:
+        raise cursor.error(f"{where} has {num_dims} dimensions; there may be 1 to {_MAX_DIMS}")
+    shape = tuple(cursor.u64(where) for _ in range(num_dims))[::-1]
+    number, offset = cursor.u32(where), cursor.u64(where)
+    if number not in BLOCK_TYPES:
+        kind = OTHER_TYPES.get(number, f"type {number}")
+        supported = ", ".join(known.name for known in BLOCK_TYPES.values())
+        raise ModelError(
+            f"{cursor.path}: {where} is stored as {kind}, which is not supported; supported are {supported}"
+        )
+    block = BLOCK_TYPES[number]
+    elements = math.prod(shape)
+    if not 0 < elements < 1 << 48:
+        raise cursor.error(f"{where} has {elements} elements")
+    if shape[-1] % block.elements:
+        raise cursor.error(f"{where} has rows of {shape[-1]} elements, but {block.name} has blocks of {block.elements}")
+    if offset % alignment:
+        raise cursor.error(f"{where} begins at byte {offset}, which is not a multiple of {alignment}")
+    return block, shape, offset, elements // block.elements * block.bytes

@@ -1,0 +1,117 @@
+"""A GGUF file, or the files of a split one, as a source."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ModelError
+from ...files.reading import is_there
+from ...models import ModelDescription
+from ...models.generation import GenerationConfig
+from ..tensor import WeightSource
+from .fields import Fields
+from .generation import generation_of
+from .names import architecture_of, config_of
+from .reader import GgufFile, GgufTensor, read_gguf
+from .weights import GgufWeights
+
+if TYPE_CHECKING:
+    from ...text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_MOST_SPLITS = 1000
+
+
+class GgufSource:
+    """A ModelSource over a `.gguf` file; of a split model the first file is given, and the others lie beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @functools.cached_property
+    def _file(self) -> GgufFile:
+        return _with_splits(read_gguf(self._path))
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The metadata in the words of Hugging Face's config.json."""
+        return config_of(self._file)
+
+    def generation(self) -> GenerationConfig:
+        """The tokens that end a text or a turn, and the sampling under `general.sampling`."""
+        return generation_of(self._file)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer and the chat template of the metadata."""
+        from .tokenizer import tokenizer_of  # with its libraries, which are imported while the weights are loaded
+
+        return tokenizer_of(self._file)
+
+    def weights(self, description: ModelDescription) -> WeightSource:
+        """The tensors. Says in the log that quantized ones are held in another form."""
+        weights = GgufWeights(self._file.tensors, architecture_of(self._file), self.config, description)
+        if weights.quantized_types:
+            logger.info(
+                "%s holds %s, which are converted while loading: weights take the memory of --dtype or --quantization, "
+                "not of the file",
+                self._path,
+                ", ".join(weights.quantized_types),
+            )
+        return weights
+
+
+def find_gguf(folder: Path) -> Path | None:
+    """The GGUF model in a folder without safetensors: its only file, or the first of its splits.
+
+    None if there is none. Raises ModelError if there are several. Projectors for images are no models.
+    """
+    if any(folder.glob("*.safetensors")):
+        return None
+    files = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith("mmproj")]
+    models = [path for path in files if (split := _SPLIT.fullmatch(path.name)) is None or int(split[2]) == 1]
+    if len(models) > 1:
+        names = ", ".join(path.name for path in models[:10])
+        raise ModelError(f"{folder} has several GGUF models ({names}): give the path of one")
+    if files and not models:
+        raise ModelError(f"{folder} lacks the first file of the model to which {files[0].name} belongs")
+    return models[0] if models else None
+
+
+def _with_splits(first: GgufFile) -> GgufFile:
+    """The whole model: metadata of the first file, tensors of all."""
+    fields = Fields(first, "split.")
+    count = fields.optional_integer("count", 1) or 1
+    if count == 1:
+        return first
+    split = _SPLIT.fullmatch(first.path.name)
+    if count > _MOST_SPLITS or split is None or int(split[3]) != count:
+        raise fields.error("count", "the number of files in a name like model-00001-of-00003.gguf")
+    if fields.optional_integer("no") != 0:
+        raise ModelError(
+            f"{first.path} is a later part of a model: give its first file, {_sibling(first.path, 1).name}"
+        )
+    tensors: dict[str, GgufTensor] = dict(first.tensors)
+    for number in range(2, count + 1):
+        path = _sibling(first.path, number)
+        if not is_there(path):
+            raise ModelError(f"{path}, a part of the model that {first.path.name} begins, does not exist")
+        part = read_gguf(path)
+        if Fields(part, "split.").optional_integer("no") != number - 1:
+            raise ModelError(f"{path} says that it is not part {number} of its model")
+        if twice := sorted(tensors.keys() & part.tensors.keys()):
+            raise ModelError(f"{path} has tensor {twice[0]}, which an earlier part has too")
+        tensors |= part.tensors
+    total = fields.optional_integer("tensors.count")
+    if total is not None and total != len(tensors):
+        raise ModelError(f"{first.path}: its parts have {len(tensors)} tensors, but it says that there are {total}")
+    return GgufFile(first.path, first.metadata, tensors)
+
+
+def _sibling(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name[: -len('00001-of-00001.gguf')]}{number:05}{path.name[-len('-of-00001.gguf') :]}")

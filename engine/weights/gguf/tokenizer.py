@@ -1,0 +1,224 @@
+"""The tokenizer, chat template and special tokens of a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from ...errors import ModelError
+from ...files.reading import MAX_TEMPLATE_BYTES
+from ...files.wording import shown
+from ...text.tokenizer import ChatTemplate, Tokenizer
+from ...text.tokenizer_backends import (
+    SentencePieceBackend,
+    TokenizerBackend,
+    TokenizersBackend,
+    reading_tokenizer,
+)
+from .fields import Fields
+from .reader import GgufFile
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
+
+
+class _Splitting(NamedTuple):
+    """How a text is cut before merges: by a pattern, or by GPT-2's own if there is none."""
+
+    pattern: str | None = None
+    digits: bool = False  # each digit is cut off first
+    whole_words: bool = False  # a piece that is a token is taken whole, whatever the merges say
+    nfc: bool = False
+    begins: bool = False  # texts begin with bos where the file does not say
+
+
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+_GPT2, _DIGITS = _Splitting(), _Splitting(digits=True)
+_LLAMA3 = _Splitting(_QWEN2.replace("{DIGITS}", "{1,3}"), whole_words=True, begins=True)
+# By tokenizer.ggml.pre.
+_SPLITTINGS = {
+    "gpt-2": _GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _Splitting(_QWEN2.replace("{DIGITS}", ""), nfc=True),
+    "smollm": _DIGITS,
+    "refact": _DIGITS,
+}
+
+
+def tokenizer_of(file: GgufFile) -> Tokenizer:
+    """The tokenizer. Raises ModelError, naming the file, for a kind that is not supported or a broken one."""
+    fields = Fields(file, "tokenizer.ggml.")
+    vocabulary = _Vocabulary(file, fields)
+    kind = fields.text("model")
+    if kind == "gpt2":
+        backend: TokenizerBackend = _byte_level(file, fields, vocabulary)
+    elif kind == "llama":
+        backend = _sentencepiece(file, fields, vocabulary)
+    else:
+        raise ModelError(
+            f"{file.path}: tokenizer {shown(kind)} is not supported; supported are gpt2 and llama; "
+            "name the original model's folder or hub id with --tokenizer"
+        )
+    names: dict[str, str | list[str]] = {}
+    for name in _SPECIAL:
+        if (token := vocabulary.special(name)) is not None:
+            names[f"{name}_token"] = token
+    return Tokenizer(backend, names, _chat_template(file))
+
+
+class _Vocabulary:
+    """Tokens with their types, without the unused ones at the end that only fill up the embedding."""
+
+    def __init__(self, file: GgufFile, fields: Fields) -> None:
+        self._fields = fields
+        self.tokens = fields.texts("tokens")
+        count = len(self.tokens)
+        types: list[int] = fields.numbers("token_type", count) or [1] * count
+        self.scores: list[float] = fields.numbers("scores", count, "f") or [0.0] * count
+        while count and types[count - 1] == _UNUSED:
+            count -= 1
+        if not count:
+            raise ModelError(f"{file.path}: tokenizer.ggml.tokens has no tokens")
+        self.tokens, self.types, self.scores = self.tokens[:count], types[:count], self.scores[:count]
+
+    def of_type(self, *kinds: int) -> list[int]:
+        return [token_id for token_id, kind in enumerate(self.types) if kind in kinds]
+
+    def special(self, name: str) -> str | None:
+        key = f"{_SPECIAL[name]}_token_id"
+        token_id = self._fields.optional_integer(key)
+        if token_id is None:
+            return None
+        if token_id >= len(self.tokens):
+            raise self._fields.error(key, f"one of {len(self.tokens)} tokens")
+        return self.tokens[token_id]
+
+    def around(self, begins: bool) -> tuple[str | None, str | None]:
+        """The tokens before and after every text."""
+        bos = self.special("bos") if self._fields.flag("add_bos_token", begins) else None
+        return bos, self.special("eos") if self._fields.flag("add_eos_token", False) else None
+
+
+def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> TokenizersBackend:
+    pre = fields.text("pre")
+    if pre not in _SPLITTINGS:
+        raise ModelError(
+            f"{file.path}: tokenizer.ggml.pre {shown(pre)} is not supported; supported are {', '.join(_SPLITTINGS)}; "
+            "name the original model's folder or hub id with --tokenizer"
+        )
+    splitting = _SPLITTINGS[pre]
+    ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
+    if len(ids) < len(vocabulary.tokens):
+        raise ModelError(f"{file.path}: tokenizer.ggml.tokens has a token twice")
+    pairs = [merge.split(" ") for merge in fields.texts("merges")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise fields.error("merges", "pairs of tokens with one space between them")
+    with reading_tokenizer(file.path):
+        made = tokenizers.Tokenizer(
+            models.BPE(ids, [(left, right) for left, right in pairs], ignore_merges=splitting.whole_words)
+        )
+        made.pre_tokenizer = _pre_tokenizer(splitting)
+        made.decoder = decoders.ByteLevel()
+        if splitting.nfc:
+            made.normalizer = normalizers.NFC()
+        for kind, special in (((_UNKNOWN, _CONTROL), True), ((_USER_DEFINED,), False)):
+            texts = [vocabulary.tokens[token_id] for token_id in vocabulary.of_type(*kind)]
+            made.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts if text])
+        bos, eos = vocabulary.around(splitting.begins)
+        if bos is not None or eos is not None:
+            pieces = [bos, "$A", eos]
+            made.post_processor = processors.TemplateProcessing(
+                single=[piece for piece in pieces if piece is not None],
+                special_tokens=[(token, ids[token]) for token in (bos, eos) if token is not None],
+            )
+        made.encode("a")  # some errors appear only now
+        return TokenizersBackend(made)
+
+
+def _pre_tokenizer(splitting: _Splitting) -> pre_tokenizers.PreTokenizer:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None)
+    if splitting.pattern is not None:
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(splitting.pattern), "isolated"), byte_level])
+    if splitting.digits:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    return byte_level
+
+
+def _sentencepiece(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> SentencePieceBackend:
+    structure = vocabulary.of_type(_UNKNOWN, _CONTROL)
+    added = {str(i): {"content": vocabulary.tokens[i], "special": True} for i in structure if vocabulary.tokens[i]}
+    config = {
+        "added_tokens_decoder": added,
+        "add_bos_token": fields.flag("add_bos_token", True),
+        "add_eos_token": fields.flag("add_eos_token", False),
+    }
+    return SentencePieceBackend(file.path, config, _sentencepiece_model(fields, vocabulary))
+
+
+def _sentencepiece_model(fields: Fields, vocabulary: _Vocabulary) -> bytes:
+    """The vocabulary as sentencepiece's own file, whose pieces have the same types.
+
+    The fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.
+    """
+    pieces = [
+        _message(1, _text(1, token) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
+        for token, score, kind in zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
+    ]
+    bpe = 2
+    trainer = _number(3, bpe) + _number(35, bool(vocabulary.of_type(_BYTE)))
+    for number, name in ((45, "unk"), (46, "bos"), (47, "eos"), (48, "pad")):
+        if (token := vocabulary.special(name)) is not None:
+            trainer += _text(number, token)
+    if unknown := vocabulary.of_type(_UNKNOWN):
+        trainer += _text(45, vocabulary.tokens[unknown[0]])
+    normalizer = (
+        _text(1, "identity")
+        + _number(3, fields.flag("add_space_prefix", True))
+        + _number(4, fields.flag("remove_extra_whitespaces", False))
+    )
+    return b"".join([*pieces, _message(2, trainer), _message(3, normalizer)])
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _text(field: int, text: str) -> bytes:
+    return _message(field, text.encode())
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _chat_template(file: GgufFile) -> ChatTemplate | None:
+    fields = Fields(file)
+    templates = {"default": fields.optional_text("tokenizer.chat_template")}
+    names: Sequence[str] = fields.texts("tokenizer.chat_templates") if fields.raw("tokenizer.chat_templates") else ()
+    for name in names:
+        templates[name] = fields.text(f"tokenizer.chat_template.{name}")
+    found = {name: text for name, text in templates.items() if text is not None}
+    for name, text in found.items():
+        if len(text) > MAX_TEMPLATE_BYTES:
+            raise ModelError(
+                f"{file.path}: the chat template {shown(name)} has more than {MAX_TEMPLATE_BYTES} characters"
+            )
+    return found.get("default") if set(found) <= {"default"} else found

@@ -1,0 +1,175 @@
+"""Models in GGUF files, against transformers' models of which they were written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import gguf_files
+import models_zoo
+import numpy as np
+import pytest
+from harness import Harness, load, make_device
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models import describe
+from tidewheel.engine.weights import open_source
+from tidewheel.engine.weights.tensor import DenseTensor, to_float32
+
+NAMES = [
+    "llama", "llama-tied", "llama-bias", "llama-mqa", "llama-linear", "llama-yarn", "llama-llama3", "qwen2", "qwen3",
+    "gemma2", "gemma3", "phi3", "phi3-longrope", "granite",
+]  # fmt: skip
+# What a file does not say, and the architecture decides.
+UNLIKE = {
+    "llama-bias": {"hidden_act": "silu"},
+    "gemma2": {"query_pre_attn_scalar": 24},
+    "gemma3": {"query_pre_attn_scalar": 24},
+}
+
+
+def model_of(name: str) -> Any:
+    case = models_zoo.CASES[name]
+    return models_zoo.build(models_zoo.Case(case.model_type, case.config | UNLIKE.get(name, {})))
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    import torch
+
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
+        )
+    tokens: list[int] = made[0, len(prompt) :].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_in_float32_gives_transformers_greedy_tokens(name: str, tmp_path: Path) -> None:
+    model = model_of(name)
+    path = gguf_files.write(tmp_path / "model.gguf", model)
+    executor = load(make_device("cpu"), path)
+    try:
+        prompts = models_zoo.prompts()[-3:]
+        made = [running.output for running in Harness(executor).generate(prompts, 24)]
+        assert made == [greedy(model, prompt, 24) for prompt in prompts]
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q8_0"])
+def test_weights_are_what_the_package_dequantizes(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    path = gguf_files.zoo_file(tmp_path / "model.gguf", "qwen2", gguf_files.quantized(number))
+    source = open_source(str(path))
+    with caplog.at_level(logging.INFO):
+        weights = source.weights(describe(source.config))
+    floats = kind.endswith("16")
+    assert weights.dtype == {"F16": "float16", "BF16": "bfloat16"}.get(kind, "float32")
+    assert ("which are converted while loading" in caplog.text) == (not floats)
+    state = models_zoo.model("qwen2").state_dict()
+    for name, stored in (("layers.0.q", "self_attn.q_proj"), ("layers.0.down", "mlp.down_proj")):
+        found = [key for key in weights if key.startswith("layers.0.") and key.endswith(f"{name[9:]}.weight")]
+        weight = weights[found[0]]
+        data = state[f"model.layers.0.{stored}.weight"].numpy()
+        expected = gguf.quants.dequantize(gguf.quants.quantize(data, number), number)
+        assert isinstance(weight, DenseTensor)
+        assert weight.mapped == floats
+        np.testing.assert_array_equal(to_float32(weight), expected)
+
+
+def test_a_folder_with_one_file_is_that_model_and_with_two_is_refused(tmp_path: Path) -> None:
+    gguf_files.zoo_file(tmp_path / "one.gguf", "qwen2")
+    (tmp_path / "mmproj-one.gguf").touch()
+    source = open_source(str(tmp_path))
+    assert source.config["architectures"] == ["Qwen2ForCausalLM"]
+    (tmp_path / "two.gguf").touch()
+    with pytest.raises(ModelError, match=r"several GGUF models \(one.gguf, two.gguf\): give the path of one"):
+        open_source(str(tmp_path))
+
+
+def test_load_formats_name_what_the_file_must_be(tmp_path: Path) -> None:
+    path = gguf_files.zoo_file(tmp_path / "one.gguf", "qwen2")
+    assert open_source(str(path), load_format="gguf").config == open_source(str(path)).config
+    dummy = open_source(str(path), load_format="dummy")
+    assert dummy.weights(describe(dummy.config)).identity is None
+    with pytest.raises(ModelError, match=r"one.gguf is a GGUF file, but --load-format is safetensors"):
+        open_source(str(path), load_format="safetensors")
+    with pytest.raises(ModelError, match="has no GGUF file"):
+        open_source(str(models_zoo.folder("qwen2")), load_format="gguf")
+
+
+def split(folder: Path) -> list[Path]:
+    class Split(gguf.GGUFWriter):  # type: ignore[misc]
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, split_max_tensors=9)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files.gguf, "GGUFWriter", Split)
+        gguf_files.zoo_file(folder / "model.gguf", "qwen2")
+    return sorted(folder.glob("*.gguf"))
+
+
+def test_a_split_model_is_one_model(tmp_path: Path) -> None:
+    files = split(tmp_path)
+    assert len(files) == 3
+    (tmp_path / "whole").mkdir()
+    whole = open_source(str(gguf_files.zoo_file(tmp_path / "whole" / "w.gguf", "qwen2")))
+    for given in (files[0], tmp_path):
+        source = open_source(str(given))
+        assert source.config == whole.config
+        parts, one = source.weights(describe(source.config)), whole.weights(describe(whole.config))
+        for name in one:
+            np.testing.assert_array_equal(to_float32(parts[name]), to_float32(one[name]))
+    with pytest.raises(ModelError, match=r"is a later part of a model: give its first file, model-00001-of-00003.gguf"):
+        open_source(str(files[1])).config  # noqa: B018
+    files[2].unlink()
+    with pytest.raises(ModelError, match=r"model-00003-of-00003.gguf, a part of the model .* does not exist"):
+        open_source(str(files[0])).config  # noqa: B018
+
+
+def written(path: Path, change: Callable[[Any], None], arch: str = "qwen2") -> Path:
+    writer = gguf.GGUFWriter(path, arch)
+    config = models_zoo.model("qwen2").config
+    gguf_files._write_config(writer, config)
+    change(writer)
+    return gguf_files.finish(writer)
+
+
+def embedding(writer: Any) -> None:
+    writer.add_tensor("token_embd.weight", np.zeros((320, 64), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "arch", "message"),
+    [
+        (embedding, "mamba", "GGUF architecture 'mamba' is not supported; supported are gemma2"),
+        (embedding, "qwen2", "has no tensor blk.0.attn_norm.weight, which the model needs"),
+        (lambda writer: writer.add_vocab_size(3), "qwen2", "has no tensor token_embd.weight"),
+        (lambda writer: (embedding(writer), writer.add_expert_count(4)), "qwen2", "models with experts"),
+    ],
+    ids=["architecture", "missing", "nothing", "experts"],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    tmp_path: Path, change: Callable[[Any], None], arch: str, message: str
+) -> None:
+    source = open_source(str(written(tmp_path / "m.gguf", change, arch)))
+    with pytest.raises(ModelError, match=message):
+        source.weights(describe(source.config))
+
+
+def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path: Path) -> None:
+    class Extra(gguf.GGUFWriter):  # type: ignore[misc]
+        def write_header_to_file(self, *arguments: Any) -> None:
+            self.add_tensor("blk.0.attn_sinks.weight", np.zeros(4, np.float32))
+            super().write_header_to_file(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files.gguf, "GGUFWriter", Extra)
+        source = open_source(str(gguf_files.zoo_file(tmp_path / "m.gguf", "qwen2")))
+    with pytest.raises(ModelError, match=r"tensor blk.0.attn_sinks.weight is nothing that a model"):
+        source.weights(describe(source.config))

@@ -1,0 +1,179 @@
+"""Tokenizers in GGUF files give the ids of the tokenizers of which they were written."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import gguf_files
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from engine import tiny_tokenizers
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.text.tokenizer import Tokenizer
+from tidewheel.engine.weights import open_source
+
+sentencepiece = pytest.importorskip("sentencepiece")
+
+SPECIALS = ["<|begin|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+TEXTS = [
+    "", " ", "The tide turns.", "  two spaces,   three\n\n\n lines \t", "I'll say IT'S we'VE 12345 67 x9",
+    "Köln naïve e\u0301", "潮車が回る。😀👍🏽", "a<|im_start|>b <|im_end|>\n", "plain<tag> text",
+    "\r\n\u00a0é\u3000 ...!?", "<s> [INST] x </s>",
+]  # fmt: skip
+WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def pre_tokenizer(pre: str) -> Any:
+    """As the models' own tokenizer.json have it."""
+    if pre == "gpt-2":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pre == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    pattern = tokenizers.Regex(WORD + (r"\p{N}{1,3}" if pre == "llama-bpe" else r"\p{N}") + REST)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), byte_level])
+
+
+def trained(pre: str) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    made.normalizer = normalizers.NFC() if pre == "qwen2" else None
+    made.pre_tokenizer, made.decoder = pre_tokenizer(pre), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, initial_alphabet=alphabet, special_tokens=SPECIALS, show_progress=False
+    )
+    made.train_from_iterator(tiny_tokenizers.TEXT + ["123 456 12 345 1234"] * 9, trainer)
+    made.add_tokens(["<tag>"])
+    if pre == "llama-bpe":
+        begin = [(SPECIALS[0], made.token_to_id(SPECIALS[0]))]
+        made.post_processor = processors.TemplateProcessing(single=f"{SPECIALS[0]} $A", special_tokens=begin)
+    return made
+
+
+def byte_level_file(path: Path, pre: str) -> tokenizers.Tokenizer:
+    from transformers import PreTrainedTokenizerFast
+
+    made = trained(pre)
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, bos_token=SPECIALS[0], eos_token=SPECIALS[0])
+    fast.chat_template = TEMPLATE
+    writer = gguf.GGUFWriter(path, "llama")
+    gguf_files.write_tokenizer(writer, fast, pre)
+    gguf_files.finish(writer)
+    return made
+
+
+def opened(path: Path) -> Tokenizer:
+    return open_source(str(path)).tokenizer()
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm"])
+def test_byte_level_tokenizers_give_the_same_ids(pre: str, tmp_path: Path) -> None:
+    theirs = byte_level_file(tmp_path / "m.gguf", pre)
+    ours = opened(tmp_path / "m.gguf")
+    for text in TEXTS:
+        for special in (True, False):
+            ids = theirs.encode(text, add_special_tokens=special).ids
+            assert ours.encode(text, add_special_tokens=special) == ids
+            for skip in (True, False):
+                assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert ours.vocab_size == theirs.get_vocab_size()
+    assert ours.bos_token == SPECIALS[0]
+    assert ours.chat_template == TEMPLATE
+    assert ours.special_ids() == {name: theirs.token_to_id(name) for name in SPECIALS}
+
+
+def test_end_tokens_and_sampling_are_the_files(tmp_path: Path) -> None:
+    class Suggesting(gguf.GGUFWriter):  # type: ignore[misc]
+        def write_header_to_file(self, *arguments: Any) -> None:
+            self.add_sampling_temp(0.5)
+            self.add_sampling_top_k(7)
+            super().write_header_to_file(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFWriter", Suggesting)
+        theirs = byte_level_file(tmp_path / "m.gguf", "qwen2")
+    generation = open_source(str(tmp_path / "m.gguf")).generation()
+    # The template's end of a turn counts beside the end of a text.
+    assert generation.eos_token_ids == (theirs.token_to_id(SPECIALS[0]), theirs.token_to_id("<|im_end|>"))
+    assert (generation.temperature, generation.top_k, generation.top_p) == (0.5, 7, None)
+
+
+def sentencepiece_files(folder: Path, prefix: bool) -> None:
+    """The same vocabulary as tokenizer.model with its config, and as a GGUF file."""
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(tiny_tokenizers.TEXT), model_writer=made, model_type="bpe", vocab_size=500,
+        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
+        user_defined_symbols=["<tag>"], add_dummy_prefix=prefix, control_symbols=["<turn>"],
+    )  # fmt: skip
+    (folder / "tokenizer.model").write_bytes(made.getvalue())
+    model = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
+    ids = range(model.GetPieceSize())
+    kinds = [
+        gguf.TokenType.UNKNOWN if model.IsUnknown(i) else gguf.TokenType.CONTROL if model.IsControl(i)
+        else gguf.TokenType.BYTE if model.IsByte(i) else gguf.TokenType.NORMAL for i in ids
+    ]  # fmt: skip
+    kinds[model.PieceToId("<tag>")] = gguf.TokenType.USER_DEFINED
+    added = {i: {"content": model.IdToPiece(i), "special": True} for i in ids if kinds[i] in (2, 3)}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    writer = gguf.GGUFWriter(folder / "m.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    # Files fill their vocabulary up to the embedding's size.
+    writer.add_token_list([model.IdToPiece(i) for i in ids] + ["[PAD500]", "[PAD501]"])
+    writer.add_token_scores([model.GetScore(i) for i in ids] + [-1000.0] * 2)
+    writer.add_token_types([*kinds, gguf.TokenType.UNUSED, gguf.TokenType.UNUSED])
+    writer.add_bos_token_id(model.bos_id())
+    writer.add_eos_token_id(model.eos_id())
+    writer.add_unk_token_id(model.unk_id())
+    writer.add_add_space_prefix(prefix)
+    gguf_files.finish(writer)
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_tokenizers_give_the_same_ids(prefix: bool, tmp_path: Path) -> None:
+    sentencepiece_files(tmp_path, prefix)
+    theirs, ours = Tokenizer.load(tmp_path), opened(tmp_path / "m.gguf")
+    assert ours.vocab_size == theirs.vocab_size
+    assert (ours.bos_token, ours.eos_token) == ("<s>", "</s>")
+
+    @given(st.sampled_from(TEXTS) | st.text(st.sampled_from("the wl車é1<tag>▁ \n"), max_size=30))
+    @settings(max_examples=100, deadline=None)
+    def check(text: str) -> None:
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids
+        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(ids) == theirs.decode(ids)
+
+    check()
+    assert ours.token_texts(range(5)) == theirs.token_texts(range(5))
+
+
+@pytest.mark.parametrize(
+    ("model", "pre", "message"),
+    [
+        ("bert", None, "tokenizer 'bert' is not supported; supported are gpt2 and llama"),
+        ("gpt2", "tekken", "tokenizer.ggml.pre 'tekken' is not supported; supported are gpt-2"),
+        ("gpt2", None, "tokenizer.ggml.pre must be a string, there is none"),
+    ],
+)
+def test_other_tokenizers_are_refused_by_name(tmp_path: Path, model: str, pre: str | None, message: str) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tokenizer_model(model)
+    writer.add_token_list(["a", "b"])
+    writer.add_token_merges([])
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    gguf_files.finish(writer)
+    with pytest.raises(ModelError, match=f"m.gguf: {message}"):
+        opened(tmp_path / "m.gguf")

@@ -1,0 +1,152 @@
+"""GGUF files of tiny models, written by the `gguf` package as llama.cpp's converter would write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import models_zoo
+import numpy as np
+from numpy.typing import NDArray
+
+Quantize = Callable[[str, NDArray[np.float32]], tuple[NDArray[Any], Any]]
+
+_TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_ENUM = {
+    "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3_text": gguf.MODEL_ARCH.GEMMA3, "phi3": gguf.MODEL_ARCH.PHI3,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+}  # fmt: skip
+
+
+def as_float32(name: str, data: NDArray[np.float32]) -> tuple[NDArray[Any], Any]:
+    return data, gguf.GGMLQuantizationType.F32
+
+
+def quantized(kind: Any) -> Quantize:
+    """Matrices in that type, vectors in float32."""
+
+    def quantize(name: str, data: NDArray[np.float32]) -> tuple[NDArray[Any], Any]:
+        return (gguf.quants.quantize(data, kind), kind) if data.ndim == 2 else as_float32(name, data)
+
+    return quantize
+
+
+def write(path: Path, model: Any, tokenizer: Any = None, pre: str = "gpt-2", quantize: Quantize = as_float32) -> Path:
+    """The transformers model, and its tokenizer if there is one, in one file."""
+    config = model.config
+    arch = _ENUM[config.model_type]
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    _write_config(writer, config)
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        data = parameter.float().numpy()
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, name
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        if config.model_type in ("llama", "granite") and (count := heads.get(name.split(".")[-2])):
+            data = data.reshape(count, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+        if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+            data = data + 1
+        stored, kind = quantize(found, np.ascontiguousarray(data))
+        writer.add_tensor(found, stored, raw_dtype=kind)
+    if tokenizer is not None:
+        write_tokenizer(writer, tokenizer, pre)
+    return finish(writer)
+
+
+def finish(writer: Any) -> Path:
+    """Writes everything that the writer was given."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    path: Path = writer.path
+    return path
+
+
+def _write_config(writer: Any, config: Any) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    rope: Mapping[str, Any] = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    kind = rope["rope_type"]
+    if kind == "llama3":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        scaled, _ = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
+        plain = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
+        writer.add_tensor("rope_freqs.weight", (plain / scaled.numpy()).astype(np.float32))
+    elif kind == "longrope":
+        writer.add_tensor("rope_factors_long.weight", np.array(rope["long_factor"], np.float32))
+        writer.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], np.float32))
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    elif kind != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if kind == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if config.model_type in ("phi3", "gemma2", "gemma3_text"):
+        writer.add_sliding_window(config.sliding_window or 0)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if config.model_type.startswith("gemma") and config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "gemma3_text":
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+        writer.add_sliding_window_pattern(config.layer_types.index("full_attention") + 1)
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+
+
+def write_tokenizer(writer: Any, tokenizer: Any, pre: str) -> None:
+    """A byte-level tokenizer of transformers."""
+    import json
+
+    fast = tokenizer.backend_tokenizer
+    model = json.loads(fast.to_str())["model"]
+    added = fast.get_added_tokens_decoder()
+    tokens, types = [], []
+    for token_id in range(fast.get_vocab_size()):
+        tokens.append(fast.id_to_token(token_id))
+        kind = gguf.TokenType.NORMAL
+        if token_id in added:
+            kind = gguf.TokenType.CONTROL if added[token_id].special else gguf.TokenType.USER_DEFINED
+        types.append(kind)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    if tokenizer.bos_token_id is not None:
+        writer.add_bos_token_id(tokenizer.bos_token_id)
+    if tokenizer.eos_token_id is not None:
+        writer.add_eos_token_id(tokenizer.eos_token_id)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def zoo_file(path: Path, name: str, quantize: Quantize = as_float32) -> Path:
+    """A model of the zoo, with the zoo's tokenizer."""
+    return write(path, models_zoo.model(name), models_zoo.train_tokenizer(), quantize=quantize)
