@@ -27,6 +27,7 @@ from .options import EngineOptions
 from .weights import ModelSource, open_source
 from .weights.dtypes import STORAGE, DType, KvCacheDType
 from .weights.quantization import Quantization, format_of, parse_quantization
+from .weights.quantized import method_to_load_with
 from .weights.tensor import WeightSource
 
 if TYPE_CHECKING:
@@ -98,9 +99,8 @@ def open_model(options: EngineOptions) -> OpenedModel:
     dense_bytes = stored * sum(map(math.prod, shapes.values()))
     device = get_device(options.device, options.device_options, dense_bytes)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
-    quantization = parse_quantization(
-        options.quantization, options.quantization_group_size, options.quantization_zero_points
-    )
+    method = method_to_load_with(options.quantization, source.config)
+    quantization = parse_quantization(method, options.quantization_group_size, options.quantization_zero_points)
     if quantization is not None and not device.quantizes:
         logger.warning(
             "--quantization %s has no effect on the %s device: weights are kept, and take memory, as %s",

@@ -11,6 +11,7 @@ from .devices import DEVICE_NAMES
 from .weights import LOAD_FORMATS
 from .weights.dtypes import DType, KvCacheDType
 from .weights.quantization import Method
+from .weights.quantized import CheckpointMethod
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e5m2"}
@@ -36,8 +37,11 @@ class EngineOptions(Options):
         parse=lambda text: _DTYPE_ALIASES.get(text, text),
         choices=("auto", *get_args(DType)),
     )
-    quantization: Method | None = option(
-        None, "store weights in fewer bits; they are quantized while they are loaded", choices=get_args(Method)
+    quantization: Method | CheckpointMethod | None = option(
+        None,
+        "store weights in fewer bits; they are quantized while they are loaded. gptq, awq, compressed-tensors and fp8 "
+        "name a checkpoint's own method, which is found without this option too",
+        choices=(*get_args(Method), *get_args(CheckpointMethod)),
     )
     quantization_group_size: int | None = option(
         None,

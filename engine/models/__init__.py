@@ -31,8 +31,7 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
         what = f"architecture {shown(name)} is" if name else "a config.json without architectures is"
         raise ModelError(f"{what} not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
     reader = ConfigReader(config)
-    for option in ("quantization_config", "compression_config", "per_layer_config"):
-        reader.refuse(option)
+    reader.refuse("per_layer_config")
     description = FAMILIES[name](name, reader, max_model_len)
     longest = description.spec.max_positions
     if max_model_len is not None and max_model_len > longest:

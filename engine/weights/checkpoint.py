@@ -13,7 +13,6 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,33 +28,15 @@ from ..models import ModelDescription
 from ..models.spec import tensor_shapes
 from ..models.tensor_ref import TensorRef
 from .dtypes import STORAGE, DType
-from .tensor import DenseTensor
+from .quantized import LayerReader, LayerTensors
+from .stored import FLOATS, Checkpoint, StoredMatrix, StoredTensor
+from .taking import Part, join, origin, take
+from .tensor import WeightTensor
 
-_DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PIECE_BYTES = 1 << 20
 _MAX_FILE_NAME = 255  # characters; no file system has longer ones
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor as a file holds it. `dtype` is the file's word for it (F32, BF16, I32, ...); `data` its bytes."""
-
-    path: Path
-    version: tuple[str, int, int, int]  # of the file: its path, bytes, last change of content and of inode in ns
-    dtype: str
-    shape: tuple[int, ...]
-    data: NDArray[np.uint8]  # a read-only view of the mapped file, from byte `start` on
-    start: int
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """What identifies its content, without reading it."""
-        return (*self.version, self.start, self.dtype, self.shape)
-
-
-Checkpoint = dict[str, StoredTensor]
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -138,9 +119,11 @@ def _no_checkpoint(folder: Path) -> str:
     )
 
 
-def open_weights(folder: Path, description: ModelDescription) -> CheckpointWeights:
-    """The weights of the model in `folder`. Raises ModelError, naming the file and the tensor."""
-    return CheckpointWeights(open_checkpoint(folder), description)
+def open_weights(folder: Path, description: ModelDescription, reader: LayerReader | None = None) -> CheckpointWeights:
+    """The weights of the model in `folder`, whose quantized layers `reader` reads. Raises ModelError, naming the file
+    and the tensor.
+    """
+    return CheckpointWeights(open_checkpoint(folder), description, reader)
 
 
 class CheckpointWeights:
@@ -149,10 +132,13 @@ class CheckpointWeights:
     The views of a file keep it mapped; it is unmapped when the last of them is gone.
     """
 
-    def __init__(self, checkpoint: Checkpoint, description: ModelDescription) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, description: ModelDescription, reader: LayerReader | None = None
+    ) -> None:
         self._checkpoint = checkpoint
         self._prefix = description.base_prefix
-        self._places: dict[str, list[tuple[StoredTensor, TensorRef]]] = {}
+        self._reader = reader
+        self._places: dict[str, list[Part]] = {}
         spec, sources = description.spec, dict(description.tensors)
         if spec.head.tied:
             sources["embed.weight"] = self._tied(sources["embed.weight"], description.head_name)
@@ -161,29 +147,32 @@ class CheckpointWeights:
         for name, shape in tensor_shapes(spec).items():
             parts = self._places[name] = [(self._require(ref.name), ref) for ref in sources[name].parts()]
             dtype = _check(parts, shape)
-            bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
+            if dtype is not None:
+                bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
             where = [(stored.place, ref.transpose, ref.each, ref.rows, ref.permute) for stored, ref in parts]
             places.append((name, shape, where))
-        self.dtype: DType = bytes_by_dtype.most_common(1)[0][0]
+        # Of a quantized checkpoint, the layers that are not quantized decide.
+        self.dtype: DType = bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else "float32"
         self.identity: str | None = json.dumps(places)
 
-    def __getitem__(self, name: str) -> DenseTensor:
-        parts = self._places[name]
-        dtype = _DTYPES[parts[0][0].dtype]
-        taken = [_take(stored, ref, STORAGE[dtype].newbyteorder("<")) for stored, ref in parts]
-        origin = " + ".join(_origin(stored, ref) for stored, ref in parts)
-        data, mapped = taken[0] if len(taken) == 1 else (np.concatenate([data for data, _ in taken]), False)
-        return DenseTensor(data, dtype, mapped, origin)
+    def __getitem__(self, name: str) -> WeightTensor:
+        return join([take(stored, ref) for stored, ref in self._places[name]])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
-    def _require(self, name: str) -> StoredTensor:
-        stored = self._find(name)
+    def _require(self, name: str) -> StoredTensor | StoredMatrix:
+        stored = self._quantized(name) or self._find(name)
         if stored is None:
             files = sorted({str(tensor.path) for tensor in self._checkpoint.values()}) or ["the checkpoint"]
             raise ModelError(f"tensor {name} is missing from {', '.join(files)}")
         return stored
+
+    def _quantized(self, name: str) -> StoredMatrix | None:
+        layer = name.removesuffix(".weight")
+        if self._reader is None or layer == name:
+            return None
+        return self._reader.matrix(LayerTensors(layer, self._find))
 
     def _find(self, name: str) -> StoredTensor | None:
         return self._checkpoint.get(name) or self._checkpoint.get(name.removeprefix(self._prefix))
@@ -191,6 +180,12 @@ class CheckpointWeights:
     def _tied(self, embedding: TensorRef, head_name: str) -> TensorRef:
         """Where the one matrix of embedding and head lies: under either name, or under both with equal content."""
         stored, head = self._find(embedding.name), self._find(head_name)
+        quantized = self._quantized(head_name)
+        if quantized is not None:
+            raise ModelError(
+                f"{quantized.path}: config.json says that head and embedding are tied, but {head_name} is quantized by "
+                "itself; set tie_word_embeddings to false in config.json"
+            )
         if head is None:
             return embedding
         if stored is None:
@@ -203,64 +198,43 @@ class CheckpointWeights:
         return embedding
 
 
-def _check(parts: list[tuple[StoredTensor, TensorRef]], needed: tuple[int, ...]) -> DType:
-    """The parts' dtype. Raises ModelError for one that is not supported, or if they do not make the shape needed."""
+def _check(parts: list[Part], needed: tuple[int, ...]) -> DType | None:
+    """The parts' dtype; None if one is quantized. Raises ModelError for a dtype that is not supported, or if the parts
+    do not make the shape needed.
+    """
     for stored, ref in parts:
-        if stored.dtype not in _DTYPES:
-            raise ModelError(f"{_origin(stored, ref)} is stored as {stored.dtype}; supported are {', '.join(_DTYPES)}")
-    first = parts[0][0]
+        if isinstance(stored, StoredTensor) and stored.dtype not in FLOATS:
+            raise ModelError(f"{origin(stored, ref)} is stored as {stored.dtype}; supported are {', '.join(FLOATS)}")
+        if isinstance(stored, StoredMatrix) and ref.transpose:
+            raise ModelError(f"{origin(stored, ref)} is quantized, which is not supported for this architecture")
     if len(parts) == 1:
-        ref = parts[0][1]
-        if ref.shape(first.shape) != needed:
+        stored, ref = parts[0]
+        if ref.shape(stored.shape) != needed:
             raise ModelError(
-                f"{_origin(first, ref)} has shape {first.shape}, which does not fit config.json: "
+                f"{origin(stored, ref)} has shape {stored.shape}, which does not fit config.json: "
                 f"the model needs {ref.needed(needed)}"
             )
-        return _DTYPES[first.dtype]
+    else:
+        _check_joined(parts, needed)
+    dtypes = [FLOATS[stored.dtype] for stored, _ in parts if isinstance(stored, StoredTensor)]
+    return dtypes[0] if len(dtypes) == len(parts) else None
+
+
+def _check_joined(parts: list[Part], needed: tuple[int, ...]) -> None:
     shapes = [ref.shape(stored.shape) for stored, ref in parts]
     rows = sum(shape[0] for shape in shapes if shape)
     if rows != needed[0] or any(not shape or shape[1:] != needed[1:] for shape in shapes):
-        found = ", ".join(f"{_origin(stored, ref)} has shape {stored.shape}" for stored, ref in parts)
+        found = ", ".join(f"{origin(stored, ref)} has shape {stored.shape}" for stored, ref in parts)
         raise ModelError(
             f"{found}, which do not fit config.json: what the model takes of them must make the shape {needed}"
         )
-    for stored, ref in parts[1:]:
-        if stored.dtype != first.dtype:
+    dense = [(stored, ref) for stored, ref in parts if isinstance(stored, StoredTensor)]
+    for stored, ref in dense[1:]:
+        if stored.dtype != dense[0][0].dtype:
             raise ModelError(
-                f"{_origin(stored, ref)} is stored as {stored.dtype}, but {parts[0][1].name}, to which it is joined, "
-                f"as {first.dtype}; convert one of them"
+                f"{origin(stored, ref)} is stored as {stored.dtype}, but {dense[0][1].name}, to which it is joined, "
+                f"as {dense[0][0].dtype}; convert one of them"
             )
-    return _DTYPES[first.dtype]
-
-
-def _origin(stored: StoredTensor, ref: TensorRef) -> str:
-    return f"{stored.path}: tensor {ref.name}"
-
-
-def _take(stored: StoredTensor, ref: TensorRef, dtype: np.dtype[Any]) -> tuple[NDArray[np.generic], bool]:
-    """What `ref` takes of its tensor, without its stack, and whether that is a view of the mapped file."""
-    whole, mapped = _aligned(stored.data, dtype)
-    whole = whole.reshape(stored.shape)
-    data = take(whole, ref)
-    return data, mapped and np.may_share_memory(data, whole)
-
-
-def take(whole: NDArray[np.generic], ref: TensorRef) -> NDArray[np.generic]:
-    """What `ref` takes of its tensor, without its stack; a view where that is possible."""
-    data = whole.T if ref.transpose else whole
-    if ref.each is not None:
-        size, start, stop = ref.each
-        groups = data.reshape(-1, size, *data.shape[1:])
-        data = groups[:, start:stop].reshape(-1, *data.shape[1:])
-    if ref.rows is not None:
-        data = data[ref.rows[0] : ref.rows[1]]
-    return data if ref.permute is None else data[list(ref.permute)]
-
-
-def _aligned(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[NDArray[np.generic], bool]:
-    """`data` as `dtype`, and whether it is no copy: one is made where a file's header has an odd length."""
-    mapped = data.ctypes.data % dtype.itemsize == 0
-    return (data if mapped else data.copy()).view(dtype), mapped
 
 
 def _equal(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> bool:

@@ -10,6 +10,7 @@ from ..files.folder import read_config
 from ..models import ModelDescription
 from ..models.generation import GenerationConfig, read_generation_config
 from .checkpoint import open_weights
+from .quantized import layer_reader
 from .tensor import WeightSource
 
 if TYPE_CHECKING:
@@ -39,4 +40,4 @@ class FolderSource:
 
     def weights(self, description: ModelDescription) -> WeightSource:
         """The folder's safetensors checkpoint."""
-        return open_weights(self._folder, description)
+        return open_weights(self._folder, description, layer_reader(self.config))

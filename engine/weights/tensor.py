@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ModelError
-from .dtypes import STORAGE, DType
+from .bits import unpack
+from .dtypes import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class DenseTensor:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTensor:
-    """A matrix `[N, K]` of 4-bit or 8-bit integers, with a scale for each group of a row's inputs.
+    """A matrix `[N, K]` of integers of 2, 3, 4 or 8 bits, with a scale for each group of a row's inputs.
 
     The weight of output n and stored input k, in group `g = k // group_size`, is
     `scales[n, g] * (q[n, k] - zeros[n, g])`. Stored input k is the model's input `input_order[k]`; checkpoints whose
@@ -46,7 +46,7 @@ class QuantizedTensor:
 
     shape: tuple[int, int]
     format: Literal["uint", "int"]
-    bits: Literal[4, 8]
+    bits: Literal[2, 3, 4, 8]
     group_size: int
     codes: NDArray[np.uint8]
     scales: DenseTensor
@@ -67,9 +67,7 @@ class QuantizedTensor:
     def dequantize(self) -> NDArray[np.float32]:
         """The weights, `[N, K]`, inputs in the model's order: the reference for whatever computes with the codes."""
         inputs = self.shape[1]
-        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
-        codes = self.codes[..., np.newaxis] >> shifts & np.uint8((1 << self.bits) - 1)
-        values = codes.reshape(len(codes), -1)[:, :inputs].astype(np.float32)
+        values = unpack(self.codes, self.bits, inputs).astype(np.float32)
         if self.format == "int":
             values[values >= 1 << (self.bits - 1)] -= 1 << self.bits
         group = np.arange(inputs) // self.group_size
@@ -96,17 +94,6 @@ class WeightSource(Protocol):
     def __getitem__(self, name: str) -> WeightTensor: ...
 
     def __iter__(self) -> Iterator[str]: ...
-
-
-def require_dense(tensor: WeightTensor, device: str) -> DenseTensor:
-    """The tensor, for a device that computes with floats only. Raises ModelError for a quantized one."""
-    if isinstance(tensor, DenseTensor):
-        return tensor
-    bits = f"{tensor.bits} bits in groups of {tensor.group_size}"
-    raise ModelError(
-        f"{tensor.origin} is quantized ({bits}), which the {device} device cannot take: "
-        f"serve the model's checkpoint in {', '.join(STORAGE)}, which --quantization makes smaller"
-    )
 
 
 def to_float32(tensor: WeightTensor) -> NDArray[np.float32]:

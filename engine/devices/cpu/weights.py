@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from tidewheel import _native
 
 from ...cancellation import Cancellation
 from ...weights.finite import require_finite
-from ...weights.tensor import DenseTensor, WeightSource, require_dense
+from ...weights.tensor import DenseTensor, QuantizedTensor, WeightSource, WeightTensor
+
+logger = logging.getLogger(__name__)
 
 _BYTES_TOGETHER = 1 << 28  # of a mapped checkpoint: looked through, then packed while they are still in memory
 
@@ -21,15 +24,30 @@ def set_weights(native: _native.Executor, weights: WeightSource, threads: int, c
     # Their pages are given back to the system as they are packed. A tensor that is not mapped may have been made just
     # now, so it is packed at once. Memory thus holds the packed model and only the tensors that are being packed.
     together: dict[str, DenseTensor] = {}
-    num_bytes = 0
+    num_bytes, dequantized = 0, 0
     for name in weights:
-        tensor = together[name] = require_dense(weights[name], "cpu")
+        stored = weights[name]
+        dequantized += isinstance(stored, QuantizedTensor)
+        tensor = together[name] = _dense(stored)
         num_bytes += tensor.data.nbytes
         if num_bytes >= _BYTES_TOGETHER or not tensor.mapped:
             cancellation.check()
             _pack(native, together, threads)
             together, num_bytes = {}, 0
     _pack(native, together, threads)
+    if dequantized:
+        logger.info(
+            "%d matrices of the checkpoint are quantized; the cpu device dequantizes them as they are read, so they "
+            "take the memory of --dtype or --quantization, not of the file",
+            dequantized,
+        )
+
+
+def _dense(tensor: WeightTensor) -> DenseTensor:
+    if isinstance(tensor, DenseTensor):
+        return tensor
+    require_finite([tensor])  # so that the error names the scales
+    return DenseTensor(tensor.dequantize(), "float32", origin=tensor.origin)
 
 
 def _pack(native: _native.Executor, tensors: Mapping[str, DenseTensor], threads: int) -> None:

@@ -16,8 +16,8 @@ from ...errors import ModelError
 from ...models import ModelDescription
 from ...models.spec import tensor_shapes
 from ...models.tensor_ref import TensorRef
-from ..checkpoint import take
 from ..dtypes import STORAGE, DType
+from ..taking import rows_of
 from ..tensor import DenseTensor
 from .blocks import dequantize
 from .names import CONFIG_TENSORS, GgufArchitecture
@@ -76,7 +76,8 @@ class GgufWeights:
         stored, ref = self._places[name]
         whole, mapped = _floats(stored)
         dtype = _FLOATS.get(stored.kind.name, "float32")
-        data = take(whole.reshape(stored.shape), ref)
+        whole = whole.reshape(stored.shape)
+        data = rows_of(whole.T if ref.transpose else whole, ref)
         if self._architecture.norms_plus_one and name.endswith("norm.weight"):
             if dtype != "float32":
                 raise ModelError(f"{stored.origin} is stored as {stored.kind.name}, but a norm must be F32")

@@ -86,7 +86,6 @@ def test_an_unsupported_architecture_is_refused_with_the_supported_ones() -> Non
 @pytest.mark.parametrize(
     ("config", "names"),
     [
-        ({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
         ({**LLAMA, "hidden_act": "xielu"}, "hidden_act.*silu.*xielu"),
         ({**LLAMA, "hidden_size": None}, "hidden_size is missing"),
         ({**LLAMA, "hidden_size": "64"}, "hidden_size must be a positive integer"),

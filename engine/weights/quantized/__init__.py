@@ -1,0 +1,87 @@
+"""Checkpoints that are stored in fewer bits: from what config.json says of them to the reader of their layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, get_args
+
+from ...errors import ModelError
+from ...files.wording import shown
+from ...models.config import ConfigReader
+from ..quantization import Method
+from ..stored import StoredMatrix
+from .awq import Awq
+from .compressed_tensors import CompressedTensors
+from .fp8 import Fp8
+from .gptq import Gptq
+from .layer import LayerTensors
+
+__all__ = ["CheckpointMethod", "LayerReader", "LayerTensors", "layer_reader", "method_to_load_with"]
+
+CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8"]
+
+
+class LayerReader(Protocol):
+    """A method of quantization. Which layers are quantized, their tensors tell."""
+
+    name: str
+
+    def matrix(self, layer: LayerTensors) -> StoredMatrix | None:
+        """The layer's matrix; None if the layer is not quantized. Raises ModelError, naming the tensor."""
+
+
+_READERS: dict[str, type[Gptq | Awq | CompressedTensors | Fp8]] = {
+    reader.name: reader for reader in (Gptq, Awq, CompressedTensors, Fp8)
+}
+
+
+def layer_reader(config: Mapping[str, Any]) -> LayerReader | None:
+    """The reader of the layers of a config.json's model; None if it is not quantized.
+
+    Raises ModelError for a method that is not supported, or one of its settings.
+    """
+    found = _read_method(config)
+    if found is None:
+        return None
+    method, fields = found
+    if method not in _READERS:
+        raise ModelError(
+            f"config.json: checkpoints quantized by {shown(method)} are not supported; supported are "
+            f"{', '.join(_READERS)}. Take one of these, or the model's checkpoint without quantization"
+        )
+    return _READERS[method](ConfigReader(fields, "config.json: quantization_config"))
+
+
+def method_to_load_with(asked: Method | CheckpointMethod | None, config: Mapping[str, Any]) -> Method | None:
+    """What --quantization asks a device to quantize to; None if it names the checkpoint's own method, or nothing.
+
+    Raises ModelError if it names a method that the checkpoint of that config.json does not have.
+    """
+    if asked is None or asked == "int8" or asked == "int8-channel" or asked == "int4":
+        return asked
+    found = _read_method(config)
+    if found is None:
+        raise ModelError(
+            f"--quantization {asked} names the method of a checkpoint, but this one is not quantized: leave the option "
+            f"out, or quantize while loading with one of {', '.join(get_args(Method))}"
+        )
+    if found[0] != asked:
+        raise ModelError(
+            f"--quantization {asked} names the method of a checkpoint, but this one's is {shown(found[0])}: "
+            "leave the option out, and the checkpoint's own method is taken"
+        )
+    return None
+
+
+def _read_method(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    fields = config.get("quantization_config") or config.get("compression_config")
+    if fields is None:
+        return None
+    if not isinstance(fields, dict):
+        raise ModelError(f"config.json: quantization_config must be an object, got {shown(fields)}")
+    method = fields.get("quant_method") or fields.get("method")
+    if method is None and "config_groups" in fields:
+        method = "compressed-tensors"
+    if not isinstance(method, str):
+        raise ModelError("config.json: quantization_config does not name its quant_method")
+    return method, fields

@@ -1,0 +1,76 @@
+"""AWQ checkpoints (https://arxiv.org/abs/2306.00978), AutoAWQ's version `gemm`.
+
+A layer `[N, K]` of 4 bits in G groups: `qweight [K, N / 8]`, `qzeros [G, N / 8]`, `scales [G, N]`. The nibbles of a
+word, from the lowest on, are its outputs 0, 2, 4, 6, 1, 3, 5, 7. A weight is `scale * (q - zero)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ModelError
+from ...files.wording import shown
+from ...models.config import ConfigReader
+from ..bits import pack, unpack
+from ..stored import FLOATS, StoredMatrix
+from ..tensor import DenseTensor, QuantizedTensor
+from .groups import read_group_size
+from .layer import LayerTensors
+
+_NIBBLE_OF_OUTPUT = [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+class Awq:
+    """The reader of AWQ layers. Raises ModelError for a config that is not supported."""
+
+    name = "awq"
+
+    def __init__(self, config: ConfigReader) -> None:
+        bits = config.raw("bits") if "bits" in config else config.raw("w_bit")
+        if bits != 4 or isinstance(bits, bool):
+            raise ModelError(f"config.json: AWQ of {shown(bits)} bits is not supported; supported are 4 bits")
+        version = config.raw("version") or "gemm"
+        if not isinstance(version, str) or version.lower() != "gemm":
+            raise ModelError(
+                f"config.json: AWQ's version {shown(version)} is not supported; take a checkpoint of version gemm"
+            )
+        if not config.flag("zero_point", True):
+            raise ModelError("config.json: AWQ without zero points (zero_point: false) is not supported")
+        self._group_size = read_group_size(config, "group_size" if "group_size" in config else "q_group_size")
+
+    def matrix(self, layer: LayerTensors) -> StoredMatrix | None:
+        """The layer's matrix; None if the layer is not quantized."""
+        if layer.find("qweight") is None:
+            return None
+        inputs, words = layer.take("qweight", "I32").shape
+        outputs = words * 8
+        group_size = self._group_size or inputs
+        groups = -(-inputs // group_size)
+        layer.take("scales", *FLOATS, shape=(groups, outputs))
+        layer.take("qzeros", "I32", shape=(groups, words))
+        shape = (outputs, inputs)
+        return layer.matrix(shape, (self.name, group_size), lambda: _read(layer, shape, group_size))
+
+
+def _read(layer: LayerTensors, shape: tuple[int, int], group_size: int) -> QuantizedTensor:
+    codes = pack(_numbers(layer.array("qweight")).T, 4)
+    scales = layer.floats("scales")
+    return QuantizedTensor(
+        shape,
+        "uint",
+        4,
+        group_size,
+        codes,
+        DenseTensor(scales.data.T, scales.dtype, origin=scales.origin),
+        _numbers(layer.array("qzeros")).T,
+        origin=layer.origin("qweight"),
+    )
+
+
+def _numbers(words: NDArray[Any]) -> NDArray[np.uint8]:
+    """`[R, N]` numbers of `[R, N / 8]` words."""
+    nibbles = unpack(np.ascontiguousarray(words).view(np.uint8), 4, words.shape[1] * 8)
+    return nibbles.reshape(len(words), -1, 8)[:, :, _NIBBLE_OF_OUTPUT].reshape(len(words), -1)

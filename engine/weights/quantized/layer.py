@@ -1,0 +1,76 @@
+"""The tensors of one layer of a quantized checkpoint, each checked when it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ModelError
+from ..dtypes import STORAGE
+from ..stored import FLOATS, StoredMatrix, StoredTensor
+from ..tensor import DenseTensor, WeightTensor
+
+_NUMPY: dict[str, np.dtype[Any]] = {
+    **{name: STORAGE[dtype].newbyteorder("<") for name, dtype in FLOATS.items()},
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "F8_E4M3": np.dtype("u1"),  # its bits
+}
+
+
+class LayerTensors:
+    """The tensors of the layer `name` ("model.layers.0.mlp.up_proj"), by the last part of their names ("qweight").
+
+    Those that were taken identify the layer's matrix. All methods raise ModelError, which names file and tensor.
+    """
+
+    def __init__(self, name: str, find: Callable[[str], StoredTensor | None]) -> None:
+        self.name = name
+        self._find = find
+        self._taken: dict[str, StoredTensor] = {}
+
+    def find(self, part: str) -> StoredTensor | None:
+        """That tensor as it lies, if there is one."""
+        return self._find(f"{self.name}.{part}")
+
+    def take(self, part: str, *dtypes: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
+        """That tensor, which must be of one of the file's `dtypes`, and of `shape` or else a matrix."""
+        stored = self.find(part)
+        if stored is None:
+            raise ModelError(f"tensor {self.name}.{part} is missing, which the checkpoint's quantization needs")
+        self._taken[part] = stored
+        if stored.dtype not in dtypes:
+            raise self.error(part, f"is stored as {stored.dtype}; supported are {', '.join(dtypes)}")
+        if shape is None and (len(stored.shape) != 2 or 0 in stored.shape):
+            raise self.error(part, f"has shape {stored.shape}, but must be a matrix")
+        if shape is not None and stored.shape != shape:
+            raise self.error(part, f"has shape {stored.shape}, but must have {shape}")
+        return stored
+
+    def array(self, part: str) -> NDArray[Any]:
+        """The numbers of a tensor that was taken, little-endian; floats of 8 and bfloat16 as their bits."""
+        stored = self._taken[part]
+        return stored.array(_NUMPY[stored.dtype])[0]
+
+    def floats(self, part: str) -> DenseTensor:
+        """A tensor of floats that was taken."""
+        return DenseTensor(self.array(part), FLOATS[self._taken[part].dtype], origin=self.origin(part))
+
+    def origin(self, part: str) -> str:
+        """File and tensor."""
+        stored = self._taken.get(part) or self.find(part)
+        return f"{stored.path if stored else 'the checkpoint'}: tensor {self.name}.{part}"
+
+    def error(self, part: str, words: str) -> ModelError:
+        """The error that says that of a tensor."""
+        return ModelError(f"{self.origin(part)} {words}")
+
+    def matrix(self, shape: tuple[int, int], facts: object, read: Callable[[], WeightTensor]) -> StoredMatrix:
+        """The matrix `[outputs, inputs]` that `read` makes of the tensors that were taken and a config's `facts`."""
+        places = sorted((part, stored.place) for part, stored in self._taken.items())
+        return StoredMatrix(next(iter(self._taken.values())).path, shape, (repr(facts), *places), read)

@@ -1,0 +1,87 @@
+"""Floats of 8 and 4 bits, and their scales (https://arxiv.org/abs/2209.05433, OCP Microscaling Formats v1.0)."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bits import unpack
+from ..stored import FLOATS
+from ..tensor import DenseTensor, to_float32
+from .layer import LayerTensors
+
+logger = logging.getLogger(__name__)
+
+
+def _e4m3_values() -> NDArray[np.float32]:
+    bits = np.arange(128)
+    exponent, mantissa = bits >> 3, bits & 7
+    values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    values[127] = np.nan  # there is no infinity
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+E4M3 = _e4m3_values()
+"""What each of the 256 codes of e4m3 (without infinities) means."""
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_E2M1_SIGNED = np.concatenate([_E2M1, -_E2M1])
+
+
+def e2m1(packed: NDArray[np.uint8], inputs: int) -> NDArray[np.float32]:
+    """`[N, K]` floats of 4 bits, of bytes `[N, K / 2]`, the first in the low nibble."""
+    return np.asarray(_E2M1_SIGNED[unpack(packed, 4, inputs)])
+
+
+def e8m0(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Powers of two, of their exponents with a bias of 127. 255 is not a number."""
+    powers = np.ldexp(np.float32(1), codes.astype(np.int32) - 127)
+    return np.where(codes == 255, np.float32(np.nan), powers)
+
+
+def scaled(
+    values: NDArray[np.float32], scales: NDArray[np.float32], block: tuple[int, int], origin: str
+) -> DenseTensor:
+    """`values [N, K]`, changed in place: each times the scale of its block of `block` outputs and inputs."""
+    for row in range(len(scales)):  # without a matrix of scales as large as that of values
+        rows = values[row * block[0] : (row + 1) * block[0]]
+        rows *= np.repeat(scales[row], block[1])[: values.shape[1]]
+    return DenseTensor(values, "float32", origin=origin)
+
+
+def take_scales(
+    layer: LayerTensors, part: str, shape: tuple[int, int], block: tuple[int, int] | None
+) -> tuple[int, int]:
+    """Take the scales of a matrix of that shape, and say what block of outputs and inputs has one.
+
+    Without `block` there is one scale in all or one an output. Raises ModelError for another number of scales.
+    """
+    if block is None:
+        found = layer.find(part)
+        if found is not None and found.shape in ((), (1,), (1, 1)):
+            layer.take(part, *FLOATS, shape=found.shape)
+            return shape
+        per_row = (shape[0],) if found is not None and len(found.shape) == 1 else (shape[0], 1)
+        layer.take(part, *FLOATS, shape=per_row)
+        return (1, shape[1])
+    layer.take(part, *FLOATS, shape=(-(-shape[0] // block[0]), -(-shape[1] // block[1])))
+    return block
+
+
+def read_e4m3(
+    layer: LayerTensors, part: str, scale_part: str, shape: tuple[int, int], block: tuple[int, int]
+) -> DenseTensor:
+    """The matrix of e4m3 in tensor `part`, times its scales, one for each block of outputs and inputs."""
+    scales = to_float32(layer.floats(scale_part)).reshape(-(-shape[0] // block[0]), -(-shape[1] // block[1]))
+    return scaled(E4M3[layer.array(part)], scales, block, layer.origin(part))
+
+
+def say_that_memory_grows(method: str) -> None:
+    """Log that such weights do not stay as small as they are in the file."""
+    logger.info(
+        "The checkpoint's small floats (%s) are dequantized as they are read: they take the memory of --dtype or "
+        "--quantization, not of the file",
+        method,
+    )

@@ -1,0 +1,59 @@
+"""What a checkpoint's files hold, before it has a model's names: tensors, and matrices that lie in several tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dtypes import DType
+from .tensor import WeightTensor
+
+FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""The dtypes of weights that are not quantized, by the file's words for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a file holds it. `dtype` is the file's word for it (F32, BF16, I32, ...); `data` its bytes."""
+
+    path: Path
+    version: tuple[str, int, int, int]  # of the file: its path, bytes, last change of content and of inode in ns
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]  # a read-only view of the mapped file, from byte `start` on
+    start: int
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What identifies its content, without reading it."""
+        return (*self.version, self.start, self.dtype, self.shape)
+
+    def array(self, dtype: np.dtype[Any]) -> tuple[NDArray[Any], bool]:
+        """Its numbers, of a little-endian dtype of the right size, and whether they are a view of the mapped file.
+
+        They are copied where they lie at an odd place, as they do if a file's header has an odd length.
+        """
+        mapped = self.data.ctypes.data % dtype.itemsize == 0
+        numbers = (self.data if mapped else self.data.copy()).view(dtype)
+        return numbers.reshape(self.shape), mapped
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix `[outputs, inputs]` of `shape` that a quantized checkpoint stores in several tensors.
+
+    Names, types and shapes of the tensors are checked. `read` checks what they hold: it raises ModelError.
+    """
+
+    path: Path
+    shape: tuple[int, int]
+    place: tuple[Any, ...]  # what identifies its content, without reading it
+    read: Callable[[], WeightTensor]
+
+
+Checkpoint = dict[str, StoredTensor]

@@ -1,0 +1,103 @@
+"""Taking the part of a stored tensor or matrix that a TensorRef names, and joining parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..models.tensor_ref import TensorRef
+from .dtypes import STORAGE
+from .stored import FLOATS, StoredMatrix, StoredTensor
+from .tensor import DenseTensor, QuantizedTensor, WeightTensor, to_float32
+
+Part = tuple[StoredTensor | StoredMatrix, TensorRef]
+
+
+def origin(stored: StoredTensor | StoredMatrix, ref: TensorRef) -> str:
+    """File and tensor, for errors."""
+    return f"{stored.path}: tensor {ref.name}"
+
+
+def take(stored: StoredTensor | StoredMatrix, ref: TensorRef) -> WeightTensor:
+    """What `ref` takes of it, without its stack. A quantized matrix cannot be transposed; its rows are its outputs.
+
+    Raises ModelError for a matrix whose tensors do not hold what they should.
+    """
+    if isinstance(stored, StoredMatrix):
+        return _take_rows(stored.read(), ref)
+    dtype = FLOATS[stored.dtype]
+    whole, mapped = stored.array(STORAGE[dtype].newbyteorder("<"))
+    data = rows_of(whole.T if ref.transpose else whole, ref)
+    return DenseTensor(data, dtype, mapped and np.may_share_memory(data, whole), origin(stored, ref))
+
+
+def join(parts: Sequence[WeightTensor]) -> WeightTensor:
+    """One tensor with the rows of all. What is quantized in different ways, or in part, becomes float32."""
+    if len(parts) == 1:
+        return parts[0]
+    origins = " + ".join(str(part.origin) for part in parts)
+    quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
+    if len(quantized) == len(parts) and all(_alike(quantized[0], part) for part in quantized[1:]):
+        return _join_quantized(quantized, origins)
+    dense = [part for part in parts if isinstance(part, DenseTensor)]
+    if len(dense) == len(parts) and len({part.dtype for part in dense}) == 1:
+        return DenseTensor(np.concatenate([part.data for part in dense]), dense[0].dtype, origin=origins)
+    return DenseTensor(np.concatenate([to_float32(part) for part in parts]), "float32", origin=origins)
+
+
+def rows_of(data: NDArray[Any], ref: TensorRef) -> NDArray[Any]:
+    """What `ref` takes of an array that is transposed already; a view where that is possible."""
+    if ref.each is not None:
+        size, start, stop = ref.each
+        groups = data.reshape(-1, size, *data.shape[1:])
+        data = groups[:, start:stop].reshape(-1, *data.shape[1:])
+    if ref.rows is not None:
+        data = data[ref.rows[0] : ref.rows[1]]
+    if ref.permute is not None:
+        data = data[list(ref.permute)]
+    return data
+
+
+def _take_rows(tensor: WeightTensor, ref: TensorRef) -> WeightTensor:
+    if isinstance(tensor, DenseTensor):
+        return replace(tensor, data=rows_of(tensor.data, ref))
+    codes = rows_of(tensor.codes, ref)
+    return replace(
+        tensor,
+        shape=(len(codes), tensor.shape[1]),
+        codes=codes,
+        scales=replace(tensor.scales, data=rows_of(tensor.scales.data, ref)),
+        zeros=None if tensor.zeros is None else rows_of(tensor.zeros, ref),
+    )
+
+
+def _alike(a: QuantizedTensor, b: QuantizedTensor) -> bool:
+    """Whether their rows can follow each other in one tensor."""
+    return (
+        (a.format, a.bits, a.group_size, a.scales.dtype) == (b.format, b.bits, b.group_size, b.scales.dtype)
+        and (a.zeros is None) == (b.zeros is None)
+        and (a.input_order is None) == (b.input_order is None)
+        and (a.input_order is None or b.input_order is None or np.array_equal(a.input_order, b.input_order))
+    )
+
+
+def _join_quantized(parts: Sequence[QuantizedTensor], origins: str) -> QuantizedTensor:
+    first = parts[0]
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    scales = DenseTensor(
+        np.concatenate([part.scales.data for part in parts]),
+        first.scales.dtype,
+        origin=" + ".join(str(part.scales.origin) for part in parts),
+    )
+    return replace(
+        first,
+        shape=(sum(part.shape[0] for part in parts), first.shape[1]),
+        codes=np.concatenate([part.codes for part in parts]),
+        scales=scales,
+        zeros=np.concatenate(zeros) if zeros else None,
+        origin=origins,
+    )

@@ -1,0 +1,87 @@
+"""Folders with quantized checkpoints are served: their tokens are transformers' for the weights they stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import models_zoo
+import numpy as np
+import pytest
+from engine.weights.quantized.checkpoint_formats import FORMATS, save
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.load import load_engine
+from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.request import Request
+from tidewheel.engine.sampling_params import SamplingParams
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+PROMPT = [7, 20, 300, 41, 5]
+NUM_TOKENS = 12
+
+
+def quantized(folder: Path, kind: str) -> list[int]:
+    """Make a folder of that format of a tiny Llama. What transformers generates with the weights that it stands for."""
+    reference = models_zoo.build(models_zoo.CASES["llama"])
+    reference.save_pretrained(folder)
+    models_zoo._train_tokenizer().save_pretrained(folder)
+    random, tensors = np.random.default_rng(0), {}
+    with torch.no_grad():
+        for name, weight in reference.state_dict().items():
+            if ".layers." not in name or weight.ndim == 1:
+                tensors[name] = weight.numpy()
+                continue
+            parts, values = FORMATS[kind].make(random, *weight.shape)
+            tensors |= {name.removesuffix("weight") + part: array for part, array in parts.items()}
+            weight.copy_(torch.from_numpy(values))
+        ids = torch.tensor([PROMPT])
+        generated = reference.generate(ids, max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0)
+    config = json.loads((folder / "config.json").read_text())
+    save(folder, {**config, "quantization_config": FORMATS[kind].config}, tensors)
+    tokens: list[int] = generated[0, len(PROMPT) :].tolist()
+    return tokens
+
+
+def served(folder: Path, device: str, **options: str) -> list[int]:
+    async def main() -> list[int]:
+        engine = load_engine(
+            EngineOptions(str(folder), device=device, dtype="float32", max_model_len=64, max_num_seqs=2, **options)  # type: ignore[arg-type]
+        )
+        engine.start()
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+        outputs = [output async for output in engine.submit(Request("r", PROMPT, params))]
+        await engine.stop()
+        return [token for output in outputs for token in output.token_ids]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["gptq-4", "awq", "packed-4-zeros", "int8", "fp8", "nvfp4"])
+def test_tokens_are_those_of_the_weights(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    expected = quantized(tmp_path, kind)
+    assert len(set(expected)) > 3
+    assert served(tmp_path, "cpu") == expected
+    assert "take the memory of --dtype or --quantization, not of the file" in caplog.text
+
+
+def test_the_method_of_the_file_may_be_named(tmp_path: Path) -> None:
+    expected = quantized(tmp_path, "awq")
+    assert served(tmp_path, "torch", quantization="awq") == expected
+    with pytest.raises(ModelError, match=r"--quantization gptq names .* this one's is 'awq': leave the option out"):
+        served(tmp_path, "cpu", quantization="gptq")
+
+
+def test_a_checkpoint_that_is_not_quantized_has_no_method(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"--quantization fp8 .* not quantized: .* one of int8, int8-channel, int4"):
+        served(models_zoo.folder("llama", tokenizer=True), "cpu", quantization="fp8")
+
+
+def test_a_quantized_checkpoint_may_be_quantized_again(tmp_path: Path) -> None:
+    quantized(tmp_path, "gptq-8")
+    assert len(served(tmp_path, "cpu", quantization="int8")) == NUM_TOKENS

@@ -1,0 +1,218 @@
+"""Layers of quantized checkpoints made of random codes, with the weights that the formats' descriptions give them.
+
+The oracle's sums are written for one weight at a time where that is how the format is described.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+Array = NDArray[Any]
+Random = np.random.Generator
+Layer = tuple[dict[str, Array], NDArray[np.float32]]
+"""A layer's tensors by the last part of their names, and its weights `[N, K]`."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A `quantization_config`, and what makes a layer `[N, K]` in it."""
+
+    config: dict[str, Any]
+    make: Callable[[Random, int, int], Layer]
+    inputs: int = 64
+    dense: tuple[str, ...] = field(default=())  # layers that are left as they are
+
+
+def words(numbers: Array, bits: int) -> NDArray[np.int32]:
+    """Each row as 32-bit words of one long integer, whose lowest bits are the first number."""
+    rows = []
+    for row in numbers.tolist():
+        whole = sum(int(number) << (i * bits) for i, number in enumerate(row))
+        rows.append(np.frombuffer(whole.to_bytes(-(-len(row) * bits // 32) * 4, "little"), "<i4"))
+    return np.array(rows, np.int32)
+
+
+def scales_of(random: Random, *shape: int) -> NDArray[np.float16]:
+    return ((random.random(shape) + 0.5) / 64).astype(np.float16)
+
+
+def gptq(
+    bits: int = 4, group: int = 32, sym: bool = False, desc_act: bool = False, stored: str = "gptq", **config: Any
+) -> Format:
+    """`stored` is the format that the zeros have, whatever the config says."""
+
+    def make(random: Random, outputs: int, inputs: int) -> Layer:
+        size = inputs if group == -1 else group
+        groups = -(-inputs // size)
+        codes = random.integers(0, 2**bits, (inputs, outputs))
+        zeros = np.full((groups, outputs), 2 ** (bits - 1)) if sym else random.integers(0, 2**bits, (groups, outputs))
+        scales = scales_of(random, groups, outputs)
+        g_idx = np.arange(inputs) // size
+        if desc_act:
+            g_idx = random.permutation(g_idx)
+        kept_zeros = zeros if stored == "gptq_v2" else (zeros - 1) % 2**bits
+        tensors = {
+            "qweight": np.ascontiguousarray(words(codes.T, bits).T),
+            "qzeros": words(kept_zeros, bits),
+            "scales": scales,
+            "g_idx": g_idx.astype(np.int32),
+        }
+        return tensors, (scales[g_idx].astype(np.float32) * (codes - zeros[g_idx]).astype(np.float32)).T
+
+    fields = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": sym, "desc_act": desc_act}
+    return Format({**fields, "checkpoint_format": stored, **config}, make)
+
+
+def awq(group: int = 32) -> Format:
+    def make(random: Random, outputs: int, inputs: int) -> Layer:
+        size = inputs if group == -1 else group
+        groups = -(-inputs // size)
+        codes, zeros = random.integers(0, 16, (inputs, outputs)), random.integers(5, 11, (groups, outputs))
+        scales = scales_of(random, groups, outputs)
+        order = [8 * word + nibble for word in range(outputs // 8) for nibble in (0, 2, 4, 6, 1, 3, 5, 7)]
+        tensors = {"qweight": words(codes[:, order], 4), "qzeros": words(zeros[:, order], 4), "scales": scales}
+        group_of = np.arange(inputs) // size
+        return tensors, (scales[group_of].astype(np.float32) * (codes - zeros[group_of]).astype(np.float32)).T
+
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    return Format(config, make)
+
+
+def compressed(weights: Mapping[str, Any], format: str, make: Callable[[Random, int, int], Layer]) -> Format:
+    group = {"targets": ["Linear"], "weights": dict(weights), "input_activations": None}
+    config = {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group}}
+    return Format({**config, "ignore": ["lm_head"], "quantization_status": "compressed"}, make)
+
+
+def packed(bits: int = 4, group: int | None = 32, symmetric: bool = True, actorder: bool = False) -> Format:
+    def make(random: Random, outputs: int, inputs: int) -> Layer:
+        size = inputs if group is None else group
+        groups, offset = -(-inputs // size), 2 ** (bits - 1)
+        numbers = random.integers(-offset, offset, (outputs, inputs))
+        zeros = np.zeros((outputs, groups), int) if symmetric else random.integers(-offset, offset, (outputs, groups))
+        scales = scales_of(random, outputs, groups)
+        g_idx = np.arange(inputs) // size
+        tensors = {
+            "weight_packed": words(numbers + offset, bits),
+            "weight_shape": np.array([outputs, inputs]),
+            "weight_scale": scales,
+        }
+        if actorder:
+            g_idx = random.permutation(g_idx)
+            tensors["weight_g_idx"] = g_idx.astype(np.int32)
+        if not symmetric:
+            tensors["weight_zero_point"] = np.ascontiguousarray(words((zeros + offset).T, bits).T)
+        return tensors, scales[:, g_idx].astype(np.float32) * (numbers - zeros[:, g_idx]).astype(np.float32)
+
+    strategy = {"strategy": "channel"} if group is None else {"strategy": "group", "group_size": group}
+    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, **strategy}
+    return compressed({**weights, "actorder": "group" if actorder else None}, "pack-quantized", make)
+
+
+def int8(symmetric: bool = True, scale: str = "channel") -> Format:
+    def make(random: Random, outputs: int, inputs: int) -> Layer:
+        numbers = random.integers(-128, 128, (outputs, inputs))
+        scales = scales_of(random, *((1,) if scale == "tensor" else (outputs, 1)))
+        tensors: dict[str, Array] = {"weight": numbers.astype(np.int8), "weight_scale": scales}
+        zeros = np.zeros((outputs, 1), int)
+        if not symmetric:
+            zeros = random.integers(-128, 128, (outputs, 1))
+            tensors["weight_zero_point"] = zeros.astype(np.int8)
+        return tensors, np.float32(scales) * (numbers - zeros).astype(np.float32)
+
+    weights = {"num_bits": 8, "type": "int", "symmetric": symmetric, "strategy": scale}
+    return compressed(weights, "int-quantized", make)
+
+
+def _e4m3(random: Random, outputs: int, inputs: int, scales: Array, scale_name: str, block: tuple[int, int]) -> Layer:
+    codes = random.integers(0, 256, (outputs, inputs)).astype(np.uint8)
+    codes[codes & 127 == 127] = 0  # not a number
+    weight = codes.view(ml_dtypes.float8_e4m3fn)
+    rows, columns = np.arange(outputs) // block[0], np.arange(inputs) // block[1]
+    values = scales.astype(np.float32).reshape(-1, -(-inputs // block[1]))[rows][:, columns]
+    return {"weight": weight, scale_name: scales}, weight.astype(np.float32) * values
+
+
+def e4m3(strategy: str) -> Format:
+    def make(random: Random, outputs: int, inputs: int) -> Layer:
+        block = {"tensor": (outputs, inputs), "channel": (1, inputs), "block": (128, 128)}[strategy]
+        shape = (1,) if strategy == "tensor" else (-(-outputs // block[0]), -(-inputs // block[1]))
+        return _e4m3(random, outputs, inputs, scales_of(random, *shape), "weight_scale", block)
+
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
+    return compressed({**weights, "block_structure": [128, 128]}, "float-quantized", make)
+
+
+def fp8(block: tuple[int, int] | None = (128, 128), scale_name: str = "weight_scale_inv") -> Format:
+    def make(random: Random, outputs: int, inputs: int) -> Layer:
+        size = block or (outputs, inputs)
+        shape = (-(-outputs // size[0]), -(-inputs // size[1])) if block else ()
+        scales = np.asarray(random.random(shape) / 64, np.float32)
+        return _e4m3(random, outputs, inputs, scales, scale_name, size)
+
+    return Format({"quant_method": "fp8", "weight_block_size": list(block) if block else None}, make)
+
+
+def fp4(kind: str) -> Format:
+    group = 32 if kind == "mxfp4" else 16
+
+    def make(random: Random, outputs: int, inputs: int) -> Layer:
+        codes = random.integers(0, 16, (outputs, inputs))
+        signless = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+        values = np.array([(-1 if code & 8 else 1) * signless[code & 7] for code in codes.flat], np.float32)
+        tensors: dict[str, Array] = {
+            "weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8),
+        }
+        if kind == "mxfp4":
+            exponents = random.integers(118, 124, (outputs, inputs // group))
+            tensors["weight_scale"] = exponents.astype(np.uint8)
+            scales = np.float32(2.0) ** (exponents - 127).astype(np.float32)
+        else:
+            local = (random.random((outputs, inputs // group)) * 8).astype(ml_dtypes.float8_e4m3fn)
+            tensors |= {"weight_scale": local, "weight_global_scale": np.array([60.0], np.float32)}
+            scales = local.astype(np.float32) / np.float32(60)
+        return tensors, values.reshape(outputs, inputs) * np.repeat(scales, group, 1)
+
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": group}
+    return compressed(weights, f"{kind}-pack-quantized", make)
+
+
+FORMATS: dict[str, Format] = {
+    **{f"gptq-{bits}": gptq(bits, desc_act=bits % 2 == 0) for bits in (2, 3, 4, 8)},
+    "gptq-3-order": gptq(3, desc_act=True),
+    "gptq-channels": gptq(group=-1, sym=True),
+    "gptq-v2": gptq(8, stored="gptq_v2"),
+    "gptq-v2-said-v1": gptq(sym=True, stored="gptq_v2", checkpoint_format="gptq"),
+    "gptq-v1-said-v2": gptq(8, sym=True, stored="gptq", checkpoint_format="gptq_v2"),
+    "awq": awq(),
+    "awq-channels": awq(-1),
+    "packed-4": packed(),
+    "packed-8-channels": packed(8, None),
+    "packed-4-zeros": packed(symmetric=False),
+    "packed-8-zeros-order": packed(8, symmetric=False, actorder=True),
+    "packed-4-order": packed(actorder=True),
+    "int8": int8(),
+    "int8-zeros": int8(symmetric=False),
+    "int8-tensor": int8(scale="tensor"),
+    **{f"e4m3-{strategy}": e4m3(strategy) for strategy in ("tensor", "channel", "block")},
+    "fp8": fp8(),
+    "fp8-tensor": fp8(None, "weight_scale"),
+    "mxfp4": fp4("mxfp4"),
+    "nvfp4": fp4("nvfp4"),
+}
+
+
+def save(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+    """A model folder of that config and those tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(dict(tensors), folder / "model.safetensors")
