@@ -11,6 +11,7 @@ from typing import Any
 import sentencepiece
 import tokenizers
 from fuzz.encoder_folders import ENCODERS
+from fuzz.gguf_files import GGUF
 from fuzz.harness import Harness, in_folder, written
 
 from tidewheel.engine.files.folder import read_config
@@ -151,4 +152,5 @@ FOLDERS: dict[str, Harness] = {
         written(SENTENCEPIECE_CONFIG),
     ),
     **ENCODERS,
+    **GGUF,
 }

@@ -11,6 +11,8 @@ from ...errors import ModelError
 from ...files.wording import shown
 from .reader import GgufFile
 
+_MOST = 2.0**127  # numbers that float32 holds
+
 
 class Fields:
     """The metadata whose keys begin with `prefix`. An absent key takes the default; without one it is required.
@@ -96,7 +98,7 @@ class Fields:
             return None
         if not isinstance(value, np.ndarray) or value.dtype.kind not in ("iu" if kind == "i" else "f"):
             raise self.error(key, "an array of numbers")
-        if len(value) != count or (kind == "f" and not np.isfinite(value).all()):
+        if len(value) != count or (kind == "f" and not (np.abs(value) < _MOST).all()):
             raise ModelError(
                 f"{self._file.path}: {self._prefix}{key} must be {count} finite numbers, one for each token"
             )

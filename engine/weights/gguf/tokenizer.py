@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import tokenizers
@@ -22,7 +21,7 @@ from ...text.tokenizer_backends import (
 from .fields import Fields
 from .reader import GgufFile
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
 
 
@@ -82,7 +81,9 @@ class _Vocabulary:
         self._fields = fields
         self.tokens = fields.texts("tokens")
         count = len(self.tokens)
-        types: list[int] = fields.numbers("token_type", count) or [1] * count
+        types: list[int] = fields.numbers("token_type", count) or [_NORMAL] * count
+        if not all(_NORMAL <= kind <= _BYTE for kind in types):
+            raise fields.error("token_type", f"numbers from {_NORMAL} to {_BYTE}")
         self.scores: list[float] = fields.numbers("scores", count, "f") or [0.0] * count
         while count and types[count - 1] == _UNUSED:
             count -= 1
@@ -212,9 +213,9 @@ def _number(field: int, value: int) -> bytes:
 def _chat_template(file: GgufFile) -> ChatTemplate | None:
     fields = Fields(file)
     templates = {"default": fields.optional_text("tokenizer.chat_template")}
-    names: Sequence[str] = fields.texts("tokenizer.chat_templates") if fields.raw("tokenizer.chat_templates") else ()
-    for name in names:
-        templates[name] = fields.text(f"tokenizer.chat_template.{name}")
+    if fields.raw("tokenizer.chat_templates") is not None:
+        for name in fields.texts("tokenizer.chat_templates"):
+            templates[name] = fields.text(f"tokenizer.chat_template.{name}")
     found = {name: text for name, text in templates.items() if text is not None}
     for name, text in found.items():
         if len(text) > MAX_TEMPLATE_BYTES:

@@ -195,7 +195,7 @@ def test_pickle_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 
 def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"'pt'.*auto, safetensors, dummy"):
+    with pytest.raises(ModelError, match=r"'pt'.*auto, safetensors, gguf, dummy"):
         open_source(str(tmp_path), load_format="pt")
 
 

@@ -1,0 +1,114 @@
+"""Files that are cut off or lie: one sentence that names the file, and nothing allocated by a number that is a lie."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from fuzz.gguf_files import GGUF
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.weights.gguf.reader import read_gguf
+
+SEEDS = GGUF["gguf"].seeds
+U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
+
+
+def text(value: str) -> bytes:
+    return U64.pack(len(value.encode())) + value.encode()
+
+
+def key(name: str, kind: int, value: bytes) -> bytes:
+    return text(name) + U32.pack(kind) + value
+
+
+def tensor(name: str, dims: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + U32.pack(len(dims)) + b"".join(map(U64.pack, dims)) + U32.pack(kind) + U64.pack(offset)
+
+
+def file(keys: tuple[bytes, ...] = (), tensors: tuple[bytes, ...] = (), data: int = 0, version: int = 3) -> bytes:
+    head = b"GGUF" + U32.pack(version) + U64.pack(len(tensors)) + U64.pack(len(keys)) + b"".join(keys + tensors)
+    return head + bytes(-len(head) % 32) + bytes(data)
+
+
+def array(kind: int, count: int, content: bytes = b"") -> bytes:
+    return U32.pack(kind) + U64.pack(count) + content
+
+
+BAD = {
+    "empty": (b"", "it does not begin with GGUF"),
+    "other": (b"PK\3\4" * 10, "it does not begin with GGUF"),
+    "version": (file(version=1), "it has version 1; supported are 2 and 3"),
+    "big-endian": (b"GGUF" + struct.pack(">I", 3) + bytes(16), "it is big-endian"),
+    "keys": (b"GGUF" + U32.pack(3) + U64.pack(0) + U64.pack(1 << 60), "there are 1152921504606846976 keys"),
+    "tensors": (b"GGUF" + U32.pack(3) + U64.pack(1 << 60) + U64.pack(0), "it says that there are .* tensors"),
+    "few-tensors": (b"GGUF" + U32.pack(3) + U64.pack(1 << 16) + U64.pack(0), "it ends within the list of tensors"),
+    "key-length": (file((U64.pack(1 << 50),), data=64), "a key has 1125899906842624 bytes"),
+    "string-length": (file((key("k", 8, U64.pack(1 << 20)),)), "it ends within key 'k'"),
+    "array-length": (file((key("k", 9, array(4, 1 << 20)),)), "it ends within numbers in key 'k'"),
+    "strings": (file((key("k", 9, array(8, 1 << 60)),)), "strings in key 'k', more than"),
+    "nested": (file((key("k", 9, array(9, 1, array(0, 0))),)), "key 'k' is an array of arrays"),
+    "kind": (file((key("k", 13, b""),)), "key 'k' has type 13"),
+    "array-kind": (file((key("k", 9, array(99, 1)),)), "key 'k' is an array of type 99"),
+    "bool": (file((key("k", 7, b"\2"),)), "key 'k' has a bool that is neither"),
+    "utf-8": (file((key("k", 8, U64.pack(1) + b"\xff"),)), "key 'k' is not UTF-8"),
+    "twice": (file((key("k", 0, b"\0"),) * 2), "key 'k' is there twice"),
+    "alignment": (file((key("general.alignment", 4, U32.pack(0)),)), "general.alignment must be a power of two, got 0"),
+    "dims": (file(tensors=(tensor("t", ()),)), "tensor 't' has 0 dimensions"),
+    "many-dims": (file(tensors=(tensor("t", (1,) * 5),)), "tensor 't' has 5 dimensions"),
+    "elements": (file(tensors=(tensor("t", (1 << 60, 1 << 60)),)), "tensor 't' has .* elements"),
+    "no-elements": (file(tensors=(tensor("t", (0,)),)), "tensor 't' has 0 elements"),
+    "past-the-end": (file(tensors=(tensor("t", (8,)),), data=31), "tensor 't' ends 1 bytes past its end"),
+    "offset": (file(tensors=(tensor("t", (8,), offset=1 << 63),), data=32), "tensor 't' ends .* bytes past its end"),
+    "unaligned": (file(tensors=(tensor("t", (4,), offset=16),), data=64), "begins at byte 16, which is not a multiple"),
+    "overlap": (file(tensors=(tensor("t", (8,)), tensor("u", (8,))), data=64), "tensors 't' and 'u' overlap"),
+    "same-name": (file(tensors=(tensor("t", (8,)),) * 2, data=64), "tensor 't' is there twice"),
+    "blocks": (file(tensors=(tensor("t", (33,), 8),), data=64), "has rows of 33 elements, but Q8_0 has blocks of 32"),
+    "known-type": (file(tensors=(tensor("t", (256,), 16),), data=999), "tensor 't' is stored as IQ2_XXS, which"),
+    "type": (file(tensors=(tensor("t", (256,), 77),), data=999), "tensor 't' is stored as type 77, which is not"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_lie_is_named(name: str, tmp_path: Path) -> None:
+    content, message = BAD[name]
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=f"bad.gguf.*{message}"):
+            read_gguf(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_of_nothing_has_nothing_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(file((key("k", 9, array(4, 2, U32.pack(1) + U32.pack(2))),), (tensor("t", (8, 1)),), 32))
+    read = read_gguf(path)
+    assert read.metadata["k"].tolist() == [1, 2]
+    assert read.tensors["t"].shape == (1, 8)
+
+
+@pytest.mark.parametrize("seed", range(len(SEEDS)))
+def test_every_truncation_is_a_model_error(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    padding = 31  # after the last tensor, which nobody misses
+    for length in range(0, len(SEEDS[seed]) - padding, 7):
+        path.write_bytes(SEEDS[seed][:length])
+        with pytest.raises(ModelError, match=r"m\.gguf"):
+            read_gguf(path)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_flipped_bits_are_a_model_error_or_harmless(data: st.DataObject) -> None:
+    content = bytearray(data.draw(st.sampled_from(SEEDS)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    GGUF["gguf"].run(bytes(content))
