@@ -231,7 +231,7 @@ def _read_targets(config: ConfigReader) -> Iterator[tuple[re.Pattern[str] | str,
 def _pattern(target: str, owner: str) -> re.Pattern[str]:
     try:
         return re.compile(target.removeprefix("re:"))
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ModelError(f"{owner}: {shown(target)} is not a regular expression: {error}") from None
 
 

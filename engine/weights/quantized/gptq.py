@@ -124,6 +124,6 @@ def _read_dynamic(config: ConfigReader) -> Iterator[tuple[re.Pattern[str], _Sche
         owner = f"config.json: dynamic {shown(pattern)}"
         try:
             compiled = re.compile(pattern.removeprefix("+:").removeprefix("-:"))
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ModelError(f"{owner} is not a regular expression: {error}") from None
         yield compiled, None if pattern.startswith("-:") else _read_scheme(ConfigReader(fields, owner), default)

@@ -26,6 +26,7 @@ def _e4m3_values() -> NDArray[np.float32]:
 E4M3 = _e4m3_values()
 """What each of the 256 codes of e4m3 (without infinities) means."""
 
+_E8M0 = np.array([*(2.0 ** (code - 127) for code in range(255)), np.nan], np.float32)
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _E2M1_SIGNED = np.concatenate([_E2M1, -_E2M1])
 
@@ -37,17 +38,17 @@ def e2m1(packed: NDArray[np.uint8], inputs: int) -> NDArray[np.float32]:
 
 def e8m0(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Powers of two, of their exponents with a bias of 127. 255 is not a number."""
-    powers = np.ldexp(np.float32(1), codes.astype(np.int32) - 127)
-    return np.where(codes == 255, np.float32(np.nan), powers)
+    return np.asarray(_E8M0[codes])
 
 
 def scaled(
     values: NDArray[np.float32], scales: NDArray[np.float32], block: tuple[int, int], origin: str
 ) -> DenseTensor:
     """`values [N, K]`, changed in place: each times the scale of its block of `block` outputs and inputs."""
-    for row in range(len(scales)):  # without a matrix of scales as large as that of values
-        rows = values[row * block[0] : (row + 1) * block[0]]
-        rows *= np.repeat(scales[row], block[1])[: values.shape[1]]
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found as in every other weight
+        for row in range(len(scales)):  # without a matrix of scales as large as that of values
+            rows = values[row * block[0] : (row + 1) * block[0]]
+            rows *= np.repeat(scales[row], block[1])[: values.shape[1]]
     return DenseTensor(values, "float32", origin=origin)
 
 

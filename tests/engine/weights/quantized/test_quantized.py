@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engine.weights.quantized.checkpoint_formats import FORMATS, Array, Format, save
+from engine.weights.quantized.checkpoint_formats import FORMATS, Array, Format, gptq, packed, save
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.models.tensor_ref import TensorRef
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.finite import require_finite
 from tidewheel.engine.weights.tensor import QuantizedTensor, WeightSource, to_float32
@@ -37,7 +43,7 @@ def model(format: Format, seed: int = 0) -> tuple[dict[str, Array], dict[str, Ar
     return tensors, weights
 
 
-def opened(folder: Path, format: Format, tensors: Mapping[str, Array], **fields: Any) -> WeightSource:
+def opened(folder: Path, format: Format, tensors: Mapping[str, Array], /, **fields: Any) -> WeightSource:
     save(folder, {**CONFIG, "quantization_config": {**format.config, **fields}}, tensors)
     source = open_source(str(folder))
     return source.weights(describe(source.config))
@@ -61,3 +67,211 @@ def test_integers_keep_the_bits_of_the_file(tmp_path: Path, kind: str, bits: int
     assert isinstance(tensor, QuantizedTensor)
     assert tensor.bits == bits
     assert tensor.codes.nbytes == 160 * 64 * bits // 8
+
+
+def read(folder: Path, format: Format, tensors: Mapping[str, Array], /, **fields: Any) -> None:
+    """Open such a folder, and read all of it."""
+    weights = opened(folder, format, tensors, **fields)
+    for name in weights:
+        require_finite([weights[name]])
+        to_float32(weights[name])
+
+
+def refused(folder: Path, format: Format, tensors: Mapping[str, Array], /, **fields: Any) -> str:
+    """What reading such a folder says."""
+    with pytest.raises(ModelError) as caught:
+        read(folder, format, tensors, **fields)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "words"),
+    [
+        ("awq", {"quant_method": "bitsandbytes"}, "'bitsandbytes' are not supported; supported are gptq, awq"),
+        ("awq", {"quant_method": None}, "does not name its quant_method"),
+        ("awq", {"version": "gemv"}, "AWQ's version 'gemv'"),
+        ("awq", {"bits": 8}, "AWQ of 8 bits"),
+        ("awq", {"zero_point": False}, "without zero points"),
+        ("awq", {"group_size": 0}, "group_size must be a positive integer"),
+        ("gptq-4", {"bits": 5}, "bits must be 2, 3, 4 or 8"),
+        ("gptq-4", {"bits": None}, "bits is missing"),
+        ("gptq-4", {"checkpoint_format": "marlin"}, "GPTQ's format 'marlin'"),
+        ("gptq-4", {"pack_dtype": "int16"}, "pack_dtype"),
+        ("gptq-4", {"dynamic": {"a{9999999999}": {}}}, "not a regular expression"),
+        ("gptq-4", {"dynamic": {"x": {"bits": 7}}}, "dynamic 'x': bits must be"),
+        ("packed-4", {"format": "marlin-24"}, "format 'marlin-24'"),
+        ("packed-4", {"sparsity_config": {"format": "sparse-bitmask"}}, "sparsity_config"),
+        ("packed-4", {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
+        ("packed-4", {"config_groups": None}, "config_groups is missing"),
+        ("packed-4", {"config_groups": {"a": {"targets": ["Linear"]}}}, "config_groups.a does not say"),
+        ("packed-4", {"config_groups": {"a": {"targets": ["other"], "weights": {}}}}, "no target of config_groups"),
+        ("packed-4", {"config_groups": {"a": {"targets": ["re:("], "weights": {}}}}, "not a regular expression"),
+        ("packed-4", {"config_groups": {"a": {"targets": [], "weights": {"strategy": "row"}}}}, "strategy must be"),
+        ("fp8", {"weight_block_size": [128]}, "weight_block_size must be two positive integers"),
+        ("fp8", {"fmt": "e5m2"}, "fmt = 'e5m2'"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    tmp_path: Path, kind: str, fields: dict[str, Any], words: str
+) -> None:
+    assert words in refused(tmp_path, FORMATS[kind], model(FORMATS[kind])[0], **fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "change", "words"),
+    [
+        ("gptq-4", "qweight", None, f"{UP}.weight is missing"),
+        ("gptq-4", "scales", None, f"{UP}.scales is missing"),
+        ("gptq-4", "qzeros", lambda a: a[:, 1:], f"tensor {UP}.qzeros has shape (2, 19), but must have (2, 20)"),
+        ("gptq-4", "qweight", lambda a: a.astype(np.int64), f"{UP}.qweight is stored as I64"),
+        ("gptq-4", "qweight", lambda a: a[0], f"{UP}.qweight has shape (160,), but must be a matrix"),
+        ("gptq-3", "qweight", lambda a: a[:5], f"{UP}.qweight has 5 rows, which 3 bits an input cannot fill"),
+        ("gptq-3", "g_idx", lambda a: a + 1, f"{UP}.g_idx must give each of 2 groups 32 of 64 inputs"),
+        ("gptq-4", "g_idx", lambda a: np.zeros_like(a), f"{UP}.g_idx must give each"),
+        ("gptq-4", "g_idx", lambda a: a - 2**30, f"{UP}.g_idx must give each"),
+        ("awq", "scales", lambda a: a * np.float16(np.nan), f"{UP}.scales has 320 values that are not finite"),
+        ("packed-4", "weight_shape", lambda a: a * 2**40, f"{UP}.weight_shape says"),
+        ("packed-4", "weight_shape", lambda a: a * -1, f"{UP}.weight_shape says"),
+        ("packed-4", "weight_scale", lambda a: a[:-1], f"{UP}.weight_scale has shape (159, 2), but must have (160, 2)"),
+        ("packed-8-channels", "weight_packed", lambda a: a[:, 1:], f"{UP}.weight_shape says"),
+        ("int8", "weight", lambda a: a.astype(np.float32), f"{UP}.weight is stored as F32; supported are I8"),
+        ("int8-zeros", "weight_zero_point", None, f"{UP}.weight_zero_point is missing"),
+        ("e4m3-channel", "weight_scale", lambda a: a[:, 0][1:], f"{UP}.weight_scale has shape (159,), but must have"),
+        ("e4m3-channel", "weight_scale", lambda a: a * np.float16(np.inf), f"{UP}.weight has"),
+        ("fp8", "weight_scale_inv", lambda a: a[:1], f"{UP}.weight_scale_inv has shape (1, 1), but must have (2, 1)"),
+        ("mxfp4", "weight_scale", lambda a: a | np.uint8(255), f"{UP}.weight_packed has"),
+        ("nvfp4", "weight_global_scale", lambda a: a * 0, f"{UP}.weight_global_scale is 0"),
+    ],
+)
+def test_bad_tensors_are_named(
+    tmp_path: Path, kind: str, part: str, change: Callable[[Array], Array] | None, words: str
+) -> None:
+    tensors, _ = model(FORMATS[kind])
+    array = tensors.pop(f"{UP}.{part}")
+    if change is not None:
+        tensors[f"{UP}.{part}"] = np.ascontiguousarray(change(array))
+    assert words in refused(tmp_path, FORMATS[kind], tensors)
+
+
+def test_layers_of_one_checkpoint_may_be_quantized_in_other_ways(tmp_path: Path) -> None:
+    other, dense = gptq(8, group=16), r"-:.*\.down_proj"
+    format = dataclasses.replace(
+        gptq(), config={**gptq().config, "dynamic": {dense: {}, r"+:.*\.up_proj$": {"bits": 8, "group_size": 16}}}
+    )
+    tensors, expected = model(format)
+    random = np.random.default_rng(1)
+    parts, expected["layers.0.up.weight"] = other.make(random, 160, 64)
+    tensors |= {f"{UP}.{part}": array for part, array in parts.items()}
+    down = "model.layers.0.mlp.down_proj"
+    tensors = {name: array for name, array in tensors.items() if not name.startswith(down)}
+    tensors[f"{down}.weight"] = expected["layers.0.down.weight"] = random.standard_normal((64, 160), np.float32)
+    weights = opened(tmp_path, format, tensors)
+    for name in weights:
+        np.testing.assert_array_equal(to_float32(weights[name]), expected[name], err_msg=name)
+
+
+def test_groups_of_layers_have_schemes_of_their_own(tmp_path: Path) -> None:
+    tensors, expected = model(packed())
+    parts, expected["layers.0.up.weight"] = FORMATS["int8"].make(np.random.default_rng(1), 160, 64)
+    tensors = {name: array for name, array in tensors.items() if not name.startswith(UP)}
+    tensors |= {f"{UP}.{part}": array for part, array in parts.items()}
+    groups = {
+        "a": packed().config["config_groups"]["group_0"],
+        "b": {**FORMATS["int8"].config["config_groups"]["group_0"], "targets": [r"re:.*up_proj$"]},
+    }
+    weights = opened(tmp_path, packed(), tensors, config_groups=groups, format="mixed-precision")
+    for name in weights:
+        np.testing.assert_array_equal(to_float32(weights[name]), expected[name], err_msg=name)
+
+
+def test_a_head_that_is_quantized_cannot_be_tied(tmp_path: Path) -> None:
+    tensors, _ = model(FORMATS["awq"])
+    parts, _ = FORMATS["awq"].make(np.random.default_rng(1), 40, 64)
+    del tensors["lm_head.weight"]
+    tensors |= {f"lm_head.{part}": array for part, array in parts.items()}
+    save(tmp_path, {**CONFIG, "tie_word_embeddings": True, "quantization_config": FORMATS["awq"].config}, tensors)
+    source = open_source(str(tmp_path))
+    with pytest.raises(ModelError, match=r"lm_head\.weight is quantized by itself"):
+        source.weights(describe(source.config))
+    weights = opened(tmp_path, FORMATS["awq"], tensors)
+    assert isinstance(weights["head.weight"], QuantizedTensor)
+
+
+UP_REFS = st.lists(
+    st.builds(
+        lambda start, count, seed: TensorRef(
+            f"{UP}.weight",
+            rows=(start, start + count),
+            permute=tuple(np.random.default_rng(seed).permutation(count).tolist()),
+        ),
+        st.integers(0, 60),
+        st.just(80),
+        st.integers(0, 99),
+    ),
+    min_size=2,
+    max_size=2,
+)
+
+
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["gptq-3-order", "awq", "packed-8-zeros-order", "int8", "e4m3-channel"]), UP_REFS)
+def test_rows_are_cut_and_joined_exactly(tmp_path: Path, kind: str, refs: list[TensorRef]) -> None:
+    tensors, expected = model(FORMATS[kind])
+    opened(tmp_path, FORMATS[kind], tensors)
+    source = open_source(str(tmp_path))
+    what = describe(source.config)
+    up = dataclasses.replace(refs[0], stack=(refs[1],))
+    tensor = source.weights(dataclasses.replace(what, tensors={**what.tensors, "layers.0.up.weight": up}))[
+        "layers.0.up.weight"
+    ]
+    assert isinstance(tensor, QuantizedTensor) == (kind != "e4m3-channel")
+    whole = expected["layers.0.up.weight"]
+    wanted = np.concatenate([whole[ref.rows[0] : ref.rows[1]][list(ref.permute)] for ref in refs])
+    np.testing.assert_array_equal(to_float32(tensor), wanted)
+
+
+def test_what_is_quantized_in_two_ways_is_joined_in_floats(tmp_path: Path) -> None:
+    tensors, expected = model(gptq())
+    gate = TensorRef("model.layers.0.mlp.gate_proj.weight", rows=(0, 80))
+    parts, other = gptq(group=16).make(np.random.default_rng(1), 160, 64)
+    tensors |= {f"{UP}.{part}": array for part, array in parts.items()}
+    fields = {"dynamic": {r".*up_proj": {"group_size": 16}}}
+    opened(tmp_path, gptq(), tensors, **fields)
+    source = open_source(str(tmp_path))
+    what = describe(source.config)
+    both = dataclasses.replace(gate, stack=(TensorRef(f"{UP}.weight", rows=(0, 80)),))
+    weights = source.weights(dataclasses.replace(what, tensors={**what.tensors, "layers.0.up.weight": both}))
+    wanted = np.concatenate([expected["layers.0.gate.weight"][:80], other[:80]])
+    np.testing.assert_array_equal(to_float32(weights["layers.0.up.weight"]), wanted)
+
+
+JSON = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3), st.lists(st.integers()),
+    st.dictionaries(st.text(max_size=3), st.none(), max_size=1),
+)  # fmt: skip
+FIELDS = (
+    "bits", "group_size", "sym", "dynamic", "version", "zero_point", "config_groups", "format", "sparsity_config",
+    "transform_config", "weight_block_size", "checkpoint_format", "method",
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_the_files_say_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(sorted(FORMATS)))
+    tensors = dict(MODELS[kind])
+    fields = data.draw(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2))
+    if "config_groups" in FORMATS[kind].config and "config_groups" not in fields:
+        weights = {**FORMATS[kind].config["config_groups"]["group_0"]["weights"]}
+        name = data.draw(st.sampled_from([*weights]))
+        group = {"targets": ["Linear"], "weights": {**weights, name: data.draw(JSON)}}
+        fields["config_groups"] = {"group_0": group}
+    name = data.draw(st.sampled_from(sorted(tensor for tensor in tensors if tensor.startswith(UP))))
+    array = tensors[name]
+    shape = data.draw(st.lists(st.integers(0, 200), max_size=3).filter(lambda shape: np.prod(shape) <= 2**16))
+    tensors[name] = np.resize(array, shape) if array.size else array
+    with contextlib.suppress(ModelError):
+        read(tmp_path, FORMATS[kind], tensors, **fields)
+
+
+MODELS = {kind: model(format)[0] for kind, format in FORMATS.items()}
