@@ -29,7 +29,7 @@ def quantized(folder: Path, kind: str) -> list[int]:
     """Make a folder of that format of a tiny Llama. What transformers generates with the weights that it stands for."""
     reference = models_zoo.build(models_zoo.CASES["llama"])
     reference.save_pretrained(folder)
-    models_zoo._train_tokenizer().save_pretrained(folder)
+    models_zoo.train_tokenizer().save_pretrained(folder)
     random, tensors = np.random.default_rng(0), {}
     with torch.no_grad():
         for name, weight in reference.state_dict().items():
