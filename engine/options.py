@@ -26,11 +26,11 @@ class EngineOptions(Options):
     the device that runs takes effect. Raises OptionError for a value that is out of range.
     """
 
-    model: str = option(REQUIRED, "a folder or a Hugging Face hub id")
+    model: str = option(REQUIRED, "a folder, a .gguf file or a Hugging Face hub id")
     revision: str | None = option(None, "the hub's branch, tag or commit", metavar="NAME")
     download_dir: str | None = option(None, "where hub downloads are kept [the hub's cache]", metavar="FOLDER")
     load_format: str = option("auto", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)
-    tokenizer: str | None = option(None, "a folder or hub id to take the tokenizer from [the model's]")
+    tokenizer: str | None = option(None, "a folder, .gguf file or hub id to take the tokenizer from [the model's]")
     dtype: DType | Literal["auto"] = option(
         "auto",
         "the weights' type (half and float are float16 and float32)",

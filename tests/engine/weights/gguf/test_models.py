@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,11 @@ import pytest
 from harness import Harness, load, make_device
 
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.load import load_engine
 from tidewheel.engine.models import describe
+from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.request import Request
+from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.tensor import DenseTensor, to_float32
 
@@ -173,3 +178,18 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path: Path) -> No
         source = open_source(str(gguf_files.zoo_file(tmp_path / "m.gguf", "qwen2")))
     with pytest.raises(ModelError, match=r"tensor blk.0.attn_sinks.weight is nothing that a model"):
         source.weights(describe(source.config))
+
+
+def test_an_engine_serves_a_file_in_text(tmp_path: Path) -> None:
+    path = gguf_files.zoo_file(tmp_path / "m.gguf", "qwen2", gguf_files.quantized(gguf.GGMLQuantizationType.Q8_0))
+
+    async def main() -> list[int]:
+        engine = load_engine(EngineOptions(str(path), device="torch", max_model_len=64, max_num_seqs=2))
+        engine.start()
+        prompt = engine.tokenizer.encode("the quick brown")
+        stream = engine.submit(Request("r", prompt, SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)))
+        tokens = [token for output in [output async for output in stream] for token in output.token_ids]
+        await engine.stop()
+        return tokens
+
+    assert len(asyncio.run(main())) == 4
