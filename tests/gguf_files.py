@@ -21,7 +21,7 @@ _TOP = {
 _ENUM = {
     "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
     "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3_text": gguf.MODEL_ARCH.GEMMA3, "phi3": gguf.MODEL_ARCH.PHI3,
-    "granite": gguf.MODEL_ARCH.GRANITE,
+    "granite": gguf.MODEL_ARCH.GRANITE, "smollm3": gguf.MODEL_ARCH.SMOLLM3,
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def write(path: Path, model: Any, tokenizer: Any = None, pre: str = "gpt-2", qua
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        if config.model_type in ("llama", "granite") and (count := heads.get(name.split(".")[-2])):
+        if config.model_type in ("llama", "granite", "smollm3") and (count := heads.get(name.split(".")[-2])):
             data = data.reshape(count, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
         if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
             data = data + 1

@@ -253,4 +253,5 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "gemma3": GgufArchitecture("Gemma3ForCausalLM", _SANDWICH_NORMS, norms_plus_one=True, fields=_gemma3),
     "phi3": GgufArchitecture("Phi3ForCausalLM", fields=_phi3),
     "granite": GgufArchitecture("GraniteForCausalLM", rotated_pairs=True, fields=_granite),
+    "smollm3": GgufArchitecture("SmolLM3ForCausalLM", rotated_pairs=True, fields=_llama),
 }

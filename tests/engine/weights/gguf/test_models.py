@@ -26,11 +26,12 @@ from tidewheel.engine.weights.tensor import DenseTensor, to_float32
 
 NAMES = [
     "llama", "llama-tied", "llama-bias", "llama-mqa", "llama-linear", "llama-yarn", "llama-llama3", "qwen2", "qwen3",
-    "gemma2", "gemma3", "phi3", "phi3-longrope", "granite",
+    "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3",
 ]  # fmt: skip
 # What a file does not say, and the architecture decides.
 UNLIKE = {
     "llama-bias": {"hidden_act": "silu"},
+    "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4},
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3": {"query_pre_attn_scalar": 24},
 }
