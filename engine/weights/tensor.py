@@ -70,10 +70,10 @@ class QuantizedTensor:
         values = unpack(self.codes, self.bits, inputs).astype(np.float32)
         if self.format == "int":
             values[values >= 1 << (self.bits - 1)] -= 1 << self.bits
-        group = np.arange(inputs) // self.group_size
+        group_size = min(self.group_size, inputs)  # nothing as large as a file's largest number is made
         if self.zeros is not None:
-            values -= self.zeros[:, group]
-        values *= to_float32(self.scales)[:, group]
+            values -= np.repeat(self.zeros, group_size, axis=1)[:, :inputs]
+        values *= np.repeat(to_float32(self.scales), group_size, axis=1)[:, :inputs]
         if self.input_order is None:
             return values
         ordered = np.empty_like(values)

@@ -173,7 +173,8 @@ def _fp4(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
     group = _FP4_GROUP[kind]
     layer.take("weight_scale", "U8" if kind == "mxfp4" else "F8_E4M3", shape=(outputs, -(-2 * pairs // group)))
     if kind == "nvfp4":
-        layer.take("weight_global_scale", *FLOATS, shape=(1,))
+        found = layer.find("weight_global_scale")
+        layer.take("weight_global_scale", *FLOATS, shape=() if found is not None and found.shape == () else (1,))
 
     def read() -> WeightTensor:
         codes = layer.array("weight_scale")

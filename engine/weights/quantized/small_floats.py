@@ -45,10 +45,11 @@ def scaled(
     values: NDArray[np.float32], scales: NDArray[np.float32], block: tuple[int, int], origin: str
 ) -> DenseTensor:
     """`values [N, K]`, changed in place: each times the scale of its block of `block` outputs and inputs."""
+    width = min(block[1], values.shape[1])
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found as in every other weight
         for row in range(len(scales)):  # without a matrix of scales as large as that of values
             rows = values[row * block[0] : (row + 1) * block[0]]
-            rows *= np.repeat(scales[row], block[1])[: values.shape[1]]
+            rows *= np.repeat(scales[row], width)[: values.shape[1]]
     return DenseTensor(values, "float32", origin=origin)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,31 @@ def test_a_head_that_is_quantized_cannot_be_tied(tmp_path: Path) -> None:
         source.weights(describe(source.config))
     weights = opened(tmp_path, FORMATS["awq"], tensors)
     assert isinstance(weights["head.weight"], QuantizedTensor)
+
+
+def test_groups_and_blocks_may_be_larger_than_the_matrix(tmp_path: Path) -> None:
+    # What is made for them must not be as large as the files say.
+    read(tmp_path, FORMATS["gptq-channels"], model(FORMATS["gptq-channels"])[0], group_size=2**31 - 1)
+    tensors, _ = model(FORMATS["fp8-tensor"])
+    scales = {name: array.reshape(1, 1) for name, array in tensors.items() if name.endswith("scale")}
+    read(tmp_path, FORMATS["fp8-tensor"], tensors | scales, weight_block_size=[2**31 - 1] * 2)
+
+
+def test_what_the_config_says_is_part_of_the_identity(tmp_path: Path) -> None:
+    tensors, _ = model(FORMATS["gptq-v2-said-v1"])
+    identity = opened(tmp_path, FORMATS["gptq-v2-said-v1"], tensors).identity
+    assert identity is not None
+    assert described(tmp_path).identity == identity
+    assert described(tmp_path, sym=False).identity != identity
+
+
+def described(folder: Path, **fields: Any) -> WeightSource:
+    """The weights of a folder, whose quantization is said to be another."""
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= fields
+    (folder / "config.json").write_text(json.dumps(config))
+    source = open_source(str(folder))
+    return source.weights(describe(source.config))
 
 
 UP_REFS = st.lists(
