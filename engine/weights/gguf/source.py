@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError
 from ...files.reading import is_there
-from ...models import ModelDescription
+from ...models import ModelDescription, describe
 from ...models.generation import GenerationConfig
 from ..tensor import WeightSource
 from .fields import Fields
@@ -41,7 +41,12 @@ class GgufSource:
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """The metadata in the words of Hugging Face's config.json."""
-        return config_of(self._file)
+        config = config_of(self._file)
+        try:
+            describe(config)  # so that the error names the file
+        except ModelError as error:
+            raise ModelError(f"{self._path}, whose metadata was read as a config.json: {error}") from error
+        return config
 
     def generation(self) -> GenerationConfig:
         """The tokens that end a text or a turn, and the sampling under `general.sampling`."""

@@ -150,6 +150,11 @@ def embedding(writer: Any) -> None:
     writer.add_tensor("token_embd.weight", np.zeros((320, 64), np.float32))
 
 
+def no_theta(writer: Any) -> None:
+    del writer.kv_data[0]["qwen2.rope.freq_base"]
+    writer.add_rope_freq_base(0)
+
+
 @pytest.mark.parametrize(
     ("change", "arch", "message"),
     [
@@ -157,8 +162,17 @@ def embedding(writer: Any) -> None:
         (embedding, "qwen2", "has no tensor blk.0.attn_norm.weight, which the model needs"),
         (lambda writer: writer.add_vocab_size(3), "qwen2", "has no tensor token_embd.weight"),
         (lambda writer: (embedding(writer), writer.add_expert_count(4)), "qwen2", "models with experts"),
+        (
+            lambda writer: (
+                embedding(writer),
+                writer.kv_data[0].pop("qwen2.rope.freq_base"),
+                writer.add_rope_freq_base(0),
+            ),
+            "qwen2",
+            "m.gguf, whose metadata was read as a config.json: config.json: rope_theta must be a positive number",
+        ),
     ],
-    ids=["architecture", "missing", "nothing", "experts"],
+    ids=["architecture", "missing", "nothing", "experts", "theta"],
 )
 def test_what_cannot_be_served_is_refused_by_name(
     tmp_path: Path, change: Callable[[Any], None], arch: str, message: str
