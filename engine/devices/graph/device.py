@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...models.spec import DecoderSpec
-from ...weights.dtypes import STORAGE, DType, KvCacheDType
+from ...weights.dtypes import DType, KvCacheDType
 from ...weights.finite import read_finite
 from ...weights.tensor import WeightSource, WeightTensor
 from ..base import Executor, ExecutorLimits, ExecutorOptions
 from ..bucketing import BucketPlan, StepSizes
 from ..cache_split import CacheSplit, GroupBytes
+from ..float_cache import float_cache_dtype, float_group_bytes
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .buckets import plan_buckets
@@ -81,11 +82,7 @@ class GraphDevice:
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
         """The same bytes for each cache group."""
-        itemsize = STORAGE[self._cached(kv_cache_dtype)].itemsize
-        sizes = dict.fromkeys(spec.windows(), 0)
-        for attention in spec.attentions():
-            sizes[attention.sliding_window] += 2 * attention.kv_size * itemsize
-        return [GroupBytes(window, size) for window, size in sizes.items()]
+        return float_group_bytes(self.name, spec, kv_cache_dtype)
 
     def load(
         self,
@@ -154,7 +151,7 @@ class GraphDevice:
                 spec,
                 tensors,
                 dtype=DTYPES[options.dtype],
-                cache_dtype=DTYPES[self._cached(options.cache_dtype)],
+                cache_dtype=DTYPES[float_cache_dtype(self.name, options.cache_dtype)],
                 device=adapter.device,
                 block_size=adapter.block_size,
                 max_tokens=options.max_num_batched_tokens,
@@ -214,14 +211,6 @@ class GraphDevice:
             yield
         except torch.OutOfMemoryError as error:
             raise DeviceError(f"the {self.name} device has no memory for {what}") from error
-
-    def _cached(self, dtype: KvCacheDType) -> DType:
-        if dtype == "fp8_e5m2" or dtype == "int8":
-            raise DeviceError(
-                f"the {self.name} device caches K and V as float32, bfloat16 or float16, not {dtype}: "
-                "choose one of them with --kv-cache-dtype, or --device cpu"
-            )
-        return dtype
 
 
 def _step_sizes(adapter: Adapter, options: ExecutorOptions) -> StepSizes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...models.spec import DecoderSpec
-from ...weights.dtypes import STORAGE, DType, KvCacheDType
+from ...weights.dtypes import DType, KvCacheDType
 from ...weights.finite import read_finite
 from ...weights.tensor import WeightSource
 from ..base import Executor, ExecutorOptions
 from ..cache_split import GroupBytes
+from ..float_cache import float_cache_dtype, float_group_bytes
 
 _BLOCK_SIZE = 16
 
@@ -32,10 +33,7 @@ class TorchDevice:
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
         """The same bytes for each cache group."""
-        sizes = dict.fromkeys(spec.windows(), 0)
-        for attention in spec.attentions():
-            sizes[attention.sliding_window] += 2 * attention.kv_size * STORAGE[_cached(kv_cache_dtype)].itemsize
-        return [GroupBytes(window, size) for window, size in sizes.items()]
+        return float_group_bytes(self.name, spec, kv_cache_dtype)
 
     def load(
         self,
@@ -60,14 +58,5 @@ class TorchDevice:
         limits = options.limits(self.kv_group_bytes(spec, options.cache_dtype), _BLOCK_SIZE)
         tensors = read_finite(weights, cancellation or Cancellation())
         blocks = [group.num_blocks + 1 for group in limits.groups]  # with the padding block
-        cached = _cached(options.cache_dtype)
+        cached = float_cache_dtype(self.name, options.cache_dtype)
         return TorchExecutor(TorchDecoder(spec, tensors, options.dtype, cached, blocks, _BLOCK_SIZE), limits)
-
-
-def _cached(dtype: KvCacheDType) -> DType:
-    if dtype == "fp8_e5m2" or dtype == "int8":
-        raise DeviceError(
-            f"the torch device caches K and V as float32, bfloat16 or float16, not {dtype}: "
-            "choose one of them with --kv-cache-dtype, or --device cpu"
-        )
-    return dtype

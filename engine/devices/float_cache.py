@@ -1,0 +1,27 @@
+"""The KV cache of devices that keep K and V in the types that they compute in."""
+
+from __future__ import annotations
+
+from ..errors import DeviceError
+from ..models.spec import DecoderSpec
+from ..weights.dtypes import STORAGE, DType, KvCacheDType
+from .cache_split import GroupBytes
+
+
+def float_cache_dtype(device: str, dtype: KvCacheDType) -> DType:
+    """The same type. Raises DeviceError for 8-bit types, in the name of `device`."""
+    if dtype == "fp8_e5m2" or dtype == "int8":
+        raise DeviceError(
+            f"the {device} device caches K and V as float32, bfloat16 or float16, not {dtype}: "
+            "choose one of them with --kv-cache-dtype, or --device cpu"
+        )
+    return dtype
+
+
+def float_group_bytes(device: str, spec: DecoderSpec, dtype: KvCacheDType) -> list[GroupBytes]:
+    """What one token takes in each cache group. Raises DeviceError for 8-bit types."""
+    itemsize = STORAGE[float_cache_dtype(device, dtype)].itemsize
+    sizes = dict.fromkeys(spec.windows(), 0)
+    for attention in spec.attentions():
+        sizes[attention.sliding_window] += 2 * attention.kv_size * itemsize
+    return [GroupBytes(window, size) for window, size in sizes.items()]
