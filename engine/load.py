@@ -18,6 +18,7 @@ from .cancellation import Cancellation
 from .devices import get_device, require
 from .devices.base import Device, Executor, ExecutorLimits, ExecutorOptions
 from .devices.cache_split import CacheSplit, GroupBytes
+from .devices.coverage import require_mixers
 from .errors import ModelError
 from .machine.memory import Memory, read_memory
 from .models import describe
@@ -98,6 +99,7 @@ def open_model(options: EngineOptions) -> OpenedModel:
     stored = STORAGE[weights.dtype if options.dtype == "auto" else options.dtype].itemsize
     dense_bytes = stored * sum(map(math.prod, shapes.values()))
     device = get_device(options.device, options.device_options, dense_bytes)
+    require_mixers(device.name, description.spec)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
     method = method_to_load_with(options.quantization, source.config)
     quantization = parse_quantization(method, options.quantization_group_size, options.quantization_zero_points)

@@ -13,7 +13,6 @@ from server.scripted_engine import ScriptedEngine
 from starlette.routing import Route
 
 import tidewheel
-from tidewheel.engine.models import SUPPORTED_ARCHITECTURES
 from tidewheel.server.api.docs import DOCS_PATHS
 from tidewheel.server.api.web import WEB_PATHS
 from tidewheel.server.app import build_app
@@ -126,13 +125,6 @@ def test_every_endpoint_is_listed() -> None:
     served = {re.sub(r":\w+}", "}", route.path) for route in routes}
     assert listed <= served
     assert served - DOCS_PATHS - WEB_PATHS <= listed
-
-
-def test_every_supported_architecture_is_listed() -> None:
-    page = (ROOT / "docs" / "models.md").read_text("utf-8")
-    section = page.partition("\n## Supported models\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    assert sorted(rows) == sorted(SUPPORTED_ARCHITECTURES)
 
 
 def test_the_readme_takes_a_minute() -> None:

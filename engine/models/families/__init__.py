@@ -1,5 +1,6 @@
 """The model families, one file each: `ARCHITECTURES` and `describe`. `parts` and `names` are what they share."""
 
+import sys
 from collections.abc import Callable
 
 from ..config import ConfigReader
@@ -24,8 +25,9 @@ from . import (
     smollm3,
     stablelm,
 )
+from .listing import Listing
 
-__all__ = ["FAMILIES"]
+__all__ = ["FAMILIES", "listing_of"]
 
 _Describe = Callable[[str, ConfigReader, int | None], ModelDescription]
 
@@ -54,3 +56,9 @@ FAMILIES: dict[str, _Describe] = {
     )
     for architecture in family.ARCHITECTURES
 }
+
+
+def listing_of(architecture: str) -> Listing:
+    """What the documentation says of one of FAMILIES' architectures."""
+    listings: dict[str, Listing] = sys.modules[FAMILIES[architecture].__module__].ARCHITECTURES
+    return listings[architecture]

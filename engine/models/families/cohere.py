@@ -12,10 +12,14 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import AttentionSpec, BranchSpec, NormSpec, ParallelSpec, RopeSpec
+from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder, gated_mlp, layer_windows, uniform_layers, with_windows
 
-ARCHITECTURES = ("CohereForCausalLM", "Cohere2ForCausalLM")
+ARCHITECTURES = {
+    "CohereForCausalLM": Listing("Command R", refused="`use_qk_norm`; sequential blocks; MLPs without a gate"),
+    "Cohere2ForCausalLM": Listing("Command R7B, Command A", refused="as for Command R"),
+}
 
 _NAMES = llama_names({"parallel_norm": "input_layernorm"})
 

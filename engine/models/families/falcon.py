@@ -10,10 +10,11 @@ from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import AttentionSpec, BranchSpec, LayerSpec, MlpSpec, NormSpec, ParallelSpec
 from ..tensor_ref import TensorRef
+from .listing import Listing
 from .names import CheckpointNames, fused_heads, fused_rows
 from .parts import attention, decoder, uniform_layers
 
-ARCHITECTURES = ("FalconForCausalLM",)
+ARCHITECTURES = {"FalconForCausalLM": Listing("Falcon, the designs of the 7B and the 40B model", refused="ALiBi")}
 
 _FUSED = "self_attention.query_key_value"
 _NAMES = CheckpointNames(

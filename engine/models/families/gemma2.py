@@ -8,10 +8,11 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import AttentionSpec, BranchSpec, LayerSpec, MlpSpec, NormSpec
+from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder, gated_mlp, layer_windows, with_windows
 
-ARCHITECTURES = ("Gemma2ForCausalLM",)
+ARCHITECTURES = {"Gemma2ForCausalLM": Listing("Gemma 2", refused="bidirectional attention")}
 
 NAMES = llama_names({
     "attention_norm": "input_layernorm",

@@ -9,9 +9,14 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import Rope, rope_from_config
 from .gemma2 import NAMES, layer, mixers
+from .listing import Listing
 from .parts import decoder, layer_windows, with_windows
 
-ARCHITECTURES = ("Gemma3ForCausalLM",)
+ARCHITECTURES = {
+    "Gemma3ForCausalLM": Listing(
+        "Gemma 3, the text models", refused="bidirectional attention, softcapped attention scores"
+    ),
+}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:

@@ -20,9 +20,10 @@ from ..spec import (
     NormSpec,
 )
 from ..tensor_ref import TensorRef
+from .listing import Listing
 from .names import CheckpointNames, fused_rows
 
-ARCHITECTURES = ("GPT2LMHeadModel",)
+ARCHITECTURES = {"GPT2LMHeadModel": Listing("GPT-2", refused="cross-attention")}
 
 _NAMES = CheckpointNames(
     base="transformer.",

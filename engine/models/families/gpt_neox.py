@@ -12,10 +12,11 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import BranchSpec, LayerSpec, MlpSpec, NormSpec, ParallelSpec
+from .listing import Listing
 from .names import CheckpointNames, fused_heads
 from .parts import attention, decoder, uniform_layers
 
-ARCHITECTURES = ("GPTNeoXForCausalLM",)
+ARCHITECTURES = {"GPTNeoXForCausalLM": Listing("GPT-NeoX, Pythia")}
 
 _NAMES = CheckpointNames(
     base="gpt_neox.",

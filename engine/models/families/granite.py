@@ -8,10 +8,11 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import BranchSpec, NormSpec
+from .listing import Listing
 from .names import PRE_NORMS, llama_names
 from .parts import attention, decoder, gated_mlp, uniform_layers
 
-ARCHITECTURES = ("GraniteForCausalLM",)
+ARCHITECTURES = {"GraniteForCausalLM": Listing("Granite 3, dense")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:

@@ -8,10 +8,11 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import NormSpec
+from .listing import Listing
 from .names import PRE_NORMS, llama_names
 from .parts import attention, decoder, gated_mlp, pre_norm_layers, uniform_layers
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+ARCHITECTURES = {"LlamaForCausalLM": Listing("Llama 2 and 3, SmolLM, SmolLM2, and others of this design")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:

@@ -8,9 +8,14 @@ from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..spec import AttentionSpec, BranchSpec, DecoderSpec, EmbeddingSpec, HeadSpec, MlpSpec, NormSpec
+from .listing import Listing
 from .names import CheckpointNames, fused_rows
 
-ARCHITECTURES = ("MptForCausalLM",)
+ARCHITECTURES = {
+    "MptForCausalLM": Listing(
+        "MPT", refused="learned positions, `clip_qkv`, `qk_ln`, `prefix_lm`, biases, an expansion ratio other than 4"
+    ),
+}
 
 _MAX_HEADS = 2**14  # bounds the slopes, which are made before any tensor's shape is checked
 

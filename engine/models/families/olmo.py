@@ -8,10 +8,11 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import NormSpec
+from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder, gated_mlp, pre_norm_layers, uniform_layers
 
-ARCHITECTURES = ("OlmoForCausalLM",)
+ARCHITECTURES = {"OlmoForCausalLM": Listing("OLMo", refused="`clip_qkv`, which the first 7B model has")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:

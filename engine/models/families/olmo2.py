@@ -8,10 +8,11 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import BranchSpec, NormSpec
+from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder, gated_mlp, uniform_layers
 
-ARCHITECTURES = ("Olmo2ForCausalLM",)
+ARCHITECTURES = {"Olmo2ForCausalLM": Listing("OLMo 2")}
 
 _NAMES = llama_names({
     "attention_post_norm": "post_attention_layernorm",

@@ -14,9 +14,10 @@ from ..spec import (
     MlpSpec,
     NormSpec,
 )
+from .listing import Listing
 from .names import CheckpointNames
 
-ARCHITECTURES = ("OPTForCausalLM",)
+ARCHITECTURES = {"OPTForCausalLM": Listing("OPT", refused="norms without weights")}
 
 # The first two rows of OPT's position table are never used: its training code kept them for padding.
 _POSITION_OFFSET = 2

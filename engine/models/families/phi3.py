@@ -11,10 +11,11 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import NormSpec
+from .listing import Listing
 from .names import PRE_NORMS, fused_rows, llama_names
 from .parts import attention, decoder, gated_mlp, pre_norm_layers, uniform_layers
 
-ARCHITECTURES = ("Phi3ForCausalLM",)
+ARCHITECTURES = {"Phi3ForCausalLM": Listing("Phi-3, Phi-3.5 and Phi-4, dense, text only", refused="biases")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:

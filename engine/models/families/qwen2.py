@@ -8,10 +8,11 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import NormSpec
+from .listing import Listing
 from .names import PRE_NORMS, llama_names
 from .parts import attention, decoder, gated_mlp, layer_windows, pre_norm_layers, with_windows
 
-ARCHITECTURES = ("Qwen2ForCausalLM",)
+ARCHITECTURES = {"Qwen2ForCausalLM": Listing("Qwen2, Qwen2.5")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:

@@ -8,11 +8,12 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import NormSpec
+from .listing import Listing
 from .names import PRE_NORMS, llama_names
 from .parts import attention, decoder, gated_mlp, pre_norm_layers, with_windows
 from .qwen2 import sliding_windows
 
-ARCHITECTURES = ("Qwen3ForCausalLM",)
+ARCHITECTURES = {"Qwen3ForCausalLM": Listing("Qwen3, dense")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:

@@ -223,3 +223,8 @@ def _chat_template(file: GgufFile) -> ChatTemplate | None:
                 f"{file.path}: the chat template {shown(name)} has more than {MAX_TEMPLATE_BYTES} characters"
             )
     return found.get("default") if set(found) <= {"default"} else found
+
+
+def supported_pre() -> list[str]:
+    """The values of `tokenizer.ggml.pre` whose texts are cut as they have to be."""
+    return list(_SPLITTINGS)

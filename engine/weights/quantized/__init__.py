@@ -16,15 +16,20 @@ from .fp8 import Fp8
 from .gptq import Gptq
 from .layer import LayerTensors
 
-__all__ = ["CheckpointMethod", "LayerReader", "LayerTensors", "layer_reader", "method_to_load_with"]
+__all__ = ["CheckpointMethod", "LayerReader", "LayerTensors", "layer_reader", "method_to_load_with", "readers"]
 
 CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8"]
 
 
 class LayerReader(Protocol):
-    """A method of quantization. Which layers are quantized, their tensors tell."""
+    """A method of quantization. Which layers are quantized, their tensors tell.
+
+    `name` is its quant_method. `works` and `refused` say in Markdown what of it is read; `docs/models.md` has them.
+    """
 
     name: str
+    works: str
+    refused: str
 
     def matrix(self, layer: LayerTensors) -> StoredMatrix | None:
         """The layer's matrix; None if the layer is not quantized. Raises ModelError, naming the tensor."""
@@ -50,6 +55,11 @@ def layer_reader(config: Mapping[str, Any]) -> LayerReader | None:
             f"{', '.join(_READERS)}. Take one of these, or the model's checkpoint without quantization"
         )
     return _READERS[method](ConfigReader(fields, "config.json: quantization_config"))
+
+
+def readers() -> list[type[LayerReader]]:
+    """One for each method that is supported."""
+    return list(_READERS.values())
 
 
 def method_to_load_with(asked: Method | CheckpointMethod | None, config: Mapping[str, Any]) -> Method | None:

@@ -27,6 +27,8 @@ class Awq:
     """The reader of AWQ layers. Raises ModelError for a config that is not supported."""
 
     name = "awq"
+    works = "4 bits, version `gemm`"
+    refused = "other versions; no zero points"
 
     def __init__(self, config: ConfigReader) -> None:
         bits = config.raw("bits") if "bits" in config else config.raw("w_bit")

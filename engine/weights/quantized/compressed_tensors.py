@@ -58,6 +58,8 @@ class CompressedTensors:
     """The reader of compressed-tensors layers. Raises ModelError for a config that is not supported."""
 
     name = "compressed-tensors"
+    works = "packed integers of 2, 4 and 8 bits; int8; FP8 for tensors, channels, groups and blocks; MXFP4; NVFP4"
+    refused = "sparse checkpoints; transforms"
 
     def __init__(self, config: ConfigReader) -> None:
         _check_format(config.raw("format"))

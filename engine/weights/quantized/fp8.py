@@ -19,6 +19,8 @@ class Fp8:
     """
 
     name = "fp8"
+    works = "e4m3 for blocks, channels and whole matrices"
+    refused = "e5m2"
 
     def __init__(self, config: ConfigReader) -> None:
         config.refuse("fmt", "e4m3")

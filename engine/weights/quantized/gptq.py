@@ -36,6 +36,11 @@ class Gptq:
     """The reader of GPTQ layers. Raises ModelError for a config that is not supported."""
 
     name = "gptq"
+    works = (
+        "2, 3, 4 and 8 bits; any group size or whole columns; symmetric or not; `desc_act`; `dynamic`; "
+        "formats `gptq` and `gptq_v2`"
+    )
+    refused = "formats for one kernel, such as Marlin's"
 
     def __init__(self, config: ConfigReader) -> None:
         config.refuse("is_marlin_format", False)

@@ -1,0 +1,110 @@
+"""Writes the tables of docs/models.md from the code's own registries.
+
+Usage, where Tidewheel is installed: python tools/models_page.py
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tidewheel.engine.devices.coverage import EVERYWHERE, missing_kinds
+from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe
+from tidewheel.engine.models.families import listing_of
+from tidewheel.engine.weights.gguf.blocks import BLOCK_TYPES
+from tidewheel.engine.weights.gguf.names import ARCHITECTURES as GGUF_ARCHITECTURES
+from tidewheel.engine.weights.gguf.tokenizer import supported_pre
+from tidewheel.engine.weights.quantized import readers
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "models.md"
+CONFIGS = ROOT / "tests" / "model_configs.py"  # the smallest config of every architecture
+_FOR_TESTS = ("graph-cpu",)
+
+
+def main() -> None:
+    """Write the page."""
+    page = PAGE.read_text("utf-8")
+    PAGE.write_text(made(page, runpy.run_path(str(CONFIGS))["CONFIGS"]), "utf-8")
+
+
+def made(page: str, configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page with its tables as they have to be.
+
+    `configs` has one of every architecture, which says what layers it has. Raises ValueError if the page has not all of
+    the places where tables belong.
+    """
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name}: made by tools/models_page.py -->\n", f"<!-- end of {name} -->"
+        if page.count(begin) != 1 or page.count(end) != 1:
+            raise ValueError(f"the page must have one block from {begin.strip()} to {end}")
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}{table(configs)}{end}{rest.partition(end)[2]}"
+    return page
+
+
+def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Every architecture: its models, what of it is refused, and where it runs."""
+    in_gguf = defaultdict(list)
+    for name, stored in GGUF_ARCHITECTURES.items():
+        in_gguf[stored.name].append(f"`{name}`")
+    rows = []
+    for architecture in SUPPORTED_ARCHITECTURES:
+        listing = listing_of(architecture)
+        spec = describe(configs[architecture]).spec
+        able = [device for device in EVERYWHERE if not missing_kinds(device, spec)]
+        rows.append(
+            (listing.models, f"`{architecture}`", ", ".join(in_gguf[architecture]), _devices(able), listing.refused)
+        )
+    return _table(("models", "architecture in `config.json`", "in GGUF", "devices", "refused"), sorted(rows, key=_name))
+
+
+def methods(configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """The methods of quantized checkpoints."""
+    rows = [(f"`{reader.name}`", reader.works, reader.refused) for reader in readers()]
+    return _table(("`quant_method`", "what works", "refused"), rows)
+
+
+def gguf(configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """What GGUF files may hold."""
+    types = [f"{kind.name} ({8 * kind.bytes / kind.elements:g})" for kind in BLOCK_TYPES.values()]
+    pre = ", ".join(f"`{name}`" for name in supported_pre())
+    return _table(
+        ("what", "supported"),
+        [
+            ("architectures", ", ".join(f"`{name}`" for name in sorted(GGUF_ARCHITECTURES))),
+            ("tensor types (bits a weight)", ", ".join(types)),
+            ("tokenizers", f"SentencePiece (`llama`); byte-level BPE with `pre` {pre}"),
+            ("files", "versions 2 and 3, little-endian"),
+        ],
+    )
+
+
+TABLES: dict[str, Callable[[Mapping[str, Mapping[str, Any]]], str]] = {
+    "families": families,
+    "methods": methods,
+    "gguf": gguf,
+}
+
+
+def _devices(able: Iterable[str]) -> str:
+    named = [device for device in EVERYWHERE if device not in _FOR_TESTS]
+    found = [device for device in named if device in able]
+    return "all" if found == named else ", ".join(found)
+
+
+def _name(row: tuple[str, ...]) -> str:
+    return re.sub(r"\W", "", row[0]).lower()
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = (head, tuple("---" for _ in head), *rows)
+    return "".join("| " + " | ".join(line).replace("|  |", "| |").rstrip() + " |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
