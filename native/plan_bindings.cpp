@@ -108,7 +108,8 @@ void bind_plans(nb::module_& m) {
       .def_rw("layers", &DecoderPlan::layers)
       .def_rw("final_norm", &DecoderPlan::final_norm, nb::arg().none())
       .def_rw("head", &DecoderPlan::head)
-      .def_rw("formats", &DecoderPlan::formats);
+      .def_rw("formats", &DecoderPlan::formats)
+      .def_rw("input_orders", &DecoderPlan::input_orders);
 }
 
 }  // namespace tidewheel

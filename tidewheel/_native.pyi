@@ -77,6 +77,7 @@ class DecoderPlan:
     final_norm: NormPlan | None
     head: HeadPlan
     formats: dict[str, WeightFormat]
+    input_orders: dict[str, list[int]]
 
 class Executor:
     isa: str

@@ -8,7 +8,7 @@ namespace tidewheel {
 
 Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
                    const std::vector<std::vector<int>>& groups)
-    : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(groups), weights_(kernels, plan_.formats),
+    : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(groups), weights_(kernels, plan_.formats, plan_.input_orders),
       workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), gemms_(kernels, workspace_),
       attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {}, {}, {}},
       context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, attention_, profile_},
@@ -23,6 +23,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   if (embedding.num_positions) {
     weights_.add_matrix("embed.positions", positions_, embedding.num_positions + embedding.position_offset, size);
   }
+  require(!embed_.input_order && !positions_.input_order, "a table that is looked up has its inputs in the model's order");
   hidden_ = workspace_.add<float>(size);
   if (projects()) {
     weights_.add_linear("embed.project_in", project_in_, size, embedding.size, false);

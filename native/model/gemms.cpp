@@ -11,20 +11,25 @@ constexpr int kMostPackedAlone = 8192;
 // If there are few rows, every worker packs them for itself. That takes less time than a barrier.
 int most_rows_alone(const Linear& linear) { return kMostPackedAlone / linear.k; }
 
+// Whether inputs that are packed for `a` are also as `b` needs them.
+bool same_inputs(const Linear& a, const Linear& b) {
+  return a.format.kind == b.format.kind && a.format.zero_points == b.format.zero_points &&
+         (a.input_order == b.input_order || (a.input_order && b.input_order && *a.input_order == *b.input_order));
+}
+
 }  // namespace
 
 void Gemms::allocate(const std::map<const Linear*, std::string>& matrices) {
   size_t row_bytes = 0, bytes_alone = 0;
-  int inputs = 0;
   for (const auto& [linear, name] : matrices) {
     const size_t bytes = kernels_.row_bytes(linear->format, linear->k);
     row_bytes = std::max(row_bytes, bytes);
     bytes_alone = std::max(bytes_alone, most_rows_alone(*linear) * bytes);
-    inputs = std::max(inputs, linear->k);
+    most_inputs_ = std::max(most_inputs_, linear->k);
   }
   packed_ = Arena(workspace_.rows() * row_bytes);
-  // One row at a time is normalized in front of those packed alone.
-  row_scratch_bytes_ = round_up((inputs + kRowGroup) * sizeof(float), 64);
+  // One row at a time is normalized, and put in order, in front of those packed alone.
+  row_scratch_bytes_ = 2 * room_for_row();
   workspace_.need_scratch(row_scratch_bytes_ + bytes_alone);
 }
 
@@ -34,33 +39,69 @@ const char* Gemms::pack_inputs(Worker& worker, const Linear& linear, const Rows&
   char* const out = alone ? scratch + row_scratch_bytes_ : packed_.data();
   const PackInputsArgs args{rows.x, rows.stride, rows.gather, rows.count, linear.k, rows.norm,
                             reinterpret_cast<float*>(scratch), out};
+  const auto pack = [&](int begin, int end) {
+    if (linear.input_order) {
+      pack_in_order(linear, args, scratch + room_for_row(), begin, end);
+    } else {
+      kernels_.pack_inputs(linear.format, args, begin, end);
+    }
+  };
   if (alone) {
-    if (!worker.is_late()) kernels_.pack_inputs(linear.format, args, 0, rows.count);
+    if (!worker.is_late()) pack(0, rows.count);
   } else {
     worker.share(rows.count, kernels_.tile_rows(linear.format), [&](int64_t begin, int64_t end) {
-      kernels_.pack_inputs(linear.format, args, static_cast<int>(begin), static_cast<int>(end));
+      pack(static_cast<int>(begin), static_cast<int>(end));
     });
   }
   return out;
 }
 
+// Row by row: it is normalized in one piece of scratch memory, and its inputs are put in order in the other, `room`.
+void Gemms::pack_in_order(const Linear& linear, const PackInputsArgs& args, char* room, int begin, int end) const {
+  float* const ordered = reinterpret_cast<float*>(room);
+  const std::vector<int32_t>& order = *linear.input_order;
+  for (int row = begin; row < end; ++row) {
+    const float* x = args.x + (args.gather ? args.gather[row] : row) * args.x_stride;
+    if (args.norm.kind != NormKind::kNone) {
+      std::copy_n(x, args.k, args.scratch);
+      kernels_.normalize(args.norm, args.scratch, args.k);
+      x = args.scratch;
+    }
+    for (int i = 0; i < args.k; ++i) ordered[i] = x[order[i]];
+    PackInputsArgs one = args;
+    one.x = ordered, one.x_stride = 0, one.gather = nullptr, one.norm = {};
+    kernels_.pack_inputs(linear.format, one, row, row + 1);
+  }
+}
+
 void Gemms::run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const {
   const char* x = pack_inputs(worker, linear, rows);
+  multiply(worker, linear, x, rows.count, output);
+  for (const Linear* before = &linear; before->next; before = before->next.get()) {
+    const Linear& part = *before->next;
+    if (!same_inputs(*before, part)) x = pack_inputs(worker, part, rows);
+    Output behind = output;
+    behind.y += part.first;
+    multiply(worker, part, x, rows.count, behind);
+  }
+}
+
+void Gemms::multiply(Worker& worker, const Linear& part, const char* x, int num_rows, const Output& output) const {
   // The group's own panels are a GEMM of their own, with fewer columns.
-  const Linear::Slice& slice = linear.slices[worker.group()];
+  const Linear::Slice& slice = part.slices[worker.group()];
   const int panels = slice.panels.size(), first_column = slice.panels.begin * kPanel;
-  const int columns = std::min(linear.n, slice.panels.end * kPanel) - first_column;
-  const float* bias = linear.bias ? linear.bias + first_column : nullptr;
+  const int columns = std::min(part.n, slice.panels.end * kPanel) - first_column;
+  const float* bias = part.bias ? part.bias + first_column : nullptr;
   float* y = output.y + (output.epilogue == Epilogue::kGated ? first_column / 2 : first_column);
-  const int block_rows = kernels_.row_block(linear.format, linear.k);
-  const int blocks = (rows.count + block_rows - 1) / block_rows;
+  const int block_rows = kernels_.row_block(part.format, part.k);
+  const int blocks = (num_rows + block_rows - 1) / block_rows;
   // Panel by panel of one block of rows after the other.
   worker.share_in_group_guided(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int row = static_cast<int>(begin / panels) * block_rows;
       const int panel = static_cast<int>(begin % panels);
       const int panel_end = static_cast<int>(std::min<int64_t>(panels, panel + (end - begin)));
-      kernels_.gemm(linear.format, {x, row, std::min(rows.count, row + block_rows), slice.weight, linear.k, columns, panel,
+      kernels_.gemm(part.format, {x, row, std::min(num_rows, row + block_rows), slice.weight, part.k, columns, panel,
                                     panel_end, bias, output.epilogue, output.activation, y, output.stride, output.scale,
                                     output.softcap});
       begin += panel_end - panel;

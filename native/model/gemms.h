@@ -37,15 +37,19 @@ class Gemms {
   // Makes room for the inputs of any of these. Throws std::bad_alloc.
   void allocate(const std::map<const Linear*, std::string>& matrices);
 
-  // Ends with a barrier. The output must not overlap the rows.
+  // Ends with a barrier. The output must not overlap the rows. A matrix in several parts is stored or added, not activated.
   void run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const;
 
  private:
+  void multiply(Worker& worker, const Linear& part, const char* x, int num_rows, const Output& output) const;
   const char* pack_inputs(Worker& worker, const Linear& linear, const Rows& rows) const;
+  void pack_in_order(const Linear& linear, const PackInputsArgs& args, char* room, int begin, int end) const;
+  size_t room_for_row() const { return round_up((most_inputs_ + kRowGroup) * sizeof(float), 64); }
 
   const Kernels& kernels_;
   Workspace& workspace_;
   Arena packed_;  // inputs of one GEMM, packed by the whole team
+  int most_inputs_ = 0;
   size_t row_scratch_bytes_ = 0;
 };
 

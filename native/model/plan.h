@@ -1,6 +1,7 @@
 // A decoder as the native executor gets it: the DecoderSpec of engine/models/spec, part by part.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -80,6 +81,9 @@ struct HeadPlan {
   float softcap = 0;  // 0: none
 };
 
+// By the name of a tensor: which of the model's inputs each of the matrix' inputs is.
+using InputOrders = std::map<std::string, std::vector<int32_t>>;
+
 struct DecoderPlan {
   int vocab_size = 0, hidden_size = 0, max_positions = 0;
   EmbeddingPlan embedding;
@@ -87,6 +91,7 @@ struct DecoderPlan {
   std::optional<NormPlan> final_norm;
   HeadPlan head;
   std::map<std::string, WeightFormat> formats;  // how each matrix is to be stored, by the name of its tensor
+  InputOrders input_orders;  // of matrices whose inputs are not in the model's order
 };
 
 }  // namespace tidewheel

@@ -11,11 +11,16 @@ class Mlp final : public Mixer {
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
 
  private:
+  void run_gated(Worker& worker, const Rows& input) const;
+
   const Context& context_;
   const MlpPlan plan_;
-  Linear up_;  // holds gate and up interleaved by 16 columns if gated
+  bool interleaved_ = false;
+  Linear gate_;  // if gated and not interleaved
+  Linear up_;    // if interleaved, gate and up by 16 columns
   Linear down_;
   Buffer<float> activated_;
+  Buffer<float> upper_;  // up(x), if gated and not interleaved
 };
 
 }  // namespace tidewheel

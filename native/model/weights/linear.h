@@ -1,6 +1,8 @@
 // A packed matrix, with its bias.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -11,12 +13,18 @@ namespace tidewheel {
 struct Linear {
   WeightFormat format;
   int n = 0, k = 0;       // packed columns (rows of the weight) and inputs
+  // Input i of the packed matrix is the model's input (*input_order)[i]; null: they are the same.
+  const std::vector<int32_t>* input_order = nullptr;
   struct Slice {
     Range panels;
     char* weight;
   };
   std::vector<Slice> slices;  // [groups]
   float* bias = nullptr;      // [n] in packed order, or null
+  // Tensors that are stored in different ways but have the same inputs are one product: the columns from `first` on of
+  // its output are here, and those behind them in `next`.
+  int first = 0;
+  std::unique_ptr<Linear> next;
 
   // The slice that has a packed column.
   const Slice& slice_of(int column) const {

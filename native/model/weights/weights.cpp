@@ -46,26 +46,63 @@ bool alike(const WeightFormat& a, const WeightFormat& b) {
   return a.kind == b.kind && a.group == b.group && a.zero_points == b.zero_points;
 }
 
+bool same_order(const std::vector<int32_t>* a, const std::vector<int32_t>* b) { return a == b || (a && b && *a == *b); }
+
+bool is_order(const std::vector<int32_t>& order, int size) {
+  std::vector<bool> named(size);
+  for (const int32_t i : order) {
+    if (i < 0 || i >= size || named[i]) return false;
+    named[i] = true;
+  }
+  return order.size() == size_t(size);
+}
+
 }  // namespace
 
-Weights::Weights(const Kernels& kernels, std::map<std::string, WeightFormat> formats)
-    : kernels_(kernels), formats_(std::move(formats)) {}
+Weights::Weights(const Kernels& kernels, std::map<std::string, WeightFormat> formats, InputOrders orders)
+    : kernels_(kernels), formats_(std::move(formats)), orders_(std::move(orders)) {}
 
 void Weights::add(const std::string& name, const Slot& slot) {
   if (!slots_.emplace(name, slot).second) fail("two weights of this model are named " + name);
 }
 
-void Weights::add_matrix(const std::string& name, Linear& matrix, int rows, int cols, const Columns& columns) {
+const WeightFormat& Weights::format_of(const std::string& name) const {
   const auto format = formats_.find(name);
   if (format == formats_.end()) fail("no format is given for the weight " + name);
-  const auto [first, is_new] = matrices_.emplace(&matrix, name);
-  if (!is_new && !alike(matrix.format, format->second)) {
-    fail(first->second + " and " + name + " are packed into one matrix: they must have one format");
+  return format->second;
+}
+
+const std::vector<int32_t>* Weights::order_of(const std::string& name) const {
+  const auto order = orders_.find(name);
+  return order == orders_.end() ? nullptr : &order->second;
+}
+
+bool Weights::agree(const std::string& a, const std::string& b) const {
+  return alike(format_of(a), format_of(b)) && same_order(order_of(a), order_of(b));
+}
+
+std::pair<Linear*, Columns> Weights::add_matrix(const std::string& name, Linear& matrix, int rows, int cols, Columns columns) {
+  const WeightFormat& format = format_of(name);
+  const std::vector<int32_t>* order = order_of(name);
+  if (order && !is_order(*order, cols)) fail("the order of the inputs of " + name + " must name each of them once");
+  const bool in_a_row = columns.group_stride == 0;
+  Linear* linear = &matrix;
+  while (linear->next) linear = linear->next.get();
+  const auto [added, is_new] = matrices_.emplace(linear, name);
+  if (!is_new && !(alike(linear->format, format) && same_order(linear->input_order, order))) {
+    if (!in_a_row) fail(added->second + " and " + name + " are packed into one matrix: they must have one format and order");
+    linear->next = std::make_unique<Linear>();
+    linear = linear->next.get();
+    linear->first = columns.offset;
+    matrices_.emplace(linear, name);
   }
-  matrix.format = format->second;
-  matrix.n = columns.n;
-  matrix.k = cols;
-  add(name, {&matrix, nullptr, rows, cols, columns});
+  linear->format = format;
+  linear->k = cols;
+  linear->input_order = order;
+  columns.offset -= linear->first;
+  linear->n = in_a_row ? columns.offset + rows : columns.n;
+  add(name, {linear, nullptr, rows, cols, columns});
+  return {linear, columns};
 }
 
 void Weights::add_matrix(const std::string& name, Linear& matrix, int rows, int cols) {
@@ -73,8 +110,8 @@ void Weights::add_matrix(const std::string& name, Linear& matrix, int rows, int 
 }
 
 void Weights::add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias, const Columns& columns) {
-  add_matrix(name + ".weight", linear, rows, cols, columns);
-  if (bias) add(name + ".bias", {&linear, &linear.bias, rows, 0, columns});
+  const auto [part, place] = add_matrix(name + ".weight", linear, rows, cols, columns);
+  if (bias) add(name + ".bias", {part, &part->bias, rows, 0, place});
 }
 
 void Weights::add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias) {
@@ -97,6 +134,9 @@ void Weights::add_norm(const std::string& name, Norm& norm, const std::optional<
 void Weights::place(const Ownership& ownership) {
   for (const auto& [name, format] : formats_) {
     if (!slots_.contains(name)) fail("a format is given for " + name + ", which this model does not have");
+  }
+  for (const auto& [name, order] : orders_) {
+    if (!formats_.contains(name)) fail("an order of inputs is given for " + name + ", which has no format");
   }
   // Several slots may share one target (q, k and v one matrix): each target is placed once. Calls
   // visit(slot, group, panels, bytes of one), for a vector with the first group alone and the whole as one panel.

@@ -8,6 +8,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/plan.h"
@@ -43,12 +44,13 @@ struct Columns {
 
 class Weights {
  public:
-  // `formats`: how each matrix is to be stored, by the name of its tensor.
-  Weights(const Kernels& kernels, std::map<std::string, WeightFormat> formats);
+  // By the name of a matrix' tensor: how it is to be stored, and the order of its inputs if they have one of their own.
+  Weights(const Kernels& kernels, std::map<std::string, WeightFormat> formats, InputOrders orders = {});
 
   // The parts of a model name their tensors, and where each is loaded to. Those places must not move afterwards.
-  // All throw std::invalid_argument for a name that is taken. A matrix also needs a format, and tensors that are packed
-  // into one matrix need the same format.
+  // All throw std::invalid_argument for a name that is taken. A matrix also needs a format. Tensors that are added to one
+  // matrix column after column may be stored in different ways, then they become several (Linear::next). Tensors whose
+  // columns alternate must agree.
   void add_matrix(const std::string& name, Linear& matrix, int rows, int cols);
   // NAME.weight and NAME.bias: all of a matrix, or some of its columns.
   void add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias);
@@ -56,6 +58,10 @@ class Weights {
   void add_vector(const std::string& name, float*& vector, int size);
   // NAME.weight and NAME.bias, as far as the plan has them. No plan is no norm.
   void add_norm(const std::string& name, Norm& norm, const std::optional<NormPlan>& plan, int size);
+
+  // Whether two matrices are stored in the same way, with their inputs in the same order. Throws std::invalid_argument
+  // if one has no format.
+  bool agree(const std::string& a, const std::string& b) const;
 
   // All matrices, each with the name of one of its tensors.
   const std::map<const Linear*, std::string>& matrices() const { return matrices_; }
@@ -98,7 +104,10 @@ class Weights {
   };
 
   void add(const std::string& name, const Slot& slot);
-  void add_matrix(const std::string& name, Linear& matrix, int rows, int cols, const Columns& columns);
+  const WeightFormat& format_of(const std::string& name) const;
+  const std::vector<int32_t>* order_of(const std::string& name) const;
+  // Returns the one of the chain in which the tensor is, and its columns there.
+  std::pair<Linear*, Columns> add_matrix(const std::string& name, Linear& matrix, int rows, int cols, Columns columns);
   Slot& find(const Source& source);
   // Rows that a group owns.
   Range rows_of(const Slot& slot, int group) const;
@@ -107,6 +116,7 @@ class Weights {
 
   const Kernels& kernels_;
   const std::map<std::string, WeightFormat> formats_;
+  const InputOrders orders_;
   std::map<std::string, Slot> slots_;
   std::map<const Linear*, std::string> matrices_;
   std::vector<Arena> arenas_;  // [groups]; vectors, which all read, are in the first

@@ -121,10 +121,20 @@ std::map<std::string, std::vector<float>> random_tensors(const DecoderPlan& plan
 std::vector<std::vector<float>> computed(const Kernels& kernels, const DecoderPlan& plan,
                                          const std::map<std::string, std::vector<float>>& tensors,
                                          const std::vector<int>& tokens) {
-  Executor executor(stored_as(plan, {WeightKind::kFloat32}), kernels, CacheType::kFloat32, {{4}, kTokens, kTokens}, {{0}, {0}});
+  DecoderPlan stored = stored_as(plan, {WeightKind::kFloat32});
+  for (const auto& [name, format] : plan.formats) stored.formats[name] = format;
+  Executor executor(stored, kernels, CacheType::kFloat32, {{4}, kTokens, kTokens}, {{0}, {0}});
   std::vector<Source> sources;
+  std::map<std::string, std::vector<float>> ordered;
   for (const auto& [name, shape] : tensor_shapes(plan)) {
     sources.push_back({name, tensors.at(name).data(), DType::kFloat32, shape, {shape.back(), 1}});
+    if (const auto order = plan.input_orders.find(name); order != plan.input_orders.end()) {
+      std::vector<float>& values = ordered[name] = tensors.at(name);
+      for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = tensors.at(name)[i - i % shape[1] + order->second[i % shape[1]]];
+      }
+      sources.back().data = values.data();
+    }
     if (shape.size() == 1) sources.back().strides = {1};
   }
   executor.set_weights(sources);
@@ -187,6 +197,40 @@ TEST_CASE("whatever a plan says is computed, as a plain decoder does it, on ever
   }
 }
 
+TEST_CASE("tensors of one product may be stored in different ways") {
+  std::vector<int> tokens(kTokens);
+  for (int t = 0; t < kTokens; ++t) tokens[t] = (t * 37 + 11) % 60;
+  DecoderPlan plan = plain_plan();
+  attention(plan).qkv_bias = true;
+  std::get<MlpPlan>(plan.layers[1][1].mixer).bias = true;
+  const auto in_order = [&](const std::string& name, int size, int step) {
+    std::vector<int32_t>& order = plan.input_orders[name];
+    for (int i = 0; i < size; ++i) order.push_back((i * step + 3) % size);
+  };
+  const WeightFormat half{WeightKind::kFloat16};
+  plan.formats["layers.0.v.weight"] = plan.formats["layers.1.k.weight"] = plan.formats["layers.1.up.weight"] = half;
+  for (const char* name : {"layers.0.q.weight", "layers.0.k.weight", "layers.0.gate.weight"}) in_order(name, 40, 7);
+  in_order("layers.0.up.weight", 40, 9);
+  in_order("layers.1.down.weight", 56, 5);
+  auto tensors = random_tensors(plan);
+  for (auto& [name, values] : tensors) {
+    for (float& value : values) value = to_float(to_f16(value));
+  }
+  const auto expected = PlainDecoder(plan, tensors).logits(tokens);
+  for (const Kernels* kernels : tested_kernels()) {
+    CAPTURE(kernels->name);
+    const auto logits = computed(*kernels, plan, tensors, tokens);
+    double largest = 0, worst = 0;
+    for (int t = 0; t < kTokens; ++t) {
+      for (int i = 0; i < plan.vocab_size; ++i) {
+        largest = std::max(largest, std::abs(expected[t][i]));
+        worst = std::max(worst, std::abs(logits[t][i] - expected[t][i]));
+      }
+    }
+    CHECK(worst <= 1e-4 * largest);
+  }
+}
+
 TEST_CASE("a plan that makes no sense is refused") {
   const auto refused = [](const std::function<void(DecoderPlan&)>& spoil) {
     DecoderPlan plan = plain_plan();
@@ -204,4 +248,10 @@ TEST_CASE("a plan that makes no sense is refused") {
     plan.layers[0] = {{ParallelPlan{{{kMlp, {}, {}, kRms}}}, {}, {}, {}}};
   });
   refused([](DecoderPlan& plan) { plan.layers[0].push_back(plan.layers[0][0]); });  // two of one name
+  refused([](DecoderPlan& plan) { plan.input_orders["layers.0.o.weight"] = {0, 1}; });
+  refused([](DecoderPlan& plan) { plan.input_orders["layers.0.o.weight"].assign(80, 1); });
+  refused([](DecoderPlan& plan) { plan.input_orders["layers.9.o.weight"] = {0}; });
+  refused([](DecoderPlan& plan) {
+    for (int i = 0; i < 40; ++i) plan.input_orders["embed.weight"].push_back(39 - i);  // rows that are looked up
+  });
 }

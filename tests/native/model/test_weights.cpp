@@ -118,7 +118,7 @@ TEST_CASE("numbers are read from either byte order") {
   CHECK(read_word<uint32_t>(bytes, 0, kLittleEndian) == 0x3f801234);
 }
 
-TEST_CASE("each matrix is stored in its own format, and tensors that share one must agree") {
+TEST_CASE("each matrix is stored in its own format, and tensors whose columns alternate must agree") {
   const Kernels& kernels = choose_kernels("auto");
   const WeightFormat int8{WeightKind::kInt8}, int4{WeightKind::kInt4, 64};
   const auto named = [&](const std::map<std::string, WeightFormat>& formats) {
@@ -135,7 +135,15 @@ TEST_CASE("each matrix is stored in its own format, and tensors that share one m
   CHECK(parts.down.format.group == 64);
   CHECK(parts.qkv.format.kind == WeightKind::kInt8);
   formats["v.weight"] = int4;
-  CHECK_THROWS_WITH(named(formats), "q.weight and v.weight are packed into one matrix: they must have one format");
+  const Parts split = named(formats);
+  CHECK(split.qkv.n == 54);
+  REQUIRE(split.qkv.next);
+  CHECK(split.qkv.next->first == 54);
+  CHECK(split.qkv.next->n == 18);
+  CHECK(split.qkv.next->format.kind == WeightKind::kInt4);
+  formats["up.weight"] = int4;
+  CHECK_THROWS_WITH(named(formats), "gate.weight and up.weight are packed into one matrix: they must have one format and order");
+  formats["up.weight"] = int8;
   formats.erase("v.weight");
   CHECK_THROWS_WITH(named(formats), "no format is given for the weight v.weight");
   formats["v.weight"] = int8;
