@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 class TensorRef:
     """The tensor `name`, or a part of it. The steps are taken in this order; vectors have rows of one number.
 
-    1. `transpose`: reverse the dimensions.
-    2. `each` `(size, start, stop)`: the rows are groups of `size`; keep rows `[start, stop)` of every group. For
+    1. `index`: of a stack of tensors, which lies as one with a dimension more in front, this one.
+    2. `transpose`: reverse the dimensions.
+    3. `each` `(size, start, stop)`: the rows are groups of `size`; keep rows `[start, stop)` of every group. For
        matrices that hold queries, keys and values head by head.
-    3. `rows` `(start, stop)`: keep rows `[start, stop)` of those that are left.
-    4. `permute`: row i is row `permute[i]` of those that are left. It names each of them once.
-    5. `stack`: the rows of these references follow.
+    4. `rows` `(start, stop)`: keep rows `[start, stop)` of those that are left.
+    5. `permute`: row i is row `permute[i]` of those that are left. It names each of them once.
+    6. `stack`: the rows of these references follow.
 
     Raises ValueError for steps that no tensor could take.
     """
@@ -26,8 +27,11 @@ class TensorRef:
     each: tuple[int, int, int] | None = None
     permute: tuple[int, ...] | None = None
     stack: tuple[TensorRef, ...] = ()
+    index: int | None = None
 
     def __post_init__(self) -> None:
+        if self.index is not None and self.index < 0:
+            raise ValueError(f"{self.name}: index {self.index} is none")
         if self.rows is not None and not 0 <= self.rows[0] < self.rows[1]:
             raise ValueError(f"{self.name}: rows {self.rows} are none")
         if self.each is not None and not 0 <= self.each[1] < self.each[2] <= self.each[0]:
@@ -46,6 +50,10 @@ class TensorRef:
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...] | None:
         """The shape of what is taken of a tensor of shape `stored`; None if it has not the rows. Leaves out `stack`."""
+        if self.index is not None:
+            if len(stored) < 2 or stored[0] <= self.index:
+                return None
+            stored = stored[1:]
         rest = (stored[::-1] if self.transpose else stored)[1:]
         if not stored:
             return None if self.rows or self.each or self.permute else ()
@@ -71,4 +79,5 @@ class TensorRef:
             count = -(-count // (stop - start)) * size
             groups = "" if self.rows is None else f" in groups of {size}"
         sizes = [f"{words}{count}{groups}", *map(str, shape[1:])]
-        return f"({', '.join(reversed(sizes) if self.transpose else sizes)})"
+        sizes = sizes[::-1] if self.transpose else sizes
+        return f"({', '.join(sizes if self.index is None else [f'more than {self.index}', *sizes])})"

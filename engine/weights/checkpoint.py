@@ -149,7 +149,7 @@ class CheckpointWeights:
             dtype = _check(parts, shape)
             if dtype is not None:
                 bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
-            where = [(stored.place, ref.transpose, ref.each, ref.rows, ref.permute) for stored, ref in parts]
+            where = [(stored.place, ref.index, ref.transpose, ref.each, ref.rows, ref.permute) for stored, ref in parts]
             places.append((name, shape, where))
         # Of a quantized checkpoint, the layers that are not quantized decide.
         self.dtype: DType = bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else "float32"
@@ -205,7 +205,7 @@ def _check(parts: list[Part], needed: tuple[int, ...]) -> DType | None:
     for stored, ref in parts:
         if isinstance(stored, StoredTensor) and stored.dtype not in FLOATS:
             raise ModelError(f"{origin(stored, ref)} is stored as {stored.dtype}; supported are {', '.join(FLOATS)}")
-        if isinstance(stored, StoredMatrix) and ref.transpose:
+        if isinstance(stored, StoredMatrix) and (ref.transpose or ref.index is not None):
             raise ModelError(f"{origin(stored, ref)} is quantized, which is not supported for this architecture")
     if len(parts) == 1:
         stored, ref = parts[0]

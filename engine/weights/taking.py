@@ -31,7 +31,8 @@ def take(stored: StoredTensor | StoredMatrix, ref: TensorRef) -> WeightTensor:
         return _take_rows(stored.read(), ref)
     dtype = FLOATS[stored.dtype]
     whole, mapped = stored.array(STORAGE[dtype].newbyteorder("<"))
-    data = rows_of(whole.T if ref.transpose else whole, ref)
+    one = whole if ref.index is None else whole[ref.index]
+    data = rows_of(one.T if ref.transpose else one, ref)
     return DenseTensor(data, dtype, mapped and np.may_share_memory(data, whole), origin(stored, ref))
 
 

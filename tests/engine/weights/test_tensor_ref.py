@@ -62,8 +62,12 @@ def parts(draw: st.DrawFn, index: int, taken: int, columns: tuple[int, ...]) -> 
     chosen = chosen if rows is None else chosen[rows[0] : rows[1]]
     chosen = chosen if permute is None else [chosen[i] for i in permute]
     transpose = draw(st.booleans())
-    ref = TensorRef(f"part{index}", transpose, rows, each, permute)
-    return ref, whole.T if transpose else whole, np.array([whole[i] for i in chosen])
+    stored = whole.T if transpose else whole
+    place = draw(st.none() | st.integers(0, 2))
+    if place is not None:
+        stored = np.stack([np.full_like(stored, -1)] * place + [stored] + [np.full_like(stored, -2)] * (2 - place))
+    ref = TensorRef(f"part{index}", transpose, rows, each, permute, index=place)
+    return ref, stored, np.array([whole[i] for i in chosen])
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -98,7 +102,7 @@ def test_a_stack_may_be_nested_and_is_named_whole_where_it_is_not_finite(tmp_pat
 
 
 def test_other_parts_of_a_file_are_another_identity(tmp_path: Path) -> None:
-    tensors = {"a": np.zeros((24, COLUMNS), np.float32)}
+    tensors = {"a": np.zeros((24, COLUMNS), np.float32), "b": np.zeros((2, ROWS, COLUMNS), np.float32)}
     opened(tmp_path, TensorRef("a", rows=(0, ROWS)), tensors)
     refs = [
         TensorRef("a", rows=(0, ROWS)),
@@ -106,6 +110,8 @@ def test_other_parts_of_a_file_are_another_identity(tmp_path: Path) -> None:
         TensorRef("a", each=(2, 0, 1)),
         TensorRef("a", each=(2, 1, 2)),
         TensorRef("a", rows=(0, ROWS), permute=tuple(reversed(range(ROWS)))),
+        TensorRef("b", index=0),
+        TensorRef("b", index=1),
         TensorRef("a", rows=(0, 6), stack=(TensorRef("a", rows=(0, 6)),)),
     ]
     assert len({open_weights(tmp_path, with_up(ref)).identity for ref in refs}) == len(refs)
@@ -128,6 +134,9 @@ def test_other_parts_of_a_file_are_another_identity(tmp_path: Path) -> None:
             r"has shape \(25, 8\).* needs \(at least 24 in groups of 3, 8\)",
         ),
         (TensorRef("a", permute=tuple(range(12))), (13, 8), r"has shape \(13, 8\).* needs \(12, 8\)"),
+        (TensorRef("a", index=2), (2, 12, 8), r"has shape \(2, 12, 8\).* needs \(more than 2, 12, 8\)"),
+        (TensorRef("a", True, index=0), (2, 12, 8), r"has shape \(2, 12, 8\).* needs \(more than 0, 8, 12\)"),
+        (TensorRef("a", index=0), (12,), r"has shape \(12,\).* needs \(more than 0, 12, 8\)"),
         (TensorRef("a"), (), r"has shape \(\).* needs \(12, 8\)"),
         (TensorRef("a", rows=(0, 12)), (), r"has shape \(\).* needs \(at least 12, 8\)"),
         (TensorRef("a"), (12, 8, 1), r"has shape \(12, 8, 1\).* needs \(12, 8\)"),
@@ -168,6 +177,7 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     "steps",
     [
         {"rows": (3, 3)},
+        {"index": -1},
         {"rows": (-1, 2)},
         {"each": (4, 2, 5)},
         {"each": (4, 2, 2)},
