@@ -20,6 +20,7 @@ _INT8_GROUP = 32
 _GROUP_NUMBER_BYTES = 2  # a group's scale, and its zero point where it has one
 _CHANNEL_SCALE_BYTES = 4
 _EMBEDDINGS = ("embed.weight", "head.weight")
+_ROUTERS = (".router.weight", ".shared_gate.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,14 @@ class TensorFormat:
         return values + groups * _GROUP_NUMBER_BYTES * (1 + self.zero_points)
 
 
+def is_router(name: str) -> bool:
+    """Whether the weight of that name decides which experts a token has. Rounded, it would choose others."""
+    return name.endswith(_ROUTERS)
+
+
 def format_of(name: str, shape: Sequence[int], dtype: DType, quantization: Quantization | None) -> TensorFormat:
-    """The format of one of `tensor_shapes`' weights in a model of that dtype. Vectors are float32 always."""
-    if len(shape) == 1:
+    """The format of one of `tensor_shapes`' weights in a model of that dtype. Vectors and routers are float32."""
+    if len(shape) == 1 or is_router(name):
         return TensorFormat("float32")
     if quantization is None or name == "embed.positions":  # a table that is only looked up
         return TensorFormat(dtype)

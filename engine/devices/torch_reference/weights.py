@@ -9,21 +9,29 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...models.spec import NormSpec
+from ...weights.quantization import is_router
 from ...weights.tensor import WeightTensor, to_float32
 
 
 class Weights:
-    """All weights of a model, as float32 that holds the values of `dtype`.
+    """All weights of a model, as float32 that holds the values of `dtype`. Routers keep theirs.
 
     Products of two such values are exact, and their sum is float32.
     """
 
     def __init__(self, tensors: Iterable[tuple[str, WeightTensor]], dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._tensors = {name: self._round(torch.from_numpy(to_float32(tensor))) for name, tensor in tensors}
+        self._tensors: dict[str, Tensor] = {}
+        for name, tensor in tensors:
+            exact = torch.from_numpy(to_float32(tensor))
+            self._tensors[name] = exact if is_router(name) else self._round(exact)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
+
+    def get(self, name: str) -> Tensor | None:
+        """The weight of that name, if there is one."""
+        return self._tensors.get(name)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """`x W^T`, with the bias if there is one. `x [T, in_features]`, returns `[T, out_features]`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from ..description import ModelDescription
 from ..spec import DecoderSpec, tensor_shapes
 from ..tensor_ref import TensorRef
 
+_EXPERT = re.compile(r"experts\.(\d+)\.")
 _NONE: Mapping[str, TensorRef] = MappingProxyType({})
 
 
@@ -19,6 +21,8 @@ class CheckpointNames:
 
     `top`: what belongs to no layer, from Tidewheel's name to the one below `base`. `modules`: what belongs to a layer,
     from Tidewheel's module to the one below `base` + `layers` + its number; a module's weight and bias are called that.
+    A tensor that is called otherwise is there with its whole name, `router.correction_bias`. `*` stands for the number
+    of an expert, `experts.*.gate`.
     """
 
     base: str
@@ -28,7 +32,10 @@ class CheckpointNames:
     head: str = "lm_head.weight"
 
     def describe(self, spec: DecoderSpec, fused: Mapping[str, TensorRef] = _NONE) -> ModelDescription:
-        """The description of `spec`. `fused` are references for modules that are transposed, or a part of a matrix."""
+        """The description of `spec`. `fused` are references for modules that are transposed, or a part of a matrix.
+
+        Those for experts may have an index: that of the expert is put there.
+        """
         tensors = {name: self._reference(name, fused) for name in tensor_shapes(spec)}
         return ModelDescription(spec, tensors, self.base, self.head)
 
@@ -37,9 +44,19 @@ class CheckpointNames:
             return TensorRef(self.head)
         if name in self.top:
             return TensorRef(self.base + self.top[name])
-        _, layer, module, kind = name.split(".")
-        ref = fused.get(module) or TensorRef(self.modules[module])
-        return replace(ref, name=f"{self.base}{self.layers}.{layer}.{ref.name}.{kind}")
+        _, layer, rest = name.split(".", 2)
+        expert = _EXPERT.match(rest)
+        rest = _EXPERT.sub("experts.*.", rest)
+        module, _, kind = rest.rpartition(".")
+        ref, suffix = fused.get(rest), ""
+        if ref is None and rest in self.modules:
+            ref = TensorRef(self.modules[rest])
+        if ref is None:
+            ref, suffix = fused.get(module) or TensorRef(self.modules[module]), f".{kind}"
+        if expert:
+            stacked = ref.index is not None
+            ref = replace(ref, name=ref.name.replace("*", expert[1]), index=int(expert[1]) if stacked else None)
+        return replace(ref, name=f"{self.base}{self.layers}.{layer}.{ref.name}{suffix}")
 
 
 def llama_names(norms: Mapping[str, str]) -> CheckpointNames:

@@ -8,6 +8,7 @@ tensors here. A layer is a tuple of residual branches, each around a mixer; a ki
 from .attention import AttentionSpec, RopeSpec
 from .branch import BranchSpec, LayerSpec, MixerSpec, ParallelSpec, mixers
 from .decoder import DecoderSpec, EmbeddingSpec, HeadSpec, tensor_shapes
+from .experts import ExpertsSpec, RouterSpec
 from .mlp import Activation, MlpSpec
 from .norm import NormSpec
 
@@ -17,6 +18,7 @@ __all__ = [
     "BranchSpec",
     "DecoderSpec",
     "EmbeddingSpec",
+    "ExpertsSpec",
     "HeadSpec",
     "LayerSpec",
     "MixerSpec",
@@ -24,6 +26,7 @@ __all__ = [
     "NormSpec",
     "ParallelSpec",
     "RopeSpec",
+    "RouterSpec",
     "mixers",
     "tensor_shapes",
 ]

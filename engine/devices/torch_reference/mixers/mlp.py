@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from ....models.spec import MlpSpec
+from ....models.spec import Activation, MlpSpec
 from .mixer import Parts, Tokens
 
 
@@ -19,18 +19,19 @@ class Mlp:
         """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))`."""
         up = self._weights.linear(f"{self._layer}.up", x)
         if self._spec.gated:
-            up = self._activate(self._weights.linear(f"{self._layer}.gate", x)) * up
+            up = activate(self._spec.activation, self._weights.linear(f"{self._layer}.gate", x)) * up
         else:
-            up = self._activate(up)
+            up = activate(self._spec.activation, up)
         return self._weights.linear(f"{self._layer}.down", up)
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Nothing to copy."""
 
-    def _activate(self, x: Tensor) -> Tensor:
-        activation = self._spec.activation
-        if activation == "silu":
-            return functional.silu(x)
-        if activation == "relu":
-            return functional.relu(x)
-        return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+def activate(activation: Activation, x: Tensor) -> Tensor:
+    """The activation function of every element."""
+    if activation == "silu":
+        return functional.silu(x)
+    if activation == "relu":
+        return functional.relu(x)
+    return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

@@ -1,0 +1,93 @@
+"""What families with experts share: how many there are, which layers have them, and how checkpoints call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from ...errors import ModelError
+from ..config import ConfigReader
+from ..spec import AttentionSpec, BranchSpec, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
+from ..tensor_ref import TensorRef
+
+# Each expert's matrices get a description of their own, in all layers together not more than these.
+_MAX_EXPERTS = 100_000
+
+
+def expert_count(config: ConfigReader, *names: str) -> int:
+    """How many experts a layer has, by the first of these fields that is there. Raises ModelError for too many."""
+    name = next((name for name in names if config.raw(name) is not None), names[0])
+    count = config.integer(name)
+    if count * config.num_layers("num_hidden_layers") > _MAX_EXPERTS:
+        raise config.error(name, f"so few that all layers have at most {_MAX_EXPERTS} experts")
+    return count
+
+
+def experts_per_token(config: ConfigReader, num_experts: int, name: str = "num_experts_per_tok") -> int:
+    """How many experts compute a token. Raises ModelError for more than there are."""
+    count = config.integer(name)
+    if count > num_experts:
+        raise config.error(name, f"at most the number of experts, {num_experts}")
+    return count
+
+
+def sparse_layers(config: ConfigReader) -> Callable[[int], bool]:
+    """Which layers have experts: all but `mlp_only_layers`, of those every `decoder_sparse_step`-th."""
+    dense, step = config.raw("mlp_only_layers"), config.integer("decoder_sparse_step", 1)
+    if dense is not None and (not isinstance(dense, list) or any(type(layer) is not int for layer in dense)):
+        raise config.error("mlp_only_layers", "a list of layers' numbers")
+    return lambda layer: layer not in (dense or ()) and (layer + 1) % step == 0
+
+
+def expert_layers(
+    attentions: Iterable[AttentionSpec],
+    experts: ExpertsSpec,
+    norm: NormSpec,
+    mlp: MlpSpec | None = None,
+    has_experts: Callable[[int], bool] = lambda layer: True,
+    scale: float = 1.0,
+) -> tuple[LayerSpec, ...]:
+    """Layers of attention and experts, each after a norm; layers without experts have the `mlp`."""
+    layers = []
+    for index, attention in enumerate(attentions):
+        mixer = experts if mlp is None or has_experts(index) else mlp
+        layers.append((BranchSpec(attention, norm, scale=scale), BranchSpec(mixer, norm, scale=scale)))
+    return tuple(layers)
+
+
+EXPERT_NORMS = {
+    "attention_norm": "input_layernorm",
+    "experts_norm": "post_attention_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+
+
+def single_experts(block: str, gate: str, up: str, down: str) -> Mapping[str, str]:
+    """The names of experts that are modules of their own, below a layer's `block`."""
+    return {f"experts.*.{name}": f"{block}.experts.*.{theirs}" for name, theirs in
+            (("gate", gate), ("up", up), ("down", down))}  # fmt: skip
+
+
+QWEN_EXPERTS = {"router": "mlp.gate", **single_experts("mlp", "gate_proj", "up_proj", "down_proj")}
+"""The names that most families have, without those of a shared expert."""
+
+
+def shared_expert(module: str) -> Mapping[str, str]:
+    """The names of a shared expert that is called `module`."""
+    return {f"shared.{name}": f"{module}.{name}_proj" for name in ("gate", "up", "down")}
+
+
+def require_top_k_of_groups(config: ConfigReader, num_experts: int, groups: str, kept: str) -> tuple[int, int]:
+    """How many groups of experts there are, and from how many experts can be chosen. Raises ModelError."""
+    num_groups, kept_groups = config.integer(groups, 1), config.integer(kept, 1)
+    if num_experts % num_groups or kept_groups > num_groups:
+        raise ModelError(
+            f"config.json: {num_experts} experts cannot be {groups} = {num_groups} equal groups, of which {kept} = "
+            f"{kept_groups} are kept"
+        )
+    return num_groups, kept_groups
+
+
+def stacked(name: str, rows: tuple[int, int] | None = None, transpose: bool = False,
+            each: tuple[int, int, int] | None = None) -> TensorRef:  # fmt: skip
+    """A part of each expert's matrix in the tensor `name`, which holds those of all."""
+    return TensorRef(name, transpose, rows, each, index=0)

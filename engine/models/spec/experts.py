@@ -1,0 +1,112 @@
+"""A mixture of experts (https://arxiv.org/abs/1701.06538): MLPs of which a router chooses a few for each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from .mlp import Activation, MlpSpec
+from .shapes import Shapes, linear, under
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """Which experts compute a token, and what their results count.
+
+    Logits are `x W^T`, plus a `bias`, in float32. The `scores` are the softmax over all experts, or the sigmoid of each
+    logit. Experts with the highest scores are chosen, of equal ones those with lower numbers. With a `correction_bias`,
+    scores plus that bias choose, and the scores alone count (https://arxiv.org/abs/2408.15664).
+
+    With groups, the experts of the `kept_groups` best of `num_groups` can be chosen (https://arxiv.org/abs/2405.04434).
+    A group is as good as its best expert, or as the sum of its `best_two`.
+
+    The weight of an expert is its score. With `normalize`, that is divided by the sum of those chosen; of a softmax,
+    that is the softmax over the chosen logits. Then it is multiplied by `scale`.
+
+    Raises ValueError for numbers that make no router.
+    """
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: bool = True
+    bias: bool = False
+    correction_bias: bool = False
+    num_groups: int = 1
+    kept_groups: int = 1
+    group_score: Literal["best", "best_two"] = "best"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.kept_groups <= self.num_groups:
+            raise ValueError(f"of {self.num_groups} groups of experts, {self.kept_groups} cannot be kept")
+        if self.scale <= 0:
+            raise ValueError("the scale of experts' weights must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The sum of `weight * expert(x)` over the chosen experts in ascending order, then that of the `shared` one.
+
+    An expert is a gated MLP, `down(act(gate(x)) * up(x))`. With a `swiglu_limit` it is gpt-oss's:
+    `down((clip(up(x)) + 1) * g * sigmoid(1.702 g))`, where g is `min(gate(x), limit)` and up is clipped to
+    `[-limit, limit]` (https://arxiv.org/abs/2508.10925).
+
+    With `weighs_input`, it is `expert(weight * x)` that is summed. The `shared` expert, a gated MLP without bias,
+    computes every token; with a `shared_gate`, it counts the sigmoid of `x . gate`.
+
+    Each expert's matrices are weights of their own: `experts.7.gate.weight`.
+
+    Raises ValueError for numbers that make no mixture.
+    """
+
+    kind: ClassVar[str] = "experts"
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    activation: Activation = "silu"
+    bias: bool = False
+    swiglu_limit: float | None = None
+    weighs_input: bool = False
+    router: RouterSpec = RouterSpec()
+    shared: MlpSpec | None = None
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        router = self.router
+        if self.num_experts % router.num_groups:
+            raise ValueError(f"{self.num_experts} experts are not {router.num_groups} groups of equal size")
+        group = self.num_experts // router.num_groups
+        if not 0 < self.experts_per_token <= router.kept_groups * group:
+            raise ValueError(
+                f"of {router.kept_groups * group} experts, {self.experts_per_token} for each token cannot be chosen"
+            )
+        if router.num_groups > 1 and router.group_score == "best_two" and group < 2:
+            raise ValueError("a group of one expert has no best two")
+        if self.swiglu_limit is not None and (self.swiglu_limit <= 0 or self.activation != "silu"):
+            raise ValueError("the limit of SwiGLU must be above 0, and is for silu")
+        if self.shared is not None and (not self.shared.gated or self.shared.bias):
+            raise ValueError("the shared expert is gated, and has no bias")
+        if self.shared_gate and self.shared is None:
+            raise ValueError("a gate of the shared expert needs one")
+        if self.weighs_input and self.bias:
+            raise ValueError("experts whose input is weighed have no bias")
+
+    @property
+    def activations(self) -> int:
+        """How many values a token takes: logits, what the experts read, and what is between their matrices."""
+        shared = self.shared.intermediate_size if self.shared else 0
+        return self.num_experts + self.experts_per_token * self.intermediate_size + shared
+
+    def shapes(self, hidden_size: int) -> Shapes:
+        """The weights: the router's, those of each expert, and of the shared one."""
+        shapes = under("router", linear(self.num_experts, hidden_size, self.router.bias))
+        if self.router.correction_bias:
+            shapes["router.correction_bias"] = (self.num_experts,)
+        expert = MlpSpec(self.intermediate_size, self.activation, gated=True, bias=self.bias).shapes(hidden_size)
+        for number in range(self.num_experts):
+            shapes |= under(f"experts.{number}", expert)
+        if self.shared:
+            shapes |= under("shared", self.shared.shapes(hidden_size))
+        if self.shared_gate:
+            shapes |= under("shared_gate", linear(1, hidden_size, bias=False))
+        return shapes
