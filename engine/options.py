@@ -26,7 +26,7 @@ class EngineOptions(Options):
     the device that runs takes effect. Raises OptionError for a value that is out of range.
     """
 
-    model: str = option(REQUIRED, "a folder, a .gguf file or a Hugging Face hub id")
+    model: str = option(REQUIRED, "a folder, a .gguf file or a Hugging Face hub id, such as owner/name:Q4_K_M")
     revision: str | None = option(None, "the hub's branch, tag or commit", metavar="NAME")
     download_dir: str | None = option(None, "where hub downloads are kept [the hub's cache]", metavar="FOLDER")
     load_format: str = option("auto", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)

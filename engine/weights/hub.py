@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import glob
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import ModelError
-from ..files.wording import shown
+from ..files.reading import is_there
+from ..files.wording import one_line, shown
+from .gguf.choosing import choose_gguf
+
+logger = logging.getLogger(__name__)
 
 # What serving needs. Never pickle; not the copies in other formats that many repositories have in subfolders, nor the
 # unsharded duplicate that some keep beside the shards.
@@ -22,22 +31,41 @@ def resolve(
 ) -> Path:
     """The folder of a model, downloaded if need be, with progress bars on stderr; or a `.gguf` file, if it is one.
 
-    `model` is such a file, a folder or a hub id ("owner/name"). `download_dir` is the cache's folder in place of
-    huggingface_hub's own. Without `with_weights` only the small files are downloaded, for dummy weights. The hub's
-    variables are honoured: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
+    `model` is such a file, a folder or a hub id: "owner/name", or "owner/name:Q4_K_M" for one of a repository's GGUF
+    models (see `choose_gguf`). A repository that has no safetensors is looked through for GGUF. `download_dir` is the
+    cache's folder in place of huggingface_hub's own. Without `with_weights` only the small files are downloaded, for
+    dummy weights. The hub's variables are honoured: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
 
     Raises ModelError if the model is not there or cannot be had.
     """
-    wanted = _WANTED + _WEIGHTS if with_weights else _WANTED
-    return _local(model, ".gguf") or _download(model, revision, download_dir, wanted, _UNWANTED)
+    if (local := local_model(model, ".gguf")) is not None:
+        return local
+    repository, wanted = split_name(model)
+    if wanted is not None:
+        return _gguf(repository, revision, download_dir, wanted)
+    folder = _download(model, revision, download_dir, _WANTED + _WEIGHTS if with_weights else _WANTED, _UNWANTED)
+    if any(folder.glob("*.safetensors")) or (not with_weights and is_there(folder / "config.json")):
+        return folder
+    names = repository_files(model, revision, download_dir)
+    if not any(name.lower().endswith(".gguf") for name in names):
+        return folder
+    return _gguf(model, revision, download_dir, None, names)
 
 
 def resolve_encoder(model: str, download_dir: str | Path | None = None) -> Path:
     """As `resolve`, for an encoder in ONNX."""
-    return _local(model) or _download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+    return local_model(model) or _download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
 
 
-def _local(model: str, suffix: str | None = None) -> Path | None:
+def split_name(model: str) -> tuple[str, str | None]:
+    """A hub id and the GGUF model that is named behind it, if one is."""
+    repository, colon, wanted = model.partition(":")
+    if colon and not wanted:
+        raise ModelError(f"{model} names no quantization behind the colon; one would be {repository}:Q4_K_M")
+    return repository, wanted or None
+
+
+def local_model(model: str, suffix: str | None = None) -> Path | None:
     """A folder, or a file with that suffix. None for what may be a hub id."""
     try:
         path = Path(model).expanduser()
@@ -55,18 +83,75 @@ def _local(model: str, suffix: str | None = None) -> Path | None:
     return None
 
 
+def repository_files(repository: str, revision: str | None, download_dir: str | Path | None) -> list[str]:
+    """The names of a repository's files; where the hub cannot be asked, those in the cache. Raises ModelError."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            with hub_errors(repository, revision):
+                files = HfApi().model_info(repository, revision=revision).siblings or []
+                return [file.rfilename for file in files]
+        except UnreachableError:
+            logger.info("%s cannot be reached: the cache is looked through", constants.ENDPOINT)
+    with hub_errors(repository, revision):
+        cached = snapshot_download(
+            repository,
+            revision=revision,
+            cache_dir=download_dir,
+            local_files_only=True,
+            allow_patterns=[],  # whatever there is of it
+        )
+    folder = Path(cached)
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def _gguf(
+    repository: str,
+    revision: str | None,
+    download_dir: str | Path | None,
+    wanted: str | None,
+    names: list[str] | None = None,
+) -> Path:
+    """The first file of one of a repository's GGUF models, downloaded with its other parts."""
+    if names is None:
+        names = repository_files(repository, revision, download_dir)
+    chosen = choose_gguf(repository, names, wanted)
+    if wanted is None:
+        logger.info("%s has GGUF files only: taking %s; %s:NAME chooses another", repository, chosen[0], repository)
+    folder = _download(repository, revision, download_dir, [glob.escape(name) for name in chosen], [])
+    for name in chosen:
+        if not is_there(folder / name):
+            raise ModelError(f"{repository}: {name} is not in the cache, and cannot be downloaded now")
+    return folder / chosen[0]
+
+
 def _download(
     model: str, revision: str | None, download_dir: str | Path | None, wanted: list[str], unwanted: list[str]
 ) -> Path:
     # Importing the hub's client takes a good part of a second, which a local folder need not pay.
-    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub import snapshot_download
+
+    with hub_errors(model, revision):
+        path = snapshot_download(
+            model, revision=revision, cache_dir=download_dir, allow_patterns=wanted, ignore_patterns=unwanted
+        )
+    return Path(path)
+
+
+class UnreachableError(ModelError):
+    """The hub cannot be reached, or must not be asked, and the cache does not have what is needed."""
+
+
+@contextmanager
+def hub_errors(model: str, revision: str | None = None) -> Iterator[None]:
+    """Raises ModelError in place of what the hub's client raises."""
+    from huggingface_hub import constants, errors
 
     at = f"{model} (revision {revision})" if revision else model
     endpoint = constants.ENDPOINT
     try:
-        path = snapshot_download(
-            model, revision=revision, cache_dir=download_dir, allow_patterns=wanted, ignore_patterns=unwanted
-        )
+        yield
     except errors.HFValidationError as error:
         raise ModelError(f"{model} is neither a folder nor a hub id such as owner/name") from error
     except errors.GatedRepoError as error:
@@ -79,10 +164,19 @@ def _download(
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"{model} has no revision {revision} at {endpoint}") from error
-    except errors.LocalEntryNotFoundError as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         if constants.HF_HUB_OFFLINE:
-            raise ModelError(f"{at} is not in the cache, and HF_HUB_OFFLINE forbids downloading it") from error
-        raise ModelError(f"{at} is not in the cache, and {endpoint} cannot be reached") from error
-    except (errors.HfHubHTTPError, OSError) as error:
+            raise UnreachableError(f"{at} is not in the cache, and HF_HUB_OFFLINE forbids downloading it") from error
+        raise UnreachableError(f"{at} is not in the cache, and {endpoint} cannot be reached") from error
+    except errors.HfHubHTTPError as error:
+        raise ModelError(f"{at} could not be downloaded from {endpoint}: {one_line(error)}") from error
+    except _transport_errors() as error:
+        raise UnreachableError(f"{endpoint} cannot be reached for {at}: {one_line(error)}") from error
+    except OSError as error:
         raise ModelError(f"{at} could not be downloaded from {endpoint}: {error}") from error
-    return Path(path)
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What the HTTP library under the hub's client raises; which one it is depends on the client's version."""
+    bases = {"httpx2": "TransportError", "httpx": "TransportError", "requests": "RequestException"}
+    return tuple(getattr(sys.modules[module], base) for module, base in bases.items() if module in sys.modules)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from fake_hub import COMMITS, fake_hub, hub_environment
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.weights import resolve
@@ -34,58 +31,21 @@ FILES = {
 }
 WANTED = {"config.json", "model.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja"}
 ENCODER_WANTED = {"config.json", "1_Pooling/config.json", "onnx/model.onnx", "onnx/model.onnx_data"}
-COMMITS = {"main": "a" * 40, "v2": "b" * 40}
-
-
-class HubHandler(BaseHTTPRequestHandler):
-    """The hub's endpoints as its client uses them, for model own/model; own/gated is gated, the rest is not there."""
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path, _, _ = self.path.partition("?")
-        parts = path.strip("/").split("/")
-        if "own/gated" in path:
-            self._answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
-        elif path.startswith("/api/models/own/model/revision/"):
-            commit = COMMITS.get(parts[-1])
-            if commit is None:
-                self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-            else:
-                siblings = [{"rfilename": name} for name in FILES]
-                self._answer(200, json.dumps({"id": "own/model", "sha": commit, "siblings": siblings}).encode())
-        elif path.startswith("/api/models/own/model/tree/"):
-            tree = [{"type": "file", "path": n, "size": len(b), "oid": n.encode().hex()} for n, b in FILES.items()]
-            self._answer(200, json.dumps(tree).encode())
-        elif path.startswith("/own/model/resolve/"):
-            name = "/".join(parts[4:])
-            headers = {"ETag": f'"{name.encode().hex()}"', "X-Repo-Commit": parts[3]}
-            self._answer(200, FILES[name], headers)
-        else:
-            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+GGUF = {
+    "config.json": b"{}",
+    "model-Q4_K_M.gguf": b"four bits",
+    "model-Q8_0.gguf": b"eight bits",
+    "Q6_K/model-Q6_K-00001-of-00002.gguf": b"first",
+    "Q6_K/model-Q6_K-00002-of-00002.gguf": b"second",
+    "mmproj-F16.gguf": b"images",
+}
+OTHER_GGUF = {"a-Q5_K_M.gguf": b"", "b-Q5_K_M.gguf": b"", "c-IQ4_XS.gguf": b""}
 
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with fake_hub({"own/model": FILES, "own/gguf": GGUF, "own/others": OTHER_GGUF}) as running:
+        yield running.endpoint
 
 
 def resolve_elsewhere(
@@ -96,8 +56,7 @@ def resolve_elsewhere(
     code += ["from tidewheel.engine.weights.hub import resolve, resolve_encoder"]
     for call in calls:
         code += [f"try: print({function}({call}))", "except ModelError as error: print('error:', error)"]
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
-    environment = {name: value for name, value in environment.items() if name not in ("HF_TOKEN", "HF_HUB_CACHE")}
+    environment = hub_environment(endpoint, home, offline=offline)
     result = subprocess.run(
         [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=True, env=environment
     )
@@ -168,3 +127,34 @@ def test_without_a_network_the_error_says_whether_that_was_wanted(tmp_path: Path
     nowhere = "http://127.0.0.1:9"
     assert "cannot be reached" in resolve_elsewhere(nowhere, tmp_path, "'own/model'")[0][0]
     assert "HF_HUB_OFFLINE" in resolve_elsewhere(nowhere, tmp_path, "'own/model'", offline=True)[0][0]
+
+
+def test_of_gguf_files_those_of_one_quantization_are_downloaded(hub: str, tmp_path: Path) -> None:
+    lines, _ = resolve_elsewhere(
+        hub, tmp_path, "'own/gguf:q8_0'", "'own/gguf:Q6_K'", "'own/gguf'", "'own/gguf:model-Q8_0.gguf'"
+    )
+    eight, split, default, named = map(Path, lines)
+    assert (eight.read_bytes(), default.read_bytes(), named) == (b"eight bits", b"four bits", eight)
+    assert split.name == "model-Q6_K-00001-of-00002.gguf"
+    assert {path.read_bytes() for path in split.parent.iterdir()} == {b"first", b"second"}
+    assert not (default.parent / "mmproj-F16.gguf").exists()
+
+    nowhere = "http://127.0.0.1:9"
+    for offline in (True, False):
+        found, _ = resolve_elsewhere(nowhere, tmp_path, "'own/gguf:Q8_0'", "'own/gguf'", offline=offline)
+        assert found == [str(eight), str(default)]
+
+
+def test_a_gguf_model_that_is_not_there_or_not_the_only_one_is_refused_with_those_that_are(
+    hub: str, tmp_path: Path
+) -> None:
+    lines, _ = resolve_elsewhere(
+        hub, tmp_path, "'own/gguf:Q2_K'", "'own/others:Q5_K_M'", "'own/others'", "'own/model:Q8_0'", "'own/gguf:'"
+    )
+    absent, twice, unnamed, none, empty = lines
+    assert "has no GGUF model 'Q2_K'; it has Q4_K_M, Q6_K, Q8_0" in absent
+    assert "several GGUF models (a-Q5_K_M.gguf, b-Q5_K_M.gguf)" in twice
+    assert "name one, as in own/others:a-Q5_K_M.gguf" in twice
+    assert "several GGUF models (IQ4_XS, a-Q5_K_M.gguf, b-Q5_K_M.gguf): name one" in unnamed
+    assert "own/model has no GGUF files for :Q8_0" in none
+    assert "names no quantization behind the colon" in empty

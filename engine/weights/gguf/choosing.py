@@ -1,0 +1,91 @@
+"""Which of a repository's GGUF files to take: `owner/name:Q4_K_M`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from ...errors import ModelError
+from ...files.wording import shown
+
+DEFAULT_QUANTIZATION = "Q4_K_M"
+"""What is taken where a repository has several and none is named, as in llama.cpp."""
+
+_LABEL = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q[1-8](?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|F16|F32))(?=$|[-._/])",
+    re.IGNORECASE,
+)
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
+_NOT_MODELS = ("mmproj", "imatrix")  # image projectors, and what quantizers measured
+_MOST_LISTED = 30
+
+
+def choose_gguf(repository: str, names: Iterable[str], wanted: str | None = None) -> list[str]:
+    """The file names of one model, the first part first.
+
+    `names` are the repository's files, and `wanted` a quantization such as Q4_K_M or the name of a `.gguf` file. None
+    is the default quantization, or the only one. Raises ModelError with what is there if that is not one model.
+    """
+    models = _models(names)
+    if not models:
+        raise ModelError(f"{repository} has no GGUF files{f' for :{wanted}' if wanted else ''}")
+    found = [model for model in models if _fits(model, wanted or DEFAULT_QUANTIZATION)]
+    if wanted is None and not found:
+        found = list(models)
+    if not found and wanted is not None:  # Unsloth's dynamic ones, beside which there is seldom a plain one
+        found = [model for model in models if _fits(model, f"UD-{wanted}")]
+    if len(found) == 1:
+        return _parts(repository, models[found[0]])
+    if not found:
+        raise ModelError(f"{repository} has no GGUF model {shown(wanted)}; it has {_listed(models)}")
+    raise ModelError(
+        f"{repository} has several GGUF models ({_listed(found)}): name one, as in {repository}:{_tags(found)[0]}"
+    )
+
+
+def _models(names: Iterable[str]) -> dict[str, list[str]]:
+    """The files of each model, in order, by their common name without `.gguf`."""
+    models: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        path = PurePosixPath(name)
+        if path.suffix.lower() == ".gguf" and not any(word in path.name.lower() for word in _NOT_MODELS):
+            stem = name[: -len(".gguf")]
+            split = _SPLIT.fullmatch(stem)
+            models[split[1] if split else stem].append(name)
+    return dict(models)
+
+
+def _label(model: str) -> str | None:
+    """The quantization that a model's name says."""
+    labels = _LABEL.findall(model)
+    return labels[-1].upper() if labels else None
+
+
+def _fits(model: str, wanted: str) -> bool:
+    if wanted.lower().endswith(".gguf"):
+        stem = wanted[: -len(".gguf")]
+        split = _SPLIT.fullmatch(stem)
+        return model == (split[1] if split else stem)
+    return _label(model) == wanted.upper()
+
+
+def _parts(repository: str, names: list[str]) -> list[str]:
+    split = _SPLIT.fullmatch(names[0][: -len(".gguf")])
+    if split is not None and len(names) != int(split[3]):
+        raise ModelError(f"{repository} has {len(names)} of the {int(split[3])} parts of {names[0]}")
+    return names
+
+
+def _tags(models: Iterable[str]) -> list[str]:
+    """What names each of these models: its quantization, or its file where that is not said or not the only one."""
+    labels = {model: _label(model) for model in models}
+    count = Counter(labels.values())
+    return [label if label and count[label] == 1 else f"{model}.gguf" for model, label in labels.items()]
+
+
+def _listed(models: Iterable[str]) -> str:
+    tags = sorted(_tags(models))
+    more = f" and {len(tags) - _MOST_LISTED} more" if len(tags) > _MOST_LISTED else ""
+    return ", ".join(tags[:_MOST_LISTED]) + more

@@ -1,0 +1,110 @@
+"""A Hugging Face hub that is a small server on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+Repositories = Mapping[str, Mapping[str, bytes]]
+
+COMMITS = {"main": "a" * 40, "v2": "b" * 40}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """The hub's endpoints as its client uses them; own/gated is gated."""
+
+    protocol_version = "HTTP/1.1"
+    repositories: Repositories
+    sent: dict[str, int]  # bytes of each file's content
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(self.path.partition("?")[0])
+        parts = path.strip("/").split("/")
+        name = "/".join(parts[2:4] if parts[:2] == ["api", "models"] else parts[:2])
+        files = self.repositories.get(name)
+        if name == "own/gated":
+            self._answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        elif files is None:
+            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif parts[0] != "api":
+            self._file(files, "/".join(parts[4:]), parts[3])
+        elif parts[4:5] == ["tree"]:
+            tree = [{"type": "file", "path": n, "size": len(b), "oid": n.encode().hex()} for n, b in files.items()]
+            self._answer(200, json.dumps(tree).encode())
+        else:
+            commit = COMMITS.get(parts[5] if len(parts) > 5 else "main")
+            if commit is None:
+                self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            else:
+                siblings = [{"rfilename": file} for file in files]
+                self._answer(200, json.dumps({"id": name, "sha": commit, "siblings": siblings}).encode())
+
+    def _file(self, files: Mapping[str, bytes], name: str, revision: str) -> None:
+        commit = COMMITS.get(revision, revision)
+        if name not in files:
+            self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+            return
+        body, status = files[name], 200
+        headers = {"ETag": f'"{name.encode().hex()}"', "X-Repo-Commit": commit}
+        if asked := self.headers.get("Range"):
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            end = min(int(last) + 1 if last else len(body), len(body))
+            headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(body)}"
+            body, status = body[int(first) : end], 206
+        if self.command != "HEAD":
+            self.sent[name] = self.sent.get(name, 0) + len(body)
+        self._answer(status, body, headers)
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class FakeHub:
+    """A running hub. `sent` counts the bytes of each file that were sent, by the file's name."""
+
+    def __init__(self, endpoint: str, sent: dict[str, int]) -> None:
+        self.endpoint, self.sent = endpoint, sent
+
+    def environment(self, home: Path, *, offline: bool = False) -> dict[str, str]:
+        """What a process needs to have this hub, and a cache in the folder `home`."""
+        return hub_environment(self.endpoint, home, offline=offline)
+
+
+def hub_environment(endpoint: str, home: Path, *, offline: bool = False) -> dict[str, str]:
+    """This process's environment with that hub, and without what would name another or a token."""
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
+    return {name: value for name, value in environment.items() if name not in ("HF_TOKEN", "HF_HUB_CACHE")}
+
+
+@contextmanager
+def fake_hub(repositories: Repositories) -> Iterator[FakeHub]:
+    """A hub with these repositories' files."""
+    sent: dict[str, int] = {}
+    handler = type("Handler", (_Handler,), {"repositories": repositories, "sent": sent})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True  # clients keep connections open
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield FakeHub(f"http://127.0.0.1:{server.server_port}", sent)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
