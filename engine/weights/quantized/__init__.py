@@ -11,6 +11,7 @@ from ...models.config import ConfigReader
 from ..quantization import Method
 from ..stored import StoredMatrix
 from .awq import Awq
+from .bitsandbytes import BitsAndBytes
 from .compressed_tensors import CompressedTensors
 from .fp8 import Fp8
 from .gptq import Gptq
@@ -18,7 +19,7 @@ from .layer import LayerTensors
 
 __all__ = ["CheckpointMethod", "LayerReader", "LayerTensors", "layer_reader", "method_to_load_with", "readers"]
 
-CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8"]
+CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes"]
 
 
 class LayerReader(Protocol):
@@ -35,8 +36,8 @@ class LayerReader(Protocol):
         """The layer's matrix; None if the layer is not quantized. Raises ModelError, naming the tensor."""
 
 
-_READERS: dict[str, type[Gptq | Awq | CompressedTensors | Fp8]] = {
-    reader.name: reader for reader in (Gptq, Awq, CompressedTensors, Fp8)
+_READERS: dict[str, type[Gptq | Awq | CompressedTensors | Fp8 | BitsAndBytes]] = {
+    reader.name: reader for reader in (Gptq, Awq, CompressedTensors, Fp8, BitsAndBytes)
 }
 
 

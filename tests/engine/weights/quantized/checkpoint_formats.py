@@ -186,6 +186,57 @@ def fp4(kind: str) -> Format:
     return compressed(weights, f"{kind}-pack-quantized", make)
 
 
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+FP4 = (0, 0.0625, 8, 12, 4, 6, 2, 3)  # over 12, and with signs
+
+
+def bitsandbytes(kind: str = "nf4", double: bool = False, block: int = 64, storage: str = "uint8") -> Format:
+    def make(random: Random, outputs: int, inputs: int) -> Layer:
+        count = outputs * inputs
+        signed = NF4 if kind == "nf4" else [sign * value / 12 for sign in (1, -1) for value in FP4]
+        meanings, codes = np.array(signed, np.float32), random.integers(0, 16, count)
+        blocks = -(-count // block)
+        state: dict[str, Any] = {
+            "quant_type": kind, "blocksize": block, "dtype": "float16", "shape": [outputs, inputs],
+        }  # fmt: skip
+        tensors: dict[str, Array] = {
+            "weight": (codes[::2] << 4 | codes[1::2]).astype(np.uint8).view(storage)[:, np.newaxis],
+            "weight.quant_map": meanings,
+            "weight.absmax": ((random.random(blocks) + 0.5) / 16).astype(np.float32),
+        }
+        scales = tensors["weight.absmax"]
+        if double:
+            small = random.integers(0, 256, blocks)
+            table = np.sort(random.random(256) * 2 - 1).astype(np.float32)
+            largest = (random.random(-(-blocks // 256)) / 16).astype(np.float32)
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.125}
+            tensors |= {
+                "weight.absmax": small.astype(np.uint8),
+                "weight.nested_quant_map": table,
+                "weight.nested_absmax": largest,
+            }
+            scales = table[small] * largest[np.arange(blocks) // 256] + np.float32(0.125)
+        text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+        tensors[f"weight.quant_state.bitsandbytes__{kind}"] = text
+        return tensors, (meanings[codes] * scales[np.arange(count) // block]).reshape(outputs, inputs)
+
+    return Format({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}, make)
+
+
+def llm_int8() -> Format:
+    def make(random: Random, outputs: int, inputs: int) -> Layer:
+        codes = random.integers(-127, 128, (outputs, inputs)).astype(np.int8)
+        largest = random.random(outputs, np.float32)
+        tensors = {"weight": codes, "SCB": largest, "weight_format": np.array(0, np.uint8)}
+        return tensors, codes * (largest / np.float32(127))[:, np.newaxis]
+
+    return Format({"quant_method": "bitsandbytes", "load_in_8bit": True}, make)
+
+
 FORMATS: dict[str, Format] = {
     **{f"gptq-{bits}": gptq(bits, desc_act=bits % 2 == 0) for bits in (2, 3, 4, 8)},
     "gptq-3-order": gptq(3, desc_act=True),
@@ -208,6 +259,11 @@ FORMATS: dict[str, Format] = {
     "fp8-tensor": fp8(None, "weight_scale"),
     "mxfp4": fp4("mxfp4"),
     "nvfp4": fp4("nvfp4"),
+    "nf4": bitsandbytes(),
+    "nf4-double": bitsandbytes(double=True, block=128),  # whose last block of blocks is not full
+    "nf4-in-floats": bitsandbytes(storage="float32"),
+    "fp4-rest": bitsandbytes("fp4", double=True, block=4096),  # whose last block is not full
+    "llm-int8": llm_int8(),
 }
 
 

@@ -29,6 +29,12 @@ CONFIG = {
 }  # fmt: skip
 NAMES = {name: ref.name for name, ref in describe(CONFIG).tensors.items()}
 UP = "model.layers.0.mlp.up_proj"
+NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def state(**fields: Any) -> Callable[[Array], Array]:
+    """A change of what the JSON of a bitsandbytes layer says."""
+    return lambda array: np.frombuffer(json.dumps({**json.loads(array.tobytes()), **fields}).encode(), np.uint8)
 
 
 def model(format: Format, seed: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -88,7 +94,7 @@ def refused(folder: Path, format: Format, tensors: Mapping[str, Array], /, **fie
 @pytest.mark.parametrize(
     ("kind", "fields", "words"),
     [
-        ("awq", {"quant_method": "bitsandbytes"}, "'bitsandbytes' are not supported; supported are gptq, awq"),
+        ("awq", {"quant_method": "aqlm"}, "'aqlm' are not supported; supported are gptq, awq"),
         ("awq", {"quant_method": None}, "does not name its quant_method"),
         ("awq", {"version": "gemv"}, "AWQ's version 'gemv'"),
         ("awq", {"bits": 8}, "AWQ of 8 bits"),
@@ -142,6 +148,19 @@ def test_what_is_not_supported_is_refused_by_name(
         ("fp8", "weight_scale_inv", lambda a: a[:1], f"{UP}.weight_scale_inv has shape (1, 1), but must have (2, 1)"),
         ("mxfp4", "weight_scale", lambda a: a | np.uint8(255), f"{UP}.weight_packed has"),
         ("nvfp4", "weight_global_scale", lambda a: a * 0, f"{UP}.weight_global_scale is 0"),
+        ("nf4", NF4_STATE, None, f"{UP}.weight is quantized, but has neither SCB nor quant_state"),
+        ("nf4", NF4_STATE, lambda a: a[:-1], f"{UP}.{NF4_STATE} is not JSON"),
+        ("nf4", NF4_STATE, lambda a: np.tile(a, 99), f"{UP}.{NF4_STATE} has 7722 bytes, more than the 4096"),
+        ("nf4", NF4_STATE, state(shape=[2**60, 64]), f"{UP}.{NF4_STATE} must have a shape of two"),
+        ("nf4", NF4_STATE, state(shape=[64, 64]), f"{UP}.{NF4_STATE} says (64, 64), but tensor {UP}.weight has 5120"),
+        ("nf4", NF4_STATE, state(blocksize=0), f"{UP}.{NF4_STATE} must have a blocksize of 32, 64"),
+        ("nf4", NF4_STATE, state(quant_type="fp4"), f"{UP}.{NF4_STATE} says quant_type 'fp4'"),
+        ("nf4", "weight.absmax", lambda a: a * np.float32(np.nan), f"{UP}.weight.absmax has values that are not"),
+        ("nf4", "weight.absmax", lambda a: a[1:], f"{UP}.weight.absmax has shape (159,), but must have (160,)"),
+        ("nf4-double", NF4_STATE, state(nested_offset=None), f"{UP}.{NF4_STATE} must have a nested_offset"),
+        ("nf4-double", "weight.nested_quant_map", None, f"{UP}.weight.nested_quant_map is missing"),
+        ("llm-int8", "SCB", lambda a: a * np.float32(np.inf), f"{UP}.SCB has 160 values that are not finite"),
+        ("llm-int8", "weight_format", lambda a: a + np.uint8(2), f"{UP}.weight_format says that the weight is"),
     ],
 )
 def test_bad_tensors_are_named(
@@ -150,7 +169,7 @@ def test_bad_tensors_are_named(
     tensors, _ = model(FORMATS[kind])
     array = tensors.pop(f"{UP}.{part}")
     if change is not None:
-        tensors[f"{UP}.{part}"] = np.ascontiguousarray(change(array))
+        tensors[f"{UP}.{part}"] = np.array(change(array), order="C")
     assert words in refused(tmp_path, FORMATS[kind], tensors)
 
 
