@@ -9,6 +9,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "kernels/block_formats.h"
 #include "model/plan.h"
 
 namespace nb = nanobind;
@@ -17,13 +18,29 @@ using namespace nb::literals;
 namespace tidewheel {
 namespace {
 
-WeightFormat parse_format(const std::string& kind, int group, bool zero_points) {
+// "grid" and the types of quantized files keep the file's bits. The other parameters are a grid's.
+WeightFormat parse_block_format(const std::string& kind, int group, bool zero_points, int bits, const std::string& scale_type) {
+  if (kind != "grid") return find_block_type(kind)->format;
+  const std::map<std::string, DType> types = {
+      {"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}, {"float16", DType::kFloat16}};
+  const auto type = types.find(scale_type);
+  if (type == types.end()) throw std::invalid_argument("scales are float32, bfloat16 or float16, not " + scale_type);
+  const auto format = grid_format(bits, group, zero_points, type->second);
+  if (!format) {
+    throw std::invalid_argument("a grid has 2, 3, 4 or 8 bits and groups of 32, 64, 128 or a multiple of 256, not " +
+                                std::to_string(bits) + " and " + std::to_string(group));
+  }
+  return *format;
+}
+
+WeightFormat parse_format(const std::string& kind, int group, bool zero_points, int bits, const std::string& scale_type) {
+  if (kind == "grid" || find_block_type(kind)) return parse_block_format(kind, group, zero_points, bits, scale_type);
   static const std::map<std::string, WeightKind> kinds = {
       {"float32", WeightKind::kFloat32}, {"bfloat16", WeightKind::kBFloat16},        {"float16", WeightKind::kFloat16},
       {"int8", WeightKind::kInt8},       {"int8-channel", WeightKind::kInt8Channel}, {"int4", WeightKind::kInt4}};
   const auto found = kinds.find(kind);
   if (found == kinds.end()) {
-    throw std::invalid_argument("a weight is stored as float32, bfloat16, float16, int8, int8-channel or int4, not " + kind);
+    throw std::invalid_argument("a weight is stored as float32, bfloat16, float16, int8, int8-channel, int4, grid or as a type of quantized files, not " + kind);
   }
   if (found->second != WeightKind::kInt4) return {found->second};
   if (group != 32 && group != 64 && group != 128) throw std::invalid_argument("int4 has groups of 32, 64 or 128");
@@ -42,9 +59,10 @@ Activation parse_activation(const std::string& name) {
 
 void bind_plans(nb::module_& m) {
   nb::class_<WeightFormat>(m, "WeightFormat")
-      .def("__init__", [](WeightFormat* self, const std::string& kind, int group, bool zero_points) {
-        new (self) WeightFormat(parse_format(kind, group, zero_points));
-      }, "kind"_a, "group"_a = kRowGroup, "zero_points"_a = false);
+      .def("__init__", [](WeightFormat* self, const std::string& kind, int group, bool zero_points, int bits,
+                          const std::string& scale_type) {
+        new (self) WeightFormat(parse_format(kind, group, zero_points, bits, scale_type));
+      }, "kind"_a, "group"_a = kRowGroup, "zero_points"_a = false, "bits"_a = 4, "scale_type"_a = "float16");
 
   nb::class_<NormPlan>(m, "NormPlan")
       .def("__init__", [](NormPlan* self, bool layer_norm, float eps, bool bias, bool weight, bool unit_offset) {

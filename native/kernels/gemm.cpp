@@ -2,6 +2,7 @@
 // thread that computes it.
 #include <cmath>
 
+#include "kernels/gemm_blocks.h"
 #include "kernels/table.h"
 #include "micro_kernels.h"
 
@@ -123,7 +124,11 @@ void with_micro_kernel(const WeightFormat& format, Body&& body) {
     case WeightKind::kInt4:
       if (format.zero_points) return call(GroupRows<true, true>());
       return call(GroupRows<true, false>());
+    default: break;
   }
+  const BlockTraits traits = traits_of(format);
+  if (traits.halves) return traits.shifts ? call(ExpandedRows<true, true>()) : call(ExpandedRows<true, false>());
+  return traits.shifts ? call(ExpandedRows<false, true>()) : call(ExpandedRows<false, false>());
 }
 
 }  // namespace

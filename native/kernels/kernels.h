@@ -21,17 +21,36 @@ constexpr int kRowGroup = 32;
 // kInt8Channel: a float32 scale a column, and one a row.
 // kInt4: 4 bits an input, a float16 scale for every `group` inputs of a column, w = scale * (q - 8), or with zero
 // points also a float16 shift, w = scale * q + shift; rows as for kInt8.
-enum class WeightKind : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt8Channel = 4, kInt4 = 5 };
+//
+// The kinds from kQ5_0 on keep the bits of a quantized file; their numbers are what the file means, exactly. Activations
+// are quantized as for kInt8. GGUF's types are known by their names, https://github.com/ggml-org/ggml. (Q8_0 is kInt8, Q4_0
+// is kInt4, and Q4_1 kInt4 with zero points, all with groups of 32.)
+// kNvfp4: 4 bits (e2m1), an e4m3 scale for every 16 inputs, and a float32 divisor of the scales for a column.
+// kGrid: `bits` an input, for every `group` inputs a scale of `scale_type`, w = scale * (q - zero), where `zero` is a byte
+// with zero points, else 2^(bits - 1).
+enum class WeightKind : int {
+  kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt8Channel = 4, kInt4 = 5,
+  kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kIq4Nl, kIq4Xs, kMxfp4, kNvfp4, kGrid,
+};
 
 struct WeightFormat {
   WeightKind kind = WeightKind::kFloat32;
-  int group = kRowGroup;  // kInt4: 32, 64 or 128
-  bool zero_points = false;
+  int group = kRowGroup;  // kInt4: 32, 64 or 128; kGrid: those, or any multiple of 256; a whole row is the next multiple
+  bool zero_points = false;  // kInt4, kGrid
+  int bits = 0;              // kGrid: 2, 3, 4 or 8
+  DType scale_type = DType::kFloat32;  // kGrid
+
+  bool operator==(const WeightFormat&) const = default;
+};
+
+// What a quantized file has: blocks of GGUF, or fields of their own.
+enum class BlockType : int {
+  kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kIq4Nl, kIq4Xs, kMxfp4, kNvfp4, kGrid,
 };
 
 // Of what packed weights look like and hold. Raise it with every change of layout, of their order, of the checksum, or
 // of the numbers that quantization chooses: weights that were packed and kept under another version are not used.
-constexpr int kPackedVersion = 2;
+constexpr int kPackedVersion = 3;
 
 // KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V.
 // float32 and float16: K [dim][16], V [16][dim]; the others: K [dim/2][16][2], V [16/2][dim][2].
@@ -78,6 +97,30 @@ struct PackWeightsArgs {
   int k;
   // Row r of the source becomes packed column (r / group) * group_stride + r % group + offset.
   int group, group_stride, offset;
+  int row_begin, row_end;
+};
+
+// A quantized file's rows row_begin to row_end - 1, for the format that keeps their bits: see `block_format`. Nothing has to
+// be aligned. Rows lie `row_bytes` apart, which is at least what their blocks or codes take.
+struct PackBlocksArgs {
+  BlockType source;
+  const void* blocks;  // GGUF: rows of whole blocks; kGrid and kNvfp4: codes, the first input in the lowest bits
+  size_t row_bytes;
+  // kGrid: scales [rows, groups] of scale_type in this machine's byte order, zero points [rows, groups] or null, and
+  // whether codes are in two's complement (those have no zero points). kNvfp4: scales [rows, K / 16] e4m3.
+  // They begin at row_begin, too. Strides are in elements.
+  int bits;
+  const void* scales;
+  DType scale_type;
+  ptrdiff_t scale_stride;
+  const uint8_t* zeros;
+  ptrdiff_t zero_stride;
+  bool twos_complement;
+  float divisor;       // kNvfp4: of all scales
+  int rows, cols;      // cols: whole blocks for GGUF and kNvfp4
+  void* weight;        // packed, zeroed
+  int k;
+  int group, group_stride, offset;  // columns, as in PackWeightsArgs
   int row_begin, row_end;
 };
 
@@ -205,6 +248,8 @@ struct Kernels {
   size_t (*row_bytes)(const WeightFormat&, int k);    // of one packed input row
   size_t (*panel_bytes)(const WeightFormat&, int k);  // of one packed panel
   void (*pack_weights)(const WeightFormat&, const PackWeightsArgs&);
+  // For the formats that `block_format` gives.
+  void (*pack_blocks)(const WeightFormat&, const PackBlocksArgs&);
   // Column `row` of a packed weight, as float: the embedding of a tied head.
   void (*unpack_row)(const WeightFormat&, const void* weight, int k, int row, float* out);
   // row_begin is a multiple of tile_rows.

@@ -50,7 +50,11 @@ struct GroupLayout {
   size_t values_at(int g) const { return g / 2 * block_bytes() + header_bytes + g % 2 * value_bytes; }
 };
 
+// Of formats that keep a quantized file's bits: see blocks.h.
+size_t block_strip_bytes(const WeightFormat& format, int k);
+
 TW_INLINE size_t strip_bytes(const WeightFormat& format, int k) {
+  if (format.kind >= WeightKind::kQ5_0) return block_strip_bytes(format, k);
   if (format.kind == WeightKind::kInt8Channel) {
     return (size_t(channel_inputs(k)) + sizeof(float)) * kLanes;
   }

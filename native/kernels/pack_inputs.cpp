@@ -1,5 +1,5 @@
 // GEMM inputs: rows of float32 activations, normalized, and rounded or quantized as the weights need.
-#include "kernels/layout.h"
+#include "kernels/blocks.h"
 #include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
@@ -61,6 +61,33 @@ TW_INLINE int quantize_group(const float* x, float inverse, int begin, int r, in
   return hsum(sum);
 }
 
+// For weights of blocks.h, whose groups have a correction or one for each half.
+void quantize_blocks_row(const WeightFormat& format, const float* x, int k, int r, int n, char* tile) {
+  const BlockTraits traits = traits_of(format);
+  const int parts = traits.halves ? 2 : 1, offset = code_offset(traits);
+  const int group_bytes = static_cast<int>(sizeof(float)) * (1 + parts) + kRowGroup, part = kRowGroup / parts;
+  for (int g = 0; g < row_groups(k); ++g, x += kRowGroup) {
+    char* group = tile + size_t(g) * n * group_bytes;
+    const Scale s = find_scale(x, kRowGroup);
+    std::memcpy(group + r * sizeof(float), &s.scale, sizeof(float));
+    int8_t values[kRowGroup];
+    for (int p = 0; p < parts; ++p) {
+      I sum = set1_int(0);
+      for (int i = p * part; i < (p + 1) * part; i += kLanes) {
+        const I rounded = round_to_int(mul(load(x + i), set1(s.inverse)));
+        sum = add(sum, rounded);
+        store(values + i, rounded);
+      }
+      const int total = hsum(sum), correction = -offset * total;
+      const float scaled_sum = s.scale * static_cast<float>(total);
+      const void* place = traits.shifts ? static_cast<const void*>(&scaled_sum) : &correction;
+      std::memcpy(group + ((1 + p) * n + r) * sizeof(float), place, sizeof(float));
+    }
+    char* quads = group + size_t(n) * sizeof(float) * (1 + parts);
+    for (int q = 0; q < kGroupQuads; ++q) std::memcpy(quads + (q * n + r) * kQuad, values + q * kQuad, kQuad);
+  }
+}
+
 void put_head(char* head, int r, int n, float scale, const void* correction) {
   std::memcpy(head + r * sizeof(float), &scale, sizeof(float));
   std::memcpy(head + (n + r) * sizeof(float), correction, sizeof(float));
@@ -103,8 +130,8 @@ size_t row_bytes(const WeightFormat& format, int k) {
     case WeightKind::kInt8Channel: return kHeadBytes + channel_inputs(k);
     case WeightKind::kInt8:
     case WeightKind::kInt4: return size_t(row_groups(k)) * (kHeadBytes + kRowGroup);
+    default: return block_row_bytes(format, k);
   }
-  return 0;
 }
 
 void pack_inputs(const WeightFormat& format, const PackInputsArgs& args, int row_begin, int row_end) {
@@ -130,6 +157,7 @@ void pack_inputs(const WeightFormat& format, const PackInputsArgs& args, int row
       case WeightKind::kInt8:
       case WeightKind::kInt8Channel:
       case WeightKind::kInt4: quantize_row(format, x, args.k, r, n, tile); break;
+      default: quantize_blocks_row(format, x, args.k, r, n, tile); break;
     }
   }
 }

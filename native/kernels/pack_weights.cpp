@@ -417,7 +417,10 @@ void unpack_row(const WeightFormat& format, const void* weight, int k, int row, 
     case WeightKind::kFloat32: return unpack_floats<float>(weight, k, row, out);
     case WeightKind::kBFloat16: return unpack_floats<bf16>(weight, k, row, out);
     case WeightKind::kFloat16: return unpack_floats<f16>(weight, k, row, out);
-    default: return unpack_integers(format, weight, k, row, out);
+    case WeightKind::kInt8:
+    case WeightKind::kInt8Channel:
+    case WeightKind::kInt4: return unpack_integers(format, weight, k, row, out);
+    default: return unpack_blocks_row(format, weight, k, row, out);
   }
 }
 

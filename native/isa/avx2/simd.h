@@ -147,9 +147,36 @@ TW_INLINE __m256i four_bytes(const int8_t* p) {
   return _mm256_set1_epi32(four);
 }
 
+TW_INLINE F load(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+TW_INLINE F load(const int8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+
+struct Bytes {
+  __m256i v;
+};
+TW_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+TW_INLINE void store(uint8_t* p, Bytes a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
+template <int SHIFT, int BITS>
+TW_INLINE Bytes field(Bytes a) {
+  return {_mm256_and_si256(_mm256_srli_epi16(a.v, SHIFT), _mm256_set1_epi8((1 << BITS) - 1))};
+}
+template <int SHIFT>
+TW_INLINE Bytes or_above(Bytes low, Bytes high) {
+  return {_mm256_or_si256(low.v, _mm256_slli_epi16(high.v, SHIFT))};
+}
+TW_INLINE Bytes sub(Bytes a, uint8_t b) { return {_mm256_sub_epi8(a.v, _mm256_set1_epi8(static_cast<char>(b)))}; }
+TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) {
+  const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), index.v)};
+}
+
 struct Quads {
   __m256i w;
 };
+TW_INLINE Quads load_codes(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
   low = {_mm256_and_si256(both, mask)};

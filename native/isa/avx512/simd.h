@@ -144,12 +144,39 @@ TW_INLINE __m512i four_bytes(const int8_t* p) {
   return _mm512_set1_epi32(four);
 }
 
+TW_INLINE F load(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+TW_INLINE F load(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+
+struct Bytes {
+  __m512i v;
+};
+TW_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+TW_INLINE void store(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a.v); }
+template <int SHIFT, int BITS>
+TW_INLINE Bytes field(Bytes a) {
+  return {_mm512_and_si512(_mm512_srli_epi16(a.v, SHIFT), _mm512_set1_epi8((1 << BITS) - 1))};
+}
+template <int SHIFT>
+TW_INLINE Bytes or_above(Bytes low, Bytes high) {
+  return {_mm512_or_si512(low.v, _mm512_slli_epi16(high.v, SHIFT))};
+}
+TW_INLINE Bytes sub(Bytes a, uint8_t b) { return {_mm512_sub_epi8(a.v, _mm512_set1_epi8(static_cast<char>(b)))}; }
+TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) {
+  const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(entries), index.v)};
+}
+
 #ifdef __AVX512VNNI__
 constexpr int kQuadZero = 128;
 struct Quads {
   __m512i v;
 };
 TW_INLINE Quads load_quads(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+TW_INLINE Quads load_codes(const uint8_t* p) { return load_quads(p); }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
   low = {_mm512_and_si512(both, mask)};
@@ -165,6 +192,10 @@ struct Quads {
 };
 TW_INLINE Quads load_quads(const uint8_t* p) {
   const __m512i w = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(0x80)));
+  return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
+}
+TW_INLINE Quads load_codes(const uint8_t* p) {
+  const __m512i w = _mm512_loadu_si512(p);
   return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
 }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {

@@ -175,12 +175,42 @@ TW_INLINE void store(int8_t* p, I a) {
   vst1_lane_s32(reinterpret_cast<int32_t*>(p), vreinterpret_s32_s8(bytes), 0);
 }
 
+// Four bytes, the others are 0.
+TW_INLINE uint8x8_t load_four(const void* p) {
+  uint32_t four;
+  std::memcpy(&four, p, 4);
+  return vreinterpret_u8_u32(uint32x2_t{four, 0});
+}
+TW_INLINE F load(const uint8_t* p) { return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(load_four(p)))))}; }
+TW_INLINE F load(const int8_t* p) {
+  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_four(p))))))};
+}
+
+struct Bytes {
+  uint8x16_t v;
+};
+TW_INLINE Bytes load_bytes(const uint8_t* p) { return {vld1q_u8(p)}; }
+TW_INLINE void store(uint8_t* p, Bytes a) { vst1q_u8(p, a.v); }
+template <int SHIFT, int BITS>
+TW_INLINE Bytes field(Bytes a) {
+  if constexpr (SHIFT > 0) a.v = vshrq_n_u8(a.v, SHIFT);
+  if constexpr (SHIFT + BITS < 8) a.v = vandq_u8(a.v, vdupq_n_u8((1 << BITS) - 1));
+  return a;
+}
+template <int SHIFT>
+TW_INLINE Bytes or_above(Bytes low, Bytes high) {
+  return {vorrq_u8(low.v, vshlq_n_u8(high.v, SHIFT))};
+}
+TW_INLINE Bytes sub(Bytes a, uint8_t b) { return {vsubq_u8(a.v, vdupq_n_u8(b))}; }
+TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) { return {vqtbl1q_u8(vld1q_u8(table), index.v)}; }
+
 #ifdef __ARM_FEATURE_MATMUL_INT8
 constexpr int kQuadZero = 128;
 struct Quads {
   uint8x16_t v;
 };
 TW_INLINE Quads load_quads(const uint8_t* p) { return {vld1q_u8(p)}; }
+TW_INLINE Quads load_codes(const uint8_t* p) { return load_quads(p); }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const uint8x16_t both = vld1q_u8(p);
   low = {vandq_u8(both, vdupq_n_u8(15))};
@@ -196,6 +226,7 @@ struct Quads {
   int8x16_t v;
 };
 TW_INLINE Quads load_quads(const uint8_t* p) { return {vreinterpretq_s8_u8(vld1q_u8(p))}; }
+TW_INLINE Quads load_codes(const uint8_t* p) { return load_quads(p); }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const uint8x16_t both = vld1q_u8(p);
   low = {vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)))};

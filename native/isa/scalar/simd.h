@@ -165,6 +165,47 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   }
   return acc;
 }
+
+// kLanes whole numbers.
+TW_INLINE F load(const uint8_t* p) { F r; TW_EACH r.v[i] = static_cast<float>(p[i]); return r; }
+TW_INLINE F load(const int8_t* p) { F r; TW_EACH r.v[i] = static_cast<float>(p[i]); return r; }
+
+// Four bytes for each of kLanes columns, to take codes of a few bits apart.
+struct Bytes {
+  uint8_t v[4 * kLanes];
+};
+#define TW_EACH_BYTE for (int i = 0; i < 4 * kLanes; ++i)
+TW_INLINE Bytes load_bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, sizeof r.v); return r; }
+TW_INLINE void store(uint8_t* p, Bytes a) { std::memcpy(p, a.v, sizeof a.v); }
+// BITS bits of every byte, from bit SHIFT on.
+template <int SHIFT, int BITS>
+TW_INLINE Bytes field(Bytes a) {
+  Bytes r;
+  TW_EACH_BYTE r.v[i] = static_cast<uint8_t>(a.v[i] >> SHIFT & ((1 << BITS) - 1));
+  return r;
+}
+// low | high << SHIFT, where no bit leaves its byte.
+template <int SHIFT>
+TW_INLINE Bytes or_above(Bytes low, Bytes high) {
+  Bytes r;
+  TW_EACH_BYTE r.v[i] = static_cast<uint8_t>(low.v[i] | high.v[i] << SHIFT);
+  return r;
+}
+TW_INLINE Bytes sub(Bytes a, uint8_t b) {
+  Bytes r;
+  TW_EACH_BYTE r.v[i] = static_cast<uint8_t>(a.v[i] - b);
+  return r;
+}
+// table[index], of 16 bytes.
+TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) {
+  Bytes r;
+  TW_EACH_BYTE r.v[i] = table[index.v[i]];
+  return r;
+}
+#undef TW_EACH_BYTE
+// Weights to be multiplied as they are: unsigned bytes if kQuadZero is 128, else signed ones.
+TW_INLINE Quads load_codes(const uint8_t* p) { return load_quads(p); }
+
 // What the dot products of a group's nibbles are summed in: a group's are small, and add up to what was there before.
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }

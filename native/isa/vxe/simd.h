@@ -17,7 +17,7 @@ using Words = __vector unsigned int;
 using Ints = __vector signed int;
 using Halves = __vector unsigned short;
 using Shorts = __vector signed short;
-using Bytes = __vector unsigned char;
+using Bytes16 = __vector unsigned char;
 using SignedBytes = __vector signed char;
 
 struct F {
@@ -131,12 +131,12 @@ constexpr ChosenBytes kChosenBytes = [] {
   return r;
 }();
 TW_INLINE int compress(float* p, F a, F low, F high) {
-  const Bytes within = (Bytes)((Words)vec_cmpge(a.v, low.v) & (Words)vec_cmple(a.v, high.v));
+  const Bytes16 within = (Bytes16)((Words)vec_cmpge(a.v, low.v) & (Words)vec_cmple(a.v, high.v));
   constexpr uint8_t kNone = 128;
-  const Bytes lanes = {kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone,
+  const Bytes16 lanes = {kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone,
                        kNone, kNone, kNone, kNone, 0,     32,    64,    96};
   const auto mask = static_cast<unsigned>(vec_bperm_u128(within, lanes)[0]);
-  store(p, {vec_perm(a.v, a.v, load_as<Bytes>(kChosenBytes.order[mask]))});
+  store(p, {vec_perm(a.v, a.v, load_as<Bytes16>(kChosenBytes.order[mask]))});
   return __builtin_popcount(mask);
 }
 
@@ -201,16 +201,49 @@ TW_INLINE void store(int8_t* p, I a) {
   std::memcpy(p, &four, sizeof four);
 }
 
+// Four bytes, each in a word.
+TW_INLINE F load(const uint8_t* p) {
+  uint32_t four;
+  std::memcpy(&four, p, 4);
+  const Halves halves = (Halves)vec_mergeh(vec_splats(uint8_t{0}), (Bytes16)words(four));
+  return small_floats((Ints)vec_mergeh(vec_splats(uint16_t{0}), halves));
+}
+TW_INLINE F load(const int8_t* p) {
+  uint32_t four;
+  std::memcpy(&four, p, 4);
+  return small_floats(vec_unpackh(vec_unpackh((SignedBytes)words(four))));
+}
+
+struct Bytes {
+  Bytes16 v;
+};
+TW_INLINE Bytes load_bytes(const uint8_t* p) { return {load_as<Bytes16>(p)}; }
+TW_INLINE void store(uint8_t* p, Bytes a) { std::memcpy(p, &a.v, sizeof a.v); }
+template <int SHIFT, int BITS>
+TW_INLINE Bytes field(Bytes a) {
+  return {(a.v >> SHIFT) & vec_splats(static_cast<uint8_t>((1 << BITS) - 1))};
+}
+template <int SHIFT>
+TW_INLINE Bytes or_above(Bytes low, Bytes high) {
+  return {low.v | (high.v << SHIFT)};
+}
+TW_INLINE Bytes sub(Bytes a, uint8_t b) { return {a.v - vec_splats(b)}; }
+TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) {
+  const Bytes16 entries = load_as<Bytes16>(table);
+  return {vec_perm(entries, entries, index.v)};
+}
+
 // Sums of two products must fit in 16 bits: weights are signed, and no longer than activations.
 constexpr int kQuadZero = 0;
 struct Quads {
   SignedBytes v;
 };
 TW_INLINE Quads load_quads(const uint8_t* p) {
-  return {(SignedBytes)(load_as<Bytes>(p) ^ vec_splats(uint8_t{0x80}))};
+  return {(SignedBytes)(load_as<Bytes16>(p) ^ vec_splats(uint8_t{0x80}))};
 }
+TW_INLINE Quads load_codes(const uint8_t* p) { return {load_as<SignedBytes>(p)}; }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
-  const Bytes both = load_as<Bytes>(p);
+  const Bytes16 both = load_as<Bytes16>(p);
   low = {(SignedBytes)(both & vec_splats(uint8_t{15}))};
   high = {(SignedBytes)(both >> 4)};
 }

@@ -42,9 +42,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-bool alike(const WeightFormat& a, const WeightFormat& b) {
-  return a.kind == b.kind && a.group == b.group && a.zero_points == b.zero_points;
-}
+bool alike(const WeightFormat& a, const WeightFormat& b) { return a == b; }
 
 bool same_order(const std::vector<int32_t>* a, const std::vector<int32_t>* b) { return a == b || (a && b && *a == *b); }
 

@@ -1,0 +1,83 @@
+// Micro-kernels for weights that keep the bits of a quantized file: a chunk of a strip is expanded once for several tiles of
+// rows, in the first-level cache.
+#pragma once
+
+#include "kernels/blocks.h"
+#include "kernels/gemm_tiles.h"
+
+namespace tidewheel::TW_ISA {
+
+template <bool HALVES, bool SHIFTS>
+class ExpandedRows {
+ public:
+  static constexpr int kTiles = 8;
+  static constexpr int kRows = kTiles * kTileRows;
+
+  ExpandedRows() {}  // leaves the room for a chunk as it is
+
+  void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+    const size_t strip_size = strip_bytes(format, k), chunk_size = chunk_bytes(format, kChunkGroups);
+    const size_t row_size = block_row_bytes(format, k);
+    const int groups = row_groups(k);
+    for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, zero());
+    for (int strip = 0; strip < kStrips; ++strip) {
+      const char* chunk = panel + strip * strip_size;
+      for (int g = 0; g < groups; g += kChunkGroups, chunk += chunk_size) {
+        const int count = groups - g < kChunkGroups ? groups - g : kChunkGroups;
+        expand_chunk(format, chunk, count, expanded_);
+        for (int r = 0; r < rows; r += kTileRows) {
+          const int n = rows - r < kTileRows ? rows - r : kTileRows;
+          by_rows(std::make_integer_sequence<int, kTileRows>{})[n - 1](
+              expanded_, x + r * row_size + size_t(g) * n * kGroupBytes, count, tile + r * kPanel + strip * kLanes);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kParts = HALVES ? 2 : 1;
+  static constexpr size_t kGroupBytes = sizeof(BlockRows<1, kParts>);
+
+  template <int ROWS>
+  static void multiply_chunk(const Expanded& expanded, const char* x, int groups, float* tile) {
+    const auto* group = reinterpret_cast<const BlockRows<ROWS, kParts>*>(x);
+    const uint8_t* codes = expanded.codes;
+    F acc[ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) acc[r] = load(tile + r * kPanel);
+    for (int g = 0; g < groups; ++g, ++group) {
+#pragma GCC unroll 2
+      for (int p = 0; p < kParts; ++p) {
+        I dot[ROWS];
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(SHIFTS ? 0 : group->correction[p][r]);
+#pragma GCC unroll 8
+        for (int s = p * kGroupQuads / kParts; s < (p + 1) * kGroupQuads / kParts; ++s) {
+          multiply_quads<ROWS>(dot, load_codes(codes), group->quads[s]);
+          codes += kVectorBytes;
+        }
+        const F w = load(expanded.scales[g * kParts + p]);
+        [[maybe_unused]] F shift;
+        if constexpr (SHIFTS) shift = load(expanded.shifts[g * kParts + p]);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+          acc[r] = fma(small_to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+          if constexpr (SHIFTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction[p])[r]), acc[r]);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
+  }
+
+  using Multiply = void (*)(const Expanded&, const char*, int, float*);
+  template <int... I>
+  static const Multiply* by_rows(std::integer_sequence<int, I...>) {
+    static constexpr Multiply kMultiply[] = {multiply_chunk<I + 1>...};
+    return kMultiply;
+  }
+
+  Expanded expanded_;
+};
+
+}  // namespace tidewheel::TW_ISA

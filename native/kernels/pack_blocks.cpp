@@ -1,0 +1,379 @@
+// Packs rows of quantized files into panels, bit for bit. https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
+// has the layouts of GGUF's blocks; in the functions below, numbers are the offsets of their fields.
+#include "kernels/blocks.h"
+#include "kernels/table.h"
+
+namespace tidewheel::TW_ISA {
+namespace {
+
+// A row's chunk: codes in the order of inputs, and the fields of its header, in the order that they are packed in.
+struct Chunk {
+  uint8_t codes[kChunkInputs];
+  f16 halves[2 * kChunkGroups];
+  float words[kChunkGroups];
+  uint8_t bytes[2 * kChunkGroups];
+};
+
+TW_INLINE f16 half_at(const uint8_t* p) { return {static_cast<uint16_t>(p[0] | p[1] << 8)}; }
+
+// Of `count` bytes, the fields of BITS bits: first the lowest of all bytes, then the next.
+template <int BITS>
+TW_INLINE void spread(const uint8_t* bytes, int count, uint8_t* codes) {
+  for (int shift = 0; shift < 8; shift += BITS, codes += count) {
+    for (int i = 0; i < count; ++i) codes[i] = bytes[i] >> shift & ((1 << BITS) - 1);
+  }
+}
+// The same, as the bits of `codes` from SHIFT on.
+template <int BITS, int SHIFT>
+TW_INLINE void add_bits(const uint8_t* bytes, int count, uint8_t* codes) {
+  for (int shift = 0; shift < 8; shift += BITS, codes += count) {
+    for (int i = 0; i < count; ++i) codes[i] |= static_cast<uint8_t>((bytes[i] >> shift & ((1 << BITS) - 1)) << SHIFT);
+  }
+}
+
+// 32 fifth bits, the first in the lowest.
+TW_INLINE void add_fifth_bits(const uint8_t* bytes, uint8_t* codes) {
+  for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((bytes[i / 8] >> i % 8 & 1) << 4);
+}
+
+// 8 scales and 8 minima of 6 bits, in 12 bytes.
+void scales_and_minima(const uint8_t* s, uint8_t* out) {
+  for (int j = 0; j < 4; ++j) {
+    out[j] = s[j] & 63;
+    out[8 + j] = s[4 + j] & 63;
+    out[4 + j] = static_cast<uint8_t>((s[8 + j] & 15) | s[j] >> 6 << 4);
+    out[12 + j] = static_cast<uint8_t>(s[8 + j] >> 4 | s[4 + j] >> 6 << 4);
+  }
+}
+
+// A block of 256, or `groups` blocks of 32.
+void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
+  uint8_t* codes = chunk.codes;
+  switch (type) {
+    case BlockType::kQ4_0:
+    case BlockType::kIq4Nl:
+      for (int g = 0; g < groups; ++g, b += 18, codes += 32) {
+        chunk.halves[g] = half_at(b);
+        spread<4>(b + 2, 16, codes);
+      }
+      return;
+    case BlockType::kQ4_1:
+      for (int g = 0; g < groups; ++g, b += 20, codes += 32) {
+        chunk.halves[g] = half_at(b);
+        chunk.halves[groups + g] = half_at(b + 2);
+        spread<4>(b + 4, 16, codes);
+      }
+      return;
+    case BlockType::kQ5_0:
+      for (int g = 0; g < groups; ++g, b += 22, codes += 32) {
+        chunk.halves[g] = half_at(b);
+        spread<4>(b + 6, 16, codes);
+        add_fifth_bits(b + 2, codes);
+      }
+      return;
+    case BlockType::kQ5_1:
+      for (int g = 0; g < groups; ++g, b += 24, codes += 32) {
+        chunk.halves[g] = half_at(b);
+        chunk.halves[groups + g] = half_at(b + 2);
+        spread<4>(b + 8, 16, codes);
+        add_fifth_bits(b + 4, codes);
+      }
+      return;
+    case BlockType::kQ8_0:
+      for (int g = 0; g < groups; ++g, b += 34, codes += 32) {
+        chunk.halves[g] = half_at(b);
+        for (int i = 0; i < 32; ++i) codes[i] = b[2 + i] ^ 0x80;
+      }
+      return;
+    case BlockType::kMxfp4:
+      for (int g = 0; g < groups; ++g, b += 17, codes += 32) {
+        chunk.bytes[g] = b[0];
+        spread<4>(b + 1, 16, codes);
+      }
+      return;
+    case BlockType::kQ2K:
+      std::memcpy(chunk.bytes, b, 16);
+      chunk.halves[0] = half_at(b + 80);
+      chunk.halves[1] = half_at(b + 82);
+      for (int n = 0; n < 2; ++n) spread<2>(b + 16 + 32 * n, 32, codes + 128 * n);
+      return;
+    case BlockType::kQ3K:
+      chunk.halves[0] = half_at(b + 108);
+      for (int j = 0; j < 16; ++j) {
+        const int low = j < 8 ? b[96 + j] & 15 : b[88 + j] >> 4, high = b[104 + j % 4] >> j / 4 * 2 & 3;
+        chunk.bytes[j] = static_cast<uint8_t>((low | high << 4) - 32);
+      }
+      for (int n = 0; n < 2; ++n) spread<2>(b + 32 + 32 * n, 32, codes + 128 * n);
+      add_bits<1, 2>(b, 32, codes);
+      return;
+    case BlockType::kQ4K:
+    case BlockType::kQ5K: {
+      chunk.halves[0] = half_at(b);
+      chunk.halves[1] = half_at(b + 2);
+      scales_and_minima(b + 4, chunk.bytes);
+      const int nibbles = type == BlockType::kQ4K ? 16 : 48;
+      for (int n = 0; n < 4; ++n) spread<4>(b + nibbles + 32 * n, 32, codes + 64 * n);
+      if (type == BlockType::kQ5K) add_bits<1, 4>(b + 16, 32, codes);
+      return;
+    }
+    case BlockType::kQ6K:
+      chunk.halves[0] = half_at(b + 208);
+      std::memcpy(chunk.bytes, b + 192, 16);
+      for (int n = 0; n < 2; ++n) {
+        spread<4>(b + 64 * n, 64, codes + 128 * n);
+        add_bits<2, 4>(b + 128 + 32 * n, 32, codes + 128 * n);
+      }
+      return;
+    case BlockType::kIq4Xs:
+      chunk.halves[0] = half_at(b);
+      for (int j = 0; j < 8; ++j) {
+        const int low = b[4 + j / 2] >> j % 2 * 4 & 15, high = b[2 + j / 4] >> j % 4 * 2 & 3;
+        chunk.bytes[j] = static_cast<uint8_t>((low | high << 4) - 32);
+      }
+      for (int n = 0; n < 8; ++n) spread<4>(b + 8 + 16 * n, 16, codes + 32 * n);
+      return;
+    case BlockType::kNvfp4:
+    case BlockType::kGrid: return;
+  }
+}
+
+constexpr int block_inputs(BlockType type) {
+  switch (type) {
+    case BlockType::kQ2K:
+    case BlockType::kQ3K:
+    case BlockType::kQ4K:
+    case BlockType::kQ5K:
+    case BlockType::kQ6K:
+    case BlockType::kIq4Xs: return 256;
+    default: return 32;
+  }
+}
+
+constexpr int block_bytes(BlockType type) {
+  switch (type) {
+    case BlockType::kQ4_0:
+    case BlockType::kIq4Nl: return 18;
+    case BlockType::kQ4_1: return 20;
+    case BlockType::kQ5_0: return 22;
+    case BlockType::kQ5_1: return 24;
+    case BlockType::kQ8_0: return 34;
+    case BlockType::kMxfp4: return 17;
+    case BlockType::kQ2K: return 84;
+    case BlockType::kQ3K: return 110;
+    case BlockType::kQ4K: return 144;
+    case BlockType::kQ5K: return 176;
+    case BlockType::kQ6K: return 210;
+    case BlockType::kIq4Xs: return 136;
+    case BlockType::kNvfp4:
+    case BlockType::kGrid: return 0;
+  }
+  return 0;
+}
+
+// Codes of `bits` bits one after the other, the first in the lowest; `flip` is inverted in each.
+void read_codes(const uint8_t* bytes, int bits, int count, uint8_t flip, uint8_t* codes) {
+  uint8_t padded[kChunkInputs + 4] = {};
+  std::memcpy(padded, bytes, (size_t(count) * bits + 7) / 8);
+  const int whole = round_up_to(count, 8);
+  const int mask = (1 << bits) - 1;
+  for (int i = 0; i < whole; ++i) {
+    const int bit = i * bits, two = padded[bit / 8] | padded[bit / 8 + 1] << 8;
+    codes[i] = static_cast<uint8_t>((two >> bit % 8 & mask) ^ flip);
+  }
+  std::memset(codes + count, 0, round_up_to(count, kRowGroup) - count);
+}
+
+// A number of a grid's scales, as its type has it.
+struct Scales {
+  const char* at;
+  DType type;
+
+  float number(int i) const {
+    switch (type) {
+      case DType::kFloat32: {
+        float value;
+        std::memcpy(&value, at + i * sizeof value, sizeof value);
+        return value;
+      }
+      case DType::kBFloat16: return to_float(bf16{half(i).bits});
+      case DType::kFloat16: return to_float(half(i));
+    }
+    return 0;
+  }
+  f16 half(int i) const {
+    f16 bits;
+    std::memcpy(&bits, at + i * sizeof bits, sizeof bits);
+    return bits;
+  }
+};
+
+Scales scales_of(const WeightFormat& format, const PackBlocksArgs& args, int row) {
+  const ptrdiff_t bytes = args.scale_stride * dtype_bytes(format.scale_type);
+  return {static_cast<const char*>(args.scales) + (row - args.row_begin) * bytes, format.scale_type};
+}
+
+// The inputs of a row from `begin` on, a chunk of them.
+void read_chunk(const WeightFormat& format, const PackBlocksArgs& args, int row, int begin, Chunk& chunk) {
+  const auto* data = static_cast<const uint8_t*>(args.blocks) + (row - args.row_begin) * args.row_bytes;
+  const int count = args.cols - begin < kChunkInputs ? args.cols - begin : kChunkInputs, groups = row_groups(count);
+  if (args.source != BlockType::kGrid) {
+    const size_t blocks = begin / block_inputs(args.source);
+    return read_blocks(args.source, data + blocks * block_bytes(args.source), groups, chunk);
+  }
+  const int bits = args.bits;
+  const auto flip = static_cast<uint8_t>(args.twos_complement ? 1 << (bits - 1) : 0);
+  read_codes(data + size_t(begin) * bits / 8, bits, count, flip, chunk.codes);
+  if (format.kind == WeightKind::kInt8Channel) return;
+  const Scales scales = scales_of(format, args, row);
+  const int first = begin / format.group, number = grid_scales(format, groups);
+  for (int i = 0; i < number; ++i) {
+    if (format.scale_type == DType::kFloat32) {
+      chunk.words[i] = scales.number(first + i);
+    } else {
+      chunk.halves[i] = scales.half(first + i);
+    }
+    if (args.zeros) chunk.bytes[i] = args.zeros[(row - args.row_begin) * args.zero_stride + first + i];
+  }
+}
+
+// A field of each of four codes, in the bytes of a number.
+TW_INLINE uint32_t four_codes(const uint8_t* codes) {
+  uint32_t four;
+  std::memcpy(&four, codes, sizeof four);
+  return four;
+}
+
+// Writes one lane of a chunk.
+void put_chunk(const WeightFormat& format, const BlockTraits& traits, const Chunk& chunk, int groups, int lane, char* out) {
+  const ChunkHeader header = ChunkHeader::of(format, groups);
+  const auto put_fields = [&](size_t at, const auto* from, int count) {
+    for (int i = 0; i < count; ++i) std::memcpy(out + at + (size_t(i) * kLanes + lane) * sizeof *from, from + i, sizeof *from);
+  };
+  put_fields(0, chunk.halves, header.halves);
+  put_fields(ChunkHeader::words_at(header.halves), chunk.words, header.words);
+  put_fields(ChunkHeader::bytes_at(header.halves, header.words), chunk.bytes, header.bytes);
+  char* plane = out + header.size() + lane * kQuad;
+  const auto put = [&](uint32_t four) {
+    std::memcpy(plane, &four, sizeof four);
+    plane += kVectorBytes;
+  };
+  const uint8_t* codes = chunk.codes;
+  const int low_bits = traits.four ? 4 : 2;
+  for (int g = 0; g < groups; ++g, codes += kRowGroup) {
+    uint32_t quads[kGroupQuads];
+    for (int q = 0; q < kGroupQuads; ++q) quads[q] = four_codes(codes + q * kQuad);
+    if (traits.whole) {
+      for (int q = 0; q < kGroupQuads; ++q) put(quads[q]);
+    }
+    if (traits.four) {
+      for (int q = 0; q < kGroupQuads; q += 2) put((quads[q] & 0x0f0f0f0fu) | (quads[q + 1] & 0x0f0f0f0fu) << 4);
+    }
+    if (traits.two) {
+      const int shift = traits.four ? 4 : 0;
+      for (int q = 0; q < kGroupQuads; q += 4) {
+        uint32_t all = 0;
+        for (int i = 0; i < 4; ++i) all |= (quads[q + i] >> shift & 0x03030303u) << 2 * i;
+        put(all);
+      }
+    }
+    if (traits.one) {
+      uint32_t all = 0;
+      for (int q = 0; q < kGroupQuads; ++q) all |= (quads[q] >> low_bits & 0x01010101u) << q;
+      put(all);
+    }
+  }
+}
+
+// Writes a row's codes and scales as kInt8, kInt8Channel or kInt4 has them.
+void put_integers(const WeightFormat& format, const PackBlocksArgs& args, int row, char* strip, int lane) {
+  const GroupLayout layout = GroupLayout::of(format, args.k);
+  const bool channel = format.kind == WeightKind::kInt8Channel, nibbles = format.kind == WeightKind::kInt4;
+  Chunk chunk;
+  for (int begin = 0; begin < args.cols; begin += kChunkInputs) {
+    read_chunk(format, args, row, begin, chunk);
+    const int count = args.cols - begin < kChunkInputs ? args.cols - begin : kChunkInputs;
+    for (int i = 0; i < count;) {
+      const int g = (begin + i) / format.group;
+      const int size = channel || i + format.group > count ? count - i : format.group;
+      char* values = strip + (channel ? size_t(begin + i) * kLanes : layout.values_at(g));
+      if (!channel) {
+        char* scales = strip + layout.scale_at(g) + lane * sizeof(f16);
+        const int place = i / format.group;
+        std::memcpy(scales, &chunk.halves[place], sizeof(f16));
+        if (format.zero_points) std::memcpy(scales + layout.shift_bytes, &chunk.halves[row_groups(count) + place], sizeof(f16));
+      }
+      const uint8_t* codes = chunk.codes + i;
+      if (nibbles) {
+        for (int j = 0; j < round_up_to(size, kRowGroup); j += 2 * kIntegerUnit) {
+          char* unit = values + size_t(j) / 2 * kLanes + lane * kIntegerUnit;
+          for (int u = 0; u < kIntegerUnit; ++u) {
+            unit[u] = static_cast<char>(codes[j + u] | codes[j + kIntegerUnit + u] << 4);
+          }
+        }
+      } else {
+        for (int j = 0; j < round_up_to(size, kRowGroup); j += kIntegerUnit) {
+          char* unit = values + size_t(j) * kLanes + lane * kIntegerUnit;
+          for (int u = 0; u < kIntegerUnit; ++u) unit[u] = static_cast<char>(codes[j + u] ^ kInt8Flip);
+        }
+      }
+      i += size;
+    }
+  }
+  if (channel) {
+    const Scales scales{static_cast<const char*>(args.scales) +
+                            (row - args.row_begin) * args.scale_stride * dtype_bytes(args.scale_type), args.scale_type};
+    const float scale = scales.number(0);
+    std::memcpy(strip + (size_t(channel_inputs(args.k)) * kLanes + lane * sizeof scale), &scale, sizeof scale);
+  }
+}
+
+}  // namespace
+
+void pack_blocks(const WeightFormat& format, const PackBlocksArgs& args) {
+  for (int row = args.row_begin; row < args.row_end; ++row) {
+    const int column = row / args.group * args.group_stride + row % args.group + args.offset, lane = column % kLanes;
+    char* strip = static_cast<char*>(args.weight) + size_t(column / kLanes) * strip_bytes(format, args.k);
+    if (!is_blocks(format.kind)) {
+      put_integers(format, args, row, strip, lane);
+      continue;
+    }
+    const BlockTraits traits = traits_of(format);
+    const size_t whole = chunk_bytes(format, kChunkGroups);
+    Chunk chunk;
+    for (int begin = 0; begin < args.cols; begin += kChunkInputs, strip += whole) {
+      const int groups = row_groups(args.cols - begin < kChunkInputs ? args.cols - begin : kChunkInputs);
+      read_chunk(format, args, row, begin, chunk);
+      put_chunk(format, traits, chunk, groups, lane, strip);
+    }
+  }
+}
+
+void unpack_blocks_row(const WeightFormat& format, const void* weight, int k, int row, float* out) {
+  const int lane = row % kLanes;
+  const char* chunk = static_cast<const char*>(weight) + size_t(row / kLanes) * block_strip_bytes(format, k);
+  const BlockTraits traits = traits_of(format);
+  Expanded expanded;
+  for (int begin = 0; begin < k; begin += kChunkInputs) {
+    const int count = k - begin < kChunkInputs ? k - begin : kChunkInputs, groups = row_groups(count);
+    expand_chunk(format, chunk, groups, expanded);
+    const ChunkHeader header = ChunkHeader::of(format, groups);
+    const char* zeros = chunk + ChunkHeader::bytes_at(header.halves, header.words);
+    for (int i = 0; i < count; ++i) {
+      const int part = i / (traits.halves ? kRowGroup / 2 : kRowGroup);
+      const int code = code_at(traits, expanded, lane, i);
+      const float scale = expanded.scales[part][lane];
+      if (format.kind == WeightKind::kGrid && format.zero_points) {
+        // The difference first: a scale in float32 leaves no room for an exact product with either.
+        const int zero = static_cast<uint8_t>(zeros[(format.group < kChunkInputs ? i / format.group : 0) * kLanes + lane]);
+        const int centre = format.bits == 8 && !kUnsignedCodes ? 128 : 0;
+        out[begin + i] = scale * static_cast<float>(code + centre - zero);
+      } else {
+        out[begin + i] = scale * static_cast<float>(code);
+        if (traits.shifts) out[begin + i] += expanded.shifts[part][lane];
+      }
+    }
+    chunk += chunk_bytes(format, groups);
+  }
+}
+
+}  // namespace tidewheel::TW_ISA
