@@ -207,9 +207,9 @@ struct Scales {
   }
 };
 
-Scales scales_of(const WeightFormat& format, const PackBlocksArgs& args, int row) {
-  const ptrdiff_t bytes = args.scale_stride * dtype_bytes(format.scale_type);
-  return {static_cast<const char*>(args.scales) + (row - args.row_begin) * bytes, format.scale_type};
+Scales scales_of(const PackBlocksArgs& args, int row) {
+  const ptrdiff_t bytes = args.scale_stride * dtype_bytes(args.scale_type);
+  return {static_cast<const char*>(args.scales) + (row - args.row_begin) * bytes, args.scale_type};
 }
 
 // The inputs of a row from `begin` on, a chunk of them.
@@ -224,10 +224,10 @@ void read_chunk(const WeightFormat& format, const PackBlocksArgs& args, int row,
   const auto flip = static_cast<uint8_t>(args.twos_complement ? 1 << (bits - 1) : 0);
   read_codes(data + size_t(begin) * bits / 8, bits, count, flip, chunk.codes);
   if (format.kind == WeightKind::kInt8Channel) return;
-  const Scales scales = scales_of(format, args, row);
+  const Scales scales = scales_of(args, row);
   const int first = begin / format.group, number = grid_scales(format, groups);
   for (int i = 0; i < number; ++i) {
-    if (format.scale_type == DType::kFloat32) {
+    if (args.scale_type == DType::kFloat32) {
       chunk.words[i] = scales.number(first + i);
     } else {
       chunk.halves[i] = scales.half(first + i);
@@ -320,9 +320,7 @@ void put_integers(const WeightFormat& format, const PackBlocksArgs& args, int ro
     }
   }
   if (channel) {
-    const Scales scales{static_cast<const char*>(args.scales) +
-                            (row - args.row_begin) * args.scale_stride * dtype_bytes(args.scale_type), args.scale_type};
-    const float scale = scales.number(0);
+    const float scale = scales_of(args, row).number(0);
     std::memcpy(strip + (size_t(channel_inputs(args.k)) * kLanes + lane * sizeof scale), &scale, sizeof scale);
   }
 }

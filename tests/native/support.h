@@ -1,6 +1,7 @@
 // Random data in every weight type, and activations as a level wants them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <random>
@@ -77,6 +78,25 @@ class Random {
   std::normal_distribution<float> normal_;
 };
 
+// A row as a GEMM sees it: rounded, or quantized to int8 with the scale of its group or of the whole row.
+inline std::vector<double> as_input(const WeightFormat& format, const float* x, int k) {
+  std::vector<double> out(x, x + k);
+  if (is_float(format)) {
+    for (int i = 0; i < k; ++i) out[i] = rounded(static_cast<DType>(format.kind), x[i]);
+    return out;
+  }
+  const int group = format.kind == WeightKind::kInt8Channel ? k : kRowGroup;
+  for (int begin = 0; begin < k; begin += group) {
+    const int end = std::min(k, begin + group);
+    float largest = 0;
+    for (int i = begin; i < end; ++i) largest = std::max(largest, std::abs(x[i]));
+    for (int i = begin; i < end; ++i) {
+      out[i] = largest > 0 ? double(std::nearbyint(x[i] * (127.0f / largest))) * double(largest / 127.0f) : 0.0;
+    }
+  }
+  return out;
+}
+
 // A weight [n, k] of floats as one format packs it.
 struct PackedWeight {
   const Kernels& kernels;
@@ -84,8 +104,12 @@ struct PackedWeight {
   int n, k;
   std::vector<char> bytes;
 
+  // Room for a weight.
+  PackedWeight(const Kernels& with, const WeightFormat& as, int rows, int cols)
+      : kernels(with), format(as), n(rows), k(cols), bytes(panels() * with.panel_bytes(as, cols)) {}
+
   PackedWeight(const Kernels& with, const WeightFormat& as, const std::vector<float>& weight, int rows, int cols)
-      : kernels(with), format(as), n(rows), k(cols), bytes(panels() * with.panel_bytes(as, cols)) {
+      : PackedWeight(with, as, rows, cols) {
     kernels.pack_weights(format, {weight.data(), DType::kFloat32, k, 1, n, k, bytes.data(), k, n, 0, 0, 0, n});
   }
 

@@ -20,25 +20,6 @@ float activate(Activation activation, float x) {
   return 0;
 }
 
-// A row as a GEMM sees it: rounded, or quantized to int8 with the scale of its group or of the whole row.
-std::vector<double> as_input(const WeightFormat& format, const float* x, int k) {
-  std::vector<double> out(x, x + k);
-  if (is_float(format)) {
-    for (int i = 0; i < k; ++i) out[i] = rounded(static_cast<DType>(format.kind), x[i]);
-    return out;
-  }
-  const int group = format.kind == WeightKind::kInt8Channel ? k : kRowGroup;
-  for (int begin = 0; begin < k; begin += group) {
-    const int end = std::min(k, begin + group);
-    float largest = 0;
-    for (int i = begin; i < end; ++i) largest = std::max(largest, std::abs(x[i]));
-    for (int i = begin; i < end; ++i) {
-      out[i] = largest > 0 ? double(std::nearbyint(x[i] * (127.0f / largest))) * double(largest / 127.0f) : 0.0;
-    }
-  }
-  return out;
-}
-
 double relative_error(const std::vector<float>& y, const std::vector<double>& expected) {
   double errors = 0, squares = 0;
   for (size_t i = 0; i < y.size(); ++i) {
