@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from .cancellation import Cancellation
 from .devices import get_device, require
 from .devices.base import Device, Executor, ExecutorLimits, ExecutorOptions
-from .devices.cache_split import CacheSplit, GroupBytes
+from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, most_states
 from .devices.coverage import require_mixers
 from .errors import ModelError
 from .machine.memory import Memory, read_memory
@@ -158,6 +158,7 @@ class EngineLoad:
             self._options,
             model_limit=model.spec.max_positions,
             groups=model.kv_groups,
+            state_bytes=model.spec.state_bytes,
             weight_bytes=model.weight_bytes,
             memory=memory,
         )
@@ -222,11 +223,18 @@ class EngineLoad:
             model.device.name,
             time.perf_counter() - self._started,
             engine.max_model_len,
-            _cache_bytes(limits, model.kv_groups) / _GIB,
+            (_cache_bytes(limits, model.kv_groups) + limits.num_states * model.spec.state_bytes) / _GIB,
             "+".join(str(group.num_blocks) for group in limits.groups),
             limits.block_size,
-            _windows_text(limits),
+            _windows_text(limits) + _states_text(limits, model.spec.state_bytes),
         )
+        if limits.max_num_seqs < options.max_num_seqs:
+            logger.warning(
+                "At most %d sequences run at a time, not the %d of --max-num-seqs: that is how many recurrent states "
+                "half of the KV cache holds beside snapshots; raise --kv-cache-space for more",
+                limits.max_num_seqs,
+                options.max_num_seqs,
+            )
         return engine
 
     def _check_context(self, limits: ExecutorLimits) -> None:
@@ -284,6 +292,12 @@ def _windows_text(limits: ExecutorLimits) -> str:
     return "" if windows == ["all tokens"] else f", for layers that see {' and '.join(windows)}"
 
 
+def _states_text(limits: ExecutorLimits, state_bytes: int) -> str:
+    if not limits.num_states:
+        return ""
+    return f", {limits.num_states} states of {state_bytes / 2**20:.1f} MiB for sequences and snapshots of prefixes"
+
+
 def _report_warm_up(done: int, steps: int) -> None:
     logger.info("Warmed up %d of %d kinds of steps", done, steps)
 
@@ -295,14 +309,21 @@ def load_engine(options: EngineOptions) -> Engine:
 
 
 def plan_kv_cache(
-    options: EngineOptions, *, model_limit: int, groups: Sequence[GroupBytes], weight_bytes: int, memory: Memory
+    options: EngineOptions,
+    *,
+    model_limit: int,
+    groups: Sequence[GroupBytes],
+    weight_bytes: int,
+    memory: Memory,
+    state_bytes: int = 0,
 ) -> tuple[int, int]:
-    """The context length, in tokens, and the KV cache, in bytes.
+    """The context length, in tokens, and the KV cache with the slots of recurrent state, in bytes.
 
     Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB and
     at most half of the memory that is available beside the weights. A context that was not asked for is cut to what
-    one sequence can have of the cache. Raises ModelError if the one that was asked for does not fit, or if weights and
-    cache need more than the control group or the machine could ever give.
+    one sequence can have of the cache. `state_bytes` is the recurrent state of a sequence. Raises ModelError if the
+    context that was asked for does not fit, or if weights and cache need more than the control group or the machine
+    could ever give, and DeviceError if there is no room for state.
     """
     wanted = options.max_model_len or model_limit
     split = CacheSplit(groups, _ROUND_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
@@ -311,13 +332,16 @@ def plan_kv_cache(
         left = None if memory.available is None else max(memory.available - weight_bytes, 0)
         half = _LARGEST_DEFAULT_CACHE if left is None else left // 2
         all_blocks = split.first_blocks_of(options.max_num_seqs, wanted, options.max_num_batched_tokens)
-        cache_bytes = min(split.bytes_with(all_blocks), _LARGEST_DEFAULT_CACHE, half)
+        # Twice the states, because they get at most half of the cache.
+        state_room = 2 * state_bytes * most_states(options.max_num_seqs)
+        cache_bytes = min(split.bytes_with(all_blocks) + state_room, _LARGEST_DEFAULT_CACHE, half)
     else:
         cache_bytes = int(options.kv_cache_space * _GIB)
     _check_room(weight_bytes, cache_bytes, memory)
-    if cache_bytes >= full_length:
+    block_bytes = cache_bytes - StateSplit.within(cache_bytes, state_bytes, options.max_num_seqs).num_bytes
+    if block_bytes >= full_length:
         return wanted, cache_bytes
-    fitting = split.first_blocks(cache_bytes) * _ROUND_TOKENS
+    fitting = split.first_blocks(block_bytes) * _ROUND_TOKENS
     what = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
     given = options.kv_cache_space is not None
     why = "" if given else f" ({_memory_text(memory, weight_bytes)})"

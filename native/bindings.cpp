@@ -168,6 +168,7 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
   step.positions = read.get<int32_t>("positions");
   step.query_start = read.get<int32_t>("query_start");
   step.context_len = read.get<int32_t>("context_len");
+  step.state_slots = read.get_optional<int32_t>("state_slots");
   step.logits_rows = read.get<int32_t>("logits_rows");
   const nb::object narrower = batch.attr("narrower_tables");  // keeps the arrays that it names
   step.block_tables.push_back(read_tables(batch.attr("block_tables"), step.context_len.size()));
@@ -250,10 +251,11 @@ NB_MODULE(_native, m) {
   nb::class_<Executor>(m, "Executor")
       .def("__init__", [](Executor* self, const DecoderPlan& plan, const std::string& isa, const std::string& cache_dtype,
                           const std::vector<int>& num_blocks, int max_num_seqs, int max_num_batched_tokens,
-                          const std::vector<std::vector<int>>& groups) {
+                          const std::vector<std::vector<int>>& groups, int num_states) {
         new (self) Executor(plan, choose_kernels(isa), parse_cache_type(cache_dtype),
-                            {num_blocks, max_num_seqs, max_num_batched_tokens}, groups);
-      }, "plan"_a, "isa"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a)
+                            {num_blocks, max_num_seqs, max_num_batched_tokens, num_states}, groups);
+      }, "plan"_a, "isa"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a,
+           "num_states"_a = 0)
       .def("set_weights", &set_weights, "tensors"_a)
       .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)
@@ -275,6 +277,10 @@ NB_MODULE(_native, m) {
         const nb::gil_scoped_release release;
         self.copy_blocks({pairs.data(), pairs.size()}, group);
       }, "pairs"_a, "group"_a)
+      .def("copy_states", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs) {
+        const nb::gil_scoped_release release;
+        self.copy_states({pairs.data(), pairs.size()});
+      }, "pairs"_a)
       .def("pin_caller", &Executor::pin_caller)
       .def("lend_core", &Executor::lend_core)
       .def("take_back_core", &Executor::take_back_core)
@@ -312,6 +318,8 @@ NB_MODULE(_native, m) {
   m.def("kv_bytes_per_block", [](int num_kv_heads, int head_dim, const std::string& dtype) {
     return Heads{num_kv_heads, num_kv_heads, head_dim}.block_bytes(parse_cache_type(dtype));
   }, "num_kv_heads"_a, "head_dim"_a, "dtype"_a, "Bytes of one layer's K and V in one block.");
+  m.def("state_floats", [](int key_dim, int value_dim) { return recurrence_state_floats(key_dim, value_dim); }, "key_dim"_a,
+        "value_dim"_a, "Numbers that one head of a recurrence keeps of a sequence.");
   m.def("measure_ceilings", [](const std::string& isa, const std::vector<int>& cpus, double seconds, int megabytes) {
     const Kernels& kernels = choose_kernels(isa);
     nb::gil_scoped_release release;

@@ -89,12 +89,39 @@ void bind_plans(nb::module_& m) {
       .def_rw("cache_group", &AttentionPlan::cache_group)
       .def_rw("softcap", &AttentionPlan::softcap)
       .def_rw("alibi_slopes", &AttentionPlan::alibi_slopes)
-      .def_rw("sinks", &AttentionPlan::sinks);
+      .def_rw("sinks", &AttentionPlan::sinks)
+      .def_rw("output_gate", &AttentionPlan::output_gate);
 
   nb::class_<MlpPlan>(m, "MlpPlan")
       .def("__init__", [](MlpPlan* self, int intermediate_size, const std::string& activation, bool gated, bool bias) {
         new (self) MlpPlan{intermediate_size, parse_activation(activation), gated, bias};
       }, "intermediate_size"_a, "activation"_a, "gated"_a, "bias"_a);
+
+  nb::class_<DeltaNetPlan>(m, "DeltaNetPlan")
+      .def("__init__", [](DeltaNetPlan* self, int num_key_heads, int num_value_heads, int key_dim, int value_dim,
+                          int conv_kernel, NormPlan norm) {
+        new (self) DeltaNetPlan{num_key_heads, num_value_heads, key_dim, value_dim, conv_kernel, norm};
+      }, "num_key_heads"_a, "num_value_heads"_a, "key_dim"_a, "value_dim"_a, "conv_kernel"_a, "norm"_a);
+
+  nb::class_<Mamba2Plan>(m, "Mamba2Plan")
+      .def(nb::init<>())
+      .def_rw("num_heads", &Mamba2Plan::num_heads)
+      .def_rw("head_dim", &Mamba2Plan::head_dim)
+      .def_rw("num_groups", &Mamba2Plan::num_groups)
+      .def_rw("state_dim", &Mamba2Plan::state_dim)
+      .def_rw("conv_kernel", &Mamba2Plan::conv_kernel)
+      .def_rw("norm", &Mamba2Plan::norm, nb::arg().none())
+      .def_rw("norm_groups", &Mamba2Plan::norm_groups)
+      .def_rw("gate_first", &Mamba2Plan::gate_first)
+      .def_rw("least_dt", &Mamba2Plan::least_dt)
+      .def_rw("most_dt", &Mamba2Plan::most_dt)
+      .def_rw("conv_bias", &Mamba2Plan::conv_bias)
+      .def_rw("bias", &Mamba2Plan::bias);
+
+  nb::class_<ShortConvPlan>(m, "ShortConvPlan")
+      .def("__init__", [](ShortConvPlan* self, int size, int conv_kernel, bool bias) {
+        new (self) ShortConvPlan{size, conv_kernel, bias};
+      }, "size"_a, "conv_kernel"_a, "bias"_a);
 
   nb::class_<ParallelPlan>(m, "ParallelPlan")
       .def("__init__", [](ParallelPlan* self, std::vector<BranchPlan> branches) {

@@ -72,6 +72,7 @@ class Running:
     prompt_len: int
     tables: list[list[int]]  # by cache group
     cached: int = 0
+    state_slot: int = -1
     logits: list[NDArray[np.float32]] = field(default_factory=list)
 
     @property
@@ -90,15 +91,24 @@ class Harness:
         self.executor = executor
         random = np.random.default_rng(seed)
         self._free = [random.permutation(group.num_blocks).tolist() for group in executor.limits.groups]
+        self._free_states: list[int] = random.permutation(executor.limits.num_states).tolist()
 
     def start(self, prompt: Sequence[int], max_tokens: int) -> Running:
         count = -(-(len(prompt) + max_tokens) // self.executor.limits.block_size)
         assert min(map(len, self._free)) >= count, "the harness ran out of blocks"
-        return Running(list(prompt), len(prompt), [[free.pop() for _ in range(count)] for free in self._free])
+        running = Running(list(prompt), len(prompt), [[free.pop() for _ in range(count)] for free in self._free])
+        if self.executor.limits.num_states:
+            running.state_slot = self._free_states.pop()
+        return running
 
     def finish(self, sequence: Running) -> None:
         for free, blocks in zip(self._free, sequence.tables, strict=True):
             free += blocks
+        if sequence.state_slot >= 0:
+            self._free_states.append(sequence.state_slot)
+
+    def state_slots(self, sequences: Sequence[Running]) -> NDArray[np.int32] | None:
+        return np.array([s.state_slot for s in sequences], np.int32) if self.executor.limits.num_states else None
 
     def step(self, sequences: Sequence[Running], chunk: int = 2048) -> None:
         """Run up to `chunk` tokens of each sequence; one that has no token left to run gets its next one."""
@@ -125,6 +135,7 @@ class Harness:
                 logits_rows=(starts[1:][sampled] - 1).astype(np.int32),
                 sampling=SamplingBatch.greedy([ends[i] for i in sampled]),
                 return_logits=True,
+                state_slots=self.state_slots(sequences),
             )
         ).wait()
         for sequence, end in spans:
@@ -161,6 +172,7 @@ class Harness:
                     logits_rows=np.arange(end - start, dtype=np.int32),
                     sampling=SamplingBatch.greedy(range(start + 1, end + 1)),
                     return_logits=True,
+                    state_slots=self.state_slots([sequence]),
                 )
             ).wait()
             assert output.logits is not None

@@ -55,11 +55,15 @@ COHERE2 = {**LLAMA, "architectures": ["Cohere2ForCausalLM"]}
 NEOX = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]}
 STABLELM = {**LLAMA, "architectures": ["StableLmForCausalLM"], "num_key_value_heads": 4}
 FALCON = {**LLAMA, "architectures": ["FalconForCausalLM"]}
+QWEN3_NEXT = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "num_experts": 0}
+QWEN3_5 = {**LLAMA, "architectures": ["Qwen3_5ForCausalLM"]}
+QWEN3_5_VL: dict[str, Any] = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": LLAMA}
+LFM2 = {**LLAMA, "architectures": ["Lfm2ForCausalLM"], "num_attention_heads": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
     config["architectures"][0]: config
     for config in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO, OLMO2),
-        *(SMOLLM3, COHERE, COHERE2, NEOX, STABLELM, FALCON),
+        *(SMOLLM3, COHERE, COHERE2, NEOX, STABLELM, FALCON, QWEN3_NEXT, QWEN3_5, QWEN3_5_VL, LFM2),
     )
 }
 

@@ -58,6 +58,17 @@ _FALCON = {
     "num_attention_heads": 4,
     "max_position_embeddings": 256,
 }
+_DELTA = {
+    **_LLAMA,
+    "head_dim": 24,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-4,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+}
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 
 
@@ -181,6 +192,12 @@ CASES: dict[str, Case] = {
         "falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
     ),
     "falcon-sequential": Case("falcon", {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "qwen3_5": Case("qwen3_5_text", _DELTA),
+    "qwen3_next": Case("qwen3_next", {**_DELTA, "num_experts": 0, "attention_bias": True, "linear_value_head_dim": 40}),
+    "lfm2": Case(
+        "lfm2",
+        {**_LLAMA, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "conv_bias": True},
+    ),
     "mpt": Case("mpt", {"d_model": 72, "n_layers": 2, "n_heads": 6, "max_seq_len": 256}),
 }
 

@@ -45,14 +45,43 @@ class AttentionPlan:
     softcap: float
     alibi_slopes: list[float]
     sinks: bool
+    output_gate: bool
 
 class MlpPlan:
     def __init__(self, intermediate_size: int, activation: str, gated: bool, bias: bool) -> None: ...
 
+class DeltaNetPlan:
+    def __init__(
+        self,
+        num_key_heads: int,
+        num_value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        conv_kernel: int,
+        norm: NormPlan,
+    ) -> None: ...
+
+class Mamba2Plan:
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    conv_kernel: int
+    norm: NormPlan | None
+    norm_groups: int
+    gate_first: bool
+    least_dt: float
+    most_dt: float
+    conv_bias: bool
+    bias: bool
+
+class ShortConvPlan:
+    def __init__(self, size: int, conv_kernel: int, bias: bool) -> None: ...
+
 class ParallelPlan:
     def __init__(self, branches: Sequence[BranchPlan]) -> None: ...
 
-MixerPlan: TypeAlias = AttentionPlan | MlpPlan | ParallelPlan
+MixerPlan: TypeAlias = AttentionPlan | MlpPlan | ParallelPlan | DeltaNetPlan | Mamba2Plan | ShortConvPlan
 
 class BranchPlan:
     def __init__(
@@ -95,6 +124,7 @@ class Executor:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         groups: Sequence[Sequence[int]],
+        num_states: int = 0,
     ) -> None: ...
     def set_weights(self, tensors: Sequence[tuple[str, NDArray[np.generic], str, bool, bool]]) -> None: ...
     def stop_loading(self) -> None: ...
@@ -113,6 +143,7 @@ class Executor:
         logits: NDArray[np.float32] | None,
     ) -> None: ...
     def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None: ...
+    def copy_states(self, pairs: NDArray[np.int32]) -> None: ...
     def pin_caller(self) -> None: ...
     def lend_core(self) -> None: ...
     def take_back_core(self) -> None: ...
@@ -137,4 +168,5 @@ def parse_cpu_list(text: str) -> list[int]: ...
 def packed_version() -> int: ...
 def block_tokens() -> int: ...
 def kv_bytes_per_block(num_kv_heads: int, head_dim: int, dtype: str) -> int: ...
+def state_floats(key_dim: int, value_dim: int) -> int: ...
 def measure_ceilings(isa: str, cpus: Sequence[int], seconds: float = 1.0, megabytes: int = 512) -> dict[str, float]: ...

@@ -102,6 +102,15 @@ class BlockPool:
             self._cached[digest] = block
             self._digests[block] = digest
 
+    def discard(self, digest: Digest) -> None:
+        """Forget the content named `digest`, if any block holds it. A free block is then the first to be reused."""
+        block = self._cached.pop(digest, None)
+        if block is None:
+            return
+        self._digests[block] = None
+        if block in self._free:
+            self._free.move_to_end(block, last=False)
+
     def announce(self, digests: Iterable[Digest]) -> None:
         """Say that a running sequence is about to compute blocks with these digests."""
         for digest in digests:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..devices.base import ExecutorLimits
 from .blocks import BlockPool
 from .identity import Digest
+from .snapshots import SnapshotPlan
 from .states import StateSlots
 from .window import Window
 
@@ -35,6 +36,7 @@ class CachedSequence(Protocol):
     num_window_blocks: int
     first_blocks: list[int]
     state_slot: int
+    snapshots: SnapshotPlan
     num_registered: int
     announced: list[Digest]
     awaited: Digest | None
@@ -57,12 +59,13 @@ Copies = dict[int, list[tuple[int, int]]]  # by group, (from, to)
 class Prefix:
     """What the cache has of a sequence: its first `num_blocks` blocks are computed.
 
-    `blocks` are those that it needs of them, by group: all of a group without a window; else the last ones, which the
+    Of `num_common` blocks the first group has K and V, but the state after them may be unknown. `blocks` are those that it needs of them, by group: all of a group without a window; else the last ones, which the
     next token sees.
     """
 
     num_blocks: int
     blocks: list[list[int]]
+    num_common: int
 
 
 class CacheManager:
@@ -89,6 +92,7 @@ class CacheManager:
             if group.window is not None
         ]
         self._states = StateSlots(limits.num_states, limits.block_size) if limits.num_states else None
+        self._cuts_prompts = limits.num_states > 0 and prefix_caching and limits.chunked_prefill
         self._is_full = limits.window is None  # the first group
         self._most_chunk_tokens = limits.max_num_batched_tokens
         self._forked: dict[int, CachedSequence] = {}  # by key; since the last decode: their last blocks may be shared
@@ -169,10 +173,19 @@ class CacheManager:
         if self._states is not None:
             digests = sequence.digests(start, self.block_size)
             sequence.state_slot = self._states.start(digests[-1] if start else None)
+            if self._cuts_prompts:
+                common = prefix.num_common * self.block_size
+                sequence.snapshots = SnapshotPlan.of(
+                    sequence.num_tokens, sequence.num_computed, common, self.block_size
+                )
         if self._prefix_caching:
             full = sequence.digests(sequence.num_tokens // self.block_size, self.block_size)
             sequence.announced = full[: start - 1 : -1] if start else full[::-1]
             self._first.announce(sequence.announced)
+
+    def chunk_tokens(self, sequence: CachedSequence, num_tokens: int) -> int:
+        """How many of the next `num_tokens` of a prompt to compute in a step, which ends where a snapshot is due."""
+        return sequence.snapshots.chunk(sequence.num_computed, num_tokens) if self._cuts_prompts else num_tokens
 
     def reach(self, sequence: CachedSequence, num_tokens: int, num_spare: int = 0) -> int:
         """Give a sequence blocks with windows for `num_tokens`, or as many as are free but for `num_spare`.
@@ -196,7 +209,7 @@ class CacheManager:
         if self._prefix_caching:
             self._register_full(sequence)
             if self._states is not None and sequence.num_computed % self.block_size == 0:
-                self._states.keep(sequence.state_slot, sequence.digests(sequence.num_registered, self.block_size)[-1])
+                self._take_snapshot(sequence, self._states)
         for window in self._windows:
             group = window.group
             held, seen = sequence.first_blocks[group], window.first_block(sequence.num_computed)
@@ -308,6 +321,7 @@ class CacheManager:
         """The longest prefix of which all groups have what its next token sees."""
         full = self._first.match(digests) if self._is_full else []
         count = len(full) if self._is_full else len(digests)
+        common = len(full)
         while True:
             while self._states is not None and count and not self._states.has(digests[count - 1]):
                 count -= 1
@@ -320,7 +334,7 @@ class CacheManager:
                     count = first + len(found)  # no prefix in between does without the block that is missing
                     break
             else:
-                return Prefix(count, blocks)
+                return Prefix(count, blocks, common)
 
     def _register_full(self, sequence: CachedSequence) -> None:
         full = sequence.num_computed // self.block_size
@@ -331,6 +345,19 @@ class CacheManager:
             if sequence.announced:
                 self._first.retract([sequence.announced.pop()])
         sequence.num_registered = full
+
+    def _take_snapshot(self, sequence: CachedSequence, states: StateSlots) -> None:
+        plan, at = sequence.snapshots, sequence.num_computed
+        lasts = plan.lasts(at)
+        if not lasts and not plan.passes(at):
+            return
+        digest = sequence.digests(sequence.num_registered, self.block_size)[-1]
+        if lasts:
+            states.keep(sequence.state_slot, digest)
+            sequence.snapshots = plan.taken(at)
+        else:
+            states.keep(sequence.state_slot, digest, instead_of=plan.passing)
+            sequence.snapshots = plan.taken(at, passing=digest)
 
     def _add_blocks(self, sequence: CachedSequence, count: int) -> None:
         """The tables of all groups are of the same length by now: the prompt is computed."""

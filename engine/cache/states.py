@@ -38,8 +38,10 @@ class StateSlots:
         self._copies.append((source, target))
         return target
 
-    def keep(self, slot: int, digest: Digest) -> None:
-        """Take a snapshot, if there is none of this state and a slot is free."""
+    def keep(self, slot: int, digest: Digest, instead_of: Digest | None = None) -> None:
+        """Take a snapshot, if there is none of this state and a slot is free. It may take the place of another."""
+        if instead_of is not None:
+            self._pool.discard(instead_of)
         if not self._pool.num_free or self.has(digest):
             return
         snapshot = self._pool.allocate(1)

@@ -16,7 +16,7 @@ from ..weights.quantization import Quantization
 from ..weights.tensor import WeightSource
 from .batch import StepBatch, StepOutput
 from .bucket_stats import BucketStats
-from .cache_split import CacheSplit, GroupBytes
+from .cache_split import CacheSplit, GroupBytes, StateSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,23 @@ class ExecutorOptions:
         return self.kv_cache_dtype or self.dtype
 
     def limits(
-        self, groups: Sequence[GroupBytes], block_size: int, kv_cache_bytes: int | None = None
+        self,
+        groups: Sequence[GroupBytes],
+        block_size: int,
+        kv_cache_bytes: int | None = None,
+        *,
+        state_bytes: int = 0,
     ) -> ExecutorLimits:
         """Those of a device that has nothing to add to them. Raises DeviceError if the cache is too small.
 
-        `kv_cache_bytes` is what the device has found that it can spend, else that of the options.
+        `kv_cache_bytes` is what the device has found that it can spend, else that of the options. `state_bytes` is the
+        recurrent state of one sequence; its slots are a part of the cache.
         """
-        most = self.max_num_seqs, self.max_num_batched_tokens
         size = self.kv_cache_bytes if kv_cache_bytes is None else kv_cache_bytes
         assert size is not None
-        first, *narrower = CacheSplit(groups, block_size, *most).blocks(size)
+        states = StateSplit.within(size, state_bytes, self.max_num_seqs)
+        most = states.max_num_seqs, self.max_num_batched_tokens
+        first, *narrower = CacheSplit(groups, block_size, *most).blocks(size - states.num_bytes)
         windows = [group.window for group in groups]
         return ExecutorLimits(
             block_size,
@@ -58,6 +65,7 @@ class ExecutorOptions:
             *most,
             window=windows[0],
             narrower=tuple(CacheGroup(count, window) for count, window in zip(narrower, windows[1:], strict=True)),
+            num_states=states.num_states,
         )
 
 

@@ -1,4 +1,4 @@
-"""How the memory of the KV cache is split among its groups."""
+"""How the memory of the cache is split among its groups, and between them and recurrent state."""
 
 from __future__ import annotations
 
@@ -14,6 +14,46 @@ class GroupBytes:
 
     window: int | None
     bytes_per_token: int
+
+
+_MORE_SNAPSHOTS = 8  # beside one for each sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StateSplit:
+    """Slots of recurrent state: `num_states` of `state_bytes` each, for up to `max_num_seqs` sequences and snapshots."""
+
+    state_bytes: int
+    num_states: int
+    max_num_seqs: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What all slots take."""
+        return self.num_states * self.state_bytes
+
+    @classmethod
+    def within(cls, cache_bytes: int, state_bytes: int, max_num_seqs: int) -> StateSplit:
+        """As many slots as are of use, in at most half of the cache.
+
+        Of use are one for each sequence, as many for snapshots, and a few more. Where there are fewer, at least a
+        quarter is for snapshots: without them, what a prompt has in common with others is computed again. Raises
+        DeviceError if there is not room for a sequence and a snapshot. No slots for models without recurrent layers.
+        """
+        if state_bytes == 0:
+            return cls(0, 0, max_num_seqs)
+        num_states = min(most_states(max_num_seqs), cache_bytes // 2 // state_bytes)
+        if num_states < 2:
+            raise DeviceError(
+                f"a KV cache of {cache_bytes} bytes, half of it for recurrent state, holds {num_states} states of "
+                f"{state_bytes} bytes, and at least 2 are needed; raise --kv-cache-space"
+            )
+        return cls(state_bytes, num_states, min(max_num_seqs, max(num_states * 3 // 4, 1)))
+
+
+def most_states(max_num_seqs: int) -> int:
+    """How many slots of recurrent state are of use."""
+    return 2 * max_num_seqs + _MORE_SNAPSHOTS
 
 
 @dataclass(frozen=True, slots=True)

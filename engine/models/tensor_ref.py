@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,8 @@ class TensorRef:
        matrices that hold queries, keys and values head by head.
     4. `rows` `(start, stop)`: keep rows `[start, stop)` of those that are left.
     5. `permute`: row i is row `permute[i]` of those that are left. It names each of them once.
-    6. `stack`: the rows of these references follow.
+    6. `flat`: one dimension, with the elements row by row.
+    7. `stack`: the rows of these references follow.
 
     Raises ValueError for steps that no tensor could take.
     """
@@ -26,6 +28,7 @@ class TensorRef:
     rows: tuple[int, int] | None = None
     each: tuple[int, int, int] | None = None
     permute: tuple[int, ...] | None = None
+    flat: bool = False
     stack: tuple[TensorRef, ...] = ()
     index: int | None = None
 
@@ -67,10 +70,14 @@ class TensorRef:
             if count < self.rows[1]:
                 return None
             count = self.rows[1] - self.rows[0]
-        return None if self.permute is not None and len(self.permute) != count else (count, *rest)
+        if self.permute is not None and len(self.permute) != count:
+            return None
+        return (math.prod((count, *rest)),) if self.flat else (count, *rest)
 
     def needed(self, shape: tuple[int, ...]) -> str:
         """In words, the shape of the tensor of which `shape` is to be taken. Leaves out `stack`."""
+        if self.flat:
+            return f"{shape[0]} elements"
         count = shape[0] if self.rows is None else self.rows[1]
         words = "" if self.rows is None else "at least "
         groups = ""

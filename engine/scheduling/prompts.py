@@ -89,9 +89,10 @@ class Prompts:
             self.num_deferred += len(self.choices(sequence))
 
     def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
-        """Run what fits of a prompt; whether all of it did, so that the next one may come."""
+        """Run what fits of a prompt, up to a snapshot; whether all of it fits, so that the next one may come."""
         start = sequence.num_computed
-        tokens = self._reachable(sequence, self._room.chunk_tokens(step, sequence, start, limit_ms))
+        fitting = self._reachable(sequence, self._room.chunk_tokens(step, sequence, start, limit_ms))
+        tokens = self._cache.chunk_tokens(sequence, fitting)
         complete = start + tokens == sequence.num_tokens
         if tokens:
             end = min(start + tokens, sequence.prompt_len - 1)
@@ -105,7 +106,7 @@ class Prompts:
                 started=self._started(ready) if start + tokens == sequence.prompt_len else (),
             )
             step.load = step.load.plus_chunk(start, tokens, num_scored)
-        return complete
+        return start + fitting == sequence.num_tokens
 
     def _reachable(self, sequence: Sequence, num_tokens: int) -> int:
         """How many of the next tokens of a prompt have room where blocks come chunk by chunk."""

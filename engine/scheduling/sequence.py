@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.identity import Digest, Identity
+from ..cache.snapshots import SnapshotPlan
 from ..constraints.constraint import SequenceConstraint
 from ..sampling_params import SamplingParams
 from .beam_search import BeamSearch
@@ -69,6 +70,7 @@ class Sequence:
         "sampling",
         "scheduled_at",
         "search",
+        "snapshots",
         "state",
         "state_slot",
         "stop_ids",
@@ -119,6 +121,7 @@ class Sequence:
         self.num_window_blocks = 0  # of those, that groups with a window have so far: a prompt gets them chunk by chunk
         self.first_blocks: list[int] = []  # of each group, the first that is still held
         self.state_slot = -1  # of recurrent state, while it holds one
+        self.snapshots = SnapshotPlan()
         self.num_registered = 0  # full blocks that the prefix cache knows about
         self._digests: list[Digest] = []
         self.announced: list[Digest] = []  # by this sequence, last one first
@@ -174,6 +177,7 @@ class Sequence:
         self.num_blocks, self.num_window_blocks = other.num_blocks, other.num_window_blocks
         self.num_registered = other.num_registered
         self._digests = other._digests.copy()
+        self.snapshots = other.snapshots.forked()
 
     def digests(self, count: int, block_size: int) -> list[Digest]:
         """The digests of the first `count` blocks, all of which the sequence has tokens to fill."""

@@ -149,7 +149,10 @@ class CheckpointWeights:
             dtype = _check(parts, shape)
             if dtype is not None:
                 bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
-            where = [(stored.place, ref.index, ref.transpose, ref.each, ref.rows, ref.permute) for stored, ref in parts]
+            where = [
+                (stored.place, ref.index, ref.transpose, ref.each, ref.rows, ref.permute, ref.flat)
+                for stored, ref in parts
+            ]
             places.append((name, shape, where))
         # Of a quantized checkpoint, the layers that are not quantized decide.
         self.dtype: DType = bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else "float32"

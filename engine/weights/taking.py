@@ -60,7 +60,7 @@ def rows_of(data: NDArray[Any], ref: TensorRef) -> NDArray[Any]:
         data = data[ref.rows[0] : ref.rows[1]]
     if ref.permute is not None:
         data = data[list(ref.permute)]
-    return data
+    return data.reshape(-1) if ref.flat else data
 
 
 def _take_rows(tensor: WeightTensor, ref: TensorRef) -> WeightTensor:

@@ -208,6 +208,48 @@ struct AttentionArgs {
   int piece_end() const { return (first_position + num_tokens - 1) / kAttentionPiece + 1; }
 };
 
+// Tokens that a convolution may be over, at most.
+constexpr int kMaxConvTaps = 8;
+
+// A causal depthwise convolution of some channels over consecutive tokens of one sequence, in place.
+struct ConvolveArgs {
+  float* x;                   // [tokens, stride], `channels` used; replaced by the result
+  size_t stride;
+  int num_tokens, channels;
+  int taps;                   // 1 to kMaxConvTaps
+  const float* weight;        // [taps, weight_stride]: the last row is for the token itself
+  const float* bias;          // [channels], or null
+  size_t weight_stride;
+  float* state;               // [taps - 1, weight_stride]: what was convolved before, the oldest first; updated
+  bool silu;                  // of the result
+  const float* input_gate = nullptr;   // as x: multiplies what is convolved; or null
+  const float* output_gate = nullptr;  // likewise the result
+};
+
+enum class Gate : int { kSigmoid, kSilu };
+
+// The state of a recurrence is kept in blocks of this many columns: [blocks of value_dim][key_dim][kStateColumns].
+constexpr int kStateColumns = 16;
+constexpr size_t recurrence_state_floats(int key_dim, int value_dim) {
+  return size_t(key_dim) * ((value_dim + kStateColumns - 1) / kStateColumns * kStateColumns);
+}
+
+// One head of a linear recurrence over consecutive tokens of one sequence. Its state S is [key_dim, value_dim].
+// delta: S = decay * S, then S += k (beta * (v - S^T k))^T; else S = decay * S + k (beta * v)^T. Then v = S^T q + skip * v.
+struct RecurrenceArgs {
+  const float* q;             // [tokens, stride], key_dim used
+  const float* k;             // likewise
+  float* v;                   // likewise, value_dim used; replaced by the result
+  size_t stride;
+  int num_tokens, key_dim, value_dim;
+  const float* decay;         // [tokens, gate_stride], the first is used
+  const float* beta;          // likewise
+  size_t gate_stride;
+  float* state;               // recurrence_state_floats, updated
+  bool delta;
+  float skip = 0;
+};
+
 struct SampleArgs {
   const float* logits;  // [vocab]
   int vocab;
@@ -264,6 +306,10 @@ struct Kernels {
   // The same in two steps: the result of each piece from piece_begin() on, and then all of them folded.
   void (*attention_piece)(CacheType, const AttentionArgs&, int piece, float* partial);
   void (*attention_merge)(const AttentionArgs&, const float* partials);
+  void (*convolve)(const ConvolveArgs&);
+  void (*recur)(const RecurrenceArgs&);
+  // x *= sigmoid(by), or by * sigmoid(by).
+  void (*multiply_gate)(Gate, const float* by, int size, float* x);
   void (*sample)(const SampleArgs&);
   // Ceilings: operations done (a multiply and an add are two) or bytes read.
   double (*peak_float32)(int rounds);

@@ -8,6 +8,7 @@
 #include "model/kv_cache.h"
 #include "model/profile.h"
 #include "model/ropes.h"
+#include "model/state_slots.h"
 #include "model/weights/weights.h"
 #include "model/workspace.h"
 
@@ -29,6 +30,7 @@ struct Context {
   Workspace& workspace;
   Gemms& gemms;
   AttentionState& attention;
+  StateSlots& states;
   Profile& profile;
 };
 

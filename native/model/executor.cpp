@@ -11,7 +11,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(groups), weights_(kernels, plan_.formats, plan_.input_orders),
       workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), gemms_(kernels, workspace_),
       attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {}, {}, {}},
-      context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, attention_, profile_},
+      context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, attention_, states_, profile_},
       sampler_(kernels, plan_.vocab_size, pool_.size()) {
   const auto& blocks = shape_.num_blocks;
   require(!blocks.empty() && *std::min_element(blocks.begin(), blocks.end()) > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
@@ -42,6 +42,8 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   gemms_.allocate(weights_.matrices());
   workspace_.allocate(ownership);
   logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
+  require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
+  states_.allocate(shape_.num_states);
   attention_.ropes.allocate(shape_.max_num_batched_tokens);
   std::vector<Heads> heads;
   for (size_t group = 0; group < blocks.size(); ++group) {
@@ -78,6 +80,7 @@ void Executor::check(const Step& step) const {
       require(step.positions[t] == context - (end - t), "positions must ascend by one up to context_len - 1");
     }
   }
+  check_states(step);
   for (size_t r = 0; r < rows; ++r) {
     require(step.logits_rows[r] >= 0 && step.logits_rows[r] < static_cast<int>(tokens),
             "logits_rows must lie within the tokens");
@@ -175,8 +178,29 @@ void Executor::check_block(int block, size_t group) const {
   if (block < 0 || block >= shape_.num_blocks[group]) fail("block " + std::to_string(block) + " is outside the cache");
 }
 
+void Executor::check_state(int slot) const {
+  if (slot < 0 || slot >= shape_.num_states) fail("there is no slot " + std::to_string(slot) + " of recurrent state");
+}
+
+void Executor::check_states(const Step& step) const {
+  if (states_.empty()) return;
+  require(step.state_slots.size() == step.context_len.size(), "every sequence needs a slot of recurrent state");
+  std::vector<int32_t> slots(step.state_slots.begin(), step.state_slots.end());
+  for (const int32_t slot : slots) check_state(slot);
+  std::sort(slots.begin(), slots.end());
+  require(std::adjacent_find(slots.begin(), slots.end()) == slots.end(), "two sequences have one slot of recurrent state");
+}
+
+void Executor::copy_states(std::span<const int32_t> pairs) {
+  for (const int32_t slot : pairs) check_state(slot);
+  require(!states_.empty(), "this model has no recurrent state");
+  pool_.run([&](Worker& worker) {
+    for (size_t i = 0; i + 1 < pairs.size(); i += 2) states_.copy(worker, pairs[i], pairs[i + 1]);
+  });
+}
+
 size_t Executor::cache_bytes() const {
-  size_t total = 0;
+  size_t total = states_.bytes();
   for (const KvCache& cache : attention_.caches) total += cache.bytes();
   return total;
 }

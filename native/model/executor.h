@@ -20,6 +20,7 @@ namespace tidewheel {
 struct ExecutorShape {
   std::vector<int> num_blocks;  // of each cache group
   int max_num_seqs = 0, max_num_batched_tokens = 0;
+  int num_states = 0;           // slots of recurrent state; at least 1 if a layer is recurrent
 };
 
 class Executor {
@@ -51,6 +52,8 @@ class Executor {
   // which may be written until then. What it throws is passed on.
   void step(const Step& step, const std::function<void()>& before_sampling = {});
   void copy_blocks(std::span<const int32_t> pairs, int group = 0);  // of a cache group
+  // Of recurrent state, (from, to) after (from, to), one after the other. Throws std::invalid_argument for no slot.
+  void copy_states(std::span<const int32_t> pairs);
 
   int vocab_size() const { return plan_.vocab_size; }
   Profile& profile() { return profile_; }
@@ -66,6 +69,8 @@ class Executor {
  private:
   void check(const Step& step) const;
   void check_block(int block, size_t group) const;
+  void check_state(int slot) const;
+  void check_states(const Step& step) const;
   void forward(Worker& worker, const Step& step);
   void look_up(const Linear& linear, int row, float* out) const;
   void embed(Worker& worker, const Step& step);
@@ -89,6 +94,7 @@ class Executor {
   Workspace workspace_;
   Gemms gemms_;
   AttentionState attention_;
+  StateSlots states_;
   Profile profile_;
   Context context_;
   const Sampler sampler_;

@@ -39,6 +39,7 @@ struct AttentionPlan {
   float softcap = 0;                // of the scores; 0: none
   std::vector<float> alibi_slopes;  // a query head each; empty: none
   bool sinks = false;
+  bool output_gate = false;         // what a head gives is multiplied by sigmoid(q_gate x)
 
   Heads heads() const { return {num_heads, num_kv_heads, head_dim}; }
   int q_size() const { return num_heads * head_dim; }
@@ -52,6 +53,37 @@ struct MlpPlan {
   bool gated = false, bias = false;
 };
 
+// Gated delta net, Mamba2, and LFM2's convolution: see engine/models/spec.
+struct DeltaNetPlan {
+  static constexpr const char* kKind = "delta_net";
+  int num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;
+  int conv_kernel = 0;
+  NormPlan norm;  // of each head's outputs
+
+  int key_size() const { return num_key_heads * key_dim; }
+  int value_size() const { return num_value_heads * value_dim; }
+};
+
+struct Mamba2Plan {
+  static constexpr const char* kKind = "mamba2";
+  int num_heads = 0, head_dim = 0, num_groups = 0, state_dim = 0;
+  int conv_kernel = 0;
+  std::optional<NormPlan> norm;  // of each of norm_groups parts of all heads' outputs
+  int norm_groups = 1;
+  bool gate_first = true;        // else the gate multiplies what is normalized
+  float least_dt = 0, most_dt = 0;
+  bool conv_bias = false, bias = false;
+
+  int size() const { return num_heads * head_dim; }
+  int group_size() const { return num_groups * state_dim; }
+};
+
+struct ShortConvPlan {
+  static constexpr const char* kKind = "short_conv";
+  int size = 0, conv_kernel = 0;
+  bool bias = false;
+};
+
 struct BranchPlan;
 
 struct ParallelPlan {
@@ -59,7 +91,7 @@ struct ParallelPlan {
   std::vector<BranchPlan> branches;
 };
 
-using MixerPlan = std::variant<AttentionPlan, MlpPlan, ParallelPlan>;
+using MixerPlan = std::variant<AttentionPlan, MlpPlan, ParallelPlan, DeltaNetPlan, Mamba2Plan, ShortConvPlan>;
 
 // x = sum_norm(x + scale * post_norm(mixer(norm(x))))
 struct BranchPlan {

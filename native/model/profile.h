@@ -9,9 +9,11 @@
 
 namespace tidewheel {
 
-enum class Phase : int { kEmbed, kQkv, kRope, kAttention, kOut, kUp, kDown, kNorm, kHead, kSample, kCount };
+enum class Phase : int { kEmbed, kQkv, kRope, kAttention, kOut, kUp, kDown, kNorm, kHead, kSample, kConvolution,
+  kRecurrence, kCount };
 
-constexpr const char* kPhaseNames[] = {"embed", "qkv", "rope", "attention", "out", "up", "down", "norm", "head", "sample"};
+constexpr const char* kPhaseNames[] = {"embed", "qkv", "rope", "attention", "out", "up", "down", "norm", "head", "sample",
+                                       "convolution", "recurrence"};
 
 class Profile {
  public:

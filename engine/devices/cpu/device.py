@@ -89,7 +89,9 @@ class CpuDevice:
         cancellation: Cancellation | None = None,
     ) -> CpuExecutor:
         """Pack the weights, or take them packed from `cache_dir`; reserve the KV cache, whose pages appear with use."""
-        limits = options.limits(self.kv_group_bytes(spec, options.cache_dtype), _native.block_tokens())
+        limits = options.limits(
+            self.kv_group_bytes(spec, options.cache_dtype), _native.block_tokens(), state_bytes=spec.state_bytes
+        )
         groups = thread_groups(self.isa, self._options.threads_bind)
         _report_memory()
         formats = formats_of(spec, options.dtype, options.quantization)
@@ -99,9 +101,10 @@ class CpuDevice:
                 self.isa,
                 options.cache_dtype,
                 [group.num_blocks + 1 for group in limits.groups],  # with the padding block
-                options.max_num_seqs,
-                options.max_num_batched_tokens,
+                limits.max_num_seqs,
+                limits.max_num_batched_tokens,
                 groups,
+                limits.num_states,
             )
             cache = self._packed_cache(spec, formats, weights)
             cancellation = cancellation or Cancellation()

@@ -77,6 +77,10 @@ class CpuExecutor:
         """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
         self.native.copy_blocks(np.ascontiguousarray(pairs, np.int32), group)
 
+    def copy_states(self, pairs: NDArray[np.int32]) -> None:
+        """Copy recurrent state between slots, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
+        self.native.copy_states(np.ascontiguousarray(pairs, np.int32))
+
     def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
         """Leave the last worker's processor to the thread that passes many tokens on, until it is done."""
         if not self._lends_cores or num_tokens < _LENDING_TOKENS:

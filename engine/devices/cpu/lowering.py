@@ -11,11 +11,14 @@ from ...models.spec import (
     AttentionSpec,
     BranchSpec,
     DecoderSpec,
+    DeltaNetSpec,
+    Mamba2Spec,
     MixerSpec,
     MlpSpec,
     NormSpec,
     ParallelSpec,
     RopeSpec,
+    ShortConvSpec,
     tensor_shapes,
 )
 from ...weights.dtypes import DType
@@ -65,6 +68,12 @@ def _mixer(mixer: MixerSpec, windows: Windows) -> _native.MixerPlan:
             return _attention(mixer, windows)
         case MlpSpec():
             return _native.MlpPlan(mixer.intermediate_size, mixer.activation, mixer.gated, mixer.bias)
+        case DeltaNetSpec():
+            return _delta_net(mixer)
+        case Mamba2Spec():
+            return _mamba2(mixer)
+        case ShortConvSpec():
+            return _native.ShortConvPlan(mixer.size, mixer.conv_kernel, mixer.bias)
         case ParallelSpec():
             return _native.ParallelPlan([_branch(branch, windows) for branch in mixer.branches])
         case _:
@@ -81,6 +90,25 @@ def _attention(attention: AttentionSpec, windows: Windows) -> _native.AttentionP
     plan.sliding_window, plan.softcap = attention.sliding_window or 0, attention.softcap or 0.0
     plan.cache_group = windows.index(attention.sliding_window)
     plan.alibi_slopes, plan.sinks = list(attention.alibi_slopes or ()), attention.sinks
+    plan.output_gate = attention.output_gate
+    return plan
+
+
+def _delta_net(net: DeltaNetSpec) -> _native.DeltaNetPlan:
+    norm = _norm(net.norm)
+    assert norm is not None
+    return _native.DeltaNetPlan(
+        net.num_key_heads, net.num_value_heads, net.key_dim, net.value_dim, net.conv_kernel, norm
+    )
+
+
+def _mamba2(mamba: Mamba2Spec) -> _native.Mamba2Plan:
+    plan = _native.Mamba2Plan()
+    plan.num_heads, plan.head_dim = mamba.num_heads, mamba.head_dim
+    plan.num_groups, plan.state_dim = mamba.num_groups, mamba.state_dim
+    plan.conv_kernel, plan.conv_bias, plan.bias = mamba.conv_kernel, mamba.conv_bias, mamba.bias
+    plan.norm, plan.norm_groups, plan.gate_first = _norm(mamba.norm), mamba.norm_groups, mamba.gate == "first"
+    plan.least_dt, plan.most_dt = mamba.dt_limits
     return plan
 
 

@@ -33,12 +33,13 @@ class TorchDecoder:
         kv_cache_dtype: DType,
         num_blocks: Sequence[int],
         block_size: int,
+        num_states: int,
     ) -> None:
         self._spec = spec
         self._weights = Weights(weights, _DTYPES[dtype])
         blocks = dict(zip(spec.windows(), num_blocks, strict=True))
         self._windows = list(blocks)
-        parts = Parts(self._weights, blocks, block_size, _DTYPES[kv_cache_dtype], KINDS)
+        parts = Parts(self._weights, blocks, block_size, num_states, _DTYPES[kv_cache_dtype], KINDS)
         self._branches = [
             Branch(branch, f"layers.{index}", parts) for index, layer in enumerate(spec.layers) for branch in layer
         ]
@@ -50,14 +51,20 @@ class TorchDecoder:
         positions: NDArray[np.int32],
         block_tables: Sequence[NDArray[np.int32]],
         logits_rows: NDArray[np.int32],
+        state_slots: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]:
         """The logits after the tokens in `logits_rows`, shape [R, vocab]. Writes the tokens' K and V first.
 
         `token_ids [T]`, `positions [T]`, and for each cache group `block_tables [T, max_blocks]` with each token's own
-        row. A token's earlier positions must be in the cache or in the call.
+        row. `state_slots [T]` are those of recurrent state, if the model has any. A token's earlier positions must be in
+        the cache or in the call.
         """
         tables = map(_indices, block_tables)
-        tokens = Tokens(_indices(positions), dict(zip(self._windows, tables, strict=True)))
+        tokens = Tokens(
+            _indices(positions),
+            None if state_slots is None else _indices(state_slots),
+            dict(zip(self._windows, tables, strict=True)),
+        )
         x = self._embed(_indices(token_ids), tokens.positions)
         for branch in self._branches:
             x = branch(x, tokens)
@@ -69,6 +76,13 @@ class TorchDecoder:
         source, target = _indices(pairs).unbind(1)
         for branch in self._branches:
             branch.mixer.copy_blocks(source, target, self._windows[group])
+
+    @torch.inference_mode()
+    def copy_states(self, pairs: NDArray[np.int32]) -> None:
+        """Copy recurrent state in all layers, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
+        for source, target in pairs.tolist():
+            for branch in self._branches:
+                branch.mixer.copy_state(source, target)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         embedding = self._spec.embedding

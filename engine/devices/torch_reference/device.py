@@ -55,8 +55,11 @@ class TorchDevice:
             raise DeviceError("the torch device needs torch: pip install 'tidewheel[torch]'") from error
         if options.quantization is not None:
             raise DeviceError("the torch device does not quantize weights: drop --quantization or take --device cpu")
-        limits = options.limits(self.kv_group_bytes(spec, options.cache_dtype), _BLOCK_SIZE)
+        limits = options.limits(
+            self.kv_group_bytes(spec, options.cache_dtype), _BLOCK_SIZE, state_bytes=spec.state_bytes
+        )
         tensors = read_finite(weights, cancellation or Cancellation())
         blocks = [group.num_blocks + 1 for group in limits.groups]  # with the padding block
         cached = float_cache_dtype(self.name, options.cache_dtype)
-        return TorchExecutor(TorchDecoder(spec, tensors, options.dtype, cached, blocks, _BLOCK_SIZE), limits)
+        decoder = TorchDecoder(spec, tensors, options.dtype, cached, blocks, _BLOCK_SIZE, limits.num_states)
+        return TorchExecutor(decoder, limits)

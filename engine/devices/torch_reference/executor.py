@@ -49,6 +49,7 @@ class TorchExecutor:
                 batch.positions[start:stop],
                 [table[sequence[start:stop]] for table in (batch.block_tables, *batch.narrower_tables)],
                 tokens,
+                None if batch.state_slots is None else batch.state_slots[sequence[start:stop]],
             )
             if rows.size and batch.sampling.masks is not None:
                 batch.sampling.masks.wait()
@@ -63,6 +64,10 @@ class TorchExecutor:
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
         self._loaded().copy_blocks(pairs, group)
+
+    def copy_states(self, pairs: NDArray[np.int32]) -> None:
+        """Copy recurrent state between slots, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
+        self._loaded().copy_states(pairs)
 
     def hand_over(self, num_tokens: int) -> None:
         """Nothing: torch has threads of its own."""

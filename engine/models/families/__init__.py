@@ -13,6 +13,7 @@ from . import (
     gpt2,
     gpt_neox,
     granite,
+    lfm2,
     llama,
     mistral,
     mpt,
@@ -22,6 +23,8 @@ from . import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_5,
+    qwen3_next,
     smollm3,
     stablelm,
 )
@@ -42,6 +45,7 @@ FAMILIES: dict[str, _Describe] = {
         gpt2,
         gpt_neox,
         granite,
+        lfm2,
         llama,
         mistral,
         mpt,
@@ -51,6 +55,8 @@ FAMILIES: dict[str, _Describe] = {
         phi3,
         qwen2,
         qwen3,
+        qwen3_5,
+        qwen3_next,
         smollm3,
         stablelm,
     )

@@ -59,10 +59,10 @@ class CheckpointNames:
         return replace(ref, name=f"{self.base}{self.layers}.{layer}.{ref.name}{suffix}")
 
 
-def llama_names(norms: Mapping[str, str]) -> CheckpointNames:
+def llama_names(norms: Mapping[str, str], base: str = "model.") -> CheckpointNames:
     """Llama's names, which most families use. `norms` are a family's own names for the norms of a layer."""
     return CheckpointNames(
-        base="model.",
+        base=base,
         top={
             "embed.weight": "embed_tokens.weight",
             "final_norm.weight": "norm.weight",

@@ -8,25 +8,31 @@ tensors here. A layer is a tuple of residual branches, each around a mixer; a ki
 from .attention import AttentionSpec, RopeSpec
 from .branch import BranchSpec, LayerSpec, MixerSpec, ParallelSpec, mixers
 from .decoder import DecoderSpec, EmbeddingSpec, HeadSpec, tensor_shapes
+from .delta_net import DeltaNetSpec
 from .experts import ExpertsSpec, RouterSpec
+from .mamba2 import Mamba2Spec
 from .mlp import Activation, MlpSpec
 from .norm import NormSpec
+from .short_conv import ShortConvSpec
 
 __all__ = [
     "Activation",
     "AttentionSpec",
     "BranchSpec",
     "DecoderSpec",
+    "DeltaNetSpec",
     "EmbeddingSpec",
     "ExpertsSpec",
     "HeadSpec",
     "LayerSpec",
+    "Mamba2Spec",
     "MixerSpec",
     "MlpSpec",
     "NormSpec",
     "ParallelSpec",
     "RopeSpec",
     "RouterSpec",
+    "ShortConvSpec",
     "mixers",
     "tensor_shapes",
 ]

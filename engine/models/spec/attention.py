@@ -33,7 +33,8 @@ class AttentionSpec:
     there is a cap (https://arxiv.org/abs/2408.00118), then `score + alibi_slopes[head] * (key position - query
     position)` if there are slopes, one a query head (https://arxiv.org/abs/2108.12409). With neither rope nor slopes a
     layer knows no positions (NoPE). `sinks`: each query head has a learned score of no token, which takes part in the
-    softmax and has no value (https://arxiv.org/abs/2508.10925). Raises ValueError for numbers that make no attention.
+    softmax and has no value (https://arxiv.org/abs/2508.10925). With an `output_gate`, what a head gives is multiplied
+    by `sigmoid(q_gate x)`. Raises ValueError for numbers that make no attention.
     """
 
     kind: ClassVar[str] = "attention"
@@ -51,6 +52,7 @@ class AttentionSpec:
     softcap: float | None = None
     alibi_slopes: tuple[float, ...] | None = None
     sinks: bool = False
+    output_gate: bool = False
 
     def __post_init__(self) -> None:
         if self.scale <= 0 or (self.softcap is not None and self.softcap <= 0):
@@ -72,11 +74,11 @@ class AttentionSpec:
 
     @property
     def activations(self) -> int:
-        """How many values a token takes: queries, keys and values, and the queries once more."""
-        return 2 * (self.q_size + self.kv_size)
+        """How many values a token takes: queries, keys, values and gates, and the queries once more."""
+        return 2 * (self.q_size + self.kv_size) + (self.q_size if self.output_gate else 0)
 
     def shapes(self, hidden_size: int) -> Shapes:
-        """The weights: q, k, v and o, the norms of queries and keys, the sinks `[num_heads]`."""
+        """The weights: q, k, v, o and a gate, the norms of queries and keys, the sinks `[num_heads]`."""
         shapes: Shapes = {}
         for name, size in (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size)):
             shapes |= under(name, linear(size, hidden_size, self.qkv_bias))
@@ -87,4 +89,6 @@ class AttentionSpec:
             shapes |= under("k_norm", self.qk_norm.shapes(self.kv_size if whole else self.head_dim))
         if self.sinks:
             shapes["sinks"] = (self.num_heads,)
+        if self.output_gate:
+            shapes |= under("q_gate", linear(self.q_size, hidden_size, self.qkv_bias))
         return shapes

@@ -11,7 +11,7 @@ from .shapes import Shapes, under
 
 
 class MixerSpec(Protocol):
-    """What a branch computes from its input: attention, an MLP, or several mixers side by side.
+    """What a branch computes from its input: attention, a recurrence, an MLP, or several mixers side by side.
 
     A kind of mixer has one file here and one for each device. The names of its branch's norms begin with its `kind`. No
     two kinds have weights of the same name.

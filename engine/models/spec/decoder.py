@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .attention import AttentionSpec
 from .branch import LayerSpec, mixers
+from .delta_net import DeltaNetSpec
+from .mamba2 import Mamba2Spec
 from .norm import NormSpec
 from .shapes import Shapes, linear, under
+from .short_conv import ShortConvSpec
+
+
+Recurrence: TypeAlias = DeltaNetSpec | Mamba2Spec | ShortConvSpec
+_STATE_BYTES = 4  # a number of state is float32 on every device
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,16 @@ class DecoderSpec:
         """The attention mixers of all layers in order: each has K and V of its own in the cache."""
         for layer in self.layers:
             yield from (mixer for mixer in mixers(layer) if isinstance(mixer, AttentionSpec))
+
+    def recurrences(self) -> Iterator[Recurrence]:
+        """The recurrent mixers of all layers in order: each keeps state of its own of a sequence."""
+        for layer in self.layers:
+            yield from (mixer for mixer in mixers(layer) if isinstance(mixer, Recurrence))
+
+    @property
+    def state_bytes(self) -> int:
+        """What the recurrent mixers keep of one sequence, whatever its length; 0: there are none."""
+        return _STATE_BYTES * sum(mixer.state_size for mixer in self.recurrences())
 
     def windows(self) -> list[int | None]:
         """The sliding window of each cache group, the widest first: None sees all tokens.

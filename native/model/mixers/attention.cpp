@@ -21,10 +21,12 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   if (plan.rope) rope_table_ = state.ropes.add(*plan.rope);
 
   Weights& weights = context.weights;
-  const int q = plan.q_size(), kv = plan.kv_size(), all = q + 2 * kv, hidden = context.hidden_size;
+  const int q = plan.q_size(), kv = plan.kv_size(), hidden = context.hidden_size;
+  const int all = q + 2 * kv + (plan.output_gate ? q : 0);
   weights.add_linear(prefix + "q", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, 0});
   weights.add_linear(prefix + "k", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q});
   weights.add_linear(prefix + "v", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q + kv});
+  if (plan.output_gate) weights.add_linear(prefix + "q_gate", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, q + 2 * kv});
   weights.add_linear(prefix + "o", out_, hidden, q, plan.out_bias);
   weights.add_norm(prefix + "q_norm", q_norm_, plan.qk_norm, plan.qk_norm_whole ? q : plan.head_dim);
   weights.add_norm(prefix + "k_norm", k_norm_, plan.qk_norm, plan.qk_norm_whole ? kv : plan.head_dim);
@@ -51,6 +53,7 @@ void Attention::run(Worker& worker, const Step& step, const Rows& input, const O
     context_.profile.end(worker, Phase::kRope);
   }
   attend(worker, step);
+  if (plan_.output_gate) gate(worker, input.count);
   context_.profile.end(worker, Phase::kAttention);
   context_.gemms.run(worker, out_, {qkv(0), qkv_rows_.stride, input.count}, output);
   context_.profile.end(worker, Phase::kOut);
@@ -66,6 +69,16 @@ void Attention::normalize_whole(Worker& worker, int tokens) const {
     }
   });
   context_.profile.end(worker, Phase::kRope);
+}
+
+void Attention::gate(Worker& worker, int tokens) const {
+  const int q = plan_.q_size(), gates = q + 2 * plan_.kv_size();
+  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* row = qkv(static_cast<int>(t));
+      context_.kernels.multiply_gate(Gate::kSigmoid, row + gates, q, row);
+    }
+  });
 }
 
 void Attention::store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const {

@@ -16,6 +16,7 @@ class Attention final : public Mixer {
   float* qkv(int token) const { return context_.workspace.rows(qkv_rows_) + token * qkv_rows_.stride; }
   char* queries(int token) const { return context_.workspace.rows(query_rows_) + token * query_rows_.stride; }
   void normalize_whole(Worker& worker, int tokens) const;
+  void gate(Worker& worker, int tokens) const;
   // Normalizes and rotates a token's q, k and v. Stores q as a query, k and v in the cache.
   void store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const;
   void attend(Worker& worker, const Step& step) const;
@@ -29,7 +30,7 @@ class Attention final : public Mixer {
   Linear qkv_, out_;
   Norm q_norm_, k_norm_;
   float* sinks_ = nullptr;
-  Buffer<float> qkv_rows_;   // [T, q k v]; later the result of attention
+  Buffer<float> qkv_rows_;   // [T, q k v gate]; later the result of attention in q's place
   Buffer<char> query_rows_;  // [T, heads, padded_dim] queries
 };
 

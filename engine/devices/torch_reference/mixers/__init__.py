@@ -1,18 +1,32 @@
 """The mixers that torch computes: one file a kind, and one line here."""
 
-from ....models.spec import AttentionSpec, ExpertsSpec, MlpSpec, ParallelSpec
+from ....models.spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    Mamba2Spec,
+    MlpSpec,
+    ParallelSpec,
+    ShortConvSpec,
+)
 from .attention import Attention
 from .branch import Branch
+from .delta_net import DeltaNet
 from .experts import Experts
+from .mamba2 import Mamba2
 from .mixer import Parts, Tokens
 from .mlp import Mlp
 from .parallel import Parallel
+from .short_conv import ShortConv
 
 __all__ = ["KINDS", "Branch", "Parts", "Tokens"]
 
 KINDS = {
     AttentionSpec.kind: Attention,
+    DeltaNetSpec.kind: DeltaNet,
     ExpertsSpec.kind: Experts,
+    Mamba2Spec.kind: Mamba2,
     MlpSpec.kind: Mlp,
     ParallelSpec.kind: Parallel,
+    ShortConvSpec.kind: ShortConv,
 }

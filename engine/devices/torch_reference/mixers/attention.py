@@ -43,7 +43,10 @@ class Attention:
         self._keys[blocks, positions % self._block_size] = k.to(self._keys.dtype)
         self._values[blocks, positions % self._block_size] = v.to(self._values.dtype)
         q = q.to(self._keys.dtype).float()
-        return self._weights.linear(f"{self._layer}.o", self._attend(q, positions, tables))
+        result = self._attend(q, positions, tables)
+        if spec.output_gate:
+            result = result * torch.sigmoid(self._weights.linear(f"{self._layer}.q_gate", x))
+        return self._weights.linear(f"{self._layer}.o", result)
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Copy K and V, if they are in blocks of that group."""
@@ -51,6 +54,9 @@ class Attention:
             return
         for cache in (self._keys, self._values):
             cache[target] = cache[source]
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Nothing to copy: all is in blocks."""
 
     def _attend(self, q: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
         """Softmax attention over the cache, tile by tile with a running maximum and sum.

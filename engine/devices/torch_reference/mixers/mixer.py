@@ -18,10 +18,12 @@ from ..weights import Weights
 class Tokens:
     """The tokens of a pass: `positions [T]`, and `block_tables [T, max_blocks]` with each token's own row.
 
-    There are tables for each cache group, by its window.
+    There are tables for each cache group, by its window. `state_slots [T]` say where recurrent mixers keep the state of
+    each token's sequence; None if the model has none.
     """
 
     positions: Tensor
+    state_slots: Tensor | None
     block_tables: Mapping[int | None, Tensor]
 
 
@@ -36,14 +38,19 @@ class Mixer(Protocol):
         """Copy what is remembered in the blocks `source [N]` to `target [N]`, of the group with that window."""
         ...
 
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy what is remembered in the slot `source` of recurrent state to `target`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What mixers are made from: the weights, the measures of the KV cache, and each kind's class."""
+    """What mixers are made from: the weights, the measures of the cache, and each kind's class."""
 
     weights: Weights
     num_blocks: Mapping[int | None, int]  # by the window of the cache group
     block_size: int
+    num_states: int  # slots of recurrent state
     cache_dtype: torch.dtype
     kinds: Mapping[str, Callable[[Any, str, Parts], Mixer]]
 

@@ -27,6 +27,9 @@ class Mlp:
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Nothing to copy."""
 
+    def copy_state(self, source: int, target: int) -> None:
+        """Nothing to copy."""
+
 
 def activate(activation: Activation, x: Tensor) -> Tensor:
     """The activation function of every element."""

@@ -24,3 +24,8 @@ class Parallel:
         """Copy those of all branches."""
         for branch in self._branches:
             branch.mixer.copy_blocks(source, target, window)
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy that of all branches."""
+        for branch in self._branches:
+            branch.mixer.copy_state(source, target)

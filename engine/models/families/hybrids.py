@@ -1,0 +1,88 @@
+"""What families with delta nets share: the types of their layers, and Qwen's attention with an output gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..config import ConfigReader
+from ..rope import Rope, rope_from_config
+from ..spec import AttentionSpec, DeltaNetSpec, NormSpec
+from ..tensor_ref import TensorRef
+from .parts import attention
+
+_IGNORED_ROPE = ("mrope_section", "mrope_interleaved")  # of images: a text's three positions are one
+
+
+def typed_layers(config: ConfigReader, types: Sequence[str], default: Callable[[int], str]) -> list[str]:
+    """Each layer's type, one of `types`; without `layer_types` the `default` of its index. Raises ModelError."""
+    num_layers, layer_types = config.num_layers("num_hidden_layers"), config.raw("layer_types")
+    if layer_types is None:
+        return [default(i) for i in range(num_layers)]
+    if (
+        not isinstance(layer_types, list)
+        or len(layer_types) != num_layers
+        or any(not isinstance(t, str) or t not in types for t in layer_types)
+    ):
+        raise config.error("layer_types", f"a list of {num_layers} entries, each one of {', '.join(types)}")
+    return layer_types
+
+
+def qwen_layers(config: ConfigReader) -> list[str]:
+    """Linear or full attention of each layer of a Qwen3-Next: every fourth is full, unless the config says otherwise."""
+    every = config.integer("full_attention_interval", 4)
+    kinds = ("linear_attention", "full_attention")
+    return typed_layers(config, kinds, lambda i: kinds[(i + 1) % every == 0])
+
+
+def qwen_delta_net(config: ConfigReader) -> DeltaNetSpec:
+    """The delta net of a Qwen3-Next. Raises ModelError for heads that do not divide."""
+    config.refuse("hidden_act", "silu", "swish")
+    key_heads = config.integer("linear_num_key_heads", 16)
+    value_heads = config.integer("linear_num_value_heads", 32)
+    if value_heads % key_heads:
+        raise config.error("linear_num_value_heads", f"a multiple of linear_num_key_heads {key_heads}")
+    return DeltaNetSpec(
+        key_heads,
+        value_heads,
+        config.integer("linear_key_head_dim", 128),
+        config.integer("linear_value_head_dim", 128),
+        config.integer("linear_conv_kernel_dim", 4),
+        NormSpec("rms", config.number("rms_norm_eps", 1e-6)),
+    )
+
+
+def qwen_attention(config: ConfigReader, norm: NormSpec, max_model_len: int | None) -> tuple[AttentionSpec, Rope]:
+    """The full attention of a Qwen3-Next: a quarter of each head turns, and sigmoid gates its output."""
+    bias = config.flag("attention_bias", False)
+    heads = attention(config.with_defaults(head_dim=256), qkv_bias=bias, out_bias=bias)
+    config = config.with_defaults(partial_rotary_factor=0.25)
+    for name in ("rope_scaling", "rope_parameters"):
+        value = config.raw(name)
+        if isinstance(value, dict):
+            config = config.with_fields(**{name: {k: v for k, v in value.items() if k not in _IGNORED_ROPE}})
+    rope = rope_from_config(config, heads.head_dim, max_model_len)
+    return replace(heads, rope=rope.spec, qk_norm=norm, output_gate=True), rope
+
+
+def gated_queries(heads: AttentionSpec) -> dict[str, TensorRef]:
+    """Queries and gates out of one matrix that holds, for each head, its query and then its gate."""
+    both, one = 2 * heads.head_dim, heads.head_dim
+    return {
+        "q": TensorRef("self_attn.q_proj", each=(both, 0, one)),
+        "q_gate": TensorRef("self_attn.q_proj", each=(both, one, both)),
+    }
+
+
+def conv_taps(name: str) -> TensorRef:
+    """A depthwise convolution's weights, `[channels, 1, taps]`, as Tidewheel has them."""
+    return TensorRef(name, transpose=True, flat=True)
+
+
+# The modules of a delta net layer that all Qwens call alike.
+DELTA_NET_MODULES = {
+    "delta_net_norm": "input_layernorm",
+    "delta": "linear_attn",
+    "delta_head_norm": "linear_attn.norm",
+    "delta_out": "linear_attn.out_proj",
+}

@@ -1,0 +1,94 @@
+#include "model/mixers/mamba2.h"
+
+#include <cmath>
+
+namespace tidewheel {
+namespace {
+
+constexpr int kPartChannels = 128;  // that a worker convolves at a time
+
+float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+}  // namespace
+
+Mamba2::Mamba2(const Mamba2Plan& plan, const std::string& prefix, Context& context)
+    : context_(context), plan_(plan),
+      convolution_(prefix + "mamba_conv", plan.size() + 2 * plan.group_size(), plan.conv_kernel, plan.conv_bias, true,
+                   context) {
+  require(plan.num_groups > 0 && plan.num_heads % plan.num_groups == 0,
+          "the number of heads must be a multiple of the number of groups");
+  require(plan.head_dim > 0 && plan.state_dim > 0, "a head needs at least one dimension, and its state too");
+  require(plan.norm_groups > 0 && plan.size() % plan.norm_groups == 0, "the norm's groups must divide the heads' width");
+  const int size = plan.size(), group = plan.group_size(), heads = plan.num_heads, hidden = context.hidden_size;
+  const int conv = size + 2 * group, all = conv + size + heads;
+  Weights& weights = context.weights;
+  weights.add_linear(prefix + "mamba_x", in_, size, hidden, plan.bias, {all, size, 0, 0});
+  weights.add_linear(prefix + "mamba_B", in_, group, hidden, plan.bias, {all, group, 0, size});
+  weights.add_linear(prefix + "mamba_C", in_, group, hidden, plan.bias, {all, group, 0, size + group});
+  weights.add_linear(prefix + "mamba_z", in_, size, hidden, plan.bias, {all, size, 0, conv});
+  weights.add_linear(prefix + "mamba_dt", in_, heads, hidden, plan.bias, {all, heads, 0, conv + size});
+  weights.add_linear(prefix + "mamba_out", out_, hidden, size, plan.bias);
+  weights.add_vector(prefix + "mamba.A_log", a_log_, heads);
+  weights.add_vector(prefix + "mamba.D", skip_, heads);
+  weights.add_vector(prefix + "mamba.dt_bias", dt_bias_, heads);
+  weights.add_norm(prefix + "mamba_gated_norm", norm_, plan.norm, size);
+  state_ = context.states.add(heads * recurrence_state_floats(plan.state_dim, plan.head_dim));
+  rows_ = context.workspace.add<float>(round_up(all, 16));
+  gates_ = context.workspace.add<float>(round_up(2 * heads, 16));
+}
+
+void Mamba2::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
+  context_.gemms.run(worker, in_, input, {Epilogue::kStore, row(0), rows_.stride});
+  context_.profile.end(worker, Phase::kQkv);
+  const int conv = plan_.size() + 2 * plan_.group_size();
+  share_parts(worker, step, (conv + kPartChannels - 1) / kPartChannels, [&](const SequenceTokens& tokens, int part) {
+    const Range channels{part * kPartChannels, std::min((part + 1) * kPartChannels, conv)};
+    convolution_.run(tokens, channels, row(tokens.begin) + channels.begin, rows_.stride);
+  });
+  context_.profile.end(worker, Phase::kConvolution);
+  share_parts(worker, step, plan_.num_heads, [&](const SequenceTokens& tokens, int head) { recur(tokens, head); });
+  context_.profile.end(worker, Phase::kRecurrence);
+  worker.share(input.count, 1, [&](int64_t token, int64_t) { gate(static_cast<int>(token)); });
+  context_.profile.end(worker, Phase::kNorm);
+  context_.gemms.run(worker, out_, {row(0), rows_.stride, input.count}, output);
+  context_.profile.end(worker, Phase::kOut);
+}
+
+void Mamba2::recur(const SequenceTokens& tokens, int head) const {
+  const int size = plan_.size(), groups = plan_.group_size(), dim = plan_.state_dim;
+  const int conv = size + 2 * groups, group = head / (plan_.num_heads / plan_.num_groups);
+  const size_t floats = recurrence_state_floats(dim, plan_.head_dim);
+  float* const state = context_.states.at(tokens.slot, state_) + head * floats;
+  if (tokens.is_first) std::fill_n(state, floats, 0.0f);
+  const float rate = std::exp(a_log_[head]);
+  for (int t = tokens.begin; t < tokens.begin + tokens.count; ++t) {
+    const float step = softplus(row(t)[conv + size + head] + dt_bias_[head]);
+    float& dt = gates(t)[head];
+    dt = std::clamp(step, plan_.least_dt, plan_.most_dt);
+    gates(t)[plan_.num_heads + head] = std::exp(-rate * dt);
+  }
+  float* const first = row(tokens.begin);
+  float* const dt = gates(tokens.begin) + head;
+  context_.kernels.recur({first + size + groups + group * dim, first + size + group * dim, first + head * plan_.head_dim,
+                          rows_.stride, tokens.count, dim, plan_.head_dim, dt + plan_.num_heads, dt, gates_.stride, state,
+                          false, skip_[head]});
+}
+
+void Mamba2::gate(int token) const {
+  const int size = plan_.size();
+  float* const x = row(token);
+  const float* const z = x + size + 2 * plan_.group_size();
+  if (plan_.gate_first) context_.kernels.multiply_gate(Gate::kSilu, z, size, x);
+  if (norm_.kind != NormKind::kNone) {
+    const int part = size / plan_.norm_groups;
+    for (int begin = 0; begin < size; begin += part) {
+      Norm norm = norm_;
+      if (norm.weight) norm.weight += begin;
+      if (norm.bias) norm.bias += begin;
+      context_.kernels.normalize(norm, x + begin, part);
+    }
+  }
+  if (!plan_.gate_first) context_.kernels.multiply_gate(Gate::kSilu, z, size, x);
+}
+
+}  // namespace tidewheel

@@ -1,0 +1,32 @@
+// Mamba2's state space layer.
+#pragma once
+
+#include "model/mixers/recurrent.h"
+
+namespace tidewheel {
+
+class Mamba2 final : public Mixer {
+ public:
+  Mamba2(const Mamba2Plan& plan, const std::string& prefix, Context& context);
+  void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
+
+ private:
+  float* row(int token) const { return context_.workspace.rows(rows_) + token * rows_.stride; }
+  float* gates(int token) const { return context_.workspace.rows(gates_) + token * gates_.stride; }
+  void recur(const SequenceTokens& tokens, int head) const;
+  void gate(int token) const;
+
+  const Context& context_;
+  const Mamba2Plan plan_;
+  Convolution convolution_;
+  Linear in_, out_;
+  float* a_log_ = nullptr;
+  float* skip_ = nullptr;
+  float* dt_bias_ = nullptr;
+  Norm norm_;
+  size_t state_;
+  Buffer<float> rows_;   // [T, x B C z dt]; x later holds the results
+  Buffer<float> gates_;  // [T, time steps and decays of all heads]
+};
+
+}  // namespace tidewheel

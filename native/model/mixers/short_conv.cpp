@@ -1,0 +1,38 @@
+#include "model/mixers/short_conv.h"
+
+namespace tidewheel {
+namespace {
+
+constexpr int kPartChannels = 128;  // that a worker convolves at a time
+
+}  // namespace
+
+ShortConv::ShortConv(const ShortConvPlan& plan, const std::string& prefix, Context& context)
+    : context_(context), plan_(plan),
+      convolution_(prefix + "conv_taps", plan.size, plan.conv_kernel, plan.bias, false, context) {
+  const int size = plan.size, hidden = context.hidden_size;
+  require(size > 0, "a convolution needs at least one channel");
+  Weights& weights = context.weights;
+  weights.add_linear(prefix + "conv_b", in_, size, hidden, plan.bias, {3 * size, size, 0, 0});
+  weights.add_linear(prefix + "conv_c", in_, size, hidden, plan.bias, {3 * size, size, 0, size});
+  weights.add_linear(prefix + "conv_x", in_, size, hidden, plan.bias, {3 * size, size, 0, 2 * size});
+  weights.add_linear(prefix + "conv_out", out_, hidden, size, plan.bias);
+  rows_ = context.workspace.add<float>(round_up(3 * size, 16));
+}
+
+void ShortConv::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
+  const int size = plan_.size;
+  float* const rows = context_.workspace.rows(rows_);
+  context_.gemms.run(worker, in_, input, {Epilogue::kStore, rows, rows_.stride});
+  context_.profile.end(worker, Phase::kQkv);
+  share_parts(worker, step, (size + kPartChannels - 1) / kPartChannels, [&](const SequenceTokens& tokens, int part) {
+    const Range channels{part * kPartChannels, std::min((part + 1) * kPartChannels, size)};
+    float* const b = rows + tokens.begin * rows_.stride + channels.begin;
+    convolution_.run(tokens, channels, b + 2 * size, rows_.stride, b, b + size);
+  });
+  context_.profile.end(worker, Phase::kConvolution);
+  context_.gemms.run(worker, out_, {rows + 2 * size, rows_.stride, input.count}, output);
+  context_.profile.end(worker, Phase::kOut);
+}
+
+}  // namespace tidewheel
