@@ -159,27 +159,42 @@ def recurrent(num_states: int = 16) -> ExecutorLimits:
     return dataclasses.replace(ROOMY, num_states=num_states)
 
 
-def test_a_prefix_hit_goes_on_from_a_snapshot_at_the_end_of_a_step() -> None:
-    """A step ends at 16 tokens, and another at 32: no state is known in between."""
-    limits = dataclasses.replace(recurrent(), max_num_batched_tokens=16)
-    driver = Driver(FakeExecutor(limits), 64)
+def reused(driver: Driver, prompt: tuple[int, ...], max_tokens: int = 3) -> tuple[int, int]:
+    """How many tokens of a prompt are found, and the sequence's key. It samples what it samples alone."""
+    wanted = Job(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+    (key,) = driver.add(wanted)
+    before = driver.scheduler.cached_prompt_tokens_total
+    driver.run()
+    assert driver.sampled[key] == alone(FakeExecutor(recurrent()), 64, wanted, 0, frozenset())[0]
+    return driver.scheduler.cached_prompt_tokens_total - before, key
+
+
+@pytest.mark.parametrize("num_batched_tokens", [16, 64])
+def test_a_prompt_goes_on_from_the_last_block_of_the_one_that_it_repeats(num_batched_tokens: int) -> None:
+    """However its chunks were cut: what the first computes of the last 3 of 39 tokens is a step of its own."""
+    driver = Driver(FakeExecutor(dataclasses.replace(recurrent(), max_num_batched_tokens=num_batched_tokens)), 64)
     prompt = tuple(range(100, 139))
-    for length, reused in ((39, 0), (39, 32), (30, 16)):
-        wanted = Job(prompt[:length], SamplingParams(max_tokens=3, ignore_eos=True))
-        (key,) = driver.add(wanted)
-        before = driver.scheduler.cached_prompt_tokens_total
-        driver.run()
-        assert driver.scheduler.cached_prompt_tokens_total - before == reused
-        assert driver.sampled[key] == alone(FakeExecutor(recurrent()), 64, wanted, 0, frozenset())[0]
+    assert [reused(driver, prompt)[0] for _ in range(2)] == [0, 36]
+    assert reused(driver, (*prompt, 7, 8, 9))[0] == 36
 
 
-def test_decoding_leaves_a_snapshot_at_each_block_end() -> None:
+def test_a_snapshot_is_taken_where_a_prompt_parts_from_another() -> None:
     driver = Driver(FakeExecutor(recurrent()), 64)
-    (key,) = driver.add(job(6, 10))
-    driver.run()
-    driver.add(Job((*job(6, 10).prompt, *driver.tokens(key), 99), SamplingParams(max_tokens=1)))
-    driver.run()
-    assert driver.scheduler.cached_prompt_tokens_total == 12  # 15 tokens were computed, the 16th only sampled
+    common = tuple(range(100, 122))  # 5 blocks and a half
+    assert [reused(driver, (*common, *range(first, first + 18)))[0] for first in (1, 30, 60)] == [0, 0, 20]
+
+
+def test_a_snapshot_goes_along_with_a_decode() -> None:
+    driver = Driver(FakeExecutor(recurrent(10)), 64)
+    prompt = tuple(range(100, 106))
+    _, key = reused(driver, prompt, 40)
+    assert reused(driver, (*prompt, *driver.tokens(key)), 1)[0] == 32  # of 45: every fourth block end has one
+
+
+def test_short_prompts_are_computed_in_one_step() -> None:
+    driver = Driver(FakeExecutor(recurrent()), 64)
+    assert [reused(driver, tuple(range(100, 115)))[0] for _ in range(2)] == [0, 0]
+    assert max(step.load.prefill_tokens for step in driver.steps) == 15
 
 
 def test_sequences_run_where_all_slots_are_theirs() -> None:
