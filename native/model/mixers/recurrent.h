@@ -34,8 +34,9 @@ class Convolution {
   // `name` + ".weight" is [taps, size], flat; `name` + ".bias" is [size].
   Convolution(const std::string& name, int size, int taps, bool bias, bool silu, Context& context)
       : context_(context), size_(size), taps_(taps), silu_(silu) {
-    require(taps >= 1 && taps <= kMaxConvTaps,
-            "a convolution may be over 1 to " + std::to_string(kMaxConvTaps) + " tokens, not " + std::to_string(taps));
+    if (taps < 1 || taps > kMaxConvTaps) {
+      fail("a convolution may be over 1 to " + std::to_string(kMaxConvTaps) + " tokens, not " + std::to_string(taps));
+    }
     context.weights.add_vector(name + ".weight", weight_, taps * size);
     if (bias) context.weights.add_vector(name + ".bias", bias_, size);
     state_ = context.states.add(size_t(taps - 1) * size);
