@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import ModelError
 from ...files.wording import shown
-from .reader import GgufFile
+from .reader import GgufFile, GgufStrings
 
 _MOST = 2.0**127  # numbers that float32 holds
 
@@ -84,12 +84,16 @@ class Fields:
             raise self.error(key, "a bool")
         return default if value is None else value
 
-    def texts(self, key: str) -> list[str]:
-        """A list of strings that must be there."""
+    def strings(self, key: str) -> GgufStrings:
+        """An array of strings that must be there. None of them is made yet."""
         value = self.raw(key)
-        if not isinstance(value, list):
+        if not isinstance(value, GgufStrings):
             raise self.error(key, "an array of strings")
         return value
+
+    def texts(self, key: str) -> list[str]:
+        """The strings of an array that must be there."""
+        return self.strings(key).to_list()
 
     def numbers(self, key: str, count: int, kind: str = "i") -> list[Any] | None:
         """An array of `count` finite numbers, integers unless `kind` is "f"."""

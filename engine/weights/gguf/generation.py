@@ -8,7 +8,7 @@ from .reader import GgufFile
 
 _CONTROL, _USER_DEFINED = 3, 4
 # What ends a turn in the templates of models whose files name only the end of a text.
-_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"})
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
 
 def generation_of(file: GgufFile) -> GenerationConfig:
@@ -33,9 +33,8 @@ def _end_tokens(file: GgufFile, fields: Fields) -> tuple[int, ...]:
     found = [fields.optional_integer(f"{name}_token_id") for name in ("eos", "eot", "eom")]
     template = Fields(file).optional_text("tokenizer.chat_template")
     if template is not None:
-        tokens = fields.texts("tokens")
-        types = fields.numbers("token_type", len(tokens)) or []
-        for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False)):
-            if token in _TURN_ENDS and kind in (_CONTROL, _USER_DEFINED) and token in template:
-                found.append(token_id)
+        tokens = fields.strings("tokens")
+        types = fields.numbers("token_type", len(tokens))
+        named = [tokens.find(token) for token in _TURN_ENDS if token in template] if types else []
+        found += [i for i in named if i is not None and types and types[i] in (_CONTROL, _USER_DEFINED)]
     return tuple(dict.fromkeys(token_id for token_id in found if token_id is not None))

@@ -10,6 +10,8 @@ import math
 import mmap
 import os
 import struct
+from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,52 @@ _MAX_KEYS, _MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 23
 _MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
 _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
 
+_READ_LENGTH = struct.Struct("<Q").unpack_from
+
 Metadata = dict[str, Any]
+
+
+class GgufStrings:
+    """An array of strings, of which only the lengths have been read: vocabularies have hundreds of thousands.
+
+    `data` are the array's bytes, each string after its length. String i ends before byte `ends[i]`.
+    """
+
+    def __init__(self, path: Path, key: str, data: bytes, ends: array[int]) -> None:
+        self._path, self._key, self._data, self._ends = path, key, data, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __repr__(self) -> str:
+        return f"an array of {len(self)} strings"
+
+    def to_list(self) -> list[str]:
+        """All of them. Raises ModelError, naming the file and the key, if one is not UTF-8."""
+        data, start, texts = self._data, 8, []
+        try:
+            for end in self._ends:
+                texts.append(str(data[start:end], "utf-8"))
+                start = end + 8
+        except UnicodeDecodeError as error:
+            raise ModelError(
+                f"{self._path} is not a GGUF file that can be read: string {len(texts)} in key {shown(self._key)} is "
+                "not UTF-8"
+            ) from error
+        return texts
+
+    def find(self, text: str) -> int | None:
+        """The index of the first that is `text`; None if there is none."""
+        encoded = text.encode()
+        wanted = len(encoded).to_bytes(8, "little") + encoded
+        at = self._data.find(wanted)
+        while at >= 0:
+            # Bytes within a string may look like another string.
+            index = bisect_left(self._ends, at + len(wanted))
+            if self._ends[index] == at + len(wanted) and at == (self._ends[index - 1] if index else 0):
+                return index
+            at = self._data.find(wanted, at + 1)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +112,7 @@ class GgufTensor:
 class GgufFile:
     """A file's metadata, and its tensors by name.
 
-    A value of the metadata is a bool, int, float or str, a list of str, or an array of numbers or of bools.
+    A value of the metadata is a bool, int, float or str, GgufStrings, or an array of numbers or of bools.
     """
 
     path: Path
@@ -178,13 +225,26 @@ def _value(cursor: _Cursor, kind: int, key: str) -> object:
         raise cursor.error(f"{where} has type {kind}, which is not known")
     kind = cursor.u32(where)
     if kind == _STRING:
-        return [cursor.text(where) for _ in range(cursor.count(f"strings in {where}", 8, _MAX_STRINGS))]
+        return _strings(cursor, cursor.count(f"strings in {where}", 8, _MAX_STRINGS), key, where)
     if kind in _NUMBERS:
         size = np.dtype(_NUMBERS[kind]).itemsize
         return _numbers(cursor, kind, cursor.count(f"numbers in {where}", size, _MAX_METADATA_BYTES), where)
     if kind == _ARRAY:
         raise cursor.error(f"{where} is an array of arrays, which is not supported")
     raise cursor.error(f"{where} is an array of type {kind}, which is not known")
+
+
+def _strings(cursor: _Cursor, count: int, key: str, where: str) -> GgufStrings:
+    content, begin, ends = cursor.content, cursor.at, array("Q")
+    at, append, read_length = begin, ends.append, _READ_LENGTH
+    try:
+        for _ in range(count):
+            at += 8 + read_length(content, at)[0]
+            append(at - begin)
+    except (struct.error, OverflowError):  # a length is past the end, or leads there
+        at = cursor.at + cursor.left + 1
+    cursor.advance(at - begin, where)
+    return GgufStrings(cursor.path, key, content[begin:at], ends)
 
 
 def _numbers(cursor: _Cursor, kind: int, count: int, where: str) -> NDArray[np.generic]:

@@ -51,6 +51,8 @@ BAD = {
     "string-length": (file((key("k", 8, U64.pack(1 << 20)),)), "it ends within key 'k'"),
     "array-length": (file((key("k", 9, array(4, 1 << 20)),)), "it ends within numbers in key 'k'"),
     "strings": (file((key("k", 9, array(8, 1 << 60)),)), "strings in key 'k', more than"),
+    "string-in-array": (file((key("k", 9, array(8, 2, text("a") + U64.pack(99))),), data=4), "it ends within key 'k'"),
+    "long-string": (file((key("k", 9, array(8, 2, U64.pack((1 << 64) - 9) + bytes(8))),)), "it ends within key 'k'"),
     "nested": (file((key("k", 9, array(9, 1, array(0, 0))),)), "key 'k' is an array of arrays"),
     "kind": (file((key("k", 13, b""),)), "key 'k' has type 13"),
     "array-kind": (file((key("k", 9, array(99, 1)),)), "key 'k' is an array of type 99"),
@@ -93,6 +95,33 @@ def test_a_file_of_nothing_has_nothing_wrong(tmp_path: Path) -> None:
     read = read_gguf(path)
     assert read.metadata["k"].tolist() == [1, 2]
     assert read.tensors["t"].shape == (1, 8)
+
+
+# Strings that look like others with the length before them.
+TEXTS = st.lists(
+    st.sampled_from(
+        ["", "a", "ab", "é", "\0", text("a").decode(), text("").decode(), text(text("a").decode()).decode()]
+    )
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TEXTS, TEXTS)
+def test_strings_are_what_was_written(tmp_path: Path, texts: list[str], others: list[str]) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(file((key("k", 9, array(8, len(texts), b"".join(map(text, texts)))),)))
+    strings = read_gguf(path).metadata["k"]
+    assert strings.to_list() == texts
+    assert len(strings) == len(texts)
+    for one in (*texts, *others):
+        assert strings.find(one) == (texts.index(one) if one in texts else None)
+
+
+def test_a_string_that_is_no_text_is_named_when_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(file((key("k", 9, array(8, 2, text("a") + U64.pack(1) + b"\xff")),)))
+    with pytest.raises(ModelError, match=r"m\.gguf.*string 1 in key 'k' is not UTF-8"):
+        read_gguf(path).metadata["k"].to_list()
 
 
 @pytest.mark.parametrize("seed", range(len(SEEDS)))
