@@ -20,36 +20,61 @@ constexpr int kChunkGroups = kChunkInputs / kRowGroup;
 constexpr int kVectorBytes = kQuad * kLanes;
 constexpr int kGroupQuads = kRowGroup / kQuad;
 
+// What integers codes stand for.
+enum class Codes { kPlain, kNonlinear, kE2m1 };
+
 // What a format is.
 struct BlockTraits {
   bool whole, four, two, one;  // planes
   bool halves;                 // scales are for 16 inputs, else for 32 or more
   bool shifts;                 // w = scale * code + shift, else scale * (code - zero)
-  bool table;                  // codes are places in a table of integers
   int zero;
+  Codes codes = Codes::kPlain;
 
   // Of a group of all lanes.
   constexpr int vectors() const { return 8 * whole + 4 * four + 2 * two + one; }
 };
 
-constexpr BlockTraits traits_of(const WeightFormat& format) {
+constexpr BlockTraits kQ5_0Traits = {false, true, false, true, false, false, 16};
+constexpr BlockTraits kQ5KTraits = {false, true, false, true, false, true, 0};  // and kQ5_1
+constexpr BlockTraits kQ2KTraits = {false, false, true, false, true, true, 0};
+constexpr BlockTraits kQ3KTraits = {false, false, true, true, true, false, 4};
+constexpr BlockTraits kQ4KTraits = {false, true, false, false, false, true, 0};
+constexpr BlockTraits kQ6KTraits = {false, true, true, false, true, false, 32};
+constexpr BlockTraits kIq4Traits = {false, true, false, false, false, false, 0, Codes::kNonlinear};
+constexpr BlockTraits kMxfp4Traits = {false, true, false, false, false, false, 0, Codes::kE2m1};
+constexpr BlockTraits kNvfp4Traits = {false, true, false, false, true, false, 0, Codes::kE2m1};
+template <int BITS, bool ZERO_POINTS>
+constexpr BlockTraits kGridTraits = {BITS == 8, BITS == 4, BITS == 2 || BITS == 3, BITS == 3, false, ZERO_POINTS,
+                                     ZERO_POINTS ? 0 : 1 << (BITS - 1)};
+
+// Calls `body` with a format's traits as its template argument.
+template <typename Body>
+TW_INLINE auto with_traits(const WeightFormat& format, Body&& body) {
   switch (format.kind) {
-    case WeightKind::kQ5_0: return {false, true, false, true, false, false, false, 16};
+    case WeightKind::kQ5_0: return body.template operator()<kQ5_0Traits>();
     case WeightKind::kQ5_1:
-    case WeightKind::kQ5K: return {false, true, false, true, false, true, false, 0};
-    case WeightKind::kQ2K: return {false, false, true, false, true, true, false, 0};
-    case WeightKind::kQ3K: return {false, false, true, true, true, false, false, 4};
-    case WeightKind::kQ4K: return {false, true, false, false, false, true, false, 0};
-    case WeightKind::kQ6K: return {false, true, true, false, true, false, false, 32};
+    case WeightKind::kQ5K: return body.template operator()<kQ5KTraits>();
+    case WeightKind::kQ2K: return body.template operator()<kQ2KTraits>();
+    case WeightKind::kQ3K: return body.template operator()<kQ3KTraits>();
+    case WeightKind::kQ4K: return body.template operator()<kQ4KTraits>();
+    case WeightKind::kQ6K: return body.template operator()<kQ6KTraits>();
     case WeightKind::kIq4Nl:
-    case WeightKind::kIq4Xs:
-    case WeightKind::kMxfp4: return {false, true, false, false, false, false, true, 0};
-    case WeightKind::kNvfp4: return {false, true, false, false, true, false, true, 0};
-    default: {
-      const int b = format.bits;
-      return {b == 8, b == 4, b == 2 || b == 3, b == 3, false, format.zero_points, false, 1 << (b - 1)};
-    }
+    case WeightKind::kIq4Xs: return body.template operator()<kIq4Traits>();
+    case WeightKind::kMxfp4: return body.template operator()<kMxfp4Traits>();
+    case WeightKind::kNvfp4: return body.template operator()<kNvfp4Traits>();
+    default: break;
   }
+  switch (format.bits) {
+    case 2: return format.zero_points ? body.template operator()<kGridTraits<2, true>>() : body.template operator()<kGridTraits<2, false>>();
+    case 3: return format.zero_points ? body.template operator()<kGridTraits<3, true>>() : body.template operator()<kGridTraits<3, false>>();
+    case 4: return format.zero_points ? body.template operator()<kGridTraits<4, true>>() : body.template operator()<kGridTraits<4, false>>();
+    default: return format.zero_points ? body.template operator()<kGridTraits<8, true>>() : body.template operator()<kGridTraits<8, false>>();
+  }
+}
+
+TW_INLINE BlockTraits traits_of(const WeightFormat& format) {
+  return with_traits(format, []<BlockTraits TRAITS>() { return TRAITS; });
 }
 
 // Whole bytes and a table's integers are signed, and stored like this: plus 128 where weights are multiplied unsigned.
@@ -58,7 +83,7 @@ constexpr bool kUnsignedCodes = kQuadZero != 0;
 // What expanded weights without shifts are too high by.
 constexpr int code_offset(const BlockTraits& traits) {
   if (!kUnsignedCodes || traits.shifts) return 0;
-  return traits.table || traits.whole ? kQuadZero : traits.zero;
+  return traits.codes != Codes::kPlain || traits.whole ? kQuadZero : traits.zero;
 }
 
 // Scales and zero points of a grid's chunk.
@@ -108,11 +133,85 @@ struct alignas(64) Expanded {
 };
 
 void expand_chunk(const WeightFormat& format, const char* chunk, int groups, Expanded& out);
+// Of which only the scales and shifts. Returns what follows a chunk's header.
+const uint8_t* expand_scales(const WeightFormat& format, const char* chunk, int groups, Expanded& out);
 
 // The integer of column `lane` at input i, as in the definition of the format, with `scales` and `shifts`.
 TW_INLINE int code_at(const BlockTraits& traits, const Expanded& e, int lane, int i) {
   const uint8_t code = e.codes[(i / kQuad * kLanes + lane) * kQuad + i % kQuad];
   return kUnsignedCodes ? code - code_offset(traits) : static_cast<int8_t>(code);
+}
+
+constexpr int kLineBytes = 64;
+
+// So many rows are multiplied with codes in registers, without expanding a chunk first.
+constexpr int kFewRows = 4;
+
+constexpr uint8_t stored_integer(int value) { return static_cast<uint8_t>(value + (kUnsignedCodes ? kQuadZero : 0)); }
+struct alignas(16) CodeTable {
+  uint8_t entries[16];
+};
+constexpr CodeTable make_table(const int (&values)[16]) {
+  CodeTable table{};
+  for (int i = 0; i < 16; ++i) table.entries[i] = stored_integer(values[i]);
+  return table;
+}
+constexpr CodeTable kNonlinear = make_table({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113});
+// Twice the values of e2m1.
+constexpr CodeTable kTwiceE2m1 = make_table({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12});
+
+// A group's codes, all planes joined, as they are multiplied. Moves `planes` past it.
+template <BlockTraits T>
+TW_INLINE void load_group(const uint8_t*& planes, Bytes (&codes)[kGroupQuads]) {
+  constexpr int kLowBits = T.four ? 4 : 2;
+  // With few rows, weights from memory must arrive before they are needed.
+  constexpr int kAheadBytes = 4096;
+  for (int i = 0; i < T.vectors() * kVectorBytes; i += kLineBytes) prefetch(planes + kAheadBytes + i);
+  if constexpr (T.whole) {
+#pragma GCC unroll 8
+    for (int q = 0; q < kGroupQuads; ++q) codes[q] = load_bytes(planes + q * kVectorBytes);
+  }
+  if constexpr (T.four) {
+#pragma GCC unroll 4
+    for (int q = 0; q < kGroupQuads; q += 2) {
+      const Bytes both = load_bytes(planes + q / 2 * kVectorBytes);
+      codes[q] = field<0, 4>(both);
+      codes[q + 1] = field<4, 4>(both);
+    }
+  }
+  if constexpr (T.two) {
+#pragma GCC unroll 2
+    for (int q = 0; q < kGroupQuads; q += 4) {
+      const Bytes all = load_bytes(planes + (4 * T.four + q / 4) * kVectorBytes);
+      const Bytes fields[] = {field<0, 2>(all), field<2, 2>(all), field<4, 2>(all), field<6, 2>(all)};
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (T.four) {
+          codes[q + i] = or_above<4>(codes[q + i], fields[i]);
+        } else {
+          codes[q + i] = fields[i];
+        }
+      }
+    }
+  }
+  if constexpr (T.one) {
+    const Bytes all = load_bytes(planes + (4 * T.four + 2 * T.two) * kVectorBytes);
+    const Bytes fields[] = {field<0, 1>(all), field<1, 1>(all), field<2, 1>(all), field<3, 1>(all),
+                            field<4, 1>(all), field<5, 1>(all), field<6, 1>(all), field<7, 1>(all)};
+#pragma GCC unroll 8
+    for (int q = 0; q < kGroupQuads; ++q) codes[q] = or_above<kLowBits>(codes[q], fields[q]);
+  }
+  planes += T.vectors() * kVectorBytes;
+#pragma GCC unroll 8
+  for (int q = 0; q < kGroupQuads; ++q) {
+    if constexpr (T.codes != Codes::kPlain) {
+      codes[q] = lookup(T.codes == Codes::kNonlinear ? kNonlinear.entries : kTwiceE2m1.entries, codes[q]);
+    } else if constexpr (!kUnsignedCodes && T.whole) {
+      codes[q] = sub(codes[q], 128);
+    } else if constexpr (!kUnsignedCodes && !T.shifts) {
+      codes[q] = sub(codes[q], static_cast<uint8_t>(T.zero));
+    }
+  }
 }
 
 // Packed rows: a group of 32 inputs after the other. The scale; for all its inputs, or those of each half, what brings

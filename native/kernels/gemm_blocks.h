@@ -4,6 +4,7 @@
 
 #include "kernels/blocks.h"
 #include "kernels/gemm_tiles.h"
+#include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -16,6 +17,7 @@ class ExpandedRows {
   ExpandedRows() {}  // leaves the room for a chunk as it is
 
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+    if (rows <= kFewRows) return multiply_few_rows(format, x, panel, k, rows, tile);
     const size_t strip_size = strip_bytes(format, k), chunk_size = chunk_bytes(format, kChunkGroups);
     const size_t row_size = block_row_bytes(format, k);
     const int groups = row_groups(k);
@@ -53,7 +55,7 @@ class ExpandedRows {
         for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(SHIFTS ? 0 : group->correction[p][r]);
 #pragma GCC unroll 8
         for (int s = p * kGroupQuads / kParts; s < (p + 1) * kGroupQuads / kParts; ++s) {
-          multiply_quads<ROWS>(dot, load_codes(codes), group->quads[s]);
+          multiply_quads<ROWS>(dot, as_quads(load_bytes(codes)), group->quads[s]);
           codes += kVectorBytes;
         }
         const F w = load(expanded.scales[g * kParts + p]);

@@ -176,7 +176,7 @@ TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) {
 struct Quads {
   __m256i w;
 };
-TW_INLINE Quads load_codes(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+TW_INLINE Quads as_quads(Bytes a) { return {a.v}; }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
   low = {_mm256_and_si256(both, mask)};

@@ -176,7 +176,7 @@ struct Quads {
   __m512i v;
 };
 TW_INLINE Quads load_quads(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-TW_INLINE Quads load_codes(const uint8_t* p) { return load_quads(p); }
+TW_INLINE Quads as_quads(Bytes a) { return {a.v}; }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
   low = {_mm512_and_si512(both, mask)};
@@ -194,10 +194,7 @@ TW_INLINE Quads load_quads(const uint8_t* p) {
   const __m512i w = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(0x80)));
   return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
 }
-TW_INLINE Quads load_codes(const uint8_t* p) {
-  const __m512i w = _mm512_loadu_si512(p);
-  return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
-}
+TW_INLINE Quads as_quads(Bytes a) { return {_mm512_abs_epi8(a.v), _mm512_movepi8_mask(a.v)}; }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
   low = {_mm512_and_si512(both, mask), 0};

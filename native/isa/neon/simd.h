@@ -210,7 +210,7 @@ struct Quads {
   uint8x16_t v;
 };
 TW_INLINE Quads load_quads(const uint8_t* p) { return {vld1q_u8(p)}; }
-TW_INLINE Quads load_codes(const uint8_t* p) { return load_quads(p); }
+TW_INLINE Quads as_quads(Bytes a) { return {a.v}; }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const uint8x16_t both = vld1q_u8(p);
   low = {vandq_u8(both, vdupq_n_u8(15))};
@@ -226,7 +226,7 @@ struct Quads {
   int8x16_t v;
 };
 TW_INLINE Quads load_quads(const uint8_t* p) { return {vreinterpretq_s8_u8(vld1q_u8(p))}; }
-TW_INLINE Quads load_codes(const uint8_t* p) { return load_quads(p); }
+TW_INLINE Quads as_quads(Bytes a) { return {vreinterpretq_s8_u8(a.v)}; }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const uint8x16_t both = vld1q_u8(p);
   low = {vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)))};

@@ -203,8 +203,12 @@ TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) {
   return r;
 }
 #undef TW_EACH_BYTE
-// Weights to be multiplied as they are: unsigned bytes if kQuadZero is 128, else signed ones.
-TW_INLINE Quads load_codes(const uint8_t* p) { return load_quads(p); }
+// Bytes to be multiplied as they are: unsigned if kQuadZero is 128, else signed.
+TW_INLINE Quads as_quads(Bytes a) {
+  Quads r;
+  std::memcpy(r.v, a.v, sizeof r.v);
+  return r;
+}
 
 // What the dot products of a group's nibbles are summed in: a group's are small, and add up to what was there before.
 using NibbleSum = I;

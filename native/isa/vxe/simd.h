@@ -241,7 +241,7 @@ struct Quads {
 TW_INLINE Quads load_quads(const uint8_t* p) {
   return {(SignedBytes)(load_as<Bytes16>(p) ^ vec_splats(uint8_t{0x80}))};
 }
-TW_INLINE Quads load_codes(const uint8_t* p) { return {load_as<SignedBytes>(p)}; }
+TW_INLINE Quads as_quads(Bytes a) { return {(SignedBytes)a.v}; }
 TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   const Bytes16 both = load_as<Bytes16>(p);
   low = {(SignedBytes)(both & vec_splats(uint8_t{15}))};

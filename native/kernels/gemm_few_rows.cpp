@@ -1,0 +1,65 @@
+// A few rows times weights that keep the bits of a quantized file. Integer sums are exact, and floats are added in the order
+// of gemm_blocks.h: the results are those of many rows.
+#include "kernels/blocks.h"
+#include "kernels/gemm_tiles.h"
+#include "kernels/table.h"
+
+namespace tidewheel::TW_ISA {
+namespace {
+
+template <BlockTraits T, int ROWS>
+void multiply_strip(const WeightFormat& format, const char* x, const char* chunk, int k, float* tile) {
+  constexpr int kParts = T.halves ? 2 : 1, kPartQuads = kGroupQuads / kParts;
+  const auto* group = reinterpret_cast<const BlockRows<ROWS, kParts>*>(x);
+  const size_t chunk_size = chunk_bytes(format, kChunkGroups);
+  const int groups = row_groups(k);
+  Expanded expanded;
+  F acc[ROWS];
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r) acc[r] = zero();
+  for (int begin = 0; begin < groups; begin += kChunkGroups, chunk += chunk_size) {
+    const int count = groups - begin < kChunkGroups ? groups - begin : kChunkGroups;
+    const uint8_t* planes = expand_scales(format, chunk, count, expanded);
+    for (int g = 0; g < count; ++g, ++group) {
+      Bytes codes[kGroupQuads];
+      load_group<T>(planes, codes);
+#pragma GCC unroll 2
+      for (int p = 0; p < kParts; ++p) {
+        I dot[ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(T.shifts ? 0 : group->correction[p][r]);
+#pragma GCC unroll 8
+        for (int s = p * kPartQuads; s < (p + 1) * kPartQuads; ++s) {
+          multiply_quads<ROWS>(dot, as_quads(codes[s]), group->quads[s]);
+        }
+        const F w = load(expanded.scales[g * kParts + p]);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+          acc[r] = fma(small_to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+          if constexpr (T.shifts) {
+            const F sum = set1(reinterpret_cast<const float*>(group->correction[p])[r]);
+            acc[r] = fma(load(expanded.shifts[g * kParts + p]), sum, acc[r]);
+          }
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
+}
+
+}  // namespace
+
+void multiply_few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+  with_traits(format, [&]<BlockTraits TRAITS>() {
+    using Multiply = void (*)(const WeightFormat&, const char*, const char*, int, float*);
+    static constexpr Multiply kMultiply[] = {multiply_strip<TRAITS, 1>, multiply_strip<TRAITS, 2>, multiply_strip<TRAITS, 3>,
+                                             multiply_strip<TRAITS, 4>};
+    static_assert(sizeof kMultiply / sizeof *kMultiply == kFewRows && kFewRows <= kTileRows);
+    for (int s = 0; s < kStrips; ++s) {
+      kMultiply[rows - 1](format, x, panel + s * block_strip_bytes(format, k), k, tile + s * kLanes);
+    }
+  });
+}
+
+}  // namespace tidewheel::TW_ISA
