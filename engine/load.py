@@ -112,7 +112,12 @@ def open_model(options: EngineOptions) -> OpenedModel:
         )
         quantization = None
     kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    weight_bytes = sum(format_of(name, shape, dtype, quantization).num_bytes(shape) for name, shape in shapes.items())
+    weight_bytes = sum(
+        format_of(
+            name, shape, dtype, quantization, weights.stored_format(name) if device.quantizes else None
+        ).num_bytes(shape)
+        for name, shape in shapes.items()
+    )
     return OpenedModel(
         source=source,
         tokenizer_source=_tokenizer_source(options, source),

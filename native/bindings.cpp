@@ -9,6 +9,7 @@
 
 #include <stdexcept>
 
+#include "kernels/block_formats.h"
 #include "model/executor.h"
 #include "plan_bindings.h"
 #include "runtime/ceilings.h"
@@ -207,7 +208,73 @@ void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>,
 // whether the array is a view of a mapped file.
 using Tensor = std::tuple<std::string, nb::ndarray<nb::ro, nb::device::cpu>, std::string, bool, bool>;
 
-void set_weights(Executor& executor, const std::vector<Tensor>& tensors) {
+// A matrix as a quantized checkpoint has it, whose bits are kept: see StoredBlocks. It keeps the arrays.
+struct BlockSource {
+  std::string name;
+  nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu> data;  // [rows, bytes], contiguous rows
+  std::optional<nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>> row_order;
+  std::optional<nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>> scales;
+  std::optional<nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>> zeros;
+  StoredBlocks blocks;
+  int cols;
+  bool mapped;
+
+  // Of a type of GGUF's blocks.
+  BlockSource(std::string name_of, decltype(data) rows, const std::string& type, decltype(row_order) order, bool is_mapped)
+      : name(std::move(name_of)), data(std::move(rows)), row_order(std::move(order)), mapped(is_mapped) {
+    const BlockTypeInfo* info = find_block_type(type);
+    check(info && info->bytes && data.shape(1) % info->bytes == 0, "rows must be whole blocks of a known type");
+    blocks.type = info->type;
+    cols = static_cast<int>(data.shape(1) / info->bytes * info->inputs);
+    if (row_order) {
+      check(row_order->size() == data.shape(0), "the order must name a row for each row");
+      for (size_t i = 0; i < row_order->size(); ++i) {
+        check((*row_order)(i) >= 0 && size_t((*row_order)(i)) < data.shape(0), "the order names rows that are not there");
+      }
+      blocks.row_order = row_order->data();
+    }
+    set_rows();
+  }
+
+  // A grid of integers of `bits` for `inputs`.
+  BlockSource(std::string name_of, decltype(data) codes, int bits, int group, int inputs, decltype(scales) all_scales,
+              const std::string& scale_type, decltype(zeros) all_zeros, bool twos_complement)
+      : name(std::move(name_of)), data(std::move(codes)), scales(std::move(all_scales)), zeros(std::move(all_zeros)),
+        cols(inputs), mapped(false) {
+    check(bits > 0 && bits <= 8 && group > 0 && inputs > 0, "bits, group and inputs must be above 0");
+    const size_t rows = data.shape(0), groups = (size_t(inputs) + group - 1) / group;
+    check(data.shape(1) == (size_t(inputs) * bits + 7) / 8, "codes must be as many as the inputs");
+    blocks.type = BlockType::kGrid;
+    blocks.bits = bits, blocks.group = group;
+    blocks.scale_type = parse_dtype(scale_type);
+    check(scales && scales->dtype().bits == dtype_bytes(blocks.scale_type) * 8, "scales must be of their type");
+    check(scales->shape(0) == rows && scales->shape(1) == groups, "there must be a scale for each group");
+    blocks.scales = scales->data();
+    blocks.scale_stride = static_cast<ptrdiff_t>(groups);
+    if (zeros) {
+      check(!twos_complement, "codes with zero points must not be in two's complement");
+      check(zeros->shape(0) == rows && zeros->shape(1) == groups, "there must be a zero point for each group");
+      blocks.zeros = zeros->data();
+      blocks.zero_stride = static_cast<ptrdiff_t>(groups);
+    }
+    blocks.twos_complement = twos_complement;
+    set_rows();
+  }
+
+ private:
+  void check(bool condition, const char* message) const {
+    if (!condition) throw std::invalid_argument(name + ": " + message);
+  }
+
+  void set_rows() {
+    check(data.shape(1) == 1 || data.stride(1) == 1, "rows must be contiguous");
+    check(data.stride(0) >= 0, "rows must lie one behind the other");
+    blocks.row_bytes = static_cast<size_t>(data.stride(0));
+    blocks.data_bytes = data.shape(1);
+  }
+};
+
+void set_weights(Executor& executor, const std::vector<Tensor>& tensors, const std::vector<const BlockSource*>& matrices) {
   std::vector<Source> sources;
   for (const auto& [name, array, dtype, swapped, mapped] : tensors) {
     Source& source = sources.emplace_back(name, array.data(), parse_dtype(dtype));
@@ -220,6 +287,12 @@ void set_weights(Executor& executor, const std::vector<Tensor>& tensors) {
     }
     source.swapped = swapped;
     source.mapped = mapped;
+  }
+  for (const BlockSource* matrix : matrices) {
+    Source& source = sources.emplace_back(matrix->name, matrix->data.data(), DType::kFloat32);
+    source.shape = {static_cast<int64_t>(matrix->data.shape(0)), matrix->cols};
+    source.mapped = matrix->mapped;
+    source.blocks = matrix->blocks;
   }
   nb::gil_scoped_release release;
   executor.set_weights(sources);
@@ -248,6 +321,14 @@ NB_MODULE(_native, m) {
   nb::exception<Stopped>(m, "StoppedError");
   bind_plans(m);
 
+  using Codes = decltype(BlockSource::data);
+  using Scales = decltype(BlockSource::scales);
+  nb::class_<BlockSource>(m, "BlockSource")
+      .def(nb::init<std::string, Codes, std::string, decltype(BlockSource::row_order), bool>(), "name"_a, "data"_a, "type"_a,
+           "row_order"_a.none(), "mapped"_a)
+      .def(nb::init<std::string, Codes, int, int, int, Scales, std::string, decltype(BlockSource::zeros), bool>(), "name"_a,
+           "codes"_a, "bits"_a, "group"_a, "inputs"_a, "scales"_a, "scale_type"_a, "zeros"_a.none(), "twos_complement"_a);
+
   nb::class_<Executor>(m, "Executor")
       .def("__init__", [](Executor* self, const DecoderPlan& plan, const std::string& isa, const std::string& cache_dtype,
                           const std::vector<int>& num_blocks, int max_num_seqs, int max_num_batched_tokens,
@@ -256,7 +337,7 @@ NB_MODULE(_native, m) {
                             {num_blocks, max_num_seqs, max_num_batched_tokens, num_states}, groups);
       }, "plan"_a, "isa"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a,
            "num_states"_a = 0)
-      .def("set_weights", &set_weights, "tensors"_a)
+      .def("set_weights", &set_weights, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)
       .def("read_weights", &Executor::read_weights, "file"_a, "offset"_a, "checksum"_a,

@@ -1,7 +1,7 @@
 """Types of the native extension; `native/bindings.cpp` says what each does."""
 
 from collections.abc import Sequence
-from typing import TypeAlias, TypedDict
+from typing import TypeAlias, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,25 @@ class StoppedError(Exception): ...
 class WeightFormat:
     def __init__(
         self, kind: str, group: int = 32, zero_points: bool = False, bits: int = 4, scale_type: str = "float16"
+    ) -> None: ...
+
+class BlockSource:
+    @overload
+    def __init__(
+        self, name: str, data: NDArray[np.uint8], type: str, row_order: NDArray[np.int32] | None, mapped: bool
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str,
+        codes: NDArray[np.uint8],
+        bits: int,
+        group: int,
+        inputs: int,
+        scales: NDArray[np.generic],
+        scale_type: str,
+        zeros: NDArray[np.uint8] | None,
+        twos_complement: bool,
     ) -> None: ...
 
 class NormPlan:
@@ -126,7 +145,11 @@ class Executor:
         groups: Sequence[Sequence[int]],
         num_states: int = 0,
     ) -> None: ...
-    def set_weights(self, tensors: Sequence[tuple[str, NDArray[np.generic], str, bool, bool]]) -> None: ...
+    def set_weights(
+        self,
+        tensors: Sequence[tuple[str, NDArray[np.generic], str, bool, bool]],
+        matrices: Sequence[BlockSource] = (),
+    ) -> None: ...
     def stop_loading(self) -> None: ...
     def check_complete(self) -> None: ...
     def read_weights(self, file: int, offset: int, checksum: int) -> bool: ...

@@ -28,6 +28,7 @@ from ..models import ModelDescription
 from ..models.spec import tensor_shapes
 from ..models.tensor_ref import TensorRef
 from .dtypes import STORAGE, DType
+from .quantization import TensorFormat
 from .quantized import LayerReader, LayerTensors
 from .stored import FLOATS, Checkpoint, StoredMatrix, StoredTensor
 from .taking import Part, join, origin, take
@@ -160,6 +161,13 @@ class CheckpointWeights:
 
     def __getitem__(self, name: str) -> WeightTensor:
         return join([take(stored, ref) for stored, ref in self._places[name]])
+
+    def stored_format(self, name: str) -> TensorFormat | None:
+        """The format of a quantized matrix. None for floats, and for parts that are not quantized in one way."""
+        formats = {
+            stored.stored_format() if isinstance(stored, StoredMatrix) else None for stored, _ in self._places[name]
+        }
+        return formats.pop() if len(formats) == 1 else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

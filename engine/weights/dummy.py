@@ -52,6 +52,9 @@ class DummyWeights:
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
 
+    def stored_format(self, name: str) -> None:
+        """Nothing is quantized."""
+
     def __getitem__(self, name: str) -> DenseTensor:
         shape = self._shapes[name]
         if name.endswith("norm.weight"):

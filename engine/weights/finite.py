@@ -26,7 +26,7 @@ def require_finite(tensors: Sequence[WeightTensor], threads: int = 1) -> None:
 
     Only the scales of a quantized tensor are checked, because every code is a number.
     """
-    floats = [tensor.scales if isinstance(tensor, QuantizedTensor) else tensor for tensor in tensors]
+    floats = [part for tensor in tensors for part in _floats_of(tensor)]
     pieces = [(tensor, piece) for tensor in floats if tensor.origin is not None for piece in _pieces(tensor)]
     with ThreadPoolExecutor(threads) as pool:
         for (tensor, _), finite in zip(pieces, pool.map(_is_finite, pieces), strict=True):
@@ -42,6 +42,19 @@ def read_finite(weights: WeightSource, cancellation: Cancellation) -> Iterator[t
         tensor = weights[name]
         require_finite([tensor])
         yield name, tensor
+
+
+def _floats_of(tensor: WeightTensor) -> Iterator[DenseTensor]:
+    if isinstance(tensor, DenseTensor):
+        yield tensor
+    elif isinstance(tensor, QuantizedTensor):
+        yield tensor.scales
+    else:
+        blocks = tensor.data.reshape(-1, tensor.kind.bytes)
+        if tensor.kind.exponent:  # 255 is not a number, nor is it finite as the exponent of a bfloat16
+            yield DenseTensor(blocks[:, 0].astype(np.uint16) << 7, "bfloat16", origin=tensor.origin)
+        for at in tensor.kind.halves:
+            yield DenseTensor(blocks[:, at : at + 2].view("<f2")[:, 0], "float16", origin=tensor.origin)
 
 
 def _is_finite(piece: tuple[DenseTensor, NDArray[np.generic]]) -> bool:

@@ -1,24 +1,30 @@
-"""The format that a device keeps each weight in: floats, or fewer bits with --quantization.
+"""The format that a device keeps each weight in: floats, a quantized checkpoint's own, or fewer bits by --quantization.
 
-Weights are quantized while they are loaded, and multiplied with activations quantized to int8.
+With --quantization weights are quantized while they are loaded. What is quantized is multiplied with activations
+quantized to int8.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, cast
 
 from ..errors import ModelError
 from .dtypes import STORAGE, DType
+from .gguf.blocks import BLOCK_TYPES, BlockType
 
 Method = Literal["int8", "int8-channel", "int4"]
+BlockKind = Literal[
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"
+]
 
 GROUP_SIZES = (32, 64, 128)
 _INT8_GROUP = 32
 _GROUP_NUMBER_BYTES = 2  # a group's scale, and its zero point where it has one
 _CHANNEL_SCALE_BYTES = 4
+_BLOCKS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values() if kind.dequantize is not None}
 _EMBEDDINGS = ("embed.weight", "head.weight")
 _ROUTERS = (".router.weight", ".shared_gate.weight")
 
@@ -45,11 +51,24 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """The format of one weight. `group_size` counts inputs of an output; it is for int8 (32) and int4."""
+    """The format of one weight: floats, what a device quantizes to, or what a quantized checkpoint has.
 
-    kind: DType | Method
+    `group_size` counts inputs of an output that share a scale. It is for int8 (32), int4 and grid. `grid` has integers
+    of so many `bits`, and scales of the type `scales`; input i of the stored matrix is the model's `input_order[i]`, if
+    there is an order. A type of GGUF's blocks says all by its name.
+    """
+
+    kind: DType | Method | Literal["grid"] | BlockKind
     group_size: int = _INT8_GROUP
     zero_points: bool = False
+    bits: int = 0
+    scales: DType = "float32"
+    input_order: tuple[int, ...] | None = field(default=None, repr=False)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is a quantized checkpoint's own."""
+        return self.kind == "grid" or self.kind in _BLOCKS
 
     def num_bytes(self, shape: Sequence[int]) -> int:
         """Bytes of a weight of that shape, with its scales, without a device's padding."""
@@ -58,21 +77,48 @@ class TensorFormat:
             return parameters * STORAGE[self.kind].itemsize
         if self.kind == "int8-channel":
             return parameters + shape[0] * _CHANNEL_SCALE_BYTES
+        if (block := _BLOCKS.get(self.kind)) is not None:
+            return parameters // block.elements * block.bytes
         groups = shape[0] * -(-shape[1] // self.group_size)
+        if self.kind == "grid":
+            return -(-parameters * self.bits // 8) + groups * (STORAGE[self.scales].itemsize + self.zero_points)
         values = parameters if self.kind == "int8" else -(-parameters // 2)
         return values + groups * _GROUP_NUMBER_BYTES * (1 + self.zero_points)
 
+    def __str__(self) -> str:
+        if self.kind != "grid":
+            return self.kind
+        return f"{self.bits} bits in groups of {self.group_size}{' with zero points' if self.zero_points else ''}"
 
 def is_router(name: str) -> bool:
     """Whether the weight of that name decides which experts a token has. Rounded, it would choose others."""
     return name.endswith(_ROUTERS)
 
 
-def format_of(name: str, shape: Sequence[int], dtype: DType, quantization: Quantization | None) -> TensorFormat:
-    """The format of one of `tensor_shapes`' weights in a model of that dtype. Vectors and routers are float32."""
+def stored_as_blocks(kind: BlockType) -> TensorFormat:
+    """The format of a tensor in blocks. Raises ValueError for plain floats."""
+    name = kind.name.lower()
+    if name not in _BLOCKS:
+        raise ValueError(f"{kind.name} has no blocks")
+    return TensorFormat(cast(BlockKind, name))
+
+
+def format_of(
+    name: str,
+    shape: Sequence[int],
+    dtype: DType,
+    quantization: Quantization | None,
+    stored: TensorFormat | None = None,
+) -> TensorFormat:
+    """The format of one of `tensor_shapes`' weights in a model of that dtype. Vectors and routers are float32.
+
+    `stored` is the format of a quantized checkpoint. It is kept, unless there is a quantization to convert to.
+    """
     if len(shape) == 1 or is_router(name):
         return TensorFormat("float32")
-    if quantization is None or name == "embed.positions":  # a table that is only looked up
+    if quantization is None:
+        return stored or TensorFormat(dtype)
+    if name == "embed.positions":  # a table that is only looked up
         return TensorFormat(dtype)
     # The activation function's results have outliers, for which one scale a row is too coarse.
     outliers = quantization.method == "int8-channel" and name.endswith(".down.weight")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .dtypes import DType
+from .quantization import TensorFormat
 from .tensor import WeightTensor
 
 FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -47,13 +48,15 @@ class StoredTensor:
 class StoredMatrix:
     """A matrix `[outputs, inputs]` of `shape` that a quantized checkpoint stores in several tensors.
 
-    Names, types and shapes of the tensors are checked. `read` checks what they hold: it raises ModelError.
+    Names, types and shapes of the tensors are checked. `read` and `stored_format` check what they hold: they raise
+    ModelError. `stored_format` reads little; it is None if only floats can be made of the matrix.
     """
 
     path: Path
     shape: tuple[int, int]
     place: tuple[Any, ...]  # what identifies its content, without reading it
     read: Callable[[], WeightTensor]
+    stored_format: Callable[[], TensorFormat | None]
 
 
 Checkpoint = dict[str, StoredTensor]

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ..models.tensor_ref import TensorRef
 from .dtypes import STORAGE
+from .gguf.blocks import BlockType
 from .stored import FLOATS, StoredMatrix, StoredTensor
-from .tensor import DenseTensor, QuantizedTensor, WeightTensor, to_float32
+from .tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor, to_float32
 
 Part = tuple[StoredTensor | StoredMatrix, TensorRef]
 
@@ -63,9 +64,20 @@ def rows_of(data: NDArray[Any], ref: TensorRef) -> NDArray[Any]:
     return data.reshape(-1) if ref.flat else data
 
 
+def take_blocks(data: NDArray[np.uint8], kind: BlockType, ref: TensorRef, origin: str) -> BlockTensor:
+    """What `ref` takes of rows of whole blocks, `data [..., bytes of a row]`, a view of a mapped file. It is not copied
+    for `permute`.
+    """
+    rows = rows_of(data, replace(ref, permute=None))
+    order = None if ref.permute is None else np.array(ref.permute, np.int32)
+    return BlockTensor(kind, rows, np.may_share_memory(rows, data), order, origin)
+
+
 def _take_rows(tensor: WeightTensor, ref: TensorRef) -> WeightTensor:
     if isinstance(tensor, DenseTensor):
         return replace(tensor, data=rows_of(tensor.data, ref))
+    if isinstance(tensor, BlockTensor):
+        raise ValueError(f"{tensor.origin} is in blocks: its rows are taken by `take_blocks`")
     codes = rows_of(tensor.codes, ref)
     return replace(
         tensor,

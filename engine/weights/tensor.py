@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from .bits import unpack
 from .dtypes import DType
+from .gguf.blocks import BlockType, dequantize
+from .quantization import TensorFormat, stored_as_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,19 @@ class QuantizedTensor:
         if self.input_order is not None and not np.array_equal(np.sort(self.input_order), np.arange(inputs)):
             raise ValueError(f"input_order must name each of {inputs} inputs once")
 
+    @property
+    def stored_format(self) -> TensorFormat:
+        """How a device may keep it. The codes are not looked at."""
+        middle = 0 if self.format == "int" else 1 << (self.bits - 1)
+        return TensorFormat(
+            "grid",
+            min(self.group_size, self.shape[1]),
+            bool(middle if self.zeros is None else (self.zeros != middle).any()),
+            self.bits,
+            self.scales.dtype,
+            None if self.input_order is None else tuple(self.input_order.tolist()),
+        )
+
     def dequantize(self) -> NDArray[np.float32]:
         """The weights, `[N, K]`, inputs in the model's order: the reference for whatever computes with the codes."""
         inputs = self.shape[1]
@@ -81,7 +96,46 @@ class QuantizedTensor:
         return ordered
 
 
-WeightTensor = DenseTensor | QuantizedTensor
+@dataclass(frozen=True, slots=True)
+class BlockTensor:
+    """A matrix `[N, K]` in blocks of a GGUF type, as the file has it.
+
+    `data [N, bytes of a row] uint8` is often a read-only view of a memory map, which `mapped` says as in DenseTensor.
+    Row n of the matrix is row `row_order[n]` of the data; without a `row_order` they are the same. `origin` names the
+    file and the tensor.
+
+    Raises ValueError for data that does not fit.
+    """
+
+    kind: BlockType
+    data: NDArray[np.uint8]
+    mapped: bool = False
+    row_order: NDArray[np.int32] | None = None
+    origin: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind.dequantize is None or self.data.ndim != 2 or self.data.shape[1] % self.kind.bytes:
+            raise ValueError(f"data of shape {self.data.shape} is not rows of {self.kind.name} blocks")
+        if self.row_order is not None and self.row_order.shape != self.data.shape[:1]:
+            raise ValueError(f"row_order must name each of {self.data.shape[0]} rows")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.data), self.data.shape[1] // self.kind.bytes * self.kind.elements
+
+    @property
+    def stored_format(self) -> TensorFormat:
+        """How a device may keep it."""
+        return stored_as_blocks(self.kind)
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """The weights, `[N, K]`: the reference for whatever computes with the blocks."""
+        values = dequantize(np.ascontiguousarray(self.data), self.kind).reshape(self.shape)
+        return values if self.row_order is None else values[self.row_order]
+
+
+WeightTensor = DenseTensor | QuantizedTensor | BlockTensor
 
 
 class WeightSource(Protocol):
@@ -93,12 +147,19 @@ class WeightSource(Protocol):
 
     def __getitem__(self, name: str) -> WeightTensor: ...
 
+    def stored_format(self, name: str) -> TensorFormat | None:
+        """The format of a quantized tensor, where devices may keep its bits; None: it is in floats, or becomes floats.
+
+        Reads no more of the tensor than it needs. Raises ModelError for one that is not what it should be.
+        """
+        ...
+
     def __iter__(self) -> Iterator[str]: ...
 
 
 def to_float32(tensor: WeightTensor) -> NDArray[np.float32]:
     """A contiguous, writable float32 copy of a weight; of a dense one exact for every dtype."""
-    if isinstance(tensor, QuantizedTensor):
+    if not isinstance(tensor, DenseTensor):
         return tensor.dequantize()
     if tensor.dtype == "bfloat16":
         return (tensor.data.astype(np.uint32, order="C") << 16).view(np.float32)

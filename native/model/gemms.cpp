@@ -13,7 +13,7 @@ int most_rows_alone(const Linear& linear) { return kMostPackedAlone / linear.k; 
 
 // Whether inputs that are packed for `a` are also as `b` needs them.
 bool same_inputs(const Linear& a, const Linear& b) {
-  return a.format.kind == b.format.kind && a.format.zero_points == b.format.zero_points &&
+  return a.format.kind == b.format.kind && a.format.zero_points == b.format.zero_points && a.format.bits == b.format.bits &&
          (a.input_order == b.input_order || (a.input_order && b.input_order && *a.input_order == *b.input_order));
 }
 

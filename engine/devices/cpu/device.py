@@ -94,7 +94,7 @@ class CpuDevice:
         )
         groups = thread_groups(self.isa, self._options.threads_bind)
         _report_memory()
-        formats = formats_of(spec, options.dtype, options.quantization)
+        formats = formats_of(spec, options.dtype, options.quantization, weights)
         try:
             native = _native.Executor(
                 lower(spec, formats, options.max_model_len),
@@ -111,7 +111,7 @@ class CpuDevice:
             with cancellation.calling(native.stop_loading):
                 cached = cache is not None and cache.read(native)
                 if not cached:
-                    set_weights(native, weights, sum(map(len, groups)), cancellation)
+                    set_weights(native, weights, formats, sum(map(len, groups)), cancellation)
             native.check_complete()
         except _native.StoppedError as error:
             raise LoadCancelledError from error

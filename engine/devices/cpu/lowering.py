@@ -22,16 +22,47 @@ from ...models.spec import (
     tensor_shapes,
 )
 from ...weights.dtypes import DType
-from ...weights.quantization import Quantization, TensorFormat, format_of
+from ...weights.quantization import GROUP_SIZES, Quantization, TensorFormat, format_of
+from ...weights.tensor import WeightSource
 
 Formats: TypeAlias = dict[str, TensorFormat]
 Windows: TypeAlias = list[int | None]  # of the cache groups
 
+_CHUNK = 256  # inputs that a kernel expands at once
+_LOOKED_UP = ("embed.weight", "embed.positions")
 
-def formats_of(spec: DecoderSpec, dtype: DType, quantization: Quantization | None) -> Formats:
-    """The formats of all matrices, by the names of their tensors."""
-    shapes = {name: shape for name, shape in tensor_shapes(spec).items() if len(shape) == 2}
-    return {name: format_of(name, shape, dtype, quantization) for name, shape in shapes.items()}
+
+def formats_of(
+    spec: DecoderSpec, dtype: DType, quantization: Quantization | None, weights: WeightSource | None = None
+) -> Formats:
+    """The formats of all matrices, by the names of their tensors.
+
+    Without a quantization, what is quantized in `weights` keeps its format where the kernels have it.
+    """
+    formats = {}
+    for name, shape in tensor_shapes(spec).items():
+        if len(shape) == 2:
+            stored = None if weights is None or quantization is not None else weights.stored_format(name)
+            if stored is not None and why_not_kept(name, shape, stored) is not None:
+                stored = None
+            formats[name] = format_of(name, shape, dtype, quantization, stored)
+    return formats
+
+
+def why_not_kept(name: str, shape: tuple[int, ...], stored: TensorFormat) -> str | None:
+    """In words, why the kernels cannot compute with a quantized matrix as it is stored; None: they can."""
+    if stored.input_order is not None and name in _LOOKED_UP:
+        return "the inputs of an embedding cannot have an order of their own"
+    if stored.kind == "grid" and grid_group(stored.group_size, shape[1]) is None:
+        return f"groups are of 32, 64, 128 or a multiple of 256 inputs, or whole rows, not of {stored.group_size}"
+    return None
+
+
+def grid_group(group_size: int, inputs: int) -> int | None:
+    """How many of the inputs share a scale as the kernels count; None if they have no such groups."""
+    if group_size in GROUP_SIZES or group_size % _CHUNK == 0:
+        return group_size
+    return -(-inputs // _CHUNK) * _CHUNK if group_size >= inputs else None
 
 
 def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.DecoderPlan:
@@ -49,11 +80,21 @@ def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.De
     plan.layers = [[_branch(branch, windows) for branch in layer] for layer in spec.layers]
     plan.final_norm = _norm(spec.final_norm)
     plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0)
-    plan.formats = {
-        name: _native.WeightFormat(format.kind, format.group_size, format.zero_points)
-        for name, format in formats.items()
+    shapes = tensor_shapes(spec)
+    plan.formats = {name: _format(format, shapes[name][1]) for name, format in formats.items()}
+    plan.input_orders = {
+        name: list(format.input_order) for name, format in formats.items() if format.input_order is not None
     }
     return plan
+
+
+def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
+    if format.kind != "grid":
+        return _native.WeightFormat(format.kind, format.group_size, format.zero_points)
+    group = grid_group(format.group_size, inputs)
+    if group is None:
+        raise ValueError(f"there are no kernels for {format}")
+    return _native.WeightFormat("grid", group, format.zero_points, format.bits, format.scales)
 
 
 def _branch(branch: BranchSpec, windows: Windows) -> _native.BranchPlan:

@@ -3,59 +3,97 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
+
+import numpy as np
 
 from tidewheel import _native
 
 from ...cancellation import Cancellation
+from ...weights.bits import pack, unpack
+from ...weights.dtypes import STORAGE
 from ...weights.finite import require_finite
-from ...weights.tensor import DenseTensor, QuantizedTensor, WeightSource, WeightTensor
+from ...weights.tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightSource, WeightTensor
+from .lowering import Formats, grid_group, why_not_kept
 
 logger = logging.getLogger(__name__)
 
 _BYTES_TOGETHER = 1 << 28  # of a mapped checkpoint: looked through, then packed while they are still in memory
 
 
-def set_weights(native: _native.Executor, weights: WeightSource, threads: int, cancellation: Cancellation) -> None:
-    """Pack all weights with `threads` threads. Raises LoadCancelledError between two of the runtime's calls, and what
-    `require_finite` raises.
+def set_weights(
+    native: _native.Executor, weights: WeightSource, formats: Formats, threads: int, cancellation: Cancellation
+) -> None:
+    """Pack all weights with `threads` threads. A quantized matrix whose format is not the checkpoint's is dequantized,
+    which is logged with the reason.
+
+    Raises LoadCancelledError between two of the runtime's calls, and what `require_finite` raises.
     """
     # Mapped tensors are packed many at a time, because each return from the runtime waits for the interpreter's lock.
     # Their pages are given back to the system as they are packed. A tensor that is not mapped may have been made just
     # now, so it is packed at once. Memory thus holds the packed model and only the tensors that are being packed.
-    together: dict[str, DenseTensor] = {}
-    num_bytes, dequantized = 0, 0
+    together: dict[str, WeightTensor] = {}
+    num_bytes = 0
+    dequantized: Counter[str] = Counter()
     for name in weights:
-        stored = weights[name]
-        dequantized += isinstance(stored, QuantizedTensor)
-        tensor = together[name] = _dense(stored)
-        num_bytes += tensor.data.nbytes
-        if num_bytes >= _BYTES_TOGETHER or not tensor.mapped:
+        tensor = weights[name]
+        if not isinstance(tensor, DenseTensor) and not (name in formats and formats[name].is_stored):
+            dequantized[_reason(name, weights, tensor)] += 1
+            require_finite([tensor])  # so that the error names the scales
+            tensor = DenseTensor(tensor.dequantize(), "float32", origin=tensor.origin)
+        together[name] = tensor
+        num_bytes += _num_bytes(tensor)
+        if num_bytes >= _BYTES_TOGETHER or isinstance(tensor, QuantizedTensor) or not tensor.mapped:
             cancellation.check()
             _pack(native, together, threads)
             together, num_bytes = {}, 0
     _pack(native, together, threads)
-    if dequantized:
-        logger.info(
-            "%d matrices of the checkpoint are quantized; the cpu device dequantizes them as they are read, so they "
-            "take the memory of --dtype or --quantization, not of the file",
-            dequantized,
-        )
+    for reason, count in dequantized.items():
+        logger.info("%d quantized matrices are dequantized as they are read: %s", count, reason)
 
 
-def _dense(tensor: WeightTensor) -> DenseTensor:
-    if isinstance(tensor, DenseTensor):
-        return tensor
-    require_finite([tensor])  # so that the error names the scales
-    return DenseTensor(tensor.dequantize(), "float32", origin=tensor.origin)
+def _reason(name: str, weights: WeightSource, tensor: WeightTensor) -> str:
+    stored = weights.stored_format(name)
+    if stored is None:
+        return "their parts are stored in different ways"
+    return why_not_kept(name, tensor.shape, stored) or "--quantization converts them"
 
 
-def _pack(native: _native.Executor, tensors: Mapping[str, DenseTensor], threads: int) -> None:
+def _num_bytes(tensor: WeightTensor) -> int:
+    return tensor.codes.nbytes if isinstance(tensor, QuantizedTensor) else tensor.data.nbytes
+
+
+def _pack(native: _native.Executor, tensors: dict[str, WeightTensor], threads: int) -> None:
     require_finite(list(tensors.values()), threads)
-    entries = []
+    floats, matrices = [], []
     for name, tensor in tensors.items():
-        data, swapped = tensor.data, not tensor.data.dtype.isnative
-        if swapped:
-            data = data.view(data.dtype.newbyteorder())  # the same bytes; they are swapped as they are packed
-        entries.append((name, data, tensor.dtype, swapped, tensor.mapped))
-    native.set_weights(entries)
+        if isinstance(tensor, BlockTensor):
+            kind = tensor.kind.name.lower()
+            matrices.append(_native.BlockSource(name, tensor.data, kind, tensor.row_order, tensor.mapped))
+        elif isinstance(tensor, QuantizedTensor):
+            matrices.append(_grid(name, tensor))
+        else:
+            data, swapped = tensor.data, not tensor.data.dtype.isnative
+            if swapped:
+                data = data.view(data.dtype.newbyteorder())  # the same bytes; they are swapped as they are packed
+            floats.append((name, data, tensor.dtype, swapped, tensor.mapped))
+    native.set_weights(floats, matrices)
+
+
+def _grid(name: str, tensor: QuantizedTensor) -> _native.BlockSource:
+    format, inputs = tensor.stored_format, tensor.shape[1]
+    group = grid_group(format.group_size, inputs)
+    if group is None:
+        raise ValueError(f"{name} is stored in {format}, for which there are no kernels")
+    codes, signed, zeros = tensor.codes, tensor.format == "int", None
+    if format.zero_points:
+        middle = 1 << (tensor.bits - 1)
+        zeros = np.zeros(tensor.scales.data.shape, np.int64) if tensor.zeros is None else tensor.zeros
+        if signed:  # zero points go with unsigned codes
+            codes = pack(unpack(codes, tensor.bits, inputs) ^ np.uint8(middle), tensor.bits)
+            signed, zeros = False, zeros.astype(np.int64) + middle
+        zeros = np.ascontiguousarray(zeros, np.uint8)
+    scales = np.ascontiguousarray(tensor.scales.data, STORAGE[tensor.scales.dtype])
+    return _native.BlockSource(
+        name, np.ascontiguousarray(codes), tensor.bits, group, inputs, scales, tensor.scales.dtype, zeros, signed
+    )

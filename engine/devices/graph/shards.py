@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import DeviceError
 from ...models.spec import AttentionSpec, BranchSpec, DecoderSpec, MixerSpec, MlpSpec, ParallelSpec
-from ...weights.tensor import DenseTensor, QuantizedTensor, WeightTensor
+from ...weights.tensor import DenseTensor, WeightTensor
 
 _BY_OUTPUTS = ("q", "gate", "up")
 _BY_INPUTS = ("o", "down")
@@ -35,7 +35,7 @@ class Shards:
 
     def cut(self, name: str, tensor: WeightTensor) -> list[DenseTensor]:
         """Each part's share of a weight. A quantized one is dequantized."""
-        if isinstance(tensor, QuantizedTensor):
+        if not isinstance(tensor, DenseTensor):
             tensor = DenseTensor(tensor.dequantize(), "float32", origin=tensor.origin)
         layer, _, rest = name.rpartition(".")
         layer, _, linear = layer.rpartition(".") if rest in ("weight", "bias") else (layer, "", rest)

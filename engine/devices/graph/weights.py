@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ...models.spec import NormSpec
 from ...weights.dtypes import DType
-from ...weights.tensor import DenseTensor, QuantizedTensor, WeightTensor
+from ...weights.tensor import DenseTensor, WeightTensor
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Weights:
         self._tensors: dict[str, Tensor] = {}
         dequantized = False
         for name, tensor in tensors:
-            if isinstance(tensor, QuantizedTensor) and not dequantized:
+            if not isinstance(tensor, DenseTensor) and not dequantized:
                 dequantized = True
                 logger.warning(
                     "%s is quantized: such weights are dequantized while they are loaded, and take the memory of %s",
@@ -86,9 +86,8 @@ class Weights:
 
 def _host_tensor(tensor: WeightTensor) -> Tensor:
     """A copy in memory of its own: the source's may be a read-only file, strided, or of the other byte order."""
-    if isinstance(tensor, QuantizedTensor):
+    if not isinstance(tensor, DenseTensor):
         return torch.from_numpy(tensor.dequantize())
-    assert isinstance(tensor, DenseTensor)
     host = torch.empty(tensor.data.shape, dtype=_STORAGE[tensor.dtype])
     host.numpy()[...] = tensor.data
     return host.view(DTYPES[tensor.dtype])

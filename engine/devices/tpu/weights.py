@@ -14,7 +14,7 @@ from ...cancellation import Cancellation
 from ...models.spec import AttentionSpec, DecoderSpec, mixers, tensor_shapes
 from ...weights.dtypes import DType, bfloat16_bits
 from ...weights.finite import require_finite
-from ...weights.tensor import DenseTensor, QuantizedTensor, WeightSource, WeightTensor, to_float32
+from ...weights.tensor import DenseTensor, WeightSource, WeightTensor, to_float32
 from .mesh import weight_sharding
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def place_weights(
         cancellation.check()
         tensor = weights[name]
         require_finite([tensor])
-        num_quantized += isinstance(tensor, QuantizedTensor)
+        num_quantized += not isinstance(tensor, DenseTensor)
         array = _array(tensor, dtype if len(shape) == 2 else "float32")
         if array.shape != shape:
             array = _repeat_heads(array, shape, head_dims[".".join(name.split(".")[:2])])

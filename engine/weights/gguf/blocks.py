@@ -26,13 +26,16 @@ _TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 class BlockType(NamedTuple):
     """A tensor type: its blocks of so many elements take so many bytes.
 
-    `dequantize` makes `[blocks, elements] float32` of `[blocks, bytes] uint8`. It is None for plain floats.
+    `dequantize` makes `[blocks, elements] float32` of `[blocks, bytes] uint8`. It is None for plain floats. `halves`
+    says at which bytes of a block its float16 numbers begin, `exponent` whether its first byte is a power of two (e8m0).
     """
 
     name: str
     elements: int
     bytes: int
     dequantize: Callable[[_Bytes], _Floats] | None = None
+    halves: tuple[int, ...] = ()
+    exponent: bool = False
 
 
 def dequantize(data: _Bytes, kind: BlockType) -> _Floats:
@@ -146,20 +149,20 @@ def _mxfp4(b: _Bytes) -> _Floats:
 BLOCK_TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
-    2: BlockType("Q4_0", 32, 18, _q4_0),
-    3: BlockType("Q4_1", 32, 20, _q4_1),
-    6: BlockType("Q5_0", 32, 22, _q5_0),
-    7: BlockType("Q5_1", 32, 24, _q5_1),
-    8: BlockType("Q8_0", 32, 34, _q8_0),
-    10: BlockType("Q2_K", 256, 84, _q2_k),
-    11: BlockType("Q3_K", 256, 110, _q3_k),
-    12: BlockType("Q4_K", 256, 144, _q4_k),
-    13: BlockType("Q5_K", 256, 176, _q5_k),
-    14: BlockType("Q6_K", 256, 210, _q6_k),
-    20: BlockType("IQ4_NL", 32, 18, _iq4_nl),
-    23: BlockType("IQ4_XS", 256, 136, _iq4_xs),
+    2: BlockType("Q4_0", 32, 18, _q4_0, (0,)),
+    3: BlockType("Q4_1", 32, 20, _q4_1, (0, 2)),
+    6: BlockType("Q5_0", 32, 22, _q5_0, (0,)),
+    7: BlockType("Q5_1", 32, 24, _q5_1, (0, 2)),
+    8: BlockType("Q8_0", 32, 34, _q8_0, (0,)),
+    10: BlockType("Q2_K", 256, 84, _q2_k, (80, 82)),
+    11: BlockType("Q3_K", 256, 110, _q3_k, (108,)),
+    12: BlockType("Q4_K", 256, 144, _q4_k, (0, 2)),
+    13: BlockType("Q5_K", 256, 176, _q5_k, (0, 2)),
+    14: BlockType("Q6_K", 256, 210, _q6_k, (208,)),
+    20: BlockType("IQ4_NL", 32, 18, _iq4_nl, (0,)),
+    23: BlockType("IQ4_XS", 256, 136, _iq4_xs, (0,)),
     30: BlockType("BF16", 1, 2),
-    39: BlockType("MXFP4", 32, 17, _mxfp4),
+    39: BlockType("MXFP4", 32, 17, _mxfp4, exponent=True),
 }
 
 # Types that are refused, so that the error can name them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,6 @@ from .weights import GgufWeights
 
 if TYPE_CHECKING:
     from ...text.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_SPLITS = 1000
@@ -59,16 +56,8 @@ class GgufSource:
         return tokenizer_of(self._file)
 
     def weights(self, description: ModelDescription) -> WeightSource:
-        """The tensors. Says in the log that quantized ones are held in another form."""
-        weights = GgufWeights(self._file.tensors, architecture_of(self._file), self.config, description)
-        if weights.quantized_types:
-            logger.info(
-                "%s holds %s, which are converted while loading: weights take the memory of --dtype or --quantization, "
-                "not of the file",
-                self._path,
-                ", ".join(weights.quantized_types),
-            )
-        return weights
+        """The tensors."""
+        return GgufWeights(self._file.tensors, architecture_of(self._file), self.config, description)
 
 
 def find_gguf(folder: Path) -> Path | None:

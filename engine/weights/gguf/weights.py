@@ -17,8 +17,9 @@ from ...models import ModelDescription
 from ...models.spec import tensor_shapes
 from ...models.tensor_ref import TensorRef
 from ..dtypes import STORAGE, DType
-from ..taking import rows_of
-from ..tensor import DenseTensor
+from ..quantization import TensorFormat, stored_as_blocks
+from ..taking import rows_of, take_blocks
+from ..tensor import DenseTensor, WeightTensor
 from .blocks import dequantize
 from .names import CONFIG_TENSORS, GgufArchitecture
 from .reader import GgufTensor
@@ -27,7 +28,7 @@ _FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 class GgufWeights:
-    """A WeightSource. Quantized tensors become float32 when they are asked for, one at a time; floats are views.
+    """A WeightSource. Tensors are views of the file; matrices in blocks stay in them.
 
     All names and shapes are checked on construction. Raises ModelError, naming the file and the tensor.
     """
@@ -55,7 +56,8 @@ class GgufWeights:
             if order := architecture.row_order(stored.name, config):
                 ref = replace(ref, permute=order)
             self._places[name] = (stored, ref)
-            count[_FLOATS.get(stored.kind.name, "float32")] += math.prod(shape)
+            # Of a quantized file, bfloat16 is what is computed in: its floats are vectors mostly, which stay float32.
+            count[_FLOATS.get(stored.kind.name, "bfloat16")] += math.prod(shape)
         used = {stored.name for stored, _ in self._places.values()} | CONFIG_TENSORS
         if unknown := sorted(tensors.keys() - used):
             raise ModelError(
@@ -66,14 +68,15 @@ class GgufWeights:
         places = [(name, stored.place, ref.rows, ref.each) for name, (stored, ref) in self._places.items()]
         self.identity: str | None = json.dumps(["gguf", architecture.name, places])
 
-    @property
-    def quantized_types(self) -> tuple[str, ...]:
-        """The block types among the tensors, in words, the most frequent first."""
-        kinds = Counter(stored.kind.name for stored, _ in self._places.values() if stored.kind.name not in _FLOATS)
-        return tuple(name for name, _ in kinds.most_common())
-
-    def __getitem__(self, name: str) -> DenseTensor:
+    def stored_format(self, name: str) -> TensorFormat | None:
+        """The type of a matrix in blocks; None for floats, and for what becomes floats."""
         stored, ref = self._places[name]
+        return stored_as_blocks(stored.kind) if _stays_in_blocks(stored, ref) else None
+
+    def __getitem__(self, name: str) -> WeightTensor:
+        stored, ref = self._places[name]
+        if _stays_in_blocks(stored, ref):
+            return take_blocks(stored.data.reshape(*stored.shape[:-1], -1), stored.kind, ref, stored.origin)
         whole, mapped = _floats(stored)
         dtype = _FLOATS.get(stored.kind.name, "float32")
         whole = whole.reshape(stored.shape)
@@ -86,6 +89,10 @@ class GgufWeights:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
+
+
+def _stays_in_blocks(stored: GgufTensor, ref: TensorRef) -> bool:
+    return stored.kind.dequantize is not None and len(stored.shape) > 1 and not ref.transpose
 
 
 def _floats(stored: GgufTensor) -> tuple[NDArray[Any], bool]:

@@ -17,7 +17,7 @@ from ...models.config import ConfigReader
 from ..bits import pack, unpack
 from ..stored import FLOATS, StoredMatrix
 from ..tensor import DenseTensor, QuantizedTensor
-from .groups import read_group_size
+from .groups import no_codes, read_group_size
 from .layer import LayerTensors
 
 _NIBBLE_OF_OUTPUT = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -54,11 +54,12 @@ class Awq:
         layer.take("scales", *FLOATS, shape=(groups, outputs))
         layer.take("qzeros", "I32", shape=(groups, words))
         shape = (outputs, inputs)
-        return layer.matrix(shape, (self.name, group_size), lambda: _read(layer, shape, group_size))
+        facts = (self.name, group_size)
+        return layer.integers(shape, facts, lambda codes: _read(layer, shape, group_size, codes))
 
 
-def _read(layer: LayerTensors, shape: tuple[int, int], group_size: int) -> QuantizedTensor:
-    codes = pack(_numbers(layer.array("qweight")).T, 4)
+def _read(layer: LayerTensors, shape: tuple[int, int], group_size: int, with_codes: bool) -> QuantizedTensor:
+    codes = pack(_numbers(layer.array("qweight")).T, 4) if with_codes else no_codes(shape, 4)
     scales = layer.floats("scales")
     return QuantizedTensor(
         shape,

@@ -30,7 +30,7 @@ from ..bits import unpack
 from ..stored import FLOATS, StoredMatrix
 from ..tensor import DenseTensor, QuantizedTensor, WeightTensor, to_float32
 from .fp8 import read_block
-from .groups import input_order, read_group_size, reordered
+from .groups import input_order, no_codes, read_group_size, reordered
 from .layer import LayerTensors
 from .small_floats import E4M3, e2m1, e8m0, read_e4m3, say_that_memory_grows, scaled, take_scales
 
@@ -115,12 +115,15 @@ def _packed(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
     if layer.find("weight_g_idx") is not None:
         layer.take("weight_g_idx", "I32", "I64", shape=(inputs,))
 
-    def read() -> QuantizedTensor:
+    def read(with_codes: bool) -> QuantizedTensor:
         order = None
         # Layers without an order of their own may have been saved with -1 for "not set".
         if layer.find("weight_g_idx") is not None and (layer.array("weight_g_idx") != -1).any():
             order = input_order(layer, "weight_g_idx", inputs, group_size)
-        codes = np.ascontiguousarray(layer.array("weight_packed")).view(np.uint8)[:, : -(-inputs * bits // 8)]
+        codes = no_codes(shape, bits)
+        if with_codes:
+            packed = np.ascontiguousarray(layer.array("weight_packed")).view(np.uint8)
+            codes = reordered(packed[:, : codes.shape[1]], bits, order)
         zeros = np.full((outputs, groups), 1 << (bits - 1), np.uint8)
         if not scheme.symmetric:
             packed_zeros = np.ascontiguousarray(layer.array("weight_zero_point").T).view(np.uint8)
@@ -130,14 +133,14 @@ def _packed(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
             "uint",
             bits,
             group_size,
-            reordered(codes, bits, order),
+            codes,
             _scales(layer, outputs, groups),
             zeros,
             order,
             layer.origin("weight_packed"),
         )
 
-    return layer.matrix(shape, (scheme, block), read)
+    return layer.integers(shape, (scheme, block), read)
 
 
 def _int8(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
@@ -150,12 +153,13 @@ def _int8(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
         zeros_shape = found.shape if found is not None and found.shape in ((), (1,)) else (outputs, groups)
         layer.take("weight_zero_point", "I8", shape=zeros_shape)
 
-    def read() -> QuantizedTensor:
+    def read(with_codes: bool) -> QuantizedTensor:
         zeros = None if scheme.symmetric else np.broadcast_to(layer.array("weight_zero_point"), (outputs, groups))
-        codes, scales = layer.array("weight").view(np.uint8), _scales(layer, outputs, groups)
+        codes = layer.array("weight").view(np.uint8) if with_codes else no_codes(shape, 8)
+        scales = _scales(layer, outputs, groups)
         return QuantizedTensor(shape, "int", 8, block[1], codes, scales, zeros, origin=layer.origin("weight"))
 
-    return layer.matrix(shape, (scheme, block), read)
+    return layer.integers(shape, (scheme, block), read)
 
 
 def _fp8(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:

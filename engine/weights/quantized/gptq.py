@@ -21,7 +21,7 @@ from ...models.config import ConfigReader
 from ..bits import unpack
 from ..stored import FLOATS, StoredMatrix
 from ..tensor import DenseTensor, QuantizedTensor
-from .groups import input_order, read_group_size, reordered
+from .groups import input_order, no_codes, read_group_size, reordered
 from .layer import LayerTensors
 
 
@@ -74,7 +74,7 @@ class Gptq:
             layer.take("g_idx", "I32", "I64", shape=(inputs,))
         facts = (self.name, scheme, self._zeros_less_one)
         shape = (outputs, inputs)
-        return layer.matrix(shape, facts, lambda: self._read(layer, scheme, shape, group_size))
+        return layer.integers(shape, facts, lambda codes: self._read(layer, scheme, shape, group_size, codes))
 
     def _scheme_of(self, layer: str) -> _Scheme | None:
         for pattern, scheme in self._dynamic:
@@ -82,9 +82,14 @@ class Gptq:
                 return scheme
         return self._scheme
 
-    def _read(self, layer: LayerTensors, scheme: _Scheme, shape: tuple[int, int], group_size: int) -> QuantizedTensor:
+    def _read(
+        self, layer: LayerTensors, scheme: _Scheme, shape: tuple[int, int], group_size: int, with_codes: bool
+    ) -> QuantizedTensor:
         order = None if layer.find("g_idx") is None else input_order(layer, "g_idx", shape[1], group_size)
-        codes = np.ascontiguousarray(layer.array("qweight").T).view(np.uint8)
+        codes = no_codes(shape, scheme.bits)
+        if with_codes:
+            words = np.ascontiguousarray(layer.array("qweight").T)
+            codes = reordered(words.view(np.uint8), scheme.bits, order)
         zeros = unpack(layer.array("qzeros").view(np.uint8), scheme.bits, shape[0])
         scales = layer.floats("scales")
         return QuantizedTensor(
@@ -92,7 +97,7 @@ class Gptq:
             "uint",
             scheme.bits,
             group_size,
-            reordered(codes, scheme.bits, order),
+            codes,
             DenseTensor(scales.data.T, scales.dtype, origin=scales.origin),
             self._zeros(zeros, scheme).T,
             order,

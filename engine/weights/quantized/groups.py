@@ -31,6 +31,11 @@ def input_order(layer: LayerTensors, part: str, inputs: int, group_size: int) ->
     return order
 
 
+def no_codes(shape: tuple[int, int], bits: int) -> NDArray[np.uint8]:
+    """Packed codes of that shape that take no memory and mean nothing."""
+    return np.broadcast_to(np.uint8(0), (shape[0], -(-shape[1] * bits // 8)))
+
+
 def reordered(codes: NDArray[np.uint8], bits: int, order: NDArray[np.integer[Any]] | None) -> NDArray[np.uint8]:
     """Packed codes `[N, bytes]` with the inputs in that order; as they are without one."""
     return codes if order is None else pack(unpack(codes, bits, len(order))[:, order], bits)

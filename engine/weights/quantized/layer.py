@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from ...errors import ModelError
 from ..dtypes import STORAGE
+from ..quantization import TensorFormat
 from ..stored import FLOATS, StoredMatrix, StoredTensor
-from ..tensor import DenseTensor, WeightTensor
+from ..tensor import DenseTensor, QuantizedTensor, WeightTensor
 
 _NUMPY: dict[str, np.dtype[Any]] = {
     **{name: STORAGE[dtype].newbyteorder("<") for name, dtype in FLOATS.items()},
@@ -71,6 +72,22 @@ class LayerTensors:
         return ModelError(f"{self.origin(part)} {words}")
 
     def matrix(self, shape: tuple[int, int], facts: object, read: Callable[[], WeightTensor]) -> StoredMatrix:
-        """The matrix `[outputs, inputs]` that `read` makes of the tensors that were taken and a config's `facts`."""
+        """The matrix `[outputs, inputs]` of floats that `read` makes of the tensors that were taken and a config's
+        `facts`.
+        """
+        return self._matrix(shape, facts, read, lambda: None)
+
+    def integers(self, shape: tuple[int, int], facts: object, read: Callable[[bool], QuantizedTensor]) -> StoredMatrix:
+        """The same of integers. `read(False)` leaves out the codes, which are all that is large: see `no_codes`."""
+        return self._matrix(shape, facts, lambda: read(True), lambda: read(False).stored_format)
+
+    def _matrix(
+        self,
+        shape: tuple[int, int],
+        facts: object,
+        read: Callable[[], WeightTensor],
+        stored_format: Callable[[], TensorFormat | None],
+    ) -> StoredMatrix:
         places = sorted((part, stored.place) for part, stored in self._taken.items())
-        return StoredMatrix(next(iter(self._taken.values())).path, shape, (repr(facts), *places), read)
+        path = next(iter(self._taken.values())).path
+        return StoredMatrix(path, shape, (repr(facts), *places), read, stored_format)

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <set>
 #include <utility>
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "kernels/block_formats.h"
 #include "model/require.h"
 #include "model/weights/byte_order.h"
 
@@ -25,11 +27,16 @@ float read_float(const Source& source, int64_t index) {
 // Lets the system free the pages of a tensor. Parts of other tensors on these pages are read again when needed.
 void give_back(const Source& source) {
   if (!source.mapped) return;
-  const auto element = static_cast<int64_t>(dtype_bytes(source.type));
-  int64_t begin = 0, end = element;
-  for (size_t i = 0; i < source.shape.size(); ++i) {
-    const int64_t reach = (source.shape[i] - 1) * source.strides[i] * element;
-    (reach < 0 ? begin : end) += reach;
+  int64_t begin = 0, end = 0;
+  if (source.blocks) {
+    end = static_cast<int64_t>((source.shape[0] - 1) * source.blocks->row_bytes + source.blocks->data_bytes);
+  } else {
+    const auto element = static_cast<int64_t>(dtype_bytes(source.type));
+    end = element;
+    for (size_t i = 0; i < source.shape.size(); ++i) {
+      const int64_t reach = (source.shape[i] - 1) * source.strides[i] * element;
+      (reach < 0 ? begin : end) += reach;
+    }
   }
   const uintptr_t data = reinterpret_cast<uintptr_t>(source.data), page = sysconf(_SC_PAGESIZE);
   const uintptr_t first = (data + begin) / page * page;
@@ -42,7 +49,19 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-bool alike(const WeightFormat& a, const WeightFormat& b) { return a == b; }
+// Bytes for the rows of a piece that have to be copied before they are packed.
+size_t room_for(const Source& source, int cols) {
+  if (source.blocks) return source.blocks->row_order ? kPanel * source.blocks->data_bytes : 0;
+  return source.swapped ? size_t{kPanel} * cols * dtype_bytes(source.type) : 0;
+}
+
+bool packs_floats(const WeightFormat& format) { return format.kind <= WeightKind::kInt4; }
+
+// Whether the format keeps the bits of a matrix that lies so in a file.
+bool keeps(const WeightFormat& format, const StoredBlocks& stored) {
+  if (stored.type != BlockType::kGrid) return block_type_info(stored.type).format == format;
+  return grid_format(stored.bits, stored.group, stored.zeros != nullptr, stored.scale_type) == format;
+}
 
 bool same_order(const std::vector<int32_t>* a, const std::vector<int32_t>* b) { return a == b || (a && b && *a == *b); }
 
@@ -76,7 +95,7 @@ const std::vector<int32_t>* Weights::order_of(const std::string& name) const {
 }
 
 bool Weights::agree(const std::string& a, const std::string& b) const {
-  return alike(format_of(a), format_of(b)) && same_order(order_of(a), order_of(b));
+  return format_of(a) == format_of(b) && same_order(order_of(a), order_of(b));
 }
 
 std::pair<Linear*, Columns> Weights::add_matrix(const std::string& name, Linear& matrix, int rows, int cols, Columns columns) {
@@ -87,7 +106,7 @@ std::pair<Linear*, Columns> Weights::add_matrix(const std::string& name, Linear&
   Linear* linear = &matrix;
   while (linear->next) linear = linear->next.get();
   const auto [added, is_new] = matrices_.emplace(linear, name);
-  if (!is_new && !(alike(linear->format, format) && same_order(linear->input_order, order))) {
+  if (!is_new && !(linear->format == format && same_order(linear->input_order, order))) {
     if (!in_a_row) fail(added->second + " and " + name + " are packed into one matrix: they must have one format and order");
     linear->next = std::make_unique<Linear>();
     linear = linear->next.get();
@@ -177,6 +196,9 @@ Weights::Slot& Weights::find(const Source& source) {
   if (source.shape != expected) {
     fail(source.name + " must have the shape " + shape_text(expected) + ", not " + shape_text(source.shape));
   }
+  const bool fits = source.blocks ? slot.cols && keeps(slot.linear->format, *source.blocks)
+                                  : !slot.cols || packs_floats(slot.linear->format);
+  if (!fits) fail(source.name + " is not stored in the format that the model's plan gives it");
   return slot;
 }
 
@@ -207,6 +229,7 @@ void Weights::pack(const Slot& slot, const Source& source, int group, int row_be
     }
     return;
   }
+  if (source.blocks) return pack_blocks(slot, source, group, row_begin, row_end, room);
   const Linear& linear = *slot.linear;
   const Linear::Slice& slice = linear.slices[group];
   const ptrdiff_t start = row_begin * source.strides[0] * dtype_bytes(source.type);
@@ -218,6 +241,41 @@ void Weights::pack(const Slot& slot, const Source& source, int group, int row_be
   kernels_.pack_weights(linear.format, {lines.data, source.type, lines.row_stride, lines.col_stride, slot.rows, slot.cols,
                                         slice.weight, linear.k, slot.columns.group, slot.columns.group_stride,
                                         slot.columns.offset - slice.panels.begin * kPanel, row_begin, row_end});
+}
+
+void Weights::pack_blocks(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const {
+  const StoredBlocks& stored = *source.blocks;
+  const Linear& linear = *slot.linear;
+  const Linear::Slice& slice = linear.slices[group];
+  const char* rows = static_cast<const char*>(source.data);
+  PackBlocksArgs args{};
+  args.source = stored.type;
+  args.blocks = rows + row_begin * stored.row_bytes;
+  args.row_bytes = stored.row_bytes;
+  if (stored.row_order) {
+    for (int row = row_begin; row < row_end; ++row) {
+      std::memcpy(room + (row - row_begin) * stored.data_bytes, rows + stored.row_order[row] * stored.row_bytes,
+                  stored.data_bytes);
+    }
+    args.blocks = room;
+    args.row_bytes = stored.data_bytes;
+  }
+  if (stored.scales) {
+    args.scales = static_cast<const char*>(stored.scales) + row_begin * stored.scale_stride * dtype_bytes(stored.scale_type);
+    args.scale_stride = stored.scale_stride;
+  }
+  if (stored.zeros) {
+    args.zeros = stored.zeros + row_begin * stored.zero_stride;
+    args.zero_stride = stored.zero_stride;
+  }
+  args.bits = stored.bits, args.scale_type = stored.scale_type;
+  args.twos_complement = stored.twos_complement;
+  args.rows = slot.rows, args.cols = slot.cols;
+  args.weight = slice.weight, args.k = linear.k;
+  args.group = slot.columns.group, args.group_stride = slot.columns.group_stride;
+  args.offset = slot.columns.offset - slice.panels.begin * kPanel;
+  args.row_begin = row_begin, args.row_end = row_end;
+  kernels_.pack_blocks(linear.format, args);
 }
 
 void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop) {
@@ -232,7 +290,7 @@ void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::
   for (size_t i = 0; i < sources.size(); ++i) {
     slots.push_back(&find(sources[i]));
     const Slot& slot = *slots[i];
-    if (sources[i].swapped) room = std::max(room, size_t{kPanel} * slot.cols * dtype_bytes(sources[i].type));
+    room = std::max(room, room_for(sources[i], slot.cols));
     for (size_t group = 0; group < pieces.size(); ++group) {
       const Range rows = rows_of(slot, static_cast<int>(group));
       for (int row = rows.begin; row < rows.end; row += kPanel) {

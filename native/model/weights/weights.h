@@ -20,6 +20,22 @@
 
 namespace tidewheel {
 
+// How a matrix lies in a quantized checkpoint, whose bits are kept: see PackBlocksArgs.
+struct StoredBlocks {
+  BlockType type;
+  size_t row_bytes;   // from a row of blocks or codes to the next
+  size_t data_bytes;  // of a row that are read
+  const int32_t* row_order = nullptr;  // row r is the stored row row_order[r]; null: they are the same
+  // kGrid
+  int bits = 0, group = 0;
+  DType scale_type = DType::kFloat32;
+  const void* scales = nullptr;
+  ptrdiff_t scale_stride = 0;  // elements, from a row's scales to the next one's
+  const uint8_t* zeros = nullptr;
+  ptrdiff_t zero_stride = 0;
+  bool twos_complement = false;
+};
+
 // A tensor as it lies in a checkpoint. Strides are in elements.
 struct Source {
   std::string name;
@@ -29,6 +45,7 @@ struct Source {
   std::vector<int64_t> strides;
   bool swapped = false;  // its bytes are in the other order than this machine's
   bool mapped = false;  // a view of a mapped file: its pages may be freed, and are read again when needed
+  std::optional<StoredBlocks> blocks = {};  // for quantized ones; type, strides and byte order then say nothing
 };
 
 // Ends a load that was told to stop.
@@ -71,8 +88,8 @@ class Weights {
   void place(const Ownership& ownership);
 
   // Packs tensors in this order, with all threads of the pool. The memory of mapped tensors is freed as soon as they are
-  // packed. Throws std::invalid_argument for an unexpected name or shape, before anything is packed. Throws Stopped soon
-  // after `stop` becomes true.
+  // packed. Throws std::invalid_argument for an unexpected name or shape, or a quantized tensor of another format than
+  // its matrix, before anything is packed. Throws Stopped soon after `stop` becomes true.
   void set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop);
 
   // Throws std::invalid_argument, naming a tensor that was never set.
@@ -111,8 +128,10 @@ class Weights {
   Slot& find(const Source& source);
   // Rows that a group owns.
   Range rows_of(const Slot& slot, int group) const;
-  // `room` takes the rows of a swapped source.
+  // `room` takes rows that are swapped or put in order.
   void pack(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const;
+
+  void pack_blocks(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const;
 
   const Kernels& kernels_;
   const std::map<std::string, WeightFormat> formats_;

@@ -59,6 +59,8 @@ class RandomWeights:
     def __init__(self, spec: DecoderSpec) -> None:
         self._shapes = tensor_shapes(spec)
 
+    def stored_format(self, name: str) -> None: ...
+
     def __getitem__(self, name: str) -> DenseTensor:
         shape = self._shapes[name]
         random = np.random.default_rng(zlib.crc32(name.encode()))

@@ -53,6 +53,8 @@ class MadeWeights:
         random = np.random.default_rng(5)
         self.arrays = {name: random.standard_normal(shape, np.float32) for name, shape in tensor_shapes(spec).items()}
 
+    def stored_format(self, name: str) -> None: ...
+
     def __getitem__(self, name: str) -> DenseTensor:
         return DenseTensor(self.arrays[name], "float32")
 

@@ -100,6 +100,8 @@ class Swapped:
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
 
+    def stored_format(self, name: str) -> None: ...
+
     def __getitem__(self, name: str) -> DenseTensor:
         tensor = self._weights[name]
         return dataclasses.replace(tensor, data=tensor.data.view(tensor.data.dtype.newbyteorder()))

@@ -18,6 +18,7 @@ from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights.dtypes import DType, bfloat16_bits
 from tidewheel.engine.weights.dummy import DummyWeights
+from tidewheel.engine.weights.quantization import TensorFormat
 from tidewheel.engine.weights.tensor import DenseTensor, QuantizedTensor, WeightSource, WeightTensor, to_float32
 
 MODEL = describe({
@@ -126,6 +127,10 @@ class Changed:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
+
+    def stored_format(self, name: str) -> TensorFormat | None:
+        tensor = self[name]
+        return None if isinstance(tensor, DenseTensor) else tensor.stored_format
 
     def __getitem__(self, name: str) -> WeightTensor:
         tensor = self._weights[name]
