@@ -89,10 +89,13 @@ class OpenedModel:
         )
 
 
-def open_model(options: EngineOptions) -> OpenedModel:
-    """Find the model that the options name. Raises ModelError and DeviceError, saying what to change."""
+def open_model(options: EngineOptions, source: ModelSource | None = None) -> OpenedModel:
+    """Find the model that the options name, or take its `source`. Raises ModelError and DeviceError, saying what to
+    change.
+    """
     require(options.device)  # before weights are downloaded for nothing
-    source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
+    if source is None:
+        source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
     description = describe(source.config, options.max_model_len)
     weights = source.weights(description)
     shapes = tensor_shapes(description.spec)

@@ -79,8 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
 class FakeHub:
     """A running hub. `sent` counts the bytes of each file that were sent, by the file's name."""
 
-    def __init__(self, endpoint: str, sent: dict[str, int]) -> None:
-        self.endpoint, self.sent = endpoint, sent
+    def __init__(self, endpoint: str, repositories: Repositories, sent: dict[str, int]) -> None:
+        self.endpoint, self.repositories, self.sent = endpoint, repositories, sent
 
     def environment(self, home: Path, *, offline: bool = False) -> dict[str, str]:
         """What a process needs to have this hub, and a cache in the folder `home`."""
@@ -103,7 +103,7 @@ def fake_hub(repositories: Repositories) -> Iterator[FakeHub]:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield FakeHub(f"http://127.0.0.1:{server.server_port}", sent)
+        yield FakeHub(f"http://127.0.0.1:{server.server_port}", repositories, sent)
     finally:
         server.shutdown()
         thread.join()

@@ -27,6 +27,7 @@ PAGES = sorted(
 FOLDERS = "deploy|docs|engine|load_tests|monitoring|native|requirements|server|tests|tidewheel|tools|.ci"
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*/]".replace(".ci", r"\.ci"))
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+COMMANDS = ("serve", "bench", "chat", "inspect", "pull", "list", "rm")
 DOCKER_OPTIONS = {"--gpus", "--net", "--privileged", "--runtime"}
 # Not in code, where brackets mean something else.
 LINK = re.compile(r"!?\[[^\]]*\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
@@ -88,7 +89,7 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
 @pages
 def test_options_exist(page: Path) -> None:
     """Code that begins with `--` is an option of Tidewheel's, or on some pages one of a load test or of Docker."""
-    known = {flag for command in ("serve", "bench", "chat") for flag in options_of(command)}
+    known = {flag for command in COMMANDS for flag in options_of(command)}
     if page.parent.name == "load_tests":
         known |= options_of_load_tests()
     if page.parent.name == "devices":
@@ -100,7 +101,7 @@ def test_options_exist(page: Path) -> None:
 @pages
 def test_commands_use_options_that_exist(page: Path) -> None:
     for line in commands(page):
-        for pattern in (r"bin/tidewheel (serve|bench|chat)\b(.*)", r"make (serve|bench)\b.* ARGS=(.*)"):
+        for pattern in (rf"tidewheel ({'|'.join(COMMANDS)})\b(.*)", r"make (serve|bench)\b.* ARGS=(.*)"):
             for command, arguments in re.findall(pattern, line):
                 assert set(FLAG.findall(arguments)) <= options_of(command), line
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 import runpy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tidewheel.engine.devices.coverage import EVERYWHERE, missing_kinds
+from tidewheel.engine.devices.coverage import FOR_PEOPLE, missing_kinds
 from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe
 from tidewheel.engine.models.families import listing_of
 from tidewheel.engine.weights.gguf.blocks import BLOCK_TYPES
@@ -23,7 +23,6 @@ from tidewheel.engine.weights.quantized import readers
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "models.md"
 CONFIGS = ROOT / "tests" / "model_configs.py"  # the smallest config of every architecture
-_FOR_TESTS = ("graph-cpu",)
 
 
 def main() -> None:
@@ -56,7 +55,7 @@ def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
     for architecture in SUPPORTED_ARCHITECTURES:
         listing = listing_of(architecture)
         spec = describe(configs[architecture]).spec
-        able = [device for device in EVERYWHERE if not missing_kinds(device, spec)]
+        able = [device for device in FOR_PEOPLE if not missing_kinds(device, spec)]
         rows.append(
             (listing.models, f"`{architecture}`", ", ".join(in_gguf[architecture]), _devices(able), listing.refused)
         )
@@ -91,10 +90,8 @@ TABLES: dict[str, Callable[[Mapping[str, Mapping[str, Any]]], str]] = {
 }
 
 
-def _devices(able: Iterable[str]) -> str:
-    named = [device for device in EVERYWHERE if device not in _FOR_TESTS]
-    found = [device for device in named if device in able]
-    return "all" if found == named else ", ".join(found)
+def _devices(able: Sequence[str]) -> str:
+    return "all" if list(able) == list(FOR_PEOPLE) else ", ".join(able)
 
 
 def _name(row: tuple[str, ...]) -> str:

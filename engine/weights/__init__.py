@@ -14,7 +14,7 @@ from .gguf.source import GgufSource, find_gguf
 from .hub import resolve
 from .source import ModelSource
 
-__all__ = ["LOAD_FORMATS", "ModelSource", "open_source", "open_weights", "read_config", "resolve"]
+__all__ = ["LOAD_FORMATS", "ModelSource", "open_source", "open_weights", "read_config", "resolve", "source_at"]
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
@@ -35,11 +35,12 @@ def open_source(
         raise ModelError(f"load format {load_format!r} is not known; known are {', '.join(LOAD_FORMATS)}")
     dummy = load_format == "dummy"
     path = resolve(model, revision, download_dir, with_weights=not dummy)
-    source = _source(path, load_format)
+    source = source_at(path, load_format)
     return DummySource(source, seed) if dummy else source
 
 
-def _source(path: Path, load_format: str) -> ModelSource:
+def source_at(path: Path, load_format: str) -> FolderSource | GgufSource:
+    """The model in a folder or a `.gguf` file. Raises ModelError if it is not of that format."""
     if load_format == "dummy" and is_there(path / "config.json"):
         return FolderSource(path)
     gguf = find_gguf(path) if path.is_dir() else path

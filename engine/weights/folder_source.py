@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..files.folder import read_config
 from ..models import ModelDescription
 from ..models.generation import GenerationConfig, read_generation_config
-from .checkpoint import open_weights
+from .checkpoint import open_checkpoint, open_weights
+from .contents import Contents, formats_in
 from .quantized import layer_reader
 from .tensor import WeightSource
 
@@ -41,3 +42,10 @@ class FolderSource:
     def weights(self, description: ModelDescription) -> WeightSource:
         """The folder's safetensors checkpoint."""
         return open_weights(self._folder, description, layer_reader(self.config))
+
+    def contents(self) -> Contents:
+        """What the safetensors files hold. Raises ModelError for files that are missing or corrupt."""
+        checkpoint = open_checkpoint(self._folder)
+        files = sorted({str(stored.path.relative_to(self._folder)) for stored in checkpoint.values()})
+        formats = formats_in((stored.dtype, stored.data.nbytes) for stored in checkpoint.values())
+        return Contents("safetensors", tuple(files), formats)

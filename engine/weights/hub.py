@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 # unsharded duplicate that some keep beside the shards.
 _WANTED = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _WEIGHTS = ["*.safetensors"]
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
 # An encoder in ONNX has its modules in subfolders; large ones keep their weights beside the graph.
 _ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
@@ -48,6 +49,7 @@ def resolve(
         return folder
     names = repository_files(model, revision, download_dir)
     if not any(name.lower().endswith(".gguf") for name in names):
+        _refuse_pickles(model, names)
         return folder
     return _gguf(model, revision, download_dir, None, names)
 
@@ -55,6 +57,25 @@ def resolve(
 def resolve_encoder(model: str, download_dir: str | Path | None = None) -> Path:
     """As `resolve`, for an encoder in ONNX."""
     return local_model(model) or _download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+
+
+def download_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> Path:
+    """As `resolve` for a hub id; it also takes encoders in ONNX. Raises ModelError for a repository of neither."""
+    path = resolve(model, revision, download_dir)
+    if path.is_file() or any(path.glob("*.safetensors")):
+        return path
+    names = repository_files(model, revision, download_dir)
+    if any(name.endswith(".onnx") for name in names):
+        return _download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+    raise ModelError(f"{model} has no safetensors, GGUF or ONNX files: name another repository of the model")
+
+
+def _refuse_pickles(model: str, names: list[str]) -> None:
+    if pickles := [name for name in names if name.endswith(_PICKLES)]:
+        raise ModelError(
+            f"{model} has its weights as pickle ({', '.join(pickles[:3])}), which can run code when it is read and is "
+            "never loaded: name a repository or a --revision with safetensors or GGUF, or download and convert it"
+        )
 
 
 def split_name(model: str) -> tuple[str, str | None]:

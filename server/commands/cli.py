@@ -18,6 +18,10 @@ commands:
   serve [MODEL]   serve a model over an OpenAI-compatible API
   chat [MESSAGE]  talk to a running server
   bench [MODEL]   measure speed and memory
+  inspect MODEL   show what a model is, whether it is served, and its memory
+  pull ID         download a model from the Hugging Face Hub
+  list            list the models that were downloaded
+  rm ID           delete a downloaded model
   devices         show what was detected: device, ISA levels, cores, memory
 
 options:
@@ -66,10 +70,39 @@ def _devices(arguments: list[str]) -> int:
     return run(arguments)
 
 
+def _inspect(arguments: list[str]) -> int:
+    with _without_blas_threads():
+        from .inspect import run
+
+    return run(arguments)
+
+
+def _pull(arguments: list[str]) -> int:
+    from .downloads import pull
+
+    return pull(arguments)
+
+
+def _list(arguments: list[str]) -> int:
+    from .downloads import list_models
+
+    return list_models(arguments)
+
+
+def _rm(arguments: list[str]) -> int:
+    from .downloads import remove
+
+    return remove(arguments)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "chat": _chat,
     "bench": _bench,
+    "inspect": _inspect,
+    "pull": _pull,
+    "list": _list,
+    "rm": _rm,
     "devices": _devices,
 }
 

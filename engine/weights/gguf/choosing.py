@@ -45,6 +45,12 @@ def choose_gguf(repository: str, names: Iterable[str], wanted: str | None = None
     )
 
 
+def models_in(names: Iterable[str]) -> dict[str, list[str]]:
+    """The files of each GGUF model among these names, by what `choose_gguf` takes for it."""
+    models = _models(names)
+    return dict(zip(_tags(models), models.values(), strict=True))
+
+
 def _models(names: Iterable[str]) -> dict[str, list[str]]:
     """The files of each model, in order, by their common name without `.gguf`."""
     models: dict[str, list[str]] = defaultdict(list)

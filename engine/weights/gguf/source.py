@@ -11,8 +11,10 @@ from ...errors import ModelError
 from ...files.reading import is_there
 from ...models import ModelDescription, describe
 from ...models.generation import GenerationConfig
+from ..contents import Contents, formats_in
 from ..tensor import WeightSource
 from .fields import Fields
+from .file_types import file_type_of
 from .generation import generation_of
 from .names import architecture_of, config_of
 from .reader import GgufFile, GgufTensor, read_gguf
@@ -58,6 +60,13 @@ class GgufSource:
     def weights(self, description: ModelDescription) -> WeightSource:
         """The tensors."""
         return GgufWeights(self._file.tensors, architecture_of(self._file), self.config, description)
+
+    def contents(self) -> Contents:
+        """What the files hold. Raises ModelError for files that are missing or corrupt."""
+        tensors = self._file.tensors.values()
+        files = sorted({tensor.path.name for tensor in tensors} | {self._path.name})
+        formats = formats_in((tensor.kind.name, tensor.data.nbytes) for tensor in tensors)
+        return Contents("GGUF", tuple(files), formats, file_type_of(self._file))
 
 
 def find_gguf(folder: Path) -> Path | None:

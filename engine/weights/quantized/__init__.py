@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol, get_args
 
 from ...errors import ModelError
-from ...files.wording import shown
+from ...files.wording import one_line, shown
 from ...models.config import ConfigReader
 from ..quantization import Method
 from ..stored import StoredMatrix
@@ -17,7 +17,15 @@ from .fp8 import Fp8
 from .gptq import Gptq
 from .layer import LayerTensors
 
-__all__ = ["CheckpointMethod", "LayerReader", "LayerTensors", "layer_reader", "method_to_load_with", "readers"]
+__all__ = [
+    "CheckpointMethod",
+    "LayerReader",
+    "LayerTensors",
+    "layer_reader",
+    "method_in_words",
+    "method_to_load_with",
+    "readers",
+]
 
 CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes"]
 
@@ -56,6 +64,18 @@ def layer_reader(config: Mapping[str, Any]) -> LayerReader | None:
             f"{', '.join(_READERS)}. Take one of these, or the model's checkpoint without quantization"
         )
     return _READERS[method](ConfigReader(fields, "config.json: quantization_config"))
+
+
+def method_in_words(config: Mapping[str, Any]) -> str | None:
+    """How a config.json's model is quantized, whether that is supported or not; None if it is not."""
+    found = _read_method(config)
+    if found is None:
+        return None
+    method, fields = found
+    facts = [
+        f"{name} {fields[name]}" for name in ("bits", "w_bit", "group_size", "desc_act", "format") if name in fields
+    ]
+    return one_line(f"{method} ({', '.join(facts)})" if facts else method)
 
 
 def readers() -> list[type[LayerReader]]:

@@ -1,0 +1,250 @@
+"""What a model is, whether it would be served, and the memory that it would take, from its headers alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from .devices.cache_split import CacheSplit, GroupBytes
+from .devices.coverage import FOR_PEOPLE, require_mixers
+from .errors import DeviceError, ModelError
+from .load import OpenedModel, open_model
+from .models import describe
+from .models.spec import DecoderSpec, mixers, tensor_shapes
+from .options import EngineOptions
+from .weights import source_at
+from .weights.contents import Contents
+from .weights.dtypes import KvCacheDType
+from .weights.hub import UnreachableError, local_model, resolve
+from .weights.hub_headers import hub_headers
+from .weights.quantization import Method
+from .weights.quantized import method_in_words
+
+_CONTEXTS = (4096, 32768)  # tokens
+_BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a device runs a kind of model; if not, `reason` says why."""
+
+    device: str
+    runs: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMemory:
+    """What all weights take on the device if they are kept like this. `chosen`: with the options that were given."""
+
+    kept_as: str
+    bytes: int
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """What the KV cache of one sequence of so many tokens takes, in each type that the device can keep it in."""
+
+    tokens: int
+    bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model's measures. `layers` counts them, `mixers` their parts by kind. `context` is in tokens."""
+
+    family: str
+    parameters: int
+    layers: int
+    mixers: Mapping[str, int]
+    heads: Sequence[str]
+    hidden_size: int
+    vocab_size: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """All that is known of a model. What a refusal keeps from being known is None or empty.
+
+    `refusal` is what serving it with the given options would fail with. `device` is the one that memory is counted for,
+    and `kv_cache_dtype` what K and V would be kept as there.
+    """
+
+    model: str
+    architecture: str | None
+    quantization: str | None
+    contents: Contents | None
+    shape: Shape | None
+    verdicts: Sequence[Verdict]
+    device: str | None
+    weights: Sequence[WeightMemory]
+    kv_cache_dtype: str | None
+    kv_cache: Sequence[KvMemory]
+    refusal: str | None
+
+
+def inspect_model(options: EngineOptions) -> Inspection:
+    """Look at the model that the options name; nothing is loaded, and of a hub id only headers are fetched.
+
+    Raises ModelError if there is no such model, or nothing at all can be said of it.
+    """
+    with _headers(options) as path:
+        try:
+            return _Look(options, path).inspection()
+        except (ModelError, DeviceError) as error:
+            raise type(error)(_named(error, path, options.model)) from error
+
+
+@contextmanager
+def _headers(options: EngineOptions) -> Iterator[Path]:
+    """The folder or file of the model, or one that has only the headers of a hub id's."""
+    path = local_model(options.model, ".gguf")
+    if path is not None:
+        yield path
+        return
+    try:
+        headers = hub_headers(options.model, options.revision)
+        path = headers.__enter__()
+    except UnreachableError:
+        yield resolve(options.model, options.revision, options.download_dir)  # what is in the cache
+        return
+    try:
+        yield path
+    finally:
+        headers.__exit__(None, None, None)
+
+
+def _named(error: Exception, path: Path, model: str) -> str:
+    """The error's words, with the model's name in place of where its headers lie for the moment."""
+    return str(error) if Path(model).expanduser() == path else str(error).replace(str(path), model)
+
+
+class _Look:
+    """One look at a model: what fails on the way is kept, and the rest is looked at all the same."""
+
+    def __init__(self, options: EngineOptions, path: Path) -> None:
+        self._options, self._path = options, path
+        self._source = source_at(path, "auto")
+        self._refusal: str | None = None
+
+    def inspection(self) -> Inspection:
+        contents: Contents | None = None
+        config: Mapping[str, Any] = {}
+        spec: DecoderSpec | None = None
+        opened: OpenedModel | None = None
+        quantization: str | None = None
+        try:
+            contents = self._source.contents()
+        except ModelError as error:
+            self._refused(error)
+        try:
+            config = self._source.config
+        except ModelError as error:
+            if contents is None:
+                raise
+            self._refused(error)
+        try:
+            if config:
+                quantization = method_in_words(config)
+                spec = describe(config, self._options.max_model_len).spec
+                opened = open_model(self._options, self._source)
+        except (ModelError, DeviceError) as error:
+            self._refused(error)
+        architectures = config.get("architectures")
+        return Inspection(
+            model=self._options.model,
+            architecture=str(architectures[0]) if architectures else None,
+            quantization=quantization,
+            contents=contents,
+            shape=None if spec is None else _shape(spec),
+            verdicts=[] if spec is None else [_verdict(device, spec) for device in FOR_PEOPLE],
+            device=None if opened is None else opened.device.name,
+            weights=[] if opened is None else list(self._weights(opened)),
+            kv_cache_dtype=None if opened is None else opened.kv_cache_dtype,
+            kv_cache=[] if opened is None else _kv_cache(opened),
+            refusal=self._refusal,
+        )
+
+    def _refused(self, error: Exception) -> None:
+        if self._refusal is None:
+            self._refusal = _named(error, self._path, self._options.model)
+
+    def _weights(self, chosen: OpenedModel) -> Iterator[WeightMemory]:
+        """As the options say, and as --dtype and --quantization could say otherwise."""
+        yield WeightMemory(_kept_as(chosen), chosen.weight_bytes, True)
+        seen = {_kept_as(chosen)}
+        methods: tuple[Method | None, ...] = (None, *get_args(Method)) if chosen.device.quantizes else (None,)
+        for method in methods:
+            options = replace(
+                self._options,
+                device=chosen.device.name,
+                dtype="bfloat16",
+                quantization=method,
+                quantization_group_size=None,
+                quantization_zero_points=False,
+            )
+            other = open_model(options, self._source)
+            if (kept_as := _kept_as(other)) not in seen:
+                seen.add(kept_as)
+                yield WeightMemory(kept_as, other.weight_bytes, False)
+
+
+def _kept_as(model: OpenedModel) -> str:
+    return str(model.quantization or model.dtype)
+
+
+def _shape(spec: DecoderSpec) -> Shape:
+    kinds = Counter(mixer.kind for layer in spec.layers for mixer in mixers(layer))
+    heads = Counter(
+        f"{attention.num_heads} heads of {attention.head_dim}, {attention.num_kv_heads} for K and V"
+        + (f", window of {attention.sliding_window} tokens" if attention.sliding_window else "")
+        for attention in spec.attentions()
+    )
+    return Shape(
+        family=spec.family,
+        parameters=sum(math.prod(shape) for shape in tensor_shapes(spec).values()),
+        layers=len(spec.layers),
+        mixers=dict(kinds),
+        heads=[f"{count} x {words}" if len(heads) > 1 else words for words, count in heads.items()],
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        context=spec.max_positions,
+    )
+
+
+def _verdict(device: str, spec: DecoderSpec) -> Verdict:
+    try:
+        require_mixers(device, spec)
+    except DeviceError as error:
+        return Verdict(device, False, str(error))
+    return Verdict(device, True)
+
+
+def _kv_cache(model: OpenedModel) -> list[KvMemory]:
+    longest = model.spec.max_positions
+    groups: dict[str, Sequence[GroupBytes]] = {model.kv_cache_dtype: model.kv_groups}
+    others: tuple[KvCacheDType, ...] = get_args(KvCacheDType)
+    for dtype in others:
+        try:
+            groups.setdefault(dtype, model.device.kv_group_bytes(model.spec, dtype))
+        except DeviceError:  # a type that the device does not have
+            continue
+    lengths = sorted({min(tokens, longest) for tokens in (*_CONTEXTS, longest)})
+    return [
+        KvMemory(tokens, {dtype: _sequence_bytes(sizes, tokens) for dtype, sizes in groups.items()})
+        for tokens in lengths
+    ]
+
+
+def _sequence_bytes(groups: Sequence[GroupBytes], tokens: int) -> int:
+    if not groups:
+        return 0
+    split = CacheSplit(groups, _BLOCK_TOKENS, 1, EngineOptions.max_num_batched_tokens)
+    return split.bytes_with(split.first_blocks_of(1, tokens, 0))

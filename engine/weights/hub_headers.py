@@ -1,0 +1,187 @@
+"""A model of the hub without its weights: the config, and files of the right size that have nothing but the headers.
+
+What reads a checkpoint's headers works on them as on the whole checkpoint, and says the same of it. The files are
+sparse: they take no room for what they lack.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from ..files.reading import MAX_JSON_BYTES
+from .gguf.choosing import choose_gguf
+from .gguf.names import CONFIG_TENSORS
+from .gguf.reader import GgufFile, read_gguf
+from .hub import hub_errors, split_name
+
+_CONFIGS = ("config.json", "model.safetensors.index.json")
+_REQUESTS_AT_A_TIME = 8
+_TIMEOUT_S = 30.0
+_FIRST_BYTES = 100_000  # nearly all headers of safetensors files are shorter
+_MAX_HEADER_BYTES = 100_000_000  # the safetensors library takes no longer one
+_GGUF_BYTES = [2 << 20, 16 << 20, 64 << 20, 256 << 20]  # tried one after the other: the vocabulary takes most
+# Readers look at some numbers before they load: shapes of packed matrices, and settings that are stored as tensors.
+_SMALL_BYTES, _MOST_SMALL = 1024, 4096
+_MAX_CONFIG_BYTES = 1 << 20  # of a tensor that belongs to the config
+_NUMBERS = ("I64", "I32", "U8")
+
+
+@contextmanager
+def hub_headers(model: str, revision: str | None = None) -> Iterator[Path]:
+    """A folder, or a GGUF file, that lasts as long as the context, for the model of a hub id (see `hub.resolve`).
+
+    A few MB at most are fetched for each file. Raises ModelError if the hub has no such model; UnreachableError if it
+    cannot be asked.
+    """
+    repository, wanted = split_name(model)
+    with tempfile.TemporaryDirectory(prefix="tidewheel-") as folder:
+        with hub_errors(repository, revision):
+            path = _fetch(_Repository(repository, revision), wanted, Path(folder))
+        yield path
+
+
+class _Repository:
+    """A repository at one commit."""
+
+    def __init__(self, name: str, revision: str | None) -> None:
+        from huggingface_hub import HfApi
+
+        info = HfApi().model_info(name, revision=revision)
+        self.name, self._commit = name, info.sha
+        self.files = [file.rfilename for file in info.siblings or []]
+
+    def read(self, file: str, start: int, count: int) -> tuple[bytes, int]:
+        """At most `count` bytes of a file from `start` on, and the size of the file."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but not listed
+            build_hf_headers,
+            get_session,
+            hf_raise_for_status,
+        )
+
+        url = hf_hub_url(self.name, file, revision=self._commit)
+        headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + count - 1}"}
+        response = get_session().get(url, headers=headers, timeout=_TIMEOUT_S)
+        hf_raise_for_status(response)
+        content, size = response.content, response.headers.get("Content-Range", "").rpartition("/")[2]
+        if response.status_code != 206 or not size.isdecimal() or len(content) > count:
+            raise ModelError(
+                f"{self.name}: the hub does not send parts of {file}; tidewheel pull {self.name} has it all"
+            )
+        return content, int(size)
+
+
+def _fetch(repository: _Repository, wanted: str | None, folder: Path) -> Path:
+    weights = [name for name in repository.files if _is_checkpoint(name)]
+    if wanted is not None or not weights:
+        parts = choose_gguf(repository.name, repository.files, wanted)
+        for part in parts:
+            _gguf(repository, part, folder / Path(part).name)
+        return folder / Path(parts[0]).name
+    for name in _CONFIGS:
+        if name in repository.files:
+            content, size = repository.read(name, 0, MAX_JSON_BYTES)
+            if size > len(content):
+                raise ModelError(f"{repository.name}: {name} has {size} bytes, more than a file of its kind may have")
+            (folder / name).write_bytes(content)
+    with ThreadPoolExecutor(_REQUESTS_AT_A_TIME) as pool:
+        for made in [pool.submit(_safetensors, repository, name, folder / name) for name in weights]:
+            made.result()
+    return folder
+
+
+def _is_checkpoint(name: str) -> bool:
+    return name.endswith(".safetensors") and "/" not in name and not name.startswith(("consolidated", "adapter_"))
+
+
+@dataclass
+class _Sparse:
+    """A file here that has the size of one on the hub, and of its content what was fetched."""
+
+    repository: _Repository
+    name: str
+    path: Path
+
+    def begin(self, count: int) -> tuple[bytes, int]:
+        """Fetches the first `count` bytes."""
+        content, size = self.repository.read(self.name, 0, count)
+        with self.path.open("wb") as file:
+            file.write(content)
+            file.truncate(size)
+        return content, size
+
+    def fill(self, start: int, count: int) -> None:
+        """Fetches other bytes."""
+        content, _ = self.repository.read(self.name, start, count)
+        with self.path.open("r+b") as file:
+            file.seek(start)
+            file.write(content)
+
+
+def _safetensors(repository: _Repository, name: str, path: Path) -> None:
+    file = _Sparse(repository, name, path)
+    content, _ = file.begin(_FIRST_BYTES)
+    header_bytes = int.from_bytes(content[:8], "little")
+    if 8 + header_bytes > len(content):
+        if header_bytes > _MAX_HEADER_BYTES:
+            return  # what reads it says what is wrong
+        content, _ = file.begin(8 + header_bytes)
+    try:
+        header = json.loads(content[8 : 8 + header_bytes])
+        small = sorted(_small(header.values()))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return
+    for start, end in _joined(small)[:_MOST_SMALL]:
+        file.fill(8 + header_bytes + start, end - start)
+
+
+def _small(entries: Iterator[Any] | Any) -> Iterator[tuple[int, int]]:
+    """Where small tensors of numbers begin and end."""
+    for entry in entries:
+        if isinstance(entry, dict) and entry.get("dtype") in _NUMBERS:
+            start, end = entry["data_offsets"]
+            if 0 <= start < end <= start + _SMALL_BYTES:
+                yield start, end
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges with little between them as one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if joined and start - joined[-1][1] <= 1 << 16:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _gguf(repository: _Repository, name: str, path: Path) -> None:
+    file = _Sparse(repository, name, path)
+    for count in _GGUF_BYTES:
+        content, size = file.begin(count)
+        found = _read_headers(path, len(content), size)
+        if found is not None:
+            for tensor in CONFIG_TENSORS & found.tensors.keys():
+                stored = found.tensors[tensor]
+                file.fill(stored.start, min(stored.data.nbytes, _MAX_CONFIG_BYTES))
+            return
+
+
+def _read_headers(path: Path, fetched: int, size: int) -> GgufFile | None:
+    """The file; None if there is more of its metadata to fetch."""
+    try:
+        file = read_gguf(path)
+    except ModelError:
+        if fetched < size:
+            return None
+        raise
+    data = min((tensor.start for tensor in file.tensors.values()), default=0)
+    return file if data <= fetched or fetched >= size else None

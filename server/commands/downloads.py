@@ -1,0 +1,97 @@
+"""`tidewheel pull`, `list` and `rm`: the models in the Hugging Face Hub's cache."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tidewheel.engine.declaring.option import options_of
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.weights.hub import download_model, local_model
+from tidewheel.engine.weights.hub_cache import CachedModel, cached_models, remove_model, size_of
+
+from ..options.parser import OptionParser, add_option
+from .sizes import in_bytes, in_words_ago
+
+_ID = "a hub id, such as owner/name, or owner/name:Q4_K_M for one of a repository's GGUF models"
+
+
+def pull(arguments: Sequence[str]) -> int:
+    """The `pull` command. Raises ModelError if the model cannot be had."""
+    parser = _parser("pull", "Download a model from the Hugging Face Hub, or what is new of it.", "revision")
+    parser.add_argument("id", metavar="ID", help=_ID)
+    given = parser.parse_known(arguments)
+    model = given["id"]
+    if local_model(model, ".gguf") is not None:
+        raise ModelError(f"{model} is here already: pull takes a hub id, such as owner/name")
+    path = download_model(model, given.get("revision"), given.get("download_dir"))
+    print(path)
+    return 0
+
+
+def list_models(arguments: Sequence[str]) -> int:
+    """The `list` command. Raises ModelError if the cache cannot be read."""
+    parser = _parser("list", "List the models that were downloaded, the newest first.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_known(arguments)
+    listing = cached_models(given.get("download_dir"))
+    for warning in listing.warnings:
+        print(f"tidewheel list: {warning}", file=sys.stderr)
+    if given["json"]:
+        print(json.dumps([asdict(model) for model in listing.models], indent=2))
+    elif listing.models:
+        print(_table(listing.models, time.time()))
+    else:
+        print("No models were downloaded yet: tidewheel pull ID", file=sys.stderr)
+    return 0
+
+
+def remove(arguments: Sequence[str]) -> int:
+    """The `rm` command. Raises ModelError if a model is not there, before any is deleted."""
+    parser = _parser("rm", "Delete downloaded models, all revisions of them.")
+    parser.add_argument("ids", metavar="ID", nargs="+", help=_ID)
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    given = parser.parse_known(arguments)
+    names, folder = list(dict.fromkeys(given["ids"])), given.get("download_dir")
+    sizes = {name: size_of(name, folder) for name in names}
+    if not given["yes"] and not _agreed(sizes):
+        print("Nothing was deleted.", file=sys.stderr)
+        return 1
+    for name in names:
+        print(f"Deleted {name}: {in_bytes(remove_model(name, folder))} are free again")
+    return 0
+
+
+def _parser(command: str, description: str, *options: str) -> OptionParser:
+    parser = OptionParser(prog=f"tidewheel {command}", description=description, allow_abbrev=False)
+    for option in options_of(EngineOptions):
+        if option.field in ("download_dir", *options):
+            add_option(parser.add_argument_group("hub"), option)
+    return parser
+
+
+def _agreed(sizes: dict[str, int]) -> bool:
+    """Asks a person. Raises ModelError where nobody can be asked."""
+    what = ", ".join(f"{name} ({in_bytes(size)})" for name, size in sizes.items())
+    if not sys.stdin.isatty():
+        raise ModelError(f"this would delete {what}, and nobody can be asked here: give --yes")
+    try:
+        return input(f"Delete {what}? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _table(models: Sequence[CachedModel], now: float) -> str:
+    rows: list[tuple[Any, ...]] = [("NAME", "SIZE", "MODIFIED", "REVISION")]
+    for model in models:
+        revisions = ", ".join(commit[:12] for commit in model.revisions)
+        rows.append((model.name, in_bytes(model.bytes), in_words_ago(now - model.modified), revisions))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        "  ".join((*(f"{value:{width}}" for value, width in zip(row[:3], widths, strict=True)), row[3])) for row in rows
+    )

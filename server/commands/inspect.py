@@ -1,0 +1,103 @@
+"""`tidewheel inspect`: what a model is, whether it is served, and what memory it takes, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from tidewheel.engine.declaring.option import OptionError, options_of
+from tidewheel.engine.inspection import Inspection, KvMemory, Verdict, inspect_model
+from tidewheel.engine.options import EngineOptions
+
+from ..options.parser import OptionParser, add_option, build, read_given
+from .sizes import in_bytes, in_thousands
+
+_OPTIONS = (
+    "revision", "download_dir", "device", "dtype", "quantization", "quantization_group_size",
+    "quantization_zero_points", "kv_cache_dtype", "max_model_len",
+)  # fmt: skip
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The `inspect` command. Raises ModelError if nothing can be said of the model."""
+    parser = OptionParser(
+        prog="tidewheel inspect",
+        description="Show what a model is, whether it is served, and what memory it takes. Nothing is loaded; of a hub "
+        "id, only headers are fetched.",
+        epilog="The exit code is 1 if the model would be refused.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file or a hub id, such as owner/name:Q4_K_M")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = [option for option in options_of(EngineOptions) if option.field in _OPTIONS]
+    group = parser.add_argument_group("as it would be served")
+    for option in options:
+        add_option(group, option)
+    parsed = parser.parse_known(arguments)
+    try:
+        asked = build(EngineOptions, read_given(options, parsed, {}), model=parsed["model"])
+    except OptionError as error:
+        parser.error(str(error))
+    found = inspect_model(asked)
+    print(json.dumps(asdict(found), indent=2) if parsed["json"] else render(found))
+    return 0 if found.refusal is None else 1
+
+
+def render(found: Inspection) -> str:
+    """The findings for people, one fact a line."""
+    lines = [*_what_it_is(found), *_memory(found)]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:{width}}  {value}".rstrip() for name, value in lines)
+
+
+def _what_it_is(found: Inspection) -> Iterator[tuple[str, str]]:
+    yield "model", found.model
+    if found.contents is not None:
+        files = found.contents.files
+        named = files[0] if len(files) == 1 else f"{len(files)} files"
+        title = f", {found.contents.title}" if found.contents.title else ""
+        yield "checkpoint", f"{found.contents.kind}{title}: {named}, {in_bytes(found.contents.num_bytes)}"
+    family = "" if found.shape is None else f" (family {found.shape.family})"
+    yield "architecture", f"{found.architecture or 'unknown'}{family}"
+    if (shape := found.shape) is not None:
+        yield "parameters", in_thousands(shape.parameters)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in shape.mixers.items())
+        yield "layers", f"{shape.layers} ({kinds}), hidden size {shape.hidden_size}"
+        for heads in shape.heads:
+            yield "attention", heads
+        yield "context", f"{shape.context} tokens"
+        yield "vocabulary", f"{shape.vocab_size} tokens"
+    if found.quantization is not None:
+        yield "quantization", found.quantization
+    for number, stored in enumerate(found.contents.formats if found.contents else ()):
+        noun = "tensor" if stored.tensors == 1 else "tensors"
+        yield "tensors" if number == 0 else "", f"{stored.name}: {stored.tensors} {noun}, {in_bytes(stored.bytes)}"
+    yield "served", _served(found)
+    for reason in _reasons(found.verdicts):
+        yield "", reason
+
+
+def _served(found: Inspection) -> str:
+    if found.refusal is not None:
+        return f"no: {found.refusal}"
+    able = [verdict.device for verdict in found.verdicts if verdict.runs]
+    return f"yes, on {', '.join(able)}"
+
+
+def _reasons(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    for verdict in verdicts:
+        if verdict.reason is not None:
+            yield f"not on {verdict.device}: {verdict.reason}"
+
+
+def _memory(found: Inspection) -> Iterator[tuple[str, str]]:
+    for number, kept in enumerate(found.weights):
+        chosen = f", on the {found.device} device with these options" if kept.chosen else ""
+        yield "weights take" if number == 0 else "", f"{in_bytes(kept.bytes)} as {kept.kept_as}{chosen}"
+    for number, cached in enumerate(found.kv_cache):
+        yield "KV cache takes" if number == 0 else "", f"{_cached(cached)}, for a sequence of {cached.tokens} tokens"
+
+
+def _cached(cached: KvMemory) -> str:
+    return ", ".join(f"{in_bytes(count)} as {dtype}" for dtype, count in cached.bytes.items())

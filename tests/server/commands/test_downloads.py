@@ -1,0 +1,163 @@
+"""pull, list, rm and inspect of a hub's models, as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf_files
+import models_zoo
+import pytest
+from fake_hub import COMMITS, FakeHub, fake_hub
+
+gguf = pytest.importorskip("gguf")
+torch = pytest.importorskip("torch")
+pytest.importorskip("tidewheel._native")
+
+PICKLED = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
+ENCODER = {"config.json": b"{}", "onnx/model.onnx": b"graph"}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
+    """own/model has safetensors, own/gguf the same model in two types; both are longer than what is fetched of them."""
+    folder = tmp_path_factory.mktemp("made")
+    model = models_zoo.model("llama-llama3")
+    files = {path.name: path.read_bytes() for path in models_zoo.folder("llama-llama3").iterdir()}
+    q8 = gguf_files.write(folder / "q8.gguf", model, quantize=gguf_files.quantized(gguf.GGMLQuantizationType.Q8_0))
+    f32 = gguf_files.write(folder / "f32.gguf", model)
+    converted = {"model-Q8_0.gguf": with_much_metadata(q8.read_bytes()), "model-F32.gguf": f32.read_bytes()}
+    repositories = {"own/model": files, "own/gguf": converted, "own/pickled": PICKLED, "own/encoder": ENCODER}
+    with fake_hub(repositories) as running:
+        yield running
+
+
+def with_much_metadata(file: bytes) -> bytes:
+    """The GGUF file with one more key, of 3 MiB, before the others: more than is fetched at first."""
+    key, size = b"tests.padding", 3 << 20
+    head = struct.pack(f"<Q{len(key)}sI", len(key), key, 8)
+    entry = head + struct.pack("<Q", size - len(head) - 8) + bytes(size - len(head) - 8)  # tensors stay aligned
+    count = struct.unpack_from("<Q", file, 16)[0]
+    return file[:16] + struct.pack("<Q", count + 1) + entry + file[24:]
+
+
+# Several commands share a process, because each new one imports all of the hub's client.
+_SCRIPT = """
+import contextlib, io, json, sys
+from tidewheel.server.commands.cli import main
+for arguments in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+class Ran(NamedTuple):
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Shell:
+    """Runs commands against a hub, with a cache of its own."""
+
+    def __init__(self, hub: FakeHub, home: Path) -> None:
+        self.hub, self.home = hub, home
+
+    def __call__(self, *commands: str, stdin: int = subprocess.DEVNULL, offline: bool = False) -> list[Ran]:
+        process = subprocess.run(
+            [sys.executable, "-c", _SCRIPT, json.dumps([command.split() for command in commands])],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=stdin,
+            env={**self.hub.environment(self.home, offline=offline), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert process.returncode == 0, process.stderr
+        return [Ran(*json.loads(line)) for line in process.stdout.splitlines()]
+
+
+@pytest.fixture
+def shell(hub: FakeHub, tmp_path: Path) -> Shell:
+    return Shell(hub, tmp_path)
+
+
+def typed(text: str) -> int:
+    """A terminal at which somebody has typed that."""
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, text.encode())
+    return terminal
+
+
+def test_a_model_is_pulled_listed_and_removed(shell: Shell) -> None:
+    model, eight, _, as_json, table, unasked = shell(
+        "pull own/model", "pull own/gguf:q8_0", "pull own/gguf:F32", "list --json", "list", "rm own/model"
+    )
+    assert (Path(model.out.strip()) / "model.safetensors").exists()
+    assert Path(eight.out.strip()).name == "model-Q8_0.gguf"
+    assert "100%" in model.err
+    listed = {model["name"]: model for model in json.loads(as_json.out)}
+    assert {*listed} == {"own/model", "own/gguf:Q8_0", "own/gguf:F32"}
+    sizes = {name: len(content) for name, content in shell.hub.repositories["own/gguf"].items()}
+    assert listed["own/gguf:Q8_0"]["bytes"] == sizes["model-Q8_0.gguf"]
+    assert listed["own/gguf:F32"]["bytes"] == sizes["model-F32.gguf"]
+    head, *rows = table.out.splitlines()
+    assert head.split() == ["NAME", "SIZE", "MODIFIED", "REVISION"]
+    assert all("just now" in row and COMMITS["main"][:12] in row for row in rows)
+    assert unasked.code == 1
+    assert "give --yes" in unasked.err
+
+    no, removed, fewer, yes, last, empty, missing = shell(
+        "rm own/model",
+        "rm own/gguf:Q8_0 --yes",
+        "list",
+        "rm own/model",
+        "rm -y own/gguf:F32",
+        "list",
+        "rm -y own/model",
+        stdin=typed("n\ny\n"),
+    )
+    assert (no.code, no.err) == (1, "Nothing was deleted.\n")
+    assert removed.out.startswith("Deleted own/gguf:Q8_0: ")
+    assert "own/model" in fewer.out
+    assert "own/gguf:Q8_0" not in fewer.out
+    assert (yes.code, last.code, empty.out) == (0, 0, "")
+    assert [path for path in shell.home.rglob("*") if path.suffix in (".gguf", ".safetensors")] == []
+    assert (missing.code, "own/model is not in the cache" in missing.err) == (1, True)
+
+
+def test_what_cannot_be_pulled_is_refused(shell: Shell) -> None:
+    pickled, none, here, encoder = shell("pull own/pickled", "pull own/none", f"pull {shell.home}", "pull own/encoder")
+    assert (pickled.code, "pickle (pytorch_model.bin)" in pickled.err) == (1, True)
+    assert (none.code, "own/none is neither a folder here nor a model" in none.err) == (1, True)
+    assert (here.code, "is here already" in here.err) == (1, True)
+    assert Path(encoder.out.strip(), "onnx", "model.onnx").read_bytes() == b"graph"
+
+
+def test_of_a_hub_model_headers_alone_are_inspected(shell: Shell) -> None:
+    inspected = ("inspect own/model --json", "inspect own/gguf:Q8_0 --json")
+    shell.hub.sent.clear()
+    *remote, kept, missing = shell(*inspected, "list", "inspect own/none")
+    assert kept.out == ""
+    assert (
+        shell.hub.sent["model.safetensors"] <= 100_000 < len(shell.hub.repositories["own/model"]["model.safetensors"])
+    )
+    assert (missing.code, "neither a folder here nor a model" in missing.err) == (1, True)
+    found = [json.loads(ran.out) for ran in remote]
+    assert [model["refusal"] for model in found] == [None, None]
+    assert [model["contents"]["files"] for model in found] == [["model.safetensors"], ["model-Q8_0.gguf"]]
+
+    folder, file = (ran.out.strip() for ran in shell("pull own/model", "pull own/gguf:Q8_0"))
+    here = shell(f"inspect {folder} --json", f"inspect {file} --json", *inspected, offline=True)
+    whole = [json.loads(ran.out) for ran in here]
+    assert [{**model, "model": ""} for model in found * 2] == [{**model, "model": ""} for model in whole]

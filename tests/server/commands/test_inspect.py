@@ -1,0 +1,106 @@
+"""What `tidewheel inspect` says of a model is what serving it does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import models_zoo
+import pytest
+
+from tidewheel.engine.devices.coverage import DEVICES_WITH
+from tidewheel.engine.load import open_model
+from tidewheel.engine.options import EngineOptions
+from tidewheel.server.commands.cli import main
+from tidewheel.server.options.model import DEMO_MODEL
+
+pytest.importorskip("tidewheel._native")
+
+Inspect = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def inspect(capsys: pytest.CaptureFixture[str]) -> Inspect:
+    def run(model: Path, *options: str, code: int = 0) -> dict[str, Any]:
+        assert main(["inspect", str(model), "--json", "--device", "cpu", *options]) == code
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return run
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., Path]:
+    """The demo model with other values in its config.json; its weights are those of the demo model."""
+
+    def change(**fields: Any) -> Path:
+        config = {**json.loads((DEMO_MODEL / "config.json").read_text()), **fields}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        if not (tmp_path / "model.safetensors").exists():
+            (tmp_path / "model.safetensors").symlink_to(DEMO_MODEL / "model.safetensors")
+        return tmp_path
+
+    return change
+
+
+def test_it_says_what_serving_would_take(inspect: Inspect) -> None:
+    found = inspect(DEMO_MODEL, "--quantization", "int4", "--kv-cache-dtype", "int8")
+    opened = open_model(EngineOptions(model=str(DEMO_MODEL), device="cpu", quantization="int4", kv_cache_dtype="int8"))
+    (chosen,) = [kept for kept in found["weights"] if kept["chosen"]]
+    assert chosen == {"kept_as": "int4 in groups of 32", "bytes": opened.weight_bytes, "chosen": True}
+    context = found["shape"]["context"]
+    assert found["kv_cache"][-1]["tokens"] == context == opened.spec.max_positions
+    assert found["kv_cache"][-1]["bytes"]["int8"] == context * opened.kv_bytes_per_token
+    assert found["kv_cache_dtype"] == "int8"
+    stored = found["contents"]["formats"]
+    assert sum(kept["bytes"] for kept in stored) < (DEMO_MODEL / "model.safetensors").stat().st_size
+    assert found["shape"]["parameters"] * 2 == sum(kept["bytes"] for kept in stored)
+
+
+def test_a_model_that_serving_refuses_is_described_and_the_error_quoted(
+    inspect: Inspect, changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for fields, said in (
+        ({"architectures": ["ImaginaryForCausalLM"]}, "ImaginaryForCausalLM"),
+        ({"num_hidden_layers": 7}, "tensor model.layers.6.input_layernorm.weight is missing"),
+        ({"quantization_config": {"quant_method": "imaginary", "bits": 3}}, "quantized by 'imaginary'"),
+    ):
+        found = inspect(changed(**fields), code=1)
+        assert said in found["refusal"]
+        assert found["contents"]["formats"]
+    assert found["quantization"] == "imaginary (bits 3)"
+    assert main(["inspect", str(changed(vocab_size=100))]) == 1
+    assert re.search("^served +no: ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_device_that_lacks_a_kind_of_layer_is_named(
+    inspect: Inspect, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(DEVICES_WITH, "mlp", ("cpu", "torch"))
+    verdicts = {verdict["device"]: verdict for verdict in inspect(DEMO_MODEL)["verdicts"]}
+    assert [name for name, verdict in verdicts.items() if verdict["runs"]] == ["cpu", "torch"]
+    assert verdicts["tpu"]["reason"].startswith("the tpu device has no mlp")
+    assert main(["inspect", str(DEMO_MODEL), "--device", "torch"]) == 0
+    assert "yes, on cpu, torch\n" in capsys.readouterr().out
+
+
+def test_windows_bound_the_cache(inspect: Inspect) -> None:
+    pytest.importorskip("torch")
+    folder = models_zoo.folder("mistral-window")
+    (longest,) = inspect(folder)["kv_cache"]
+    opened = open_model(EngineOptions(model=str(folder), device="cpu"))
+    assert longest["tokens"] == opened.spec.max_positions
+    assert longest["bytes"]["float32"] <= longest["tokens"] * opened.kv_bytes_per_token
+
+
+def test_what_is_no_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path)]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("tidewheel inspect: ")
+    with pytest.raises(SystemExit) as exited:
+        main(["inspect"])
+    assert exited.value.code == 2
