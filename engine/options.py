@@ -39,8 +39,8 @@ class EngineOptions(Options):
     )
     quantization: Method | CheckpointMethod | None = option(
         None,
-        "store weights in fewer bits; they are quantized while they are loaded. gptq, awq, compressed-tensors, fp8 and "
-        "bitsandbytes name a checkpoint's own method, which is found without this option too",
+        "store weights in fewer bits; they are quantized while they are loaded. gptq, awq, compressed-tensors, fp8, "
+        "bitsandbytes and mxfp4 name a checkpoint's own method, which is found without this option too",
         choices=(*get_args(Method), *get_args(CheckpointMethod)),
     )
     quantization_group_size: int | None = option(

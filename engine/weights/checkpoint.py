@@ -13,6 +13,7 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ..models.spec import tensor_shapes
 from ..models.tensor_ref import TensorRef
 from .dtypes import STORAGE, DType
 from .quantization import TensorFormat
-from .quantized import LayerReader, LayerTensors
+from .quantized import ExpertReader, LayerReader, LayerTensors
 from .stored import FLOATS, Checkpoint, StoredMatrix, StoredTensor
 from .taking import Part, join, origin, take
 from .tensor import WeightTensor
@@ -146,7 +147,7 @@ class CheckpointWeights:
         bytes_by_dtype: Counter[DType] = Counter()
         places = []
         for name, shape in tensor_shapes(spec).items():
-            parts = self._places[name] = [(self._require(ref.name), ref) for ref in sources[name].parts()]
+            parts = self._places[name] = [self._part(ref) for ref in sources[name].parts()]
             dtype = _check(parts, shape)
             if dtype is not None:
                 bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
@@ -171,6 +172,15 @@ class CheckpointWeights:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
+
+    def _part(self, ref: TensorRef) -> Part:
+        """What `ref` is taken of, and what is left to be taken of that."""
+        if isinstance(self._reader, ExpertReader) and ref.index is not None and ref.transpose:
+            experts, _, name = ref.name.rpartition(".")
+            expert = self._reader.expert(LayerTensors(experts, self._find), name, ref.index)
+            if expert is not None:  # its rows are the outputs already
+                return expert, replace(ref, index=None, transpose=False)
+        return self._require(ref.name), ref
 
     def _require(self, name: str) -> StoredTensor | StoredMatrix:
         stored = self._quantized(name) or self._find(name)

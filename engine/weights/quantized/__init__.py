@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from ...errors import ModelError
 from ...files.wording import one_line, shown
@@ -16,9 +16,11 @@ from .compressed_tensors import CompressedTensors
 from .fp8 import Fp8
 from .gptq import Gptq
 from .layer import LayerTensors
+from .mxfp4 import Mxfp4
 
 __all__ = [
     "CheckpointMethod",
+    "ExpertReader",
     "LayerReader",
     "LayerTensors",
     "layer_reader",
@@ -27,7 +29,7 @@ __all__ = [
     "readers",
 ]
 
-CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes"]
+CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4"]
 
 
 class LayerReader(Protocol):
@@ -44,8 +46,16 @@ class LayerReader(Protocol):
         """The layer's matrix; None if the layer is not quantized. Raises ModelError, naming the tensor."""
 
 
-_READERS: dict[str, type[Gptq | Awq | CompressedTensors | Fp8 | BitsAndBytes]] = {
-    reader.name: reader for reader in (Gptq, Awq, CompressedTensors, Fp8, BitsAndBytes)
+@runtime_checkable
+class ExpertReader(LayerReader, Protocol):
+    """A method that quantizes stacks of experts' matrices, which in floats are tensors `[experts, inputs, outputs]`."""
+
+    def expert(self, experts: LayerTensors, name: str, index: int) -> StoredMatrix | None:
+        """The matrix of expert `index` of the stack `name`; None if the stack is not quantized. Raises ModelError."""
+
+
+_READERS: dict[str, type[Gptq | Awq | CompressedTensors | Fp8 | BitsAndBytes | Mxfp4]] = {
+    reader.name: reader for reader in (Gptq, Awq, CompressedTensors, Fp8, BitsAndBytes, Mxfp4)
 }
 
 

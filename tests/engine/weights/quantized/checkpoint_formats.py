@@ -162,13 +162,15 @@ def fp8(block: tuple[int, int] | None = (128, 128), scale_name: str = "weight_sc
     return Format({"quant_method": "fp8", "weight_block_size": list(block) if block else None}, make)
 
 
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+
+
 def fp4(kind: str) -> Format:
     group = 32 if kind == "mxfp4" else 16
 
     def make(random: Random, outputs: int, inputs: int) -> Layer:
         codes = random.integers(0, 16, (outputs, inputs))
-        signless = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-        values = np.array([(-1 if code & 8 else 1) * signless[code & 7] for code in codes.flat], np.float32)
+        values = np.array([(-1 if code & 8 else 1) * E2M1[code & 7] for code in codes.flat], np.float32)
         tensors: dict[str, Array] = {
             "weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8),
         }
@@ -265,6 +267,22 @@ FORMATS: dict[str, Format] = {
     "fp4-rest": bitsandbytes("fp4", double=True, block=4096),  # whose last block is not full
     "llm-int8": llm_int8(),
 }
+
+
+def mxfp4_experts(random: Random, name: str, experts: int, outputs: int, inputs: int) -> Layer:
+    """A stack of experts' matrices `name`, and the weights `[E, N, K]`."""
+    codes = random.integers(0, 16, (experts, outputs, inputs // 32, 16, 2))
+    exponents = random.integers(118, 124, (experts, outputs, inputs // 32))
+    values = np.array([*E2M1, *(-value for value in E2M1)], np.float32)[codes].reshape(experts, outputs, -1, 32)
+    tensors: dict[str, Array] = {
+        f"{name}_blocks": (codes[..., 0] | codes[..., 1] << 4).astype(np.uint8),
+        f"{name}_scales": exponents.astype(np.uint8),
+    }
+    scales = np.float32(2.0) ** (exponents - 127).astype(np.float32)
+    return tensors, (values * scales[..., np.newaxis]).reshape(experts, outputs, inputs)
+
+
+MXFP4: dict[str, Any] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
 
 
 def save(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:

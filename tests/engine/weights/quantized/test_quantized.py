@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine.weights.quantized.checkpoint_formats import FORMATS, Array, Format, gptq, packed, save
+from engine.weights.quantized.checkpoint_formats import (
+    FORMATS,
+    MXFP4,
+    Array,
+    Format,
+    gptq,
+    mxfp4_experts,
+    packed,
+    save,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -288,6 +297,55 @@ def test_what_is_quantized_in_two_ways_is_joined_in_floats(tmp_path: Path) -> No
     weights = source.weights(dataclasses.replace(what, tensors={**what.tensors, "layers.0.up.weight": both}))
     wanted = np.concatenate([expected["layers.0.gate.weight"][:80], other[:80]])
     np.testing.assert_array_equal(to_float32(weights["layers.0.up.weight"]), wanted)
+
+
+def experts(folder: Path, tensors: Mapping[str, Array]) -> WeightSource:
+    """The weights of a model whose up and gate are those of an expert: rows in turn, inputs before outputs."""
+    dense = {name: array for name, array in model(packed())[0].items() if "_proj" not in name}
+    random = np.random.default_rng(0)
+    for name, shape in tensor_shapes(describe(CONFIG).spec).items():
+        if len(shape) == 2 and name.startswith("layers."):
+            dense[NAMES[name]] = random.standard_normal(shape, np.float32)
+    save(folder, {**CONFIG, "quantization_config": MXFP4}, dense | dict(tensors))
+    source = open_source(str(folder))
+    what, name = describe(source.config), "model.layers.0.mlp.experts.gate_up_proj"
+    refs = {
+        f"layers.0.{part}.weight": TensorRef(name, index=1, transpose=True, each=(2, i, i + 1))
+        for i, part in enumerate(("gate", "up"))
+    }
+    return source.weights(dataclasses.replace(what, tensors={**what.tensors, **refs}))
+
+
+def test_experts_in_mxfp4_are_the_formats(tmp_path: Path) -> None:
+    tensors, expected = mxfp4_experts(np.random.default_rng(0), "model.layers.0.mlp.experts.gate_up_proj", 2, 320, 64)
+    weights = experts(tmp_path, tensors)
+    torch = pytest.importorskip("torch")
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    blocks, scales = (torch.from_numpy(array) for array in tensors.values())
+    of_transformers = mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).numpy()
+    np.testing.assert_array_equal(of_transformers.swapaxes(1, 2), expected)
+    for i, name in enumerate(("gate", "up")):
+        require_finite([weights[f"layers.0.{name}.weight"]])
+        np.testing.assert_array_equal(to_float32(weights[f"layers.0.{name}.weight"]), expected[1, i::2])
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("blocks", lambda a: a[:1], "_blocks has shape (1, 320, 2, 16), but the model needs more than 1 experts"),
+        ("blocks", lambda a: a[..., :8], "_blocks has shape (2, 320, 2, 8), but must have (experts, outputs"),
+        ("blocks", lambda a: a.view(np.int8), "_blocks is stored as I8; supported are U8"),
+        ("blocks", lambda a: a[:, 1:], "_scales has shape (2, 320, 2), but must have (2, 319, 2)"),
+        ("scales", lambda a: a | np.uint8(255), "_blocks has 10240 values that are not finite"),
+    ],
+)
+def test_bad_experts_are_named(tmp_path: Path, part: str, change: Callable[[Array], Array], words: str) -> None:
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors, _ = mxfp4_experts(np.random.default_rng(0), name, 2, 320, 64)
+    tensors[f"{name}_{part}"] = np.ascontiguousarray(change(tensors[f"{name}_{part}"]))
+    with pytest.raises(ModelError) as caught:
+        require_finite([experts(tmp_path, tensors)["layers.0.up.weight"]])
+    assert f"tensor {name}{words}" in str(caught.value)
 
 
 JSON = st.one_of(
