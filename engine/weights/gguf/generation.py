@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 from ...models.generation import GenerationConfig
 from .fields import Fields
 from .reader import GgufFile
 
+logger = logging.getLogger(__name__)
+
 _CONTROL, _USER_DEFINED = 3, 4
+# Suggestions of other kinds of sampling, and the values that change nothing.
+_OTHER_SAMPLING = {"xtc_probability": 0, "mirostat": 0}
 # What ends a turn in the templates of models whose files name only the end of a text.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
@@ -17,6 +23,9 @@ def generation_of(file: GgufFile) -> GenerationConfig:
     Raises ModelError, naming the file and the key, for a value of the wrong kind.
     """
     sampling, tokens = Fields(file, "general.sampling."), Fields(file, "tokenizer.ggml.")
+    for key, harmless in _OTHER_SAMPLING.items():
+        if sampling.optional_number(key) not in (None, harmless):
+            logger.warning("%s suggests sampling by %s, which is not supported and has no effect", file.path, key)
     return GenerationConfig(
         eos_token_ids=_end_tokens(file, tokens),
         bos_token_id=tokens.optional_integer("bos_token_id"),

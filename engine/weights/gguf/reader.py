@@ -25,6 +25,7 @@ from ...files.wording import shown
 from .blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
 
 _MAGIC = b"GGUF"
+_OLDER_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # GGML, GGMF, GGJT and GGLA, of 2023
 _VERSIONS = (2, 3)
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS: dict[int, str] = {
@@ -192,14 +193,19 @@ class _Cursor:
 
 
 def _header(cursor: _Cursor) -> tuple[int, int]:
+    if cursor.content[:4] in _OLDER_MAGICS:
+        raise ModelError(f"{cursor.path} is in a format that was before GGUF: convert the original model again")
     if cursor.content[:4] != _MAGIC:
         raise ModelError(f"{cursor.path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
     cursor.advance(4, "its header")
     version = cursor.u32("its header")
     if version not in _VERSIONS:
         if version & 0xFFFF == 0 and version:
-            raise cursor.error("it is big-endian; only little-endian files are supported")
-        raise cursor.error(f"it has version {version}; supported are 2 and 3: convert the model again")
+            raise cursor.error(
+                "it is big-endian; only little-endian files are supported, which gguf-convert-endian of the gguf "
+                "package makes of it"
+            )
+        raise cursor.error(f"it has version {version}; supported are 2 and 3: convert the original model again")
     num_tensors = cursor.count("tensors", 0, _MAX_TENSORS)
     num_keys = cursor.count("keys", _LEAST_KEY, _MAX_KEYS)
     return num_tensors, num_keys
@@ -305,7 +311,8 @@ def _tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[BlockType, tupl
         kind = OTHER_TYPES.get(number, f"type {number}")
         supported = ", ".join(known.name for known in BLOCK_TYPES.values())
         raise ModelError(
-            f"{cursor.path}: {where} is stored as {kind}, which is not supported; supported are {supported}"
+            f"{cursor.path}: {where} is stored as {kind}, which is not supported; supported are {supported}. "
+            "Take another quantization of the model"
         )
     block = BLOCK_TYPES[number]
     elements = math.prod(shape)

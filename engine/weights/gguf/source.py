@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_SPLITS = 1000
+# By general.type or general.architecture.
+_NOT_MODELS = {
+    "adapter": "an adapter, which changes a model",
+    "controlvector": "a control vector, which changes a model",
+    "imatrix": "an importance matrix, which quantizers use",
+    "mmproj": "a projector, which makes a model see or hear",
+    "clip": "a projector, which makes a model see or hear",
+    "clip-vision": "a projector, which makes a model see or hear",
+}
 
 
 class GgufSource:
@@ -40,6 +49,7 @@ class GgufSource:
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """The metadata in the words of Hugging Face's config.json."""
+        _require_model(self._file)
         config = config_of(self._file)
         try:
             describe(config)  # so that the error names the file
@@ -86,6 +96,17 @@ def find_gguf(folder: Path) -> Path | None:
     return models[0] if models else None
 
 
+def _require_model(file: GgufFile) -> None:
+    """Raises ModelError, saying what the file is, if it holds no language model."""
+    fields = Fields(file)
+    kind, architecture = fields.optional_text("general.type"), fields.optional_text("general.architecture")
+    what = _NOT_MODELS.get(kind or "") or _NOT_MODELS.get(architecture or "")
+    if what is None and not file.tensors:
+        what = "a vocabulary without weights, which --tokenizer takes"
+    if what is not None:
+        raise ModelError(f"{file.path} is {what}: give the file of the language model itself")
+
+
 def _with_splits(first: GgufFile) -> GgufFile:
     """The whole model: metadata of the first file, tensors of all."""
     fields = Fields(first, "split.")
@@ -105,8 +126,9 @@ def _with_splits(first: GgufFile) -> GgufFile:
         if not is_there(path):
             raise ModelError(f"{path}, a part of the model that {first.path.name} begins, does not exist")
         part = read_gguf(path)
-        if Fields(part, "split.").optional_integer("no") != number - 1:
-            raise ModelError(f"{path} says that it is not part {number} of its model")
+        said = Fields(part, "split.")
+        if said.optional_integer("no") != number - 1 or said.optional_integer("count") != count:
+            raise ModelError(f"{path} says that it is not part {number} of {count} of its model")
         if twice := sorted(tensors.keys() & part.tensors.keys()):
             raise ModelError(f"{path} has tensor {twice[0]}, which an earlier part has too")
         tensors |= part.tensors

@@ -211,11 +211,11 @@ def _number(field: int, value: int) -> bytes:
 
 
 def _chat_template(file: GgufFile) -> ChatTemplate | None:
-    fields = Fields(file)
+    fields, prefix = Fields(file), "tokenizer.chat_template."
     templates = {"default": fields.optional_text("tokenizer.chat_template")}
-    if fields.raw("tokenizer.chat_templates") is not None:
-        for name in fields.texts("tokenizer.chat_templates"):
-            templates[name] = fields.text(f"tokenizer.chat_template.{name}")
+    for key in file.metadata:
+        if key.startswith(prefix):
+            templates[key.removeprefix(prefix)] = fields.text(key)
     found = {name: text for name, text in templates.items() if text is not None}
     for name, text in found.items():
         if len(text) > MAX_TEMPLATE_BYTES:

@@ -42,8 +42,9 @@ def array(kind: int, count: int, content: bytes = b"") -> bytes:
 BAD = {
     "empty": (b"", "it does not begin with GGUF"),
     "other": (b"PK\3\4" * 10, "it does not begin with GGUF"),
-    "version": (file(version=1), "it has version 1; supported are 2 and 3"),
-    "big-endian": (b"GGUF" + struct.pack(">I", 3) + bytes(16), "it is big-endian"),
+    "version": (file(version=1), "it has version 1; supported are 2 and 3: convert the original model again"),
+    "older": (b"tjgg" + bytes(99), "is in a format that was before GGUF: convert the original model again"),
+    "big-endian": (b"GGUF" + struct.pack(">I", 3) + bytes(16), "it is big-endian; .* which gguf-convert-endian"),
     "keys": (b"GGUF" + U32.pack(3) + U64.pack(0) + U64.pack(1 << 60), "there are 1152921504606846976 keys"),
     "tensors": (b"GGUF" + U32.pack(3) + U64.pack(1 << 60) + U64.pack(0), "it says that there are .* tensors"),
     "few-tensors": (b"GGUF" + U32.pack(3) + U64.pack(1 << 16) + U64.pack(0), "it ends within the list of tensors"),

@@ -93,11 +93,13 @@ def test_byte_level_tokenizers_give_the_same_ids(pre: str, tmp_path: Path) -> No
     assert ours.special_ids() == {name: theirs.token_to_id(name) for name in SPECIALS}
 
 
-def test_end_tokens_and_sampling_are_the_files(tmp_path: Path) -> None:
+def test_end_tokens_sampling_and_templates_are_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Suggesting(gguf.GGUFWriter):  # type: ignore[misc]
         def write_header_to_file(self, *arguments: Any) -> None:
             self.add_sampling_temp(0.5)
             self.add_sampling_top_k(7)
+            self.add_sampling_mirostat(2)
+            self.add_string("tokenizer.chat_template.tool_use", "{{ tools }}")
             super().write_header_to_file(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -107,6 +109,8 @@ def test_end_tokens_and_sampling_are_the_files(tmp_path: Path) -> None:
     # The template's end of a turn counts beside the end of a text.
     assert generation.eos_token_ids == (theirs.token_to_id(SPECIALS[0]), theirs.token_to_id("<|im_end|>"))
     assert (generation.temperature, generation.top_k, generation.top_p) == (0.5, 7, None)
+    assert "suggests sampling by mirostat, which is not supported and has no effect" in caplog.text
+    assert opened(tmp_path / "m.gguf").chat_template == {"default": TEMPLATE, "tool_use": "{{ tools }}"}
 
 
 def sentencepiece_files(folder: Path, prefix: bool) -> None:
