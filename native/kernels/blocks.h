@@ -165,7 +165,7 @@ template <BlockTraits T>
 TW_INLINE void load_group(const uint8_t*& planes, Bytes (&codes)[kGroupQuads]) {
   constexpr int kLowBits = T.four ? 4 : 2;
   // With few rows, weights from memory must arrive before they are needed.
-  constexpr int kAheadBytes = 4096;
+  constexpr int kAheadBytes = 8192;
   for (int i = 0; i < T.vectors() * kVectorBytes; i += kLineBytes) prefetch(planes + kAheadBytes + i);
   if constexpr (T.whole) {
 #pragma GCC unroll 8
