@@ -11,7 +11,7 @@
 // A format differs from another in how a chunk is expanded, and not in how that is multiplied.
 #pragma once
 
-#include "kernels/layout.h"
+#include "kernels/gemm_tiles.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -136,10 +136,13 @@ void expand_chunk(const WeightFormat& format, const char* chunk, int groups, Exp
 // Of which only the scales and shifts. Returns what follows a chunk's header.
 const uint8_t* expand_scales(const WeightFormat& format, const char* chunk, int groups, Expanded& out);
 
+// Where tiles multiply, what is expanded is signed if it has no shifts.
+constexpr bool unsigned_expanded(const BlockTraits& traits) { return kUnsignedCodes && (traits.shifts || !kExpandedForTiles); }
+
 // The integer of column `lane` at input i, as in the definition of the format, with `scales` and `shifts`.
 TW_INLINE int code_at(const BlockTraits& traits, const Expanded& e, int lane, int i) {
   const uint8_t code = e.codes[(i / kQuad * kLanes + lane) * kQuad + i % kQuad];
-  return kUnsignedCodes ? code - code_offset(traits) : static_cast<int8_t>(code);
+  return unsigned_expanded(traits) ? code - code_offset(traits) : static_cast<int8_t>(code);
 }
 
 constexpr int kLineBytes = 64;
@@ -147,21 +150,23 @@ constexpr int kLineBytes = 64;
 // So many rows are multiplied with codes in registers, without expanding a chunk first.
 constexpr int kFewRows = 4;
 
-constexpr uint8_t stored_integer(int value) { return static_cast<uint8_t>(value + (kUnsignedCodes ? kQuadZero : 0)); }
 struct alignas(16) CodeTable {
   uint8_t entries[16];
 };
-constexpr CodeTable make_table(const int (&values)[16]) {
+constexpr CodeTable make_table(const int (&values)[16], int added) {
   CodeTable table{};
-  for (int i = 0; i < 16; ++i) table.entries[i] = stored_integer(values[i]);
+  for (int i = 0; i < 16; ++i) table.entries[i] = static_cast<uint8_t>(values[i] + added);
   return table;
 }
-constexpr CodeTable kNonlinear = make_table({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113});
+template <bool UNSIGNED>
+constexpr CodeTable kNonlinear =
+    make_table({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, UNSIGNED ? 128 : 0);
 // Twice the values of e2m1.
-constexpr CodeTable kTwiceE2m1 = make_table({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12});
+template <bool UNSIGNED>
+constexpr CodeTable kTwiceE2m1 = make_table({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}, UNSIGNED ? 128 : 0);
 
 // A group's codes, all planes joined, as they are multiplied. Moves `planes` past it.
-template <BlockTraits T>
+template <BlockTraits T, bool UNSIGNED = kUnsignedCodes>
 TW_INLINE void load_group(const uint8_t*& planes, Bytes (&codes)[kGroupQuads]) {
   constexpr int kLowBits = T.four ? 4 : 2;
   // With few rows, weights from memory must arrive before they are needed.
@@ -205,10 +210,11 @@ TW_INLINE void load_group(const uint8_t*& planes, Bytes (&codes)[kGroupQuads]) {
 #pragma GCC unroll 8
   for (int q = 0; q < kGroupQuads; ++q) {
     if constexpr (T.codes != Codes::kPlain) {
-      codes[q] = lookup(T.codes == Codes::kNonlinear ? kNonlinear.entries : kTwiceE2m1.entries, codes[q]);
-    } else if constexpr (!kUnsignedCodes && T.whole) {
+      constexpr const CodeTable& kTable = T.codes == Codes::kNonlinear ? kNonlinear<UNSIGNED> : kTwiceE2m1<UNSIGNED>;
+      codes[q] = lookup(kTable.entries, codes[q]);
+    } else if constexpr (!UNSIGNED && T.whole) {
       codes[q] = sub(codes[q], 128);
-    } else if constexpr (!kUnsignedCodes && !T.shifts) {
+    } else if constexpr (!UNSIGNED && !T.shifts) {
       codes[q] = sub(codes[q], static_cast<uint8_t>(T.zero));
     }
   }
@@ -221,7 +227,18 @@ template <int ROWS, int PARTS>
 struct BlockRows {
   float scale[ROWS];
   int32_t correction[PARTS][ROWS];
-  int8_t quads[kGroupQuads][ROWS][kQuad];
+  int8_t quads[kRowGroup / kBlockRun][ROWS][kBlockRun];
+
+  // dot[r] += w times the four inputs of row r from 4 * s on.
+  TW_INLINE void multiply(I (&dot)[ROWS], Bytes w, const BlockRows& group, int s) {
+    if constexpr (kBlockRun == kQuad) {
+      multiply_quads<ROWS>(dot, as_quads(w), group.quads[s]);
+    } else {
+      const Quads quads = as_quads(w);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) dot[r] = dot_quads(dot[r], quads, group.quads[0][r] + s * kQuad);
+    }
+  }
 };
 
 TW_INLINE size_t block_row_bytes(const WeightFormat& format, int k) {

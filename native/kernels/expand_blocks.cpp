@@ -124,7 +124,7 @@ void expand_chunk(const WeightFormat& format, const char* chunk, int groups, Exp
     uint8_t* to = out.codes;
     for (int g = 0; g < groups; ++g) {
       Bytes codes[kGroupQuads];
-      load_group<TRAITS>(planes, codes);
+      load_group<TRAITS, unsigned_expanded(TRAITS)>(planes, codes);
 #pragma GCC unroll 8
       for (int q = 0; q < kGroupQuads; ++q) store(to + q * kVectorBytes, codes[q]);
       to += kRowGroup * kLanes;

@@ -2,7 +2,7 @@
 // thread that computes it.
 #include <cmath>
 
-#include "kernels/gemm_blocks.h"
+#include "kernels/blocks.h"
 #include "kernels/table.h"
 #include "micro_kernels.h"
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/blocks.h"
-#include "kernels/gemm_tiles.h"
 #include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
@@ -55,7 +54,7 @@ class ExpandedRows {
         for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(SHIFTS ? 0 : group->correction[p][r]);
 #pragma GCC unroll 8
         for (int s = p * kGroupQuads / kParts; s < (p + 1) * kGroupQuads / kParts; ++s) {
-          multiply_quads<ROWS>(dot, as_quads(load_bytes(codes)), group->quads[s]);
+          BlockRows<ROWS, kParts>::multiply(dot, load_bytes(codes), *group, s);
           codes += kVectorBytes;
         }
         const F w = load(expanded.scales[g * kParts + p]);

@@ -1,7 +1,6 @@
 // A few rows times weights that keep the bits of a quantized file. Integer sums are exact, and floats are added in the order
 // of gemm_blocks.h: the results are those of many rows.
 #include "kernels/blocks.h"
-#include "kernels/gemm_tiles.h"
 #include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
@@ -30,7 +29,7 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
         for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(T.shifts ? 0 : group->correction[p][r]);
 #pragma GCC unroll 8
         for (int s = p * kPartQuads; s < (p + 1) * kPartQuads; ++s) {
-          multiply_quads<ROWS>(dot, as_quads(codes[s]), group->quads[s]);
+          BlockRows<ROWS, kParts>::multiply(dot, codes[s], *group, s);
         }
         const F w = load(expanded.scales[g * kParts + p]);
 #pragma GCC unroll 4

@@ -84,7 +84,9 @@ void quantize_blocks_row(const WeightFormat& format, const float* x, int k, int 
       std::memcpy(group + ((1 + p) * n + r) * sizeof(float), place, sizeof(float));
     }
     char* quads = group + size_t(n) * sizeof(float) * (1 + parts);
-    for (int q = 0; q < kGroupQuads; ++q) std::memcpy(quads + (q * n + r) * kQuad, values + q * kQuad, kQuad);
+    for (int i = 0; i < kRowGroup; i += kBlockRun) {
+      std::memcpy(quads + place_in_tile(i, r, n, kBlockRun), values + i, kBlockRun);
+    }
   }
 }
 

@@ -5,7 +5,11 @@
 
 #include <tile_registers.h>  // from the include path: the tests put a model in its place
 
+#include <type_traits>
+
+#include "kernels/blocks.h"
 #include "kernels/gemm_tiles.h"
+#include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -209,10 +213,226 @@ class Int8ChannelRows {
   Product product_;
 };
 
+// Weights of int8 by chunks of a strip: scales, and shifts, for every 32 inputs or every 16. Dot products of one part go
+// through memory into vectors, where scales are applied; meanwhile tiles multiply the next ones. C are 0 to 3, A 4 and 5,
+// B 6 and 7, by turns.
+template <bool HALVES, bool SHIFTS>
+class ChunkProduct {
+  static constexpr int kParts = HALVES ? 2 : 1, kPartBytes = kRowGroup / kParts;
+  static constexpr int kAhead = 3;  // dot products under way
+  using Group = BlockRows<1, kParts>;
+
+ public:
+  void shape(int rows) { tiles_.shape(rows, shapes); }
+
+  // tile [rows][kPanel] += rows of a packed tile, `x` from this chunk's groups on, times the chunk.
+  void add(const Expanded& e, const char* x, int groups, int rows, float* tile) {
+    if (rows == kTileHeight) {  // known to the compiler, all sums stay in registers
+      add_rows<kTileHeight>(e, x, groups, rows, tile);
+    } else {
+      add_rows<0>(e, x, groups, rows, tile);
+    }
+  }
+
+ private:
+  static TileShapes shapes(int rows) {
+    TileShapes s;
+    for (const int tile : {0, 1, 2, 3}) s.set(tile, rows, kTileLine);
+    for (const int tile : {4, 5}) s.set(tile, rows, kPartBytes);
+    for (const int tile : {6, 7}) s.set(tile, kPartBytes / kQuad, kTileLine);
+    return s;
+  }
+
+  template <int TURN>
+  TW_INLINE void start(const void* weights, const void* quads, void* dots) {
+    constexpr int kA = 4 + TURN % 2, kB = 6 + TURN % 2;
+    tilezero<TURN>();
+    tileloadd<kB>(weights, kTileLine);
+    tileloadd<kA>(quads, kRowGroup);
+    if constexpr (SHIFTS) {
+      tdpbsud<TURN, kA, kB>();
+    } else {
+      tdpbssd<TURN, kA, kB>();
+    }
+    tilestored<TURN>(dots, kTileLine);
+  }
+
+  // ROWS are `rows` where they are known, else 0.
+  template <int ROWS>
+  void add_rows(const Expanded& e, const char* x, int groups, int any_rows, float* tile) {
+    const int rows = ROWS ? ROWS : any_rows, parts = groups * kParts;
+    const size_t group_bytes = sizeof(Group) * rows;
+    const auto begin = [&](int part) {
+      const uint8_t* weights = e.codes + part * kPartBytes * kLanes;
+      const char* quads = x + part / kParts * group_bytes + (1 + kParts) * sizeof(float) * rows + part % kParts * kPartBytes;
+      int32_t* dots = dots_[part % 4];
+      switch (part % 4) {
+        case 0: return start<0>(weights, quads, dots);
+        case 1: return start<1>(weights, quads, dots);
+        case 2: return start<2>(weights, quads, dots);
+        case 3: return start<3>(weights, quads, dots);
+      }
+    };
+    F acc[kTileHeight];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) acc[r] = load(tile + r * kPanel);
+    for (int part = 0; part < kAhead && part < parts; ++part) begin(part);
+    for (int part = 0; part < parts; ++part) {
+      if (part + kAhead < parts) begin(part + kAhead);
+      const F w = load(e.scales[part]);
+      [[maybe_unused]] F shift;
+      if constexpr (SHIFTS) shift = load(e.shifts[part]);
+      // The rows' scales, then what shifts go with.
+      const auto* scales = reinterpret_cast<const float*>(x + part / kParts * group_bytes);
+      const float* sums = scales + (1 + part % kParts) * rows;
+      const int32_t* dots = dots_[part % 4];
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+        acc[r] = fma(to_floats(load_dots(dots + r * kLanes)), mul(w, set1(scales[r])), acc[r]);
+        if constexpr (SHIFTS) acc[r] = fma(shift, set1(sums[r]), acc[r]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) store(tile + r * kPanel, acc[r]);
+  }
+
+  alignas(64) int32_t dots_[4][kTileHeight * kLanes];
+  Tiles tiles_;
+};
+
+// Whole packed tiles of rows, and then what is left, times a panel. Whoever derives has
+//   few_rows(format, x, panel, k, rows, tile) for at most kFewRows, without tiles, and
+//   expand(format, strip, first group, groups), a chunk.
+template <typename Format, bool HALVES, bool SHIFTS>
+class ByChunks {
+ public:
+  static constexpr int kRows = 8 * kTileHeight;
+
+  ByChunks() {}  // leaves the room for a chunk as it is
+
+  void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+    const int whole = rows / kTileHeight * kTileHeight, rest = rows - whole;
+    if (whole) run(format, x, panel, k, whole, tile);
+    x += whole * row_bytes(format, k);
+    tile += whole * kPanel;
+    if (rest > kFewRows) {
+      run(format, x, panel, k, rest, tile);
+    } else if (rest) {
+      Format::few_rows(format, x, panel, k, rest, tile);
+    }
+  }
+
+ private:
+  void run(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+    constexpr size_t kGroupBytes = sizeof(BlockRows<1, HALVES ? 2 : 1>);
+    const int height = rows < kTileHeight ? rows : kTileHeight, groups = row_groups(k);
+    const size_t row_size = row_bytes(format, k);
+    for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, zero());
+    product_.shape(height);
+    for (int s = 0; s < kStrips; ++s) {
+      const char* strip = panel + s * strip_bytes(format, k);
+      for (int g = 0; g < groups; g += kChunkGroups) {
+        const int count = groups - g < kChunkGroups ? groups - g : kChunkGroups;
+        Format::expand(format, strip, g, count, expanded_);
+        for (int r = 0; r < rows; r += height) {
+          product_.add(expanded_, x + r * row_size + g * kGroupBytes * height, count, height, tile + r * kPanel + s * kLanes);
+        }
+      }
+    }
+  }
+
+  Expanded expanded_;
+  ChunkProduct<HALVES, SHIFTS> product_;
+};
+
+template <bool HALVES, bool SHIFTS>
+struct BlockChunks {
+  static void few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+    multiply_few_rows(format, x, panel, k, rows, tile);
+  }
+  static void expand(const WeightFormat& format, const char* strip, int first, int groups, Expanded& out) {
+    expand_chunk(format, strip + first / kChunkGroups * chunk_bytes(format, kChunkGroups), groups, out);
+  }
+};
+template <bool HALVES, bool SHIFTS>
+using ExpandedRows = ByChunks<BlockChunks<HALVES, SHIFTS>, HALVES, SHIFTS>;
+
+// kInt4. Tiles would wait for every group's nibbles to get from vectors through memory: they are expanded for many rows, and
+// few rows are multiplied in vectors. Both have the same integers, and so the same result.
+template <bool SHIFTS>
+struct NibbleChunks {
+  static void expand(const WeightFormat& format, const char* strip, int first, int groups, Expanded& out) {
+    const GroupLayout layout = GroupLayout::of(format, 0);
+    const int per_scale = format.group / kRowGroup;
+    for (int i = 0; i < groups; ++i) {
+      const int g = (first + i) / per_scale, part = (first + i) % per_scale;
+      const char* scales = strip + layout.scale_at(g);
+      store(out.scales[i], load(reinterpret_cast<const f16*>(scales)));
+      if constexpr (SHIFTS) store(out.shifts[i], load(reinterpret_cast<const f16*>(scales + layout.shift_bytes)));
+      const auto* nibbles = reinterpret_cast<const uint8_t*>(strip + layout.values_at(g)) + part * kRowGroup * kLanes / 2;
+      uint8_t* bytes = out.codes + i * kRowGroup * kLanes;
+#pragma GCC unroll 4
+      for (int j = 0; j < kRowGroup * kLanes / 2; j += kVectorBytes) {
+        prefetch(nibbles + kPrefetchBytes + j);
+        const Bytes both = load_bytes(nibbles + j), low = field<0, 4>(both), high = field<4, 4>(both);
+        store(bytes + 2 * j, SHIFTS ? low : sub(low, kNibbleZero));
+        store(bytes + 2 * j + kVectorBytes, SHIFTS ? high : sub(high, kNibbleZero));
+      }
+    }
+  }
+
+  static void few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
+    using Multiply = void (*)(const WeightFormat&, const char*, const char*, int, float*);
+    static constexpr Multiply kMultiply[] = {multiply_strip<1>, multiply_strip<2>, multiply_strip<3>, multiply_strip<4>};
+    static_assert(sizeof kMultiply / sizeof *kMultiply == kFewRows);
+    for (int s = 0; s < kStrips; ++s) kMultiply[rows - 1](format, x, panel + s * strip_bytes(format, k), k, tile + s * kLanes);
+  }
+
+ private:
+  template <int ROWS>
+  static void multiply_strip(const WeightFormat& format, const char* x, const char* strip, int k, float* tile) {
+    const auto* group = reinterpret_cast<const BlockRows<ROWS, 1>*>(x);
+    const GroupLayout layout = GroupLayout::of(format, k);
+    const int groups = row_groups(k), per_scale = format.group / kRowGroup;
+    const auto* weight = reinterpret_cast<const uint8_t*>(strip);
+    F acc[ROWS];
+    for (int r = 0; r < ROWS; ++r) acc[r] = zero();
+    for (int g = 0; g < groups;) {
+      const auto* scales = reinterpret_cast<const f16*>(weight);
+      prefetch(weight + kPrefetchBytes);
+      weight += layout.header_bytes;
+      for (int half = 0; half < 2 && g < groups; ++half) {
+        const F w = load(scales + half * kLanes);
+        const int end = g + per_scale < groups ? g + per_scale : groups;
+        for (; g < end; ++g, ++group) {
+          I dot[ROWS];
+#pragma GCC unroll 4
+          for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(SHIFTS ? 0 : group->correction[0][r]);
+#pragma GCC unroll 4
+          for (int s = 0; s < kGroupQuads; s += 2, weight += kVectorBytes) {
+            prefetch(weight + kPrefetchBytes);
+            const Bytes both = load_bytes(weight);
+            BlockRows<ROWS, 1>::multiply(dot, field<0, 4>(both), *group, s);
+            BlockRows<ROWS, 1>::multiply(dot, field<4, 4>(both), *group, s + 1);
+          }
+#pragma GCC unroll 4
+          for (int r = 0; r < ROWS; ++r) {
+            acc[r] = fma(to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+            if constexpr (SHIFTS) {
+              const F sum = set1(reinterpret_cast<const float*>(group->correction[0])[r]);
+              acc[r] = fma(load(scales + (2 + half) * kLanes), sum, acc[r]);
+            }
+          }
+        }
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
+  }
+};
+
 // A packed tile of rows by one strip after the other. A group's dot products go through memory into vectors, where scales
 // are applied; meanwhile tiles multiply the next group, in registers of their own: C are 0 and 1, A 4 and 5, B 6 and 7.
-template <bool NIBBLES, bool SHIFTS>
-class GroupRows {
+class Int8GroupRows {
  public:
   static constexpr int kRows = kTileHeight;
 
@@ -235,7 +455,6 @@ class GroupRows {
 
   struct Scratch {
     alignas(64) int32_t dots[2][kTileHeight * kLanes];
-    alignas(64) uint8_t bytes[2][kGroupBytes];  // of nibbles
   };
 
   static TileShapes shapes(int rows) {
@@ -246,28 +465,11 @@ class GroupRows {
     return s;
   }
 
-  // As int8: minus 8 where there are no shifts, whose scales go with that.
-  TW_INLINE void unpack(const char* nibbles, uint8_t* bytes) {
-    const __m512i mask = _mm512_set1_epi8(15), zero_level = _mm512_set1_epi8(SHIFTS ? 0 : kNibbleZero);
-#pragma GCC unroll 4
-    for (int i = 0; i < kGroupBytes; i += 2 * kTileLine) {
-      const __m512i both = _mm512_loadu_si512(nibbles + i / 2);
-      const __m512i low = _mm512_and_si512(both, mask), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
-      _mm512_store_si512(bytes + i, _mm512_sub_epi8(low, zero_level));
-      _mm512_store_si512(bytes + i + kTileLine, _mm512_sub_epi8(high, zero_level));
-    }
-  }
-
   // The dot products of one group. `TURN` is 0 and 1 by turns.
   template <int TURN>
   TW_INLINE void multiply_group(const char* quads, const char* values, Scratch& scratch) {
-    const void* b = values;
-    if constexpr (NIBBLES) {
-      unpack(values, scratch.bytes[TURN]);
-      b = scratch.bytes[TURN];
-    }
     tilezero<TURN>();
-    tileloadd<6 + TURN>(b, kTileLine);
+    tileloadd<6 + TURN>(values, kTileLine);
     tileloadd<4 + TURN>(quads, kRowGroup);
     tdpbssd<TURN, 4 + TURN, 6 + TURN>();
     tilestored<TURN>(scratch.dots[TURN], kTileLine);
@@ -278,16 +480,14 @@ class GroupRows {
   static void columns(const WeightFormat& format, const char* x, const char* strip, int k, int any_rows, float* out) {
     const int rows = ROWS ? ROWS : any_rows;
     const GroupLayout layout = GroupLayout::of(format, k);
-    const int groups = row_groups(k), per_scale = format.group / kRowGroup;
-    const int log_per_scale = per_scale / 2;  // of 1, 2 or 4
+    const int groups = row_groups(k);
     const size_t row_group_bytes = size_t(rows) * (kHeadBytes + kRowGroup);
-    constexpr int kValueBytes = NIBBLES ? kGroupBytes / 2 : kGroupBytes;
     Scratch scratch;
     const auto start = [&](int g) {
       const char* quads = x + g * row_group_bytes + rows * kHeadBytes;
-      const char* values = strip + layout.values_at(g >> log_per_scale) + (g & (per_scale - 1)) * kValueBytes;
+      const char* values = strip + layout.values_at(g);
       if constexpr (!ROWS) {  // few rows: the panel comes from memory
-        for (int i = 0; i < kValueBytes; i += kTileLine) prefetch(values + kPrefetchBytes + i);
+        for (int i = 0; i < kGroupBytes; i += kTileLine) prefetch(values + kPrefetchBytes + i);
       }
       if (g % 2) {
         multiply_group<1>(quads, values, scratch);
@@ -301,16 +501,12 @@ class GroupRows {
     start(0);
     for (int g = 0; g < groups; ++g) {
       if (g + 1 < groups) start(g + 1);
-      const char* scales = strip + layout.scale_at(g >> log_per_scale);
-      const F w = load(reinterpret_cast<const f16*>(scales));
-      [[maybe_unused]] F shift;
-      if constexpr (SHIFTS) shift = load(reinterpret_cast<const f16*>(scales + layout.shift_bytes));
-      const auto* head = reinterpret_cast<const float*>(x + g * row_group_bytes);  // scales, then what shifts go with
+      const F w = load(reinterpret_cast<const f16*>(strip + layout.scale_at(g)));
+      const auto* head = reinterpret_cast<const float*>(x + g * row_group_bytes);
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r) {
         const I dot = load_dots(scratch.dots[g % 2] + r * kLanes);
         acc[r] = fma(to_floats(dot), mul(w, set1(head[r])), acc[r]);
-        if constexpr (SHIFTS) acc[r] = fma(shift, set1(head[rows + r]), acc[r]);
       }
     }
 #pragma GCC unroll 16
@@ -319,5 +515,8 @@ class GroupRows {
 
   Tiles tiles_;
 };
+
+template <bool NIBBLES, bool SHIFTS>
+using GroupRows = std::conditional_t<NIBBLES, ByChunks<NibbleChunks<SHIFTS>, false, SHIFTS>, Int8GroupRows>;
 
 }  // namespace tidewheel::TW_ISA

@@ -17,10 +17,11 @@ template <>
 constexpr int kFloatRun<bf16> = 32;
 constexpr int kGroupRun = 32;  // half a row: sums of other groups must not mix
 constexpr int kChannelRun = 64;
+constexpr int kBlockRun = 32;
+constexpr bool kExpandedForTiles = true;
 
 constexpr int packed_rows(WeightKind kind) {
-  const bool in_registers = kind == WeightKind::kFloat32 || kind == WeightKind::kFloat16 || kind >= WeightKind::kQ5_0;
-  return in_registers ? kTileRows : 16;
+  return kind == WeightKind::kFloat32 || kind == WeightKind::kFloat16 ? kTileRows : 16;
 }
 
 // Int8 weights are stored as two's complement: tiles multiply signed bytes by signed bytes, and nothing is to be corrected.

@@ -39,5 +39,10 @@ template <int C, int A, int B>
 TW_INLINE void tdpbssd() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
+// The same, with B's bytes unsigned.
+template <int C, int A, int B>
+TW_INLINE void tdpbsud() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
 
 }  // namespace tidewheel::TW_ISA

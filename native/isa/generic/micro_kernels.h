@@ -2,6 +2,7 @@
 // folder.
 #pragma once
 
+#include "kernels/gemm_blocks.h"
 #include "kernels/gemm_tiles.h"
 
 namespace tidewheel::TW_ISA {

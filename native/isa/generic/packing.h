@@ -18,6 +18,8 @@ template <typename T>
 constexpr int kFloatRun = Element<T>::kStep;
 constexpr int kGroupRun = 4;    // kInt8 and kInt4; divides kRowGroup
 constexpr int kChannelRun = 4;  // kInt8Channel
+constexpr int kBlockRun = 4;    // of the kinds that keep a quantized file's bits
+constexpr bool kExpandedForTiles = false;
 
 // Rows of a packed tile.
 constexpr int packed_rows(WeightKind) { return kTileRows; }

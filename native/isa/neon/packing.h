@@ -23,6 +23,8 @@ template <typename T>
 constexpr int kFloatRun = kFloatUnit<T>;
 constexpr int kGroupRun = kIntegerUnit;
 constexpr int kChannelRun = kIntegerUnit;
+constexpr int kBlockRun = 4;    // of the kinds that keep a quantized file's bits
+constexpr bool kExpandedForTiles = false;
 
 constexpr int packed_rows(WeightKind) { return kTileRows; }
 

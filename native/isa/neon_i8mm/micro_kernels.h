@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "kernels/gemm_blocks.h"
 #include "kernels/gemm_tiles.h"
 
 namespace tidewheel::TW_ISA {

@@ -28,5 +28,9 @@ template <int C, int A, int B>
 void tdpbssd() {
   tile_model::tdpbssd(C, A, B);
 }
+template <int C, int A, int B>
+void tdpbsud() {
+  tile_model::tdpbsud(C, A, B);
+}
 
 }  // namespace tidewheel::TW_ISA
