@@ -47,6 +47,13 @@ WeightFormat parse_format(const std::string& kind, int group, bool zero_points, 
   return {WeightKind::kInt4, group, zero_points};
 }
 
+QkNormOver parse_qk_norm_over(const std::string& name) {
+  if (name == "head") return QkNormOver::kHead;
+  if (name == "each") return QkNormOver::kEach;
+  if (name == "whole") return QkNormOver::kWhole;
+  throw std::invalid_argument("queries and keys are normalized over head, each or whole, not " + name);
+}
+
 Activation parse_activation(const std::string& name) {
   if (name == "silu") return Activation::kSilu;
   if (name == "gelu") return Activation::kGelu;
@@ -74,6 +81,11 @@ void bind_plans(nb::module_& m) {
         new (self) RopePlan{std::move(inv_freq), factor, interleaved};
       }, "inv_freq"_a, "factor"_a, "interleaved"_a);
 
+  nb::class_<TemperaturePlan>(m, "TemperaturePlan")
+      .def("__init__", [](TemperaturePlan* self, float beta, int length, int offset) {
+        new (self) TemperaturePlan{beta, length, offset};
+      }, "beta"_a, "length"_a, "offset"_a);
+
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<>())
       .def_rw("num_heads", &AttentionPlan::num_heads)
@@ -83,14 +95,17 @@ void bind_plans(nb::module_& m) {
       .def_rw("qkv_bias", &AttentionPlan::qkv_bias)
       .def_rw("out_bias", &AttentionPlan::out_bias)
       .def_rw("qk_norm", &AttentionPlan::qk_norm, nb::arg().none())
-      .def_rw("qk_norm_whole", &AttentionPlan::qk_norm_whole)
+      .def("normalize_over", [](AttentionPlan& self, const std::string& name) { self.qk_norm_over = parse_qk_norm_over(name); },
+           "name"_a)
+      .def_rw("qk_norm_after_rope", &AttentionPlan::qk_norm_after_rope)
       .def_rw("rope", &AttentionPlan::rope, nb::arg().none())
       .def_rw("sliding_window", &AttentionPlan::sliding_window)
       .def_rw("cache_group", &AttentionPlan::cache_group)
       .def_rw("softcap", &AttentionPlan::softcap)
       .def_rw("alibi_slopes", &AttentionPlan::alibi_slopes)
       .def_rw("sinks", &AttentionPlan::sinks)
-      .def_rw("output_gate", &AttentionPlan::output_gate);
+      .def_rw("output_gate", &AttentionPlan::output_gate)
+      .def_rw("query_temperature", &AttentionPlan::query_temperature, nb::arg().none());
 
   nb::class_<MlpPlan>(m, "MlpPlan")
       .def("__init__", [](MlpPlan* self, int intermediate_size, const std::string& activation, bool gated, bool bias) {
@@ -135,14 +150,15 @@ void bind_plans(nb::module_& m) {
       }, "mixer"_a, "norm"_a.none(), "post_norm"_a.none(), "sum_norm"_a.none(), "scale"_a);
 
   nb::class_<EmbeddingPlan>(m, "EmbeddingPlan")
-      .def("__init__", [](EmbeddingPlan* self, int size, int num_positions, int position_offset, float scale) {
-        new (self) EmbeddingPlan{size, num_positions, position_offset, scale};
-      }, "size"_a, "num_positions"_a, "position_offset"_a, "scale"_a);
+      .def("__init__", [](EmbeddingPlan* self, int size, int num_positions, int position_offset, float scale,
+                          std::optional<NormPlan> norm) {
+        new (self) EmbeddingPlan{size, num_positions, position_offset, scale, norm};
+      }, "size"_a, "num_positions"_a, "position_offset"_a, "scale"_a, "norm"_a.none());
 
   nb::class_<HeadPlan>(m, "HeadPlan")
-      .def("__init__", [](HeadPlan* self, bool tied, float divisor, float softcap) {
-        new (self) HeadPlan{tied, divisor, softcap};
-      }, "tied"_a, "divisor"_a, "softcap"_a);
+      .def("__init__", [](HeadPlan* self, bool tied, float divisor, float softcap, bool bias) {
+        new (self) HeadPlan{tied, divisor, softcap, bias};
+      }, "tied"_a, "divisor"_a, "softcap"_a, "bias"_a);
 
   nb::class_<DecoderPlan>(m, "DecoderPlan")
       .def(nb::init<>())

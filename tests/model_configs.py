@@ -59,11 +59,24 @@ QWEN3_NEXT = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "num_experts":
 QWEN3_5 = {**LLAMA, "architectures": ["Qwen3_5ForCausalLM"]}
 QWEN3_5_VL: dict[str, Any] = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": LLAMA}
 LFM2 = {**LLAMA, "architectures": ["Lfm2ForCausalLM"], "num_attention_heads": 8}
+OLMO3 = {**LLAMA, "architectures": ["Olmo3ForCausalLM"]}
+EXAONE4 = {**LLAMA, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 2}
+GLM = {**LLAMA, "architectures": ["GlmForCausalLM"]}
+GLM4 = {**LLAMA, "architectures": ["Glm4ForCausalLM"]}
+MINISTRAL3 = {**LLAMA, "architectures": ["Ministral3ForCausalLM"], "num_key_value_heads": 2}
+BLOOM = {**LLAMA, "architectures": ["BloomForCausalLM"]}
+GPTJ = {**GPT2, "architectures": ["GPTJForCausalLM"], "rotary_dim": 8}
+PHI = {**LLAMA, "architectures": ["PhiForCausalLM"]}
+STARCODER2 = {**LLAMA, "architectures": ["Starcoder2ForCausalLM"]}
+ERNIE = {**LLAMA, "architectures": ["Ernie4_5ForCausalLM"]}
+HUNYUAN = {**LLAMA, "architectures": ["HunYuanDenseV1ForCausalLM"]}
+BIGCODE = {**GPT2, "architectures": ["GPTBigCodeForCausalLM"]}
 CONFIGS: dict[str, dict[str, Any]] = {
     config["architectures"][0]: config
     for config in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO, OLMO2),
         *(SMOLLM3, COHERE, COHERE2, NEOX, STABLELM, FALCON, QWEN3_NEXT, QWEN3_5, QWEN3_5_VL, LFM2),
+        *(OLMO3, EXAONE4, GLM, GLM4, MINISTRAL3, BLOOM, GPTJ, PHI, STARCODER2, ERNIE, HUNYUAN, BIGCODE),
     )
 }
 

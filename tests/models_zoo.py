@@ -198,6 +198,53 @@ CASES: dict[str, Case] = {
         "lfm2",
         {**_LLAMA, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "conv_bias": True},
     ),
+    "olmo3": Case(
+        "olmo3",
+        {
+            **_LLAMA,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "rope_theta": 1000.0,
+                },
+            },
+        },
+    ),
+    "exaone4": Case(
+        "exaone4", {**_LLAMA, "sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
+    ),
+    "exaone4-full": Case("exaone4", {**_LLAMA, "sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "glm": Case("glm", {**_LLAMA, "head_dim": 24}),
+    "glm4": Case("glm4", {**_LLAMA, "head_dim": 24, "attention_bias": False}),
+    "ministral3": Case(
+        "ministral3",
+        {
+            **_LLAMA,
+            "head_dim": 24,
+            **_rope(
+                "yarn",
+                factor=16.0,
+                original_max_position_embeddings=16,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.4,
+            ),
+        },
+    ),
+    "bloom": Case("bloom", {"hidden_size": 72, "n_layer": 2, "n_head": 6}),
+    "gptj": Case("gptj", {**_GPT2, "n_layer": 2, "rotary_dim": 12}),
+    "phi": Case("phi", _LLAMA),
+    "phi-norm": Case("phi", {**_LLAMA, "qk_layernorm": True, "partial_rotary_factor": 0.25}),
+    "starcoder2": Case("starcoder2", {**_LLAMA, "sliding_window": 20}),
+    "ernie4-5": Case("ernie4_5", {**_LLAMA, "head_dim": 24, "use_bias": True}),
+    "hunyuan": Case("hunyuan_v1_dense", {**_LLAMA, "head_dim": 24, **_rope("dynamic", factor=1.0, alpha=50.0)}),
+    "gpt-bigcode": Case("gpt_bigcode", {**_GPT2, "n_layer": 2}),
+    "gpt-bigcode-heads": Case("gpt_bigcode", {**_GPT2, "n_layer": 2, "multi_query": False, "n_inner": 152}),
     "mpt": Case("mpt", {"d_model": 72, "n_layers": 2, "n_heads": 6, "max_seq_len": 256}),
 }
 

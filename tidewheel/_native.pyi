@@ -49,6 +49,9 @@ class NormPlan:
 class RopePlan:
     def __init__(self, inv_freq: Sequence[float], factor: float, interleaved: bool) -> None: ...
 
+class TemperaturePlan:
+    def __init__(self, beta: float, length: int, offset: int) -> None: ...
+
 class AttentionPlan:
     num_heads: int
     num_kv_heads: int
@@ -57,7 +60,7 @@ class AttentionPlan:
     qkv_bias: bool
     out_bias: bool
     qk_norm: NormPlan | None
-    qk_norm_whole: bool
+    qk_norm_after_rope: bool
     rope: RopePlan | None
     sliding_window: int
     cache_group: int
@@ -65,6 +68,8 @@ class AttentionPlan:
     alibi_slopes: list[float]
     sinks: bool
     output_gate: bool
+    query_temperature: TemperaturePlan | None
+    def normalize_over(self, name: str) -> None: ...
 
 class MlpPlan:
     def __init__(self, intermediate_size: int, activation: str, gated: bool, bias: bool) -> None: ...
@@ -113,10 +118,12 @@ class BranchPlan:
     ) -> None: ...
 
 class EmbeddingPlan:
-    def __init__(self, size: int, num_positions: int, position_offset: int, scale: float) -> None: ...
+    def __init__(
+        self, size: int, num_positions: int, position_offset: int, scale: float, norm: NormPlan | None
+    ) -> None: ...
 
 class HeadPlan:
-    def __init__(self, tied: bool, divisor: float, softcap: float) -> None: ...
+    def __init__(self, tied: bool, divisor: float, softcap: float, bias: bool) -> None: ...
 
 class DecoderPlan:
     vocab_size: int

@@ -166,6 +166,8 @@ struct StoreQkvArgs {
   int kv_begin, kv_end;
   float* qkv;               // [(heads + 2 kv_heads) * head_dim], changed in place
   Norm q_norm, k_norm;      // of each head
+  int norm_stride;          // from one head's weights and biases to the next one's; 0: all have the same
+  bool norm_after_rope;
   const float* cos;         // [rotary_pairs], or null
   const float* sin;
   int rotary_pairs;
@@ -173,6 +175,7 @@ struct StoreQkvArgs {
   void* q;                  // [heads, padded_dim] queries: `query_bytes` each
   void* cache_heads;        // of the cache: this layer's, this token's block, the heads from kv_begin on
   int slot;
+  float q_scale = 1;        // of the queries, in the end
 };
 
 // Blocks that this worker probably reads next, so that they are fetched as the end of its own comes near.

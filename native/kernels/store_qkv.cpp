@@ -74,19 +74,24 @@ void store_typed(const StoreQkvArgs& args) {
   const int dim = heads.head_dim, padded = heads.padded_dim();
   const size_t head_bytes = heads.head_bytes(C::kType);
   const int q_begin = args.kv_begin * heads.group(), q_end = args.kv_end * heads.group();
-  const auto turn = [&](float* x, const Norm& norm) {
-    if (norm.kind != NormKind::kNone) normalize(norm, x, dim);
+  const auto turn = [&](float* x, Norm norm, int head) {
+    if (norm.weight) norm.weight += head * args.norm_stride;
+    if (norm.bias) norm.bias += head * args.norm_stride;
+    const bool has_norm = norm.kind != NormKind::kNone;
+    if (has_norm && !args.norm_after_rope) normalize(norm, x, dim);
     if (args.cos) (args.interleaved ? rotate_interleaved : rotate_halves)(x, args.rotary_pairs, args.cos, args.sin);
+    if (has_norm && args.norm_after_rope) normalize(norm, x, dim);
   };
+  const F q_scale = set1(args.q_scale);
   for (int h = q_begin; h < q_end; ++h) {
-    turn(args.qkv + h * dim, args.q_norm);
+    turn(args.qkv + h * dim, args.q_norm, h);
     auto* q = static_cast<typename C::Query*>(args.q) + h * padded;
-    each_vector(args.qkv + h * dim, dim, padded, [&](int d, F a) { store(q + d, a); });
+    each_vector(args.qkv + h * dim, dim, padded, [&](int d, F a) { store(q + d, mul(a, q_scale)); });
   }
   for (int h = args.kv_begin; h < args.kv_end; ++h) {
     float* k = args.qkv + (heads.num_heads + h) * dim;
     const float* v = k + heads.num_kv_heads * dim;
-    turn(k, args.k_norm);
+    turn(k, args.k_norm, h);
     const CachedHead<T> head{
         reinterpret_cast<T*>(static_cast<char*>(args.cache_heads) + (h - args.kv_begin) * head_bytes), padded};
     F k_factor = set1(1.0f), v_factor = set1(1.0f);

@@ -24,6 +24,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     weights_.add_matrix("embed.positions", positions_, embedding.num_positions + embedding.position_offset, size);
   }
   require(!embed_.input_order && !positions_.input_order, "a table that is looked up has its inputs in the model's order");
+  weights_.add_norm("embed.norm", embedding_norm_, embedding.norm, size);
   hidden_ = workspace_.add<float>(size);
   if (projects()) {
     weights_.add_linear("embed.project_in", project_in_, size, embedding.size, false);
@@ -36,6 +37,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   }
   weights_.add_norm("final_norm", final_norm_, plan_.final_norm, size);
   if (!plan_.head.tied) weights_.add_linear("head", untied_head_, vocab, embedding.size, false);
+  if (plan_.head.bias) weights_.add_bias("head", plan_.head.tied ? embed_ : untied_head_);
 
   const Ownership& ownership = pool_.ownership();
   weights_.place(ownership);
@@ -140,6 +142,11 @@ void Executor::embed(Worker& worker, const Step& step) {
         look_up(positions_, step.positions[t] + embedding.position_offset, learned);
         for (size_t i = 0; i < size; ++i) hidden()[t * size + i] += learned[i];
       }
+    });
+  }
+  if (embedding.norm) {
+    worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) kernels_.normalize(embedding_norm_, hidden() + t * size, plan_.hidden_size);
     });
   }
 }

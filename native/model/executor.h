@@ -100,7 +100,7 @@ class Executor {
   const Sampler sampler_;
 
   Linear embed_, positions_, project_in_, project_out_, untied_head_;
-  Norm final_norm_;
+  Norm embedding_norm_, final_norm_;
   std::deque<Branch> branches_;  // of all layers, in order
 
   Buffer<float> hidden_;     // [T, hidden]: the residual stream

@@ -25,6 +25,15 @@ struct RopePlan {
   bool interleaved = false;
 };
 
+// Queries at position p are multiplied by 1 + beta * log(1 + (p + offset) / length), the quotient rounded down.
+struct TemperaturePlan {
+  float beta = 0;
+  int length = 1, offset = 0;
+};
+
+// Over what queries and keys are normalized: each head with the same weights, or with its own, or all heads together.
+enum class QkNormOver : int { kHead, kEach, kWhole };
+
 // Every kind of mixer has a `kKind`. The names of its branch's norms begin with it.
 struct AttentionPlan {
   static constexpr const char* kKind = "attention";
@@ -32,7 +41,8 @@ struct AttentionPlan {
   float scale = 0;
   bool qkv_bias = false, out_bias = false;
   std::optional<NormPlan> qk_norm;
-  bool qk_norm_whole = false;       // over all heads of a token, else over each
+  QkNormOver qk_norm_over = QkNormOver::kHead;
+  bool qk_norm_after_rope = false;
   std::optional<RopePlan> rope;
   int sliding_window = 0;           // 0: none
   int cache_group = 0;              // whose blocks hold its K and V
@@ -40,10 +50,14 @@ struct AttentionPlan {
   std::vector<float> alibi_slopes;  // a query head each; empty: none
   bool sinks = false;
   bool output_gate = false;         // what a head gives is multiplied by sigmoid(q_gate x)
+  std::optional<TemperaturePlan> query_temperature;
 
   Heads heads() const { return {num_heads, num_kv_heads, head_dim}; }
   int q_size() const { return num_heads * head_dim; }
   int kv_size() const { return num_kv_heads * head_dim; }
+  // How many weights the norms of queries and keys have.
+  int q_norm_size() const { return qk_norm_over == QkNormOver::kHead ? head_dim : q_size(); }
+  int k_norm_size() const { return qk_norm_over == QkNormOver::kHead ? head_dim : kv_size(); }
 };
 
 struct MlpPlan {
@@ -104,13 +118,15 @@ struct EmbeddingPlan {
   int size = 0;
   int num_positions = 0, position_offset = 0;  // num_positions 0: no learned positions
   float scale = 1;                             // of a token's row
+  std::optional<NormPlan> norm;                // of row and position together
 };
 
-// y = x W^T / divisor, then softcap * tanh(y / softcap)
+// y = (x W^T + bias) / divisor, then softcap * tanh(y / softcap)
 struct HeadPlan {
   bool tied = false;
   float divisor = 1;
   float softcap = 0;  // 0: none
+  bool bias = false;
 };
 
 // By the name of a tensor: which of the model's inputs each of the matrix' inputs is.

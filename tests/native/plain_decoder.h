@@ -35,6 +35,9 @@ class PlainDecoder {
     if (tensors_.contains("embed.project_out.weight")) x = linear("embed.project_out", x);
     x = linear(plan_.head.tied ? "embed" : "head", x);
     for (Values& row : x) {
+      if (plan_.head.bias && plan_.head.tied) {
+        for (size_t i = 0; i < row.size(); ++i) row[i] += tensors_.at("head.bias")[i];
+      }
       for (double& y : row) {
         y /= plan_.head.divisor;
         if (plan_.head.softcap != 0) y = plan_.head.softcap * std::tanh(y / plan_.head.softcap);
@@ -59,6 +62,7 @@ class PlainDecoder {
     for (int i = 0; embedding.num_positions && i < plan_.hidden_size; ++i) {
       x[i] += tensors_.at("embed.positions")[(position + embedding.position_offset) * plan_.hidden_size + i];
     }
+    if (embedding.norm) x = norm("embed.norm", *embedding.norm, {x})[0];
     return x;
   }
 
@@ -76,8 +80,8 @@ class PlainDecoder {
     return y;
   }
 
-  // Of every run of `size` values; 0: of the row.
-  Matrix norm(const std::string& name, const NormPlan& norm, Matrix x, size_t size = 0) const {
+  // Of every run of `size` values; 0: of the row. Each run has its own weights, or all have the same.
+  Matrix norm(const std::string& name, const NormPlan& norm, Matrix x, size_t size = 0, bool each = false) const {
     for (Values& row : x) {
       const size_t run = size ? size : row.size();
       for (size_t begin = 0; begin < row.size(); begin += run) {
@@ -87,8 +91,9 @@ class PlainDecoder {
         for (size_t i = 0; i < run; ++i) {
           double& value = row[begin + i];
           value = (value - mean) / std::sqrt(squares + norm.eps);
-          if (norm.weight) value *= tensors_.at(name + ".weight")[i] + (norm.unit_offset ? 1.0 : 0.0);
-          if (norm.bias) value += tensors_.at(name + ".bias")[i];
+          const size_t at = each ? begin + i : i;
+          if (norm.weight) value *= tensors_.at(name + ".weight")[at] + (norm.unit_offset ? 1.0 : 0.0);
+          if (norm.bias) value += tensors_.at(name + ".bias")[at];
         }
       }
     }
@@ -137,13 +142,21 @@ class PlainDecoder {
     Matrix q = linear(prefix + "q", x), k = linear(prefix + "k", x);
     const Matrix v = linear(prefix + "v", x);
     const int dim = plan.head_dim;
-    if (plan.qk_norm) {
-      q = norm(prefix + "q_norm", *plan.qk_norm, q, plan.qk_norm_whole ? 0 : dim);
-      k = norm(prefix + "k_norm", *plan.qk_norm, k, plan.qk_norm_whole ? 0 : dim);
-    }
+    const auto normalize = [&] {
+      const size_t size = plan.qk_norm_over == QkNormOver::kWhole ? 0 : dim;
+      const bool each = plan.qk_norm_over == QkNormOver::kEach;
+      q = norm(prefix + "q_norm", *plan.qk_norm, q, size, each);
+      k = norm(prefix + "k_norm", *plan.qk_norm, k, size, each);
+    };
+    if (plan.qk_norm && !plan.qk_norm_after_rope) normalize();
     for (size_t t = 0; plan.rope && t < x.size(); ++t) {
       rotate(*plan.rope, dim, static_cast<int>(t), q[t]);
       rotate(*plan.rope, dim, static_cast<int>(t), k[t]);
+    }
+    if (plan.qk_norm && plan.qk_norm_after_rope) normalize();
+    for (size_t t = 0; plan.query_temperature && t < x.size(); ++t) {
+      const int steps = (static_cast<int>(t) + plan.query_temperature->offset) / plan.query_temperature->length;
+      for (double& value : q[t]) value *= 1 + plan.query_temperature->beta * std::log(1.0 + steps);
     }
     Matrix out(x.size(), Values(plan.q_size()));
     for (int t = 0; t < static_cast<int>(x.size()); ++t) {

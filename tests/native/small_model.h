@@ -31,7 +31,7 @@ inline DecoderPlan small_plan() {
   const MlpPlan mlp{200, Activation::kGeluTanh};
   plan.layers.push_back({{other, {}, {}, layer_norm}, {mlp, {}, {}, layer_norm}});
   AttentionPlan beside = attention;
-  beside.qk_norm_whole = true;
+  beside.qk_norm_over = QkNormOver::kWhole;
   beside.rope->interleaved = true;
   plan.layers.push_back({{ParallelPlan{{{beside, {}, {}, {}}, {mlp, layer_norm, {}, {}}}}, rms, {}, {}}});
   return plan;

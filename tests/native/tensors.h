@@ -28,8 +28,8 @@ inline void add_mixer(Shapes& shapes, const std::string& prefix, const Attention
   add_linear(shapes, prefix + "k", plan.kv_size(), hidden, plan.qkv_bias);
   add_linear(shapes, prefix + "v", plan.kv_size(), hidden, plan.qkv_bias);
   add_linear(shapes, prefix + "o", hidden, plan.q_size(), plan.out_bias);
-  add_norm(shapes, prefix + "q_norm", plan.qk_norm, plan.qk_norm_whole ? plan.q_size() : plan.head_dim);
-  add_norm(shapes, prefix + "k_norm", plan.qk_norm, plan.qk_norm_whole ? plan.kv_size() : plan.head_dim);
+  add_norm(shapes, prefix + "q_norm", plan.qk_norm, plan.q_norm_size());
+  add_norm(shapes, prefix + "k_norm", plan.qk_norm, plan.k_norm_size());
   if (plan.sinks) shapes[prefix + "sinks"] = {plan.num_heads};
 }
 
@@ -63,11 +63,13 @@ inline Shapes tensor_shapes(const DecoderPlan& plan) {
     add_linear(shapes, "embed.project_in", hidden, embedding.size, false);
     add_linear(shapes, "embed.project_out", embedding.size, hidden, false);
   }
+  add_norm(shapes, "embed.norm", embedding.norm, hidden);
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     for (const BranchPlan& branch : plan.layers[i]) add_branch(shapes, "layers." + std::to_string(i) + ".", branch, hidden);
   }
   add_norm(shapes, "final_norm", plan.final_norm, hidden);
   if (!plan.head.tied) shapes["head.weight"] = {plan.vocab_size, embedding.size};
+  if (plan.head.bias) shapes["head.bias"] = {plan.vocab_size};
   return shapes;
 }
 

@@ -74,12 +74,12 @@ def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.De
     plan.vocab_size, plan.hidden_size, plan.max_positions = spec.vocab_size, spec.hidden_size, max_positions
     embedding, head = spec.embedding, spec.head
     plan.embedding = _native.EmbeddingPlan(
-        embedding.size, embedding.num_positions, embedding.position_offset, embedding.scale
+        embedding.size, embedding.num_positions, embedding.position_offset, embedding.scale, _norm(embedding.norm)
     )
     windows = spec.windows()
     plan.layers = [[_branch(branch, windows) for branch in layer] for layer in spec.layers]
     plan.final_norm = _norm(spec.final_norm)
-    plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0)
+    plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0, head.bias)
     shapes = tensor_shapes(spec)
     plan.formats = {name: _format(format, shapes[name][1]) for name, format in formats.items()}
     plan.input_orders = {
@@ -126,12 +126,15 @@ def _attention(attention: AttentionSpec, windows: Windows) -> _native.AttentionP
     plan.num_heads, plan.num_kv_heads = attention.num_heads, attention.num_kv_heads
     plan.head_dim, plan.scale = attention.head_dim, attention.scale
     plan.qkv_bias, plan.out_bias = attention.qkv_bias, attention.out_bias
-    plan.qk_norm, plan.qk_norm_whole = _norm(attention.qk_norm), attention.qk_norm_over == "whole"
+    plan.qk_norm, plan.qk_norm_after_rope = _norm(attention.qk_norm), attention.qk_norm_after_rope
+    plan.normalize_over(attention.qk_norm_over)
     plan.rope = _rope(attention.rope)
     plan.sliding_window, plan.softcap = attention.sliding_window or 0, attention.softcap or 0.0
     plan.cache_group = windows.index(attention.sliding_window)
     plan.alibi_slopes, plan.sinks = list(attention.alibi_slopes or ()), attention.sinks
     plan.output_gate = attention.output_gate
+    if (temperature := attention.query_temperature) is not None:
+        plan.query_temperature = _native.TemperaturePlan(temperature.beta, temperature.length, temperature.offset)
     return plan
 
 

@@ -49,6 +49,7 @@ class GraphDecoder:
         self._factors = [rope.attention_factor for rope in ropes]
         self._embedding = loaded["embed.weight"]
         self._positions = loaded["embed.positions"] if embedding.num_positions else None
+        self._embedding_norm = loaded.norm("embed.norm", embedding.norm)
         projected = embedding.size != spec.hidden_size
         self._project_in = loaded.linear("embed.project_in") if projected else None
         self._project_out = loaded.linear("embed.project_out") if projected else None
@@ -56,7 +57,7 @@ class GraphDecoder:
             Branch(branch, f"layers.{index}", parts) for index, layer in enumerate(spec.layers) for branch in layer
         ]
         self._final_norm = loaded.norm("final_norm", spec.final_norm)
-        self._head = loaded.linear("embed" if head.tied else "head")
+        self._head = loaded.linear("embed" if head.tied else "head", "head")
 
     def allocate(self, num_blocks: Sequence[int]) -> None:
         """Make an empty KV cache: so many blocks of each group, with the one for padding."""
@@ -103,7 +104,7 @@ class GraphDecoder:
             x = self._project_in(x).float()
         if self._positions is not None:
             x = x + self._positions[positions + embedding.position_offset].float()
-        return x
+        return self._embedding_norm(x)
 
     def _rotations(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         rotations = []

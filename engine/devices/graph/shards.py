@@ -31,6 +31,12 @@ class Shards:
             for index, layer in enumerate(spec.layers)
             for attention in _attentions(layer)
         }
+        self._each_norm = {
+            f"layers.{index}"
+            for index, layer in enumerate(spec.layers)
+            for attention in _attentions(layer)
+            if attention.qk_norm_over == "each"
+        }
         self.specs = [self._spec(rank) for rank in range(size)]
 
     def cut(self, name: str, tensor: WeightTensor) -> list[DenseTensor]:
@@ -40,6 +46,8 @@ class Shards:
         layer, _, rest = name.rpartition(".")
         layer, _, linear = layer.rpartition(".") if rest in ("weight", "bias") else (layer, "", rest)
         data = tensor.data
+        if layer in self._each_norm:
+            linear = {"q_norm": "q", "k_norm": "k"}.get(linear, linear)
         if linear in ("k", "v") and layer in self._kv_heads:
             heads = data.reshape(self._kv_heads[layer], -1, *data.shape[1:])
             copies = max(self._size // len(heads), 1)

@@ -75,13 +75,14 @@ class Weights:
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
-    def linear(self, name: str) -> Linear:
-        """The linear layer of that name."""
-        return Linear(self[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
+    def linear(self, name: str, bias_of: str | None = None) -> Linear:
+        """The linear layer of that name, with its own bias or that of another."""
+        return Linear(self[f"{name}.weight"], self._tensors.get(f"{bias_of or name}.bias"))
 
-    def norm(self, name: str, spec: NormSpec | None) -> Norm:
-        """The norm of that name."""
-        return Norm(spec, self._tensors.get(f"{name}.weight"), self._tensors.get(f"{name}.bias"))
+    def norm(self, name: str, spec: NormSpec | None, rows: int | None = None) -> Norm:
+        """The norm of that name. Of inputs `[..., rows, size]`, each row may have weights of its own."""
+        found = (self._tensors.get(f"{name}.{kind}") for kind in ("weight", "bias"))
+        return Norm(spec, *(vector if vector is None or rows is None else vector.view(rows, -1) for vector in found))
 
 
 def _host_tensor(tensor: WeightTensor) -> Tensor:

@@ -91,14 +91,17 @@ class TorchDecoder:
             x = self._weights.linear("embed.project_in", x)
         if embedding.num_positions:
             x = x + self._weights["embed.positions"][positions + embedding.position_offset]
-        return x
+        return self._weights.norm("embed.norm", embedding.norm, x)
 
     def _logits(self, x: Tensor) -> Tensor:
         head = self._spec.head
         x = self._weights.norm("final_norm", self._spec.final_norm, x)
         if self._spec.embedding.size != self._spec.hidden_size:
             x = self._weights.linear("embed.project_out", x)
-        logits = self._weights.linear("embed" if head.tied else "head", x) / head.divisor
+        logits = self._weights.linear("embed" if head.tied else "head", x)
+        if head.bias and head.tied:  # an untied head has added it
+            logits = logits + self._weights["head.bias"]
+        logits = logits / head.divisor
         return logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
 
 

@@ -37,17 +37,20 @@ class Weights:
         """`x W^T`, with the bias if there is one. `x [T, in_features]`, returns `[T, out_features]`."""
         return functional.linear(self._round(x), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
 
-    def norm(self, name: str, norm: NormSpec | None, x: Tensor) -> Tensor:
-        """`x` normalized over its last dimension, or as it is where there is no norm."""
+    def norm(self, name: str, norm: NormSpec | None, x: Tensor, each: bool = False) -> Tensor:
+        """`x` normalized over its last dimension, or as it is where there is no norm.
+
+        `each` of the rows of `x [T, rows, size]` has weights of its own.
+        """
         if norm is None:
             return x
         if norm.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps)
         if norm.weight:
-            weight = self._tensors[f"{name}.weight"]
+            weight = self._tensors[f"{name}.weight"].view(x.shape[1:] if each else -1)
             x = x * (1.0 + weight if norm.unit_offset else weight)
-        return x + self._tensors[f"{name}.bias"] if norm.bias else x
+        return x + self._tensors[f"{name}.bias"].view(x.shape[1:] if each else -1) if norm.bias else x
 
     def _round(self, x: Tensor) -> Tensor:
         return x.to(self._dtype).float()

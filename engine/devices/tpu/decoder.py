@@ -57,7 +57,10 @@ class TpuDecoder:
         x = step.norm("final_norm", spec.final_norm, x)
         if spec.embedding.size != spec.hidden_size:
             x = step.linear("embed.project_out", x)
-        logits = step.linear("embed" if spec.head.tied else "head", x) / spec.head.divisor
+        logits = step.linear("embed" if spec.head.tied else "head", x)
+        if spec.head.bias and spec.head.tied:  # an untied head has added it
+            logits = logits + params["head.bias"]
+        logits = logits / spec.head.divisor
         return logits if spec.head.softcap is None else spec.head.softcap * jnp.tanh(logits / spec.head.softcap)
 
     def _embed(self, step: Pass, token_ids: jax.Array, positions: jax.Array) -> jax.Array:
@@ -67,4 +70,4 @@ class TpuDecoder:
             x = step.linear("embed.project_in", x)
         if embedding.num_positions:
             x = x + step.params["embed.positions"][positions + embedding.position_offset].astype(jnp.float32)
-        return x
+        return step.norm("embed.norm", embedding.norm, x)

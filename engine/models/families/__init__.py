@@ -6,20 +6,30 @@ from collections.abc import Callable
 from ..config import ConfigReader
 from ..description import ModelDescription
 from . import (
+    bloom,
     cohere,
+    ernie4_5,
+    exaone4,
     falcon,
     gemma2,
     gemma3,
+    glm,
     gpt2,
+    gpt_bigcode,
     gpt_neox,
+    gptj,
     granite,
+    hunyuan_v1_dense,
     lfm2,
     llama,
+    ministral3,
     mistral,
     mpt,
     olmo,
     olmo2,
+    olmo3,
     opt,
+    phi,
     phi3,
     qwen2,
     qwen3,
@@ -27,6 +37,7 @@ from . import (
     qwen3_next,
     smollm3,
     stablelm,
+    starcoder2,
 )
 from .listing import Listing
 
@@ -38,20 +49,30 @@ _Describe = Callable[[str, ConfigReader, int | None], ModelDescription]
 FAMILIES: dict[str, _Describe] = {
     architecture: family.describe
     for family in (
+        bloom,
         cohere,
+        ernie4_5,
+        exaone4,
         falcon,
         gemma2,
         gemma3,
+        glm,
         gpt2,
+        gpt_bigcode,
         gpt_neox,
+        gptj,
         granite,
+        hunyuan_v1_dense,
         lfm2,
         llama,
+        ministral3,
         mistral,
         mpt,
         olmo,
         olmo2,
+        olmo3,
         opt,
+        phi,
         phi3,
         qwen2,
         qwen3,
@@ -59,6 +80,7 @@ FAMILIES: dict[str, _Describe] = {
         qwen3_next,
         smollm3,
         stablelm,
+        starcoder2,
     )
     for architecture in family.ARCHITECTURES
 }

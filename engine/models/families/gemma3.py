@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..rope import Rope, rope_from_config
 from .gemma2 import NAMES, layer, mixers
 from .listing import Listing
-from .parts import decoder, layer_windows, with_windows
+from .parts import decoder, layer_windows, rope_of_layer_type, with_windows
 
 ARCHITECTURES = {
     "Gemma3ForCausalLM": Listing(
@@ -26,8 +24,10 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     mixer = replace(mixer, qk_norm=norm)
     every = config.integer("sliding_window_pattern", 6)
     windows = layer_windows(config, config.optional_integer("sliding_window", 4096), lambda i: (i + 1) % every != 0)
-    full = _rope(config, "full_attention", "rope_theta", 1e6, mixer.head_dim, max_model_len)
-    sliding = _rope(config, "sliding_attention", "rope_local_base_freq", 1e4, mixer.head_dim, max_model_len)
+    full = rope_of_layer_type(config, "full_attention", "rope_theta", 1e6, mixer.head_dim, max_model_len)
+    sliding = rope_of_layer_type(
+        config, "sliding_attention", "rope_local_base_freq", 1e4, mixer.head_dim, max_model_len
+    )
     attentions = [
         replace(attention, rope=(sliding if attention.sliding_window else full).spec)
         for attention in with_windows(mixer, windows)
@@ -44,18 +44,3 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         softcap=config.optional_number("final_logit_softcapping"),
     )
     return NAMES.describe(spec)
-
-
-def _rope(
-    config: ConfigReader, layer_type: str, theta_name: str, theta: float, head_dim: int, max_model_len: int | None
-) -> Rope:
-    """The rope of one layer type: of its entry in `rope_parameters`, or `rope_scaling` (full layers) and a theta."""
-    by_type = config.with_defaults(rope_parameters={}).raw("rope_parameters")
-    if not isinstance(by_type, dict) or not all(isinstance(entry, dict) for entry in by_type.values()):
-        raise config.error("rope_parameters", "an object with an object for each layer type")
-    scaling = config.raw("rope_scaling") if layer_type == "full_attention" else None
-    if scaling and by_type.get(layer_type):
-        raise ModelError("config.json: rope_scaling beside rope_parameters is not supported for this architecture")
-    fields = {"rope_scaling": scaling, "rope_parameters": by_type.get(layer_type)}
-    theta = config.number(theta_name, theta)
-    return rope_from_config(config.with_fields(**fields, rope_theta=theta), head_dim, max_model_len)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..spec import AttentionSpec, BranchSpec, DecoderSpec, EmbeddingSpec, HeadSpec, MlpSpec, NormSpec
 from .listing import Listing
 from .names import CheckpointNames, fused_rows
+from .parts import alibi_slopes
 
 ARCHITECTURES = {
     "MptForCausalLM": Listing(
         "MPT", refused="learned positions, `clip_qkv`, `qk_ln`, `prefix_lm`, biases, an expansion ratio other than 4"
     ),
 }
-
-_MAX_HEADS = 2**14  # bounds the slopes, which are made before any tensor's shape is checked
 
 _NAMES = CheckpointNames(
     base="transformer.",
@@ -66,8 +63,7 @@ def _attention(config: ConfigReader, hidden: int) -> AttentionSpec:
     options.refuse("clip_qkv", 0)
     for name in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
         options.refuse(name, False)
-    if num_heads > _MAX_HEADS:
-        raise config.error("n_heads", f"at most {_MAX_HEADS}")
+    slopes = alibi_slopes(config, "n_heads")
     if hidden % num_heads:
         raise ModelError(f"config.json: n_heads {num_heads} must divide d_model {hidden}")
     head_dim = hidden // num_heads
@@ -76,17 +72,5 @@ def _attention(config: ConfigReader, hidden: int) -> AttentionSpec:
         num_kv_heads=num_heads,
         head_dim=head_dim,
         scale=options.number("softmax_scale", head_dim**-0.5),
-        alibi_slopes=_alibi_slopes(num_heads),
+        alibi_slopes=slopes,
     )
-
-
-def _alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """ALiBi's slopes, `2 ** (-8 i / n)` for head i of n (https://arxiv.org/abs/2108.12409).
-
-    If the number of heads is not a power of two, n is the next power of two. Every second of its slopes comes first.
-    """
-    power = 2 ** math.ceil(math.log2(num_heads))
-    slopes = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
-    if power != num_heads:
-        slopes = slopes[1::2] + slopes[::2]
-    return tuple(slopes[:num_heads])

@@ -40,8 +40,8 @@ class CheckpointNames:
         return ModelDescription(spec, tensors, self.base, self.head)
 
     def _reference(self, name: str, fused: Mapping[str, TensorRef]) -> TensorRef:
-        if name == "head.weight":
-            return TensorRef(self.head)
+        if name in ("head.weight", "head.bias"):
+            return TensorRef(self.head.replace("weight", name.split(".")[1]))
         if name in self.top:
             return TensorRef(self.base + self.top[name])
         _, layer, rest = name.split(".", 2)

@@ -14,7 +14,7 @@ from .parts import attention, decoder, gated_mlp, uniform_layers
 
 ARCHITECTURES = {"Olmo2ForCausalLM": Listing("OLMo 2")}
 
-_NAMES = llama_names({
+NAMES = llama_names({
     "attention_post_norm": "post_attention_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
 })  # fmt: skip
@@ -28,4 +28,4 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-5))
     mixer = replace(heads, rope=rope.spec, qk_norm=norm, qk_norm_over="whole")
     layer = (BranchSpec(mixer, post_norm=norm), BranchSpec(gated_mlp(config), post_norm=norm))
-    return _NAMES.describe(decoder(config, "olmo2", (layer,) * uniform_layers(config), norm, rope.max_positions))
+    return NAMES.describe(decoder(config, "olmo2", (layer,) * uniform_layers(config), norm, rope.max_positions))

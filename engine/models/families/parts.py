@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ...errors import ModelError
 from ..config import ConfigReader
+from ..rope import Rope, rope_from_config
 from ..spec import (
     Activation,
     AttentionSpec,
@@ -20,6 +22,7 @@ from ..spec import (
 )
 
 _MAX_HEAD_DIM = 2**14  # bounds rope's table, which is made before any tensor's shape is checked
+_MAX_ALIBI_HEADS = 2**14  # bounds the slopes, which are made before any tensor's shape is checked
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -88,6 +91,36 @@ def with_windows(mixer: AttentionSpec, windows: Iterable[int | None]) -> tuple[A
     return tuple(replace(mixer, sliding_window=window) for window in windows)
 
 
+def rope_of_layer_type(
+    config: ConfigReader, layer_type: str, theta_name: str, theta: float, head_dim: int, max_model_len: int | None
+) -> Rope:
+    """The rope of one layer type: of its entry in `rope_parameters`, or `rope_scaling` (full layers) and a theta."""
+    by_type = config.with_defaults(rope_parameters={}).raw("rope_parameters")
+    if not isinstance(by_type, dict) or not all(isinstance(entry, dict) for entry in by_type.values()):
+        raise config.error("rope_parameters", "an object with an object for each layer type")
+    scaling = config.raw("rope_scaling") if layer_type == "full_attention" else None
+    if scaling and by_type.get(layer_type):
+        raise ModelError("config.json: rope_scaling beside rope_parameters is not supported for this architecture")
+    fields = {"rope_scaling": scaling, "rope_parameters": by_type.get(layer_type)}
+    theta = config.number(theta_name, theta)
+    return rope_from_config(config.with_fields(**fields, rope_theta=theta), head_dim, max_model_len)
+
+
+def alibi_slopes(config: ConfigReader, name: str) -> tuple[float, ...]:
+    """ALiBi's slopes, `2 ** (-8 i / n)` for head i of n (https://arxiv.org/abs/2108.12409). `name` is the field of n.
+
+    If the number of heads is not a power of two, n is the next power of two. Every second of its slopes comes first.
+    """
+    num_heads = config.integer(name)
+    if num_heads > _MAX_ALIBI_HEADS:
+        raise config.error(name, f"at most {_MAX_ALIBI_HEADS}")
+    power = 2 ** math.ceil(math.log2(num_heads))
+    slopes = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
+    if power != num_heads:
+        slopes = slopes[1::2] + slopes[::2]
+    return tuple(slopes[:num_heads])
+
+
 def pre_norm_layers(attentions: Iterable[AttentionSpec], mlp: MlpSpec, norm: NormSpec) -> tuple[LayerSpec, ...]:
     """Layers of attention and MLP, each after a norm."""
     return tuple((BranchSpec(mixer, norm), BranchSpec(mlp, norm)) for mixer in attentions)
@@ -104,10 +137,11 @@ def decoder(
     embedding_scale: float = 1.0,
     softcap: float | None = None,
     divisor: float = 1.0,
+    head_bias: bool = False,
 ) -> DecoderSpec:
     """A decoder around `layers`. `tied` is the default of `tie_word_embeddings`.
 
-    `softcap` and `divisor` are the head's.
+    `softcap`, `divisor` and `head_bias` are the head's.
     """
     hidden = config.integer("hidden_size")
     return DecoderSpec(
@@ -118,5 +152,5 @@ def decoder(
         embedding=EmbeddingSpec(hidden, scale=embedding_scale),
         layers=layers,
         final_norm=final_norm,
-        head=HeadSpec(config.flag("tie_word_embeddings", tied), softcap, divisor),
+        head=HeadSpec(config.flag("tie_word_embeddings", tied), softcap, divisor, head_bias),
     )

@@ -5,7 +5,7 @@ tensors here. A layer is a tuple of residual branches, each around a mixer; a ki
 `tensor_shapes` is the one list of the weights that a spec needs, under Tidewheel's own names.
 """
 
-from .attention import AttentionSpec, RopeSpec
+from .attention import AttentionSpec, RopeSpec, TemperatureSpec
 from .branch import BranchSpec, LayerSpec, MixerSpec, ParallelSpec, mixers
 from .decoder import DecoderSpec, EmbeddingSpec, HeadSpec, tensor_shapes
 from .delta_net import DeltaNetSpec
@@ -33,6 +33,7 @@ __all__ = [
     "RopeSpec",
     "RouterSpec",
     "ShortConvSpec",
+    "TemperatureSpec",
     "mixers",
     "tensor_shapes",
 ]

@@ -24,12 +24,29 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TemperatureSpec:
+    """Queries at position p are multiplied by `1 + beta * log(1 + floor((p + offset) / length))`, `length` in tokens.
+
+    It keeps the softmax sharp in contexts longer than those of training (https://arxiv.org/abs/2501.19399).
+    """
+
+    beta: float
+    length: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0 or self.length < 1 or self.offset < 0:
+            raise ValueError("a temperature by position needs a beta and a length above 0")
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Causal attention. `num_kv_heads` divides `num_heads`; each KV head serves that many query heads in order.
 
     `sliding_window`: a token attends to itself and the `sliding_window - 1` tokens before it; None is no limit.
-    `qk_norm` normalizes queries and keys before rope: each head on its own, with the same weights for all, or over the
-    `whole` width all heads of a token together. A score is `q.k * scale`, then `softcap * tanh(score / softcap)` if
+    `qk_norm` normalizes queries and keys: each `head` on its own, with the same weights for all or with those of `each`
+    head, or over the `whole` width all heads of a token together. That is before rope, or `qk_norm_after_rope`. Then
+    `query_temperature` scales the queries. A score is `q.k * scale`, then `softcap * tanh(score / softcap)` if
     there is a cap (https://arxiv.org/abs/2408.00118), then `score + alibi_slopes[head] * (key position - query
     position)` if there are slopes, one a query head (https://arxiv.org/abs/2108.12409). With neither rope nor slopes a
     layer knows no positions (NoPE). `sinks`: each query head has a learned score of no token, which takes part in the
@@ -46,13 +63,15 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: NormSpec | None = None
-    qk_norm_over: Literal["head", "whole"] = "head"
+    qk_norm_over: Literal["head", "each", "whole"] = "head"
+    qk_norm_after_rope: bool = False
     rope: RopeSpec | None = None
     sliding_window: int | None = None
     softcap: float | None = None
     alibi_slopes: tuple[float, ...] | None = None
     sinks: bool = False
     output_gate: bool = False
+    query_temperature: TemperatureSpec | None = None
 
     def __post_init__(self) -> None:
         if self.scale <= 0 or (self.softcap is not None and self.softcap <= 0):
@@ -61,6 +80,8 @@ class AttentionSpec:
             raise ValueError(f"{self.num_heads} query heads need as many ALiBi slopes, not {len(self.alibi_slopes)}")
         if self.alibi_slopes is not None and self.rope is not None:
             raise ValueError("positions are given by rope or by ALiBi, not by both")
+        if self.qk_norm_after_rope and (self.rope is None or self.qk_norm is None or self.qk_norm_over == "whole"):
+            raise ValueError("only rotated heads can be normalized after rope, each on its own")
 
     @property
     def q_size(self) -> int:
@@ -84,9 +105,9 @@ class AttentionSpec:
             shapes |= under(name, linear(size, hidden_size, self.qkv_bias))
         shapes |= under("o", linear(hidden_size, self.q_size, self.out_bias))
         if self.qk_norm:
-            whole = self.qk_norm_over == "whole"
-            shapes |= under("q_norm", self.qk_norm.shapes(self.q_size if whole else self.head_dim))
-            shapes |= under("k_norm", self.qk_norm.shapes(self.kv_size if whole else self.head_dim))
+            shared = self.qk_norm_over == "head"
+            shapes |= under("q_norm", self.qk_norm.shapes(self.head_dim if shared else self.q_size))
+            shapes |= under("k_norm", self.qk_norm.shapes(self.head_dim if shared else self.kv_size))
         if self.sinks:
             shapes["sinks"] = (self.num_heads,)
         if self.output_gate:

@@ -14,7 +14,6 @@ from .norm import NormSpec
 from .shapes import Shapes, linear, under
 from .short_conv import ShortConvSpec
 
-
 Recurrence: TypeAlias = DeltaNetSpec | Mamba2Spec | ShortConvSpec
 _STATE_BYTES = 4  # a number of state is float32 on every device
 
@@ -25,18 +24,19 @@ class EmbeddingSpec:
 
     A token's row is multiplied by `scale`. When `size` is not the hidden size, a projection without bias follows, and
     another precedes the head. Row `position + position_offset` of the `[num_positions + position_offset, hidden]` table
-    is added.
+    is added, and the sum is normalized if there is a `norm`.
     """
 
     size: int
     num_positions: int = 0
     position_offset: int = 0
     scale: float = 1.0
+    norm: NormSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """Logits: `y = x W^T / divisor`, then `softcap * tanh(y / softcap)` if there is a cap.
+    """Logits: `y = (x W^T + bias) / divisor`, then `softcap * tanh(y / softcap)` if there is a cap.
 
     W is the embedding if `tied`.
     """
@@ -44,6 +44,7 @@ class HeadSpec:
     tied: bool
     softcap: float | None = None
     divisor: float = 1.0
+    bias: bool = False
 
     def __post_init__(self) -> None:
         if self.divisor <= 0 or (self.softcap is not None and self.softcap <= 0):
@@ -97,6 +98,8 @@ def tensor_shapes(spec: DecoderSpec) -> Shapes:
     if embedding.size != hidden:
         shapes |= under("embed.project_in", linear(hidden, embedding.size, bias=False))
         shapes |= under("embed.project_out", linear(embedding.size, hidden, bias=False))
+    if embedding.norm:
+        shapes |= under("embed.norm", embedding.norm.shapes(hidden))
     for i, layer in enumerate(spec.layers):
         for branch in layer:
             shapes |= under(f"layers.{i}", branch.shapes(hidden))
@@ -104,4 +107,6 @@ def tensor_shapes(spec: DecoderSpec) -> Shapes:
         shapes |= under("final_norm", spec.final_norm.shapes(hidden))
     if not spec.head.tied:
         shapes["head.weight"] = (spec.vocab_size, embedding.size)
+    if spec.head.bias:
+        shapes["head.bias"] = (spec.vocab_size,)
     return shapes

@@ -1,8 +1,17 @@
 #include "model/mixers/attention.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace tidewheel {
+namespace {
+
+float scale_at(const TemperaturePlan& temperature, int position) {
+  const int64_t steps = (int64_t{position} + temperature.offset) / temperature.length;
+  return static_cast<float>(1 + double{temperature.beta} * std::log1p(static_cast<double>(steps)));
+}
+
+}  // namespace
 
 Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Context& context)
     : context_(context), plan_(plan), heads_(plan.heads()) {
@@ -13,6 +22,10 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   require(plan.scale > 0 && plan.softcap >= 0, "the scores' scale must be above 0, and their cap at least 0");
   require(plan.alibi_slopes.empty() || plan.alibi_slopes.size() == size_t(plan.num_heads),
           "ALiBi needs a slope for each query head");
+  require(!plan.qk_norm_after_rope || (plan.rope && plan.qk_norm && plan.qk_norm_over != QkNormOver::kWhole),
+          "only rotated heads can be normalized after rope, each on its own");
+  require(!plan.query_temperature || (plan.query_temperature->length > 0 && plan.query_temperature->offset >= 0),
+          "a temperature by position needs a length above 0");
   AttentionState& state = context.attention;
   require(plan.cache_group >= 0 && size_t(plan.cache_group) < state.heads.size(),
           "attention must be of a cache group that has blocks");
@@ -28,8 +41,8 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   weights.add_linear(prefix + "v", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q + kv});
   if (plan.output_gate) weights.add_linear(prefix + "q_gate", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, q + 2 * kv});
   weights.add_linear(prefix + "o", out_, hidden, q, plan.out_bias);
-  weights.add_norm(prefix + "q_norm", q_norm_, plan.qk_norm, plan.qk_norm_whole ? q : plan.head_dim);
-  weights.add_norm(prefix + "k_norm", k_norm_, plan.qk_norm, plan.qk_norm_whole ? kv : plan.head_dim);
+  weights.add_norm(prefix + "q_norm", q_norm_, plan.qk_norm, plan.q_norm_size());
+  weights.add_norm(prefix + "k_norm", k_norm_, plan.qk_norm, plan.k_norm_size());
   if (plan.sinks) weights.add_vector(prefix + "sinks", sinks_, plan.num_heads);
 
   const size_t query_bytes = context.kernels.query_bytes[static_cast<int>(state.cache_type)];
@@ -42,7 +55,7 @@ void Attention::run(Worker& worker, const Step& step, const Rows& input, const O
   const AttentionState& state = context_.attention;
   context_.gemms.run(worker, qkv_, input, {Epilogue::kStore, qkv(0), qkv_rows_.stride});
   context_.profile.end(worker, Phase::kQkv);
-  if (plan_.qk_norm && plan_.qk_norm_whole) normalize_whole(worker, input.count);
+  if (plan_.qk_norm && plan_.qk_norm_over == QkNormOver::kWhole) normalize_whole(worker, input.count);
   const auto shared = state.tasks.shared_tasks();
   if (!shared.empty()) {
     const Range own = cache().heads(worker.group(), layer_);
@@ -89,7 +102,10 @@ void Attention::store(const Worker& worker, const Step& step, const AttentionTas
   args.heads = heads_;
   args.kv_begin = kv_heads.begin, args.kv_end = kv_heads.end;
   args.qkv = qkv(token);
-  if (!plan_.qk_norm_whole) args.q_norm = q_norm_, args.k_norm = k_norm_;
+  if (plan_.qk_norm_over != QkNormOver::kWhole) args.q_norm = q_norm_, args.k_norm = k_norm_;
+  args.norm_stride = plan_.qk_norm_over == QkNormOver::kEach ? plan_.head_dim : 0;
+  args.norm_after_rope = plan_.qk_norm_after_rope;
+  if (plan_.query_temperature) args.q_scale = scale_at(*plan_.query_temperature, position);
   if (plan_.rope) {
     args.cos = state.ropes.cosines(rope_table_, token), args.sin = state.ropes.sines(rope_table_, token);
     args.rotary_pairs = static_cast<int>(plan_.rope->inv_freq.size());

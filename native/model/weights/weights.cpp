@@ -135,6 +135,10 @@ void Weights::add_linear(const std::string& name, Linear& linear, int rows, int 
   add_linear(name, linear, rows, cols, bias, {rows, rows, 0, 0});
 }
 
+void Weights::add_bias(const std::string& name, Linear& linear) {
+  add(name + ".bias", {&linear, &linear.bias, linear.n, 0, {linear.n, linear.n, 0, 0}});
+}
+
 void Weights::add_vector(const std::string& name, float*& vector, int size) {
   add(name, {nullptr, &vector, size, 0, {size, size, 0, 0}});
 }

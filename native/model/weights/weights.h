@@ -72,6 +72,8 @@ class Weights {
   // NAME.weight and NAME.bias: all of a matrix, or some of its columns.
   void add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias);
   void add_linear(const std::string& name, Linear& linear, int rows, int cols, bool bias, const Columns& columns);
+  // NAME.bias of a matrix that was added before.
+  void add_bias(const std::string& name, Linear& linear);
   void add_vector(const std::string& name, float*& vector, int size);
   // NAME.weight and NAME.bias, as far as the plan has them. No plan is no norm.
   void add_norm(const std::string& name, Norm& norm, const std::optional<NormPlan>& plan, int size);

@@ -20,6 +20,7 @@ from tidewheel.engine.models.spec import (
     LayerSpec,
     NormSpec,
     ParallelSpec,
+    TemperatureSpec,
 )
 
 torch = pytest.importorskip("torch")
@@ -60,6 +61,9 @@ SPECS = {
     "q/k layer norm of a head": attention(qk_norm=LAYER_NORM),
     "q/k layer norm of the whole": attention(qk_norm=LAYER_NORM, qk_norm_over="whole"),
     "q/k norm above 1": attention(qk_norm=UNIT_OFFSET),
+    "q/k norm of each head": attention(qk_norm=NORM, qk_norm_over="each"),
+    "q/k norm after rope": attention(qk_norm=NORM, qk_norm_after_rope=True),
+    "temperature by position": attention(query_temperature=TemperatureSpec(0.6, 8)),
     "norms without weight": branches(norm=NO_WEIGHT),
     "layer norms without bias": branches(norm=NormSpec("layer", 1e-5)),
     "norms above 1": branches(norm=UNIT_OFFSET),
@@ -72,6 +76,9 @@ SPECS = {
     "side by side, two norms": beside(None, NORM, LAYER_NORM),
     "side by side, three norms": beside(NORM, NORM, LAYER_NORM),
     "scaled embedding": replace(twice(USUAL), embedding=EmbeddingSpec(64, scale=8.0)),
+    "normalized embedding": replace(twice(USUAL), embedding=EmbeddingSpec(40, 2048, norm=LAYER_NORM)),
+    "biased logits": replace(twice(USUAL), head=HeadSpec(tied=False, divisor=2.0, bias=True)),
+    "biased logits of a tied head": replace(twice(USUAL), head=HeadSpec(tied=True, bias=True)),
     "scaled, projected embedding": replace(twice(USUAL), embedding=EmbeddingSpec(40, 2048, 2, scale=0.5)),
     "divided logits": replace(twice(USUAL), head=HeadSpec(tied=False, divisor=13.0)),
     "capped logits": replace(twice(USUAL), head=HeadSpec(tied=True, softcap=3.0)),

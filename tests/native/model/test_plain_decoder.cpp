@@ -61,12 +61,21 @@ const Option kOptions[] = {
     {"q/k LayerNorm over a head", [](DecoderPlan& plan) { attention(plan).qk_norm = kLayerNorm; }},
     {"q/k norm over the whole width", [](DecoderPlan& plan) {
        attention(plan).qk_norm = kRms;
-       attention(plan).qk_norm_whole = true;
+       attention(plan).qk_norm_over = QkNormOver::kWhole;
      }},
     {"q/k LayerNorm over the whole width", [](DecoderPlan& plan) {
        attention(plan, 1).qk_norm = kLayerNorm;
-       attention(plan, 1).qk_norm_whole = true;
+       attention(plan, 1).qk_norm_over = QkNormOver::kWhole;
      }},
+    {"q/k norm of each head", [](DecoderPlan& plan) {
+       attention(plan).qk_norm = kLayerNorm;
+       attention(plan).qk_norm_over = QkNormOver::kEach;
+     }},
+    {"q/k norm after rope", [](DecoderPlan& plan) {
+       attention(plan).qk_norm = kRms;
+       attention(plan).qk_norm_after_rope = true;
+     }},
+    {"a temperature by position", [](DecoderPlan& plan) { attention(plan).query_temperature = {0.7f, 4, 1}; }},
     {"a plain MLP", [](DecoderPlan& plan) { plan.layers[0][1].mixer = MlpPlan{50, Activation::kGelu}; }},
     {"LayerNorm", [](DecoderPlan& plan) { plan.layers[1][1].norm = kLayerNorm; }},
     {"norms without weights", [](DecoderPlan& plan) {
@@ -100,6 +109,10 @@ const Option kOptions[] = {
        plan.layers[0] = {{ParallelPlan{{{inner, kRms, {}, {}}, {kMlp, kLayerNorm, {}, {}}}}, {}, {}, {}}};
      }},
     {"a scaled embedding", [](DecoderPlan& plan) { plan.embedding.scale = 6.5f; }},
+    {"a normalized embedding", [](DecoderPlan& plan) { plan.embedding.norm = kLayerNorm; }},
+    {"a normalized embedding with positions", [](DecoderPlan& plan) { plan.embedding = {40, 64, 2, 1.0f, kLayerNorm}; }},
+    {"a head with a bias", [](DecoderPlan& plan) { plan.head.bias = true, plan.head.divisor = 2; }},
+    {"a tied head with a bias", [](DecoderPlan& plan) { plan.head.tied = plan.head.bias = true; }},
     {"learned positions and projections", [](DecoderPlan& plan) { plan.embedding = {28, 64, 2, 0.5f}; }},
     {"a tied head", [](DecoderPlan& plan) { plan.head.tied = true; }},
     {"a head with a divisor", [](DecoderPlan& plan) { plan.head.divisor = 8; }},

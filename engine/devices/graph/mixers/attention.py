@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ....models.spec import AttentionSpec, RopeSpec
+from ....models.spec import AttentionSpec, RopeSpec, TemperatureSpec
 from ..attention import AttentionLayer, Context
 from .mixer import Parts, Tokens
 
@@ -22,8 +22,9 @@ class Attention:
         self._spec, self._parts = spec, parts
         weights, device = parts.weights, parts.device
         self._q, self._k, self._v, self._o = (weights.linear(f"{layer}.{name}") for name in "qkvo")
-        self._q_norm = weights.norm(f"{layer}.q_norm", spec.qk_norm)
-        self._k_norm = weights.norm(f"{layer}.k_norm", spec.qk_norm)
+        each = spec.qk_norm_over == "each"
+        self._q_norm = weights.norm(f"{layer}.q_norm", spec.qk_norm, spec.num_heads if each else None)
+        self._k_norm = weights.norm(f"{layer}.k_norm", spec.qk_norm, spec.num_kv_heads if each else None)
         self._group = parts.windows.index(spec.sliding_window)
         self._rotation = None if spec.rope is None else parts.ropes.index(spec.rope)
         self._attend = parts.attend
@@ -44,11 +45,15 @@ class Attention:
             q, k = self._q_norm(q), self._k_norm(k)
         q = q.view(S, Q, spec.num_heads, spec.head_dim)
         k = k.view(S, Q, spec.num_kv_heads, spec.head_dim)
-        if spec.qk_norm_over == "head":
+        if spec.qk_norm_over != "whole" and not spec.qk_norm_after_rope:
             q, k = self._q_norm(q), self._k_norm(k)
         if spec.rope is not None and self._rotation is not None:
             cos, sin = tokens.rotations[self._rotation]
             q, k = _rotate(spec.rope, q, cos, sin), _rotate(spec.rope, k, cos, sin)
+        if spec.qk_norm_after_rope:
+            q, k = self._q_norm(q), self._k_norm(k)
+        if spec.query_temperature is not None:
+            q = q.float() * _temperature(spec.query_temperature, tokens.positions)[:, :, None, None]
         slots = (tokens.slots[self._group].flatten(),)
         self._keys.index_put_(slots, k.to(self._keys.dtype).flatten(0, 1))
         self._values.index_put_(slots, v.to(self._values.dtype).flatten(0, 1))
@@ -67,6 +72,12 @@ class Attention:
         if group == self._group:
             self._keys.index_put_((target,), self._keys[source])
             self._values.index_put_((target,), self._values[source])
+
+
+def _temperature(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
+    """What queries at `positions [S, Q]` are multiplied by."""
+    steps = (positions + temperature.offset) // temperature.length
+    return 1 + temperature.beta * torch.log(1 + steps.float())
 
 
 def _rotate(rope: RopeSpec, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

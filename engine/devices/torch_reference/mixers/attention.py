@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....models.spec import AttentionSpec, RopeSpec
+from ....models.spec import AttentionSpec, RopeSpec, TemperatureSpec
 from .mixer import Parts, Tokens
 
 # Attention reads the cache in tiles of this many blocks, which start at multiples of it.
@@ -32,12 +32,14 @@ class Attention:
         q = self._weights.linear(f"{self._layer}.q", x).view(T, spec.num_heads, spec.head_dim)
         k = self._weights.linear(f"{self._layer}.k", x).view(T, spec.num_kv_heads, spec.head_dim)
         v = self._weights.linear(f"{self._layer}.v", x).view(T, spec.num_kv_heads, spec.head_dim)
-        if spec.qk_norm:
-            shape = (T, -1) if spec.qk_norm_over == "whole" else (T, -1, spec.head_dim)
-            q = self._weights.norm(f"{self._layer}.q_norm", spec.qk_norm, q.view(shape)).view(q.shape)
-            k = self._weights.norm(f"{self._layer}.k_norm", spec.qk_norm, k.view(shape)).view(k.shape)
+        if not spec.qk_norm_after_rope:
+            q, k = self._norm("q_norm", q), self._norm("k_norm", k)
         if spec.rope:
             q, k = _rotate(spec.rope, q, positions), _rotate(spec.rope, k, positions)
+        if spec.qk_norm_after_rope:
+            q, k = self._norm("q_norm", q), self._norm("k_norm", k)
+        if spec.query_temperature:
+            q = q * _temperature(spec.query_temperature, positions)[:, None, None]
         tables = tokens.block_tables[spec.sliding_window]
         blocks = tables[torch.arange(T), positions // self._block_size]
         self._keys[blocks, positions % self._block_size] = k.to(self._keys.dtype)
@@ -57,6 +59,12 @@ class Attention:
 
     def copy_state(self, source: int, target: int) -> None:
         """Nothing to copy: all is in blocks."""
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        """Queries or keys `x [T, heads, D]`, normalized."""
+        shape = (len(x), -1) if self._spec.qk_norm_over == "whole" else x.shape
+        each = self._spec.qk_norm_over == "each"
+        return self._weights.norm(f"{self._layer}.{name}", self._spec.qk_norm, x.view(shape), each).view(x.shape)
 
     def _attend(self, q: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
         """Softmax attention over the cache, tile by tile with a running maximum and sum.
@@ -103,6 +111,12 @@ class Attention:
             sinks = self._weights[f"{self._layer}.sinks"].view(spec.num_kv_heads, -1)
             total = total + torch.exp(sinks - largest)
         return (result / total[..., None]).view(T, H * D)
+
+
+def _temperature(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
+    """What queries at `positions [T]` are multiplied by."""
+    steps = (positions + temperature.offset) // temperature.length
+    return 1 + temperature.beta * torch.log(1 + steps.float())
 
 
 def _rotate(rope: RopeSpec, x: Tensor, positions: Tensor) -> Tensor:

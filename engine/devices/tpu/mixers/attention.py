@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ....models.spec import AttentionSpec, RopeSpec
+from ....models.spec import AttentionSpec, RopeSpec, TemperatureSpec
 from ..attention import Scores, Sequences, attend, kernel_attend, write
 from ..mesh import AXIS
 from .mixer import Parts, Pass
@@ -32,12 +32,14 @@ class Attention:
         q = step.linear(f"{layer}.q", x).reshape(T, spec.num_heads, spec.head_dim)
         k = step.linear(f"{layer}.k", x).reshape(T, spec.num_kv_heads, spec.head_dim)
         v = step.linear(f"{layer}.v", x).reshape(T, spec.num_kv_heads, spec.head_dim)
-        if spec.qk_norm:
-            shape = (T, -1) if spec.qk_norm_over == "whole" else (T, -1, spec.head_dim)
-            q = step.norm(f"{layer}.q_norm", spec.qk_norm, q.reshape(shape)).reshape(q.shape)
-            k = step.norm(f"{layer}.k_norm", spec.qk_norm, k.reshape(shape)).reshape(k.shape)
+        if not spec.qk_norm_after_rope:
+            q, k = self._norm("q_norm", q, step), self._norm("k_norm", k, step)
         if spec.rope:
             q, k = _rotate(spec.rope, q, sequences.positions), _rotate(spec.rope, k, sequences.positions)
+        if spec.qk_norm_after_rope:
+            q, k = self._norm("q_norm", q, step), self._norm("k_norm", k, step)
+        if spec.query_temperature:
+            q = q * _temperature(spec.query_temperature, sequences.positions)[:, None, None]
         slopes = None if spec.alibi_slopes is None else jnp.array(spec.alibi_slopes, jnp.float32)
         sinks = step.params[f"{layer}.sinks"] if spec.sinks else None
         by_head, everywhere = PartitionSpec(AXIS), PartitionSpec()
@@ -49,6 +51,12 @@ class Attention:
             check_vma=False,
         )(step.pages[self._index], q, k, v, slopes, sinks, slots, sequences)
         return step.linear(f"{layer}.o", result.reshape(T, -1))
+
+    def _norm(self, name: str, x: jax.Array, step: Pass) -> jax.Array:
+        """Queries or keys `x [T, heads, D]`, normalized."""
+        shape = (len(x), -1) if self._spec.qk_norm_over == "whole" else x.shape
+        each = self._spec.qk_norm_over == "each"
+        return step.norm(f"{self._layer}.{name}", self._spec.qk_norm, x.reshape(shape), each).reshape(x.shape)
 
     def _on_chip(
         self,
@@ -66,6 +74,12 @@ class Attention:
         if self._kernel:
             return kernel_attend(q, pages, sequences, scores), pages
         return attend(q, pages, sequences, scores, slopes, sinks), pages
+
+
+def _temperature(temperature: TemperatureSpec, positions: jax.Array) -> jax.Array:
+    """What queries at `positions [T]` are multiplied by."""
+    steps = (positions + temperature.offset) // temperature.length
+    return 1 + temperature.beta * jnp.log(1 + steps.astype(jnp.float32))
 
 
 def _rotate(rope: RopeSpec, x: jax.Array, positions: jax.Array) -> jax.Array:

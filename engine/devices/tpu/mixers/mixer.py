@@ -42,17 +42,20 @@ class Pass:
         )
         return y if bias is None else y + bias
 
-    def norm(self, name: str, norm: NormSpec | None, x: jax.Array) -> jax.Array:
-        """`x` normalized over its last dimension, or as it is where there is no norm."""
+    def norm(self, name: str, norm: NormSpec | None, x: jax.Array, each: bool = False) -> jax.Array:
+        """`x` normalized over its last dimension, or as it is where there is no norm.
+
+        `each` of the rows of `x [T, rows, size]` has weights of its own.
+        """
         if norm is None:
             return x
         if norm.kind == "layer":
             x = x - x.mean(-1, keepdims=True)
         x = x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + norm.eps)
         if norm.weight:
-            weight = self.params[f"{name}.weight"]
+            weight = self.params[f"{name}.weight"].reshape(x.shape[1:] if each else -1)
             x = x * (1.0 + weight if norm.unit_offset else weight)
-        return x + self.params[f"{name}.bias"] if norm.bias else x
+        return x + self.params[f"{name}.bias"].reshape(x.shape[1:] if each else -1) if norm.bias else x
 
 
 class Mixer(Protocol):
