@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ModelError
-from ..files.wording import shown
 from .config import ConfigReader
 from .description import ModelDescription
 from .families import FAMILIES
+from .text_part import WRAPPERS, text_part
+from .unsupported import unsupported
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "ModelDescription", "describe"]
 
@@ -21,15 +23,17 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
 
     `max_model_len`, in tokens, is the length that the model will be served with. None means the longest for which a
     rope scheme that depends on the length stays unextended (see `rope.py`). `spec.max_positions` is that length then.
+    Of a model that takes images or sound too, the language model is described.
 
     Raises ModelError for an architecture or an option that is not supported, and for a `max_model_len` that is more
     than the model can do.
     """
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
+    if isinstance(name, str) and name in WRAPPERS and name not in FAMILIES:
+        return replace(describe(text_part(name, config), max_model_len), text_part=True)
     if not isinstance(name, str) or name not in FAMILIES:
-        what = f"architecture {shown(name)} is" if name else "a config.json without architectures is"
-        raise ModelError(f"{what} not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
+        raise unsupported(name, config, [*SUPPORTED_ARCHITECTURES, *WRAPPERS])
     reader = ConfigReader(config)
     reader.refuse("per_layer_config")
     description = FAMILIES[name](name, reader, max_model_len)

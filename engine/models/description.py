@@ -15,10 +15,11 @@ class ModelDescription:
 
     `tensors` has the keys of `tensor_shapes(spec)`. Some checkpoints were saved from the bare decoder: their names do
     not begin with `base_prefix`. `head_name` is the family's name of the head. If the head is tied, a checkpoint may
-    hold the head, the embedding, or both.
+    hold the head, the embedding, or both. A `text_part` lies in a checkpoint of a model that takes images or sound too.
     """
 
     spec: DecoderSpec
     tensors: Mapping[str, TensorRef]
     base_prefix: str
     head_name: str = "lm_head.weight"
+    text_part: bool = False

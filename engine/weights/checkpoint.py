@@ -8,6 +8,7 @@ so are the views on every machine: the packing swaps the bytes.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import mmap
 import os
@@ -28,12 +29,15 @@ from ..files.wording import one_line, shown
 from ..models import ModelDescription
 from ..models.spec import tensor_shapes
 from ..models.tensor_ref import TensorRef
+from ..models.text_part import parts_of, text_name
 from .dtypes import STORAGE, DType
 from .quantization import TensorFormat
 from .quantized import ExpertReader, LayerReader, LayerTensors
 from .stored import FLOATS, Checkpoint, StoredMatrix, StoredTensor
 from .taking import Part, join, origin, take
 from .tensor import WeightTensor
+
+logger = logging.getLogger(__name__)
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PIECE_BYTES = 1 << 20
@@ -125,7 +129,27 @@ def open_weights(folder: Path, description: ModelDescription, reader: LayerReade
     """The weights of the model in `folder`, whose quantized layers `reader` reads. Raises ModelError, naming the file
     and the tensor.
     """
-    return CheckpointWeights(open_checkpoint(folder), description, reader)
+    checkpoint = open_checkpoint(folder)
+    if description.text_part:
+        checkpoint = _text_part(checkpoint, description)
+    return CheckpointWeights(checkpoint, description, reader)
+
+
+def _text_part(checkpoint: Checkpoint, description: ModelDescription) -> Checkpoint:
+    """The tensors of the language model, by the names that they have where it is alone."""
+    text: Checkpoint = {}
+    others = []
+    for name, stored in checkpoint.items():
+        alone = text_name(name, description)
+        if alone is None:
+            others.append(name)
+        elif alone in text:
+            raise ModelError(f"{stored.path} has the language model's tensor {alone} twice, once as {shown(name)}")
+        else:
+            text[alone] = stored
+    if others:
+        logger.info("only the language model is served; not loaded are %d tensors of %s", len(others), parts_of(others))
+    return text
 
 
 class CheckpointWeights:

@@ -1,0 +1,157 @@
+"""The language model of a checkpoint that takes images too: it computes what the whole model computes of text."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import models_zoo
+import numpy as np
+import pytest
+from harness import Harness, load, make_device
+from safetensors.numpy import save_file
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models import describe
+
+TEXT = {**models_zoo._LLAMA, "vocab_size": models_zoo.VOCAB_SIZE, "rms_norm_eps": 1e-5}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.3,
+}
+SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral3": (
+        "mistral3",
+        {
+            "text_config": {**TEXT, "model_type": "ministral3", "head_dim": 16, "rope_parameters": YARN},
+            "vision_config": {**VISION, "model_type": "pixtral", "head_dim": 16},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            "text_config": {
+                **TEXT,
+                "model_type": "gemma3_text",
+                "head_dim": 16,
+                "sliding_window": 20,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "query_pre_attn_scalar": 16,
+            },
+            "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "qwen2.5-vl": (
+        "qwen2_5_vl",
+        {
+            "text_config": {**TEXT, "model_type": "qwen2_5_vl_text", "rope_parameters": SECTIONS},
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "out_hidden_size": 64,
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A tiny random model with an encoder of images, in a folder."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model_type, fields = CASES[request.param]
+    config = transformers.AutoConfig.for_model(model_type, **fields)
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            vector = weight.ndim == 1
+            weight.copy_(0.2 * noise + float(name.endswith("norm.weight")) if vector else 0.1 * noise)
+    folder = tmp_path_factory.mktemp("images")
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def reference(model: Any, tokens: list[int]) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([tokens])).logits[0].float().numpy()
+
+
+def test_text_is_computed_as_by_the_whole_model(
+    saved: tuple[Path, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, model = saved
+    tokens = models_zoo.prompts()[-1]
+    expected = reference(model, tokens)
+    for path in (folder, renamed(folder, model, tmp_path)):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            executor = load(make_device("torch"), path)
+        logits = Harness(executor).logits(tokens, chunk=20)
+        executor.close()
+        assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+        said = [record.message for record in caplog.records if "only the language model is served" in record.message]
+        assert len(said) == 1
+        assert "vi" in said[0].partition("tensors of")[2]  # vision_tower or visual
+
+
+def renamed(folder: Path, model: Any, target: Path) -> Path:
+    """The same model with the names that transformers has in memory, and checkpoints since 4.52 have."""
+    state = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    save_file({name: tensor.numpy().copy() for name, tensor in state.items()}, target / "model.safetensors")
+    (target / "config.json").write_text((folder / "config.json").read_text("utf-8"), "utf-8")
+    return target
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**TEXT, "model_type": "mistral"}}
+    config = json.loads(json.dumps(config))
+    change(config)
+    return config
+
+
+def without_heads(config: dict[str, Any]) -> None:
+    del config["text_config"]["num_key_value_heads"]
+    config["text_config"].update(num_attention_heads=16, head_dim=16)
+
+
+def test_a_text_config_leaves_out_what_is_usual() -> None:
+    spec = describe(changed(without_heads)).spec
+    assert [attention.num_kv_heads for attention in spec.attentions()] == [8, 8]
+    spec = describe({"architectures": ["LlavaForConditionalGeneration"], "text_config": {"vocab_size": 32064}}).spec
+    assert (spec.hidden_size, spec.vocab_size, len(spec.layers)) == (4096, 32064, 32)
+
+
+def test_a_text_config_that_is_not_served_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="text_config must be an object"):
+        describe(changed(lambda config: config.pop("text_config")))
+    with pytest.raises(ModelError, match=r"a language model of type 'mamba', which is not supported; supported are"):
+        describe(changed(lambda config: config["text_config"].update(model_type="mamba")))
+    with pytest.raises(ModelError, match="hidden_act"):
+        describe(changed(lambda config: config["text_config"].update(hidden_act="xielu")))
