@@ -12,6 +12,7 @@ import logging
 import math
 import mmap
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,6 +44,13 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PIECE_BYTES = 1 << 20
 _MAX_FILE_NAME = 255  # characters; no file system has longer ones
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_OF_TRAINING = ("training_args", "optimizer", "scheduler", "rng_state")  # may lie beside weights
+# From pickles, the arguments after the first, to safetensors, the first, where tensors cannot share memory.
+_CONVERT = (
+    "python3 -c 'import sys, torch; from safetensors.torch import save_file; "
+    "save_file({k: v.clone().contiguous() for f in sys.argv[2:] "
+    'for k, v in torch.load(f, map_location="cpu", weights_only=True).items()}, sys.argv[1])\''
+)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -120,8 +128,9 @@ def _no_checkpoint(folder: Path) -> str:
         return f"{folder} has no weights: there is no {_SINGLE}, {_INDEX} or other .safetensors file"
     return (
         f"{folder} has its weights as pickle ({', '.join(pickles[:3])}), which can run code when it is read and is "
-        "never loaded; convert them to safetensors, for example with transformers: "
-        "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+        "never loaded. Where torch is installed, this makes safetensors of it and runs no code: "
+        f"{_CONVERT} {shlex.quote(str(folder / _SINGLE))} "
+        + " ".join(shlex.quote(str(folder / name)) for name in pickles if not name.startswith(_OF_TRAINING))
     )
 
 

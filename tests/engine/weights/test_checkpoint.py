@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -190,8 +192,28 @@ def test_pickle_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has no weights"):
         open_weights(tmp_path, description())
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02.")
-    with pytest.raises(ModelError, match=r"pickle \(pytorch_model.bin\).*save_pretrained"):
+    with pytest.raises(ModelError, match=r"pickle \(pytorch_model.bin\).* makes safetensors of it"):
         open_weights(tmp_path, description())
+
+
+def test_the_command_for_pickles_converts_them(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    folder = tmp_path / "a model's"
+    folder.mkdir()
+    shared = torch.arange(6.0).reshape(2, 3)
+    torch.save({"a.weight": shared, "b.weight": shared}, folder / "pytorch_model-00001-of-00002.bin")
+    torch.save(["not weights"], folder / "training_args.bin")
+    torch.save({"c.weight": shared.T.bfloat16()}, folder / "pytorch_model-00002-of-00002.bin")
+    with pytest.raises(ModelError, match="pickle") as error:
+        open_weights(folder, description())
+    command = "python3 -c " + str(error.value).partition("python3 -c ")[2]
+    subprocess.run(["sh", "-c", command.replace("python3", sys.executable, 1)], check=True)
+    checkpoint = open_checkpoint(folder)
+    assert {name: stored.shape for name, stored in checkpoint.items()} == {
+        "a.weight": (2, 3),
+        "b.weight": (2, 3),
+        "c.weight": (3, 2),
+    }
 
 
 def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
