@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from .devices import SERVING_DEVICES
 from .devices.cache_split import CacheSplit, GroupBytes
-from .devices.coverage import FOR_PEOPLE, require_mixers
+from .devices.coverage import require_mixers
 from .errors import DeviceError, ModelError
 from .load import OpenedModel, open_model
 from .models import describe
@@ -164,7 +165,7 @@ class _Look:
             quantization=quantization,
             contents=contents,
             shape=None if spec is None else _shape(spec),
-            verdicts=[] if spec is None else [_verdict(device, spec) for device in FOR_PEOPLE],
+            verdicts=[] if spec is None else [_verdict(device, spec) for device in SERVING_DEVICES],
             device=None if opened is None else opened.device.name,
             weights=[] if opened is None else list(self._weights(opened)),
             kv_cache_dtype=None if opened is None else opened.kv_cache_dtype,

@@ -20,6 +20,7 @@ from .devices.base import Device, Executor, ExecutorLimits, ExecutorOptions
 from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, most_states
 from .devices.coverage import require_mixers
 from .errors import ModelError
+from .load_progress import LoadProgress, ReportedWeights
 from .machine.memory import Memory, read_memory
 from .models import describe
 from .models.generation import sampling_defaults
@@ -73,20 +74,21 @@ class OpenedModel:
         cancellation: Cancellation | None = None,
     ) -> Executor:
         """Load the weights and reserve the cache. Raises DeviceError, naming what is not supported."""
-        return self.device.load(
-            self.spec,
-            self.weights,
-            ExecutorOptions(
-                dtype=self.dtype,
-                kv_cache_bytes=kv_cache_bytes,
-                max_model_len=max_model_len,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                kv_cache_dtype=self.kv_cache_dtype,
-                quantization=self.quantization,
-            ),
-            cancellation,
-        )
+        with LoadProgress(options.model, self.weight_bytes) as progress:
+            return self.device.load(
+                self.spec,
+                ReportedWeights(self.weights, self.spec, progress),
+                ExecutorOptions(
+                    dtype=self.dtype,
+                    kv_cache_bytes=kv_cache_bytes,
+                    max_model_len=max_model_len,
+                    max_num_seqs=max_num_seqs,
+                    max_num_batched_tokens=max_num_batched_tokens,
+                    kv_cache_dtype=self.kv_cache_dtype,
+                    quantization=self.quantization,
+                ),
+                cancellation,
+            )
 
 
 def open_model(options: EngineOptions, source: ModelSource | None = None) -> OpenedModel:

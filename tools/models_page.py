@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tidewheel.engine.devices.coverage import FOR_PEOPLE, missing_kinds
+from tidewheel.engine.devices import SERVING_DEVICES
+from tidewheel.engine.devices.coverage import missing_kinds
 from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe
 from tidewheel.engine.models.families import listing_of
 from tidewheel.engine.weights.gguf.blocks import BLOCK_TYPES
@@ -55,7 +56,7 @@ def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
     for architecture in SUPPORTED_ARCHITECTURES:
         listing = listing_of(architecture)
         spec = describe(configs[architecture]).spec
-        able = [device for device in FOR_PEOPLE if not missing_kinds(device, spec)]
+        able = [device for device in SERVING_DEVICES if not missing_kinds(device, spec)]
         rows.append(
             (listing.models, f"`{architecture}`", ", ".join(in_gguf[architecture]), _devices(able), listing.refused)
         )
@@ -91,7 +92,7 @@ TABLES: dict[str, Callable[[Mapping[str, Mapping[str, Any]]], str]] = {
 
 
 def _devices(able: Sequence[str]) -> str:
-    return "all" if list(able) == list(FOR_PEOPLE) else ", ".join(able)
+    return "all" if list(able) == list(SERVING_DEVICES) else ", ".join(able)
 
 
 def _name(row: tuple[str, ...]) -> str:

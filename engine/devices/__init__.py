@@ -19,7 +19,7 @@ from .tpu.options import TpuOptions
 if TYPE_CHECKING:
     from .base import Device
 
-__all__ = ["DEVICE_NAMES", "DEVICE_OPTIONS", "get_device", "require"]
+__all__ = ["DEVICE_NAMES", "DEVICE_OPTIONS", "SERVING_DEVICES", "get_device", "require"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,8 @@ _DEVICES = {
 _DEFAULT = "cpu"
 
 DEVICE_NAMES = ("auto", *_DEVICES)
+SERVING_DEVICES = tuple(name for name in _DEVICES if name != "graph-cpu")
+"""The devices but for the one that is for tests alone."""
 DEVICE_OPTIONS = tuple(dict.fromkeys(group for entry in _DEVICES.values() for group in entry.options))
 """The groups of options that not all devices have."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..errors import DeviceError
 from ..models.spec import AttentionSpec, DecoderSpec, MlpSpec, ParallelSpec, mixers
+from . import SERVING_DEVICES
 
 EVERYWHERE = ("cpu", "cuda", "hpu", "neuron", "tpu", "torch", "graph-cpu")
-FOR_PEOPLE = EVERYWHERE[:-1]  # what runs on graph-cpu is for tests
 
 DEVICES_WITH: dict[str, tuple[str, ...]] = {
     AttentionSpec.kind: EVERYWHERE,
@@ -26,7 +26,7 @@ def require_mixers(device: str, spec: DecoderSpec) -> None:
     """Raises DeviceError, naming the devices that can, if the device lacks a kind of mixer that the model needs."""
     if not (missing := missing_kinds(device, spec)):
         return
-    able = [name for name in FOR_PEOPLE if not missing_kinds(name, spec)]
+    able = [name for name in SERVING_DEVICES if not missing_kinds(name, spec)]
     way_out = f"choose --device {' or '.join(able)}" if able else "no device has all that it needs"
     raise DeviceError(
         f"the {device} device has no {' and no '.join(missing)}, which {spec.family} models need: {way_out}"

@@ -1,0 +1,74 @@
+"""A load that takes long says how far it is, and one that does not says nothing."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+from engine.devices.made_models import PLAIN, decoder
+
+from tidewheel.engine.load_progress import LoadProgress, ReportedWeights
+from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.weights.tensor import WeightTensor
+
+SPEC = decoder(PLAIN, PLAIN)
+NAMES = list(tensor_shapes(SPEC))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Weights:
+    """Names in order, each of which takes so many seconds of a clock to read."""
+
+    dtype = "float32"
+    identity = None
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now = seconds, 0.0
+
+    def __getitem__(self, name: str) -> WeightTensor:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        for name in NAMES:
+            self.now += self.seconds
+            yield name
+
+
+def read(weights: Weights, stderr: io.StringIO) -> None:
+    with LoadProgress("a model", 3 << 30, stderr=stderr, clock=lambda: weights.now) as progress:
+        assert list(ReportedWeights(weights, SPEC, progress)) == NAMES  # type: ignore[arg-type]
+
+
+def test_without_a_terminal_the_log_says_it_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    stderr = io.StringIO()
+    read(Weights(4.0), stderr)
+    assert len(caplog.messages) == len(NAMES) * 4 // 12
+    assert caplog.messages[0].startswith("Loading a model: ")
+    shares = [int(message.partition("(")[2].partition(" %")[0]) for message in caplog.messages]
+    assert shares == sorted(shares)
+    assert all("of 3.0 GiB of weights" in message for message in caplog.messages)
+    assert stderr.getvalue() == ""
+
+
+def test_on_a_terminal_there_is_a_bar_to_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    terminal = Terminal()
+    read(Weights(4.0), terminal)
+    assert "Loading weights" in terminal.getvalue()
+    assert "3.00G/3.00G" in terminal.getvalue()
+    assert caplog.messages == []
+
+
+def test_a_fast_load_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    terminal = Terminal()
+    read(Weights(0.01), terminal)
+    assert terminal.getvalue() == ""
+    assert caplog.messages == []
