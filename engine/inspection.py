@@ -23,7 +23,7 @@ from .weights.contents import Contents
 from .weights.dtypes import KvCacheDType
 from .weights.hub import UnreachableError, local_model, resolve
 from .weights.hub_headers import hub_headers
-from .weights.quantization import Method
+from .weights.quantization import Method, format_of
 from .weights.quantized import method_in_words
 
 _CONTEXTS = (4096, 32768)  # tokens
@@ -50,7 +50,10 @@ class WeightMemory:
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """What the KV cache of one sequence of so many tokens takes, in each type that the device can keep it in."""
+    """What the KV cache of one sequence of so many tokens takes, in each type that the device can keep it in.
+
+    Recurrent state is a part of it.
+    """
 
     tokens: int
     bytes: Mapping[str, int]
@@ -58,7 +61,10 @@ class KvMemory:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model's measures. `layers` counts them, `mixers` their parts by kind. `context` is in tokens."""
+    """A model's measures. `layers` counts them, `mixers` their parts by kind. `context` is in tokens.
+
+    `state_bytes` are of the recurrent state of one sequence; 0 if there is none.
+    """
 
     family: str
     parameters: int
@@ -68,6 +74,7 @@ class Shape:
     hidden_size: int
     vocab_size: int
     context: int
+    state_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +205,16 @@ class _Look:
 
 
 def _kept_as(model: OpenedModel) -> str:
-    return str(model.quantization or model.dtype)
+    """What the matrices are kept as: those formats first that take most."""
+    if model.quantization is not None:
+        return str(model.quantization)
+    formats: Counter[str] = Counter()
+    for name, shape in tensor_shapes(model.spec).items():
+        if len(shape) > 1:
+            stored = model.weights.stored_format(name) if model.device.quantizes else None
+            kept = format_of(name, shape, model.dtype, None, stored)
+            formats[str(kept)] += kept.num_bytes(shape)
+    return ", ".join(name for name, _ in formats.most_common())
 
 
 def _shape(spec: DecoderSpec) -> Shape:
@@ -217,6 +233,7 @@ def _shape(spec: DecoderSpec) -> Shape:
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         context=spec.max_positions,
+        state_bytes=spec.state_bytes,
     )
 
 
@@ -239,7 +256,9 @@ def _kv_cache(model: OpenedModel) -> list[KvMemory]:
             continue
     lengths = sorted({min(tokens, longest) for tokens in (*_CONTEXTS, longest)})
     return [
-        KvMemory(tokens, {dtype: _sequence_bytes(sizes, tokens) for dtype, sizes in groups.items()})
+        KvMemory(
+            tokens, {dtype: model.spec.state_bytes + _sequence_bytes(sizes, tokens) for dtype, sizes in groups.items()}
+        )
         for tokens in lengths
     ]
 

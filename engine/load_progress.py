@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from .models.spec import DecoderSpec, tensor_shapes
 from .weights.dtypes import DType
+from .weights.quantization import TensorFormat
 from .weights.tensor import WeightSource, WeightTensor
 
 if TYPE_CHECKING:
@@ -90,9 +91,9 @@ class ReportedWeights:
     def __getitem__(self, name: str) -> WeightTensor:
         return self._weights[name]
 
-    def stored_format(self, name: str) -> Any:
+    def stored_format(self, name: str) -> TensorFormat | None:
         """As the source has it."""
-        return self._weights.stored_format(name)  # type: ignore[attr-defined]
+        return self._weights.stored_format(name)
 
     def __iter__(self) -> Iterator[str]:
         done, whole = 0, sum(self._sizes.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,10 +28,12 @@ _TIMEOUT_S = 30.0
 _FIRST_BYTES = 100_000  # nearly all headers of safetensors files are shorter
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library takes no longer one
 _GGUF_BYTES = [2 << 20, 16 << 20, 64 << 20, 256 << 20]  # tried one after the other: the vocabulary takes most
-# Readers look at some numbers before they load: shapes of packed matrices, and settings that are stored as tensors.
-_SMALL_BYTES, _MOST_SMALL = 1024, 4096
+# Readers of quantized layers look at some numbers before they load: shapes of packed matrices, orders of inputs, zero
+# points, and settings that are stored as bytes.
+_NUMBERS = ("weight_shape", "g_idx", "weight_g_idx", "qzeros", "weight_zero_point")
+_MAX_SETTINGS_BYTES = 1024
+_MAX_NUMBERS_BYTES = 64 << 20  # of a file
 _MAX_CONFIG_BYTES = 1 << 20  # of a tensor that belongs to the config
-_NUMBERS = ("I64", "I32", "U8")
 
 
 @contextmanager
@@ -136,20 +138,27 @@ def _safetensors(repository: _Repository, name: str, path: Path) -> None:
         content, _ = file.begin(8 + header_bytes)
     try:
         header = json.loads(content[8 : 8 + header_bytes])
-        small = sorted(_small(header.values()))
+        numbers = sorted(_numbers(header))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return
-    for start, end in _joined(small)[:_MOST_SMALL]:
+    num_bytes = sum(end - start for start, end in numbers)
+    if num_bytes > _MAX_NUMBERS_BYTES:
+        raise ModelError(
+            f"{repository.name}: {name} has {num_bytes >> 20} MiB of zero points and orders of inputs, which are too "
+            "many to look at from afar: tidewheel pull it first"
+        )
+    for start, end in _joined(numbers):
         file.fill(8 + header_bytes + start, end - start)
 
 
-def _small(entries: Iterator[Any] | Any) -> Iterator[tuple[int, int]]:
-    """Where small tensors of numbers begin and end."""
-    for entry in entries:
-        if isinstance(entry, dict) and entry.get("dtype") in _NUMBERS:
-            start, end = entry["data_offsets"]
-            if 0 <= start < end <= start + _SMALL_BYTES:
-                yield start, end
+def _numbers(header: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Where the numbers that readers look at begin and end."""
+    for name, entry in header.items():
+        if name == "__metadata__" or entry["dtype"] not in ("I64", "I32", "I8", "U8"):
+            continue
+        start, end = entry["data_offsets"]
+        if 0 <= start < end and (name.rpartition(".")[2] in _NUMBERS or end - start <= _MAX_SETTINGS_BYTES):
+            yield start, end
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -66,6 +66,8 @@ def _what_it_is(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "layers", f"{shape.layers} ({kinds}), hidden size {shape.hidden_size}"
         for heads in shape.heads:
             yield "attention", heads
+        if shape.state_bytes:
+            yield "state", f"{in_bytes(shape.state_bytes)} for each sequence, whatever its length"
         yield "context", f"{shape.context} tokens"
         yield "vocabulary", f"{shape.vocab_size} tokens"
     if found.quantization is not None:

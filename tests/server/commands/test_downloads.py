@@ -14,13 +14,16 @@ from typing import NamedTuple
 
 import gguf_files
 import models_zoo
+import numpy as np
 import pytest
+from engine.weights.quantized.checkpoint_formats import FORMATS, save
 from fake_hub import COMMITS, FakeHub, fake_hub
 
 gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
 pytest.importorskip("tidewheel._native")
 
+QUANTIZED = ("gptq-3-order", "packed-4-zeros", "nf4-double")  # readers look at numbers of each
 PICKLED = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
 ENCODER = {"config.json": b"{}", "onnx/model.onnx": b"graph"}
 
@@ -35,6 +38,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     f32 = gguf_files.write(folder / "f32.gguf", model)
     converted = {"model-Q8_0.gguf": with_much_metadata(q8.read_bytes()), "model-F32.gguf": f32.read_bytes()}
     repositories = {"own/model": files, "own/gguf": converted, "own/pickled": PICKLED, "own/encoder": ENCODER}
+    for kind in QUANTIZED:
+        repositories[f"own/{kind}"] = quantized(kind, folder / kind)
     with fake_hub(repositories) as running:
         yield running
 
@@ -46,6 +51,20 @@ def with_much_metadata(file: bytes) -> bytes:
     entry = head + struct.pack("<Q", size - len(head) - 8) + bytes(size - len(head) - 8)  # tensors stay aligned
     count = struct.unpack_from("<Q", file, 16)[0]
     return file[:16] + struct.pack("<Q", count + 1) + entry + file[24:]
+
+
+def quantized(kind: str, folder: Path) -> dict[str, bytes]:
+    """The files of the same model, whose layers have random weights of that format."""
+    model, random, tensors = models_zoo.model("llama-llama3"), np.random.default_rng(0), {}
+    for name, weight in model.state_dict().items():
+        if ".layers." in name and weight.ndim == 2:
+            layer, _ = FORMATS[kind].make(random, *weight.shape)
+            tensors |= {name.removesuffix("weight") + part: array for part, array in layer.items()}
+        else:
+            tensors[name] = weight.numpy()
+    config = json.loads((models_zoo.folder("llama-llama3") / "config.json").read_text())
+    save(folder, {**config, "quantization_config": FORMATS[kind].config}, tensors)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # Several commands share a process, because each new one imports all of the hub's client.
@@ -145,19 +164,18 @@ def test_what_cannot_be_pulled_is_refused(shell: Shell) -> None:
 
 
 def test_of_a_hub_model_headers_alone_are_inspected(shell: Shell) -> None:
-    inspected = ("inspect own/model --json", "inspect own/gguf:Q8_0 --json")
+    names = ["own/model", "own/gguf:Q8_0", *(f"own/{kind}" for kind in QUANTIZED)]
+    inspected = [f"inspect {name} --device cpu --json" for name in names]
     shell.hub.sent.clear()
-    *remote, kept, missing = shell(*inspected, "list", "inspect own/none")
+    *remote, kept, missing = shell(*inspected[:2], "list", "inspect own/none")
     assert kept.out == ""
-    assert (
-        shell.hub.sent["model.safetensors"] <= 100_000 < len(shell.hub.repositories["own/model"]["model.safetensors"])
-    )
+    size = len(shell.hub.repositories["own/model"]["model.safetensors"])
+    assert shell.hub.sent["model.safetensors"] <= 100_000 < size
     assert (missing.code, "neither a folder here nor a model" in missing.err) == (1, True)
-    found = [json.loads(ran.out) for ran in remote]
-    assert [model["refusal"] for model in found] == [None, None]
-    assert [model["contents"]["files"] for model in found] == [["model.safetensors"], ["model-Q8_0.gguf"]]
+    assert [json.loads(ran.out)["contents"]["files"] for ran in remote] == [["model.safetensors"], ["model-Q8_0.gguf"]]
 
-    folder, file = (ran.out.strip() for ran in shell("pull own/model", "pull own/gguf:Q8_0"))
-    here = shell(f"inspect {folder} --json", f"inspect {file} --json", *inspected, offline=True)
-    whole = [json.loads(ran.out) for ran in here]
-    assert [{**model, "model": ""} for model in found * 2] == [{**model, "model": ""} for model in whole]
+    ran = shell(*inspected, *(f"pull {name}" for name in names))
+    found = [json.loads(one.out) for one in ran[: len(names)]]
+    assert [model["refusal"] for model in found] == [None] * len(names)
+    whole = [json.loads(one.out) for one in shell(*inspected, offline=True)]
+    assert found == whole
