@@ -13,6 +13,7 @@ import tokenizers
 from fuzz.encoder_folders import ENCODERS
 from fuzz.gguf_files import GGUF
 from fuzz.harness import Harness, in_folder, written
+from fuzz.quantized_files import QUANTIZED
 
 from tidewheel.engine.files.folder import read_config
 from tidewheel.engine.models import describe
@@ -153,4 +154,5 @@ FOLDERS: dict[str, Harness] = {
     ),
     **ENCODERS,
     **GGUF,
+    **QUANTIZED,
 }

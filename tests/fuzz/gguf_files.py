@@ -88,7 +88,7 @@ def model_file(arch: str, tokenizer: str) -> bytes:
 
 GGUF: dict[str, Harness] = {
     "gguf": Harness(
-        in_folder(lambda data: {"model.gguf": data}, read_gguf_model),
+        in_folder(lambda data: {"model.gguf": data}, read_gguf_model, names_files=True),
         [model_file("llama", "llama"), model_file("qwen2", "gpt2")],
     ),
 }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tidewheel.engine.errors import ModelError
 
-FILE = re.compile(r"\w\.(gguf|json|model|onnx)\b")
+FILE = re.compile(r"\w\.(gguf|json|model|onnx|safetensors)\b")
 
 
 class Harness(NamedTuple):

@@ -112,7 +112,7 @@ def test_other_json(name: str) -> None:
 )
 @pytest.mark.parametrize("name", COVERED)
 def test_with_coverage(name: str, tmp_path: Path) -> None:
-    runs = PARSER_RUNS if name.startswith(("tools-", "encoder-", "sentencepiece", "connection")) else RUNS
+    runs = PARSER_RUNS if name.startswith(("tools-", "encoder-", "sentencepiece", "connection", "quantized")) else RUNS
     arguments = [f"-runs={runs}", "-seed=1", "-max_len=4096", "-rss_limit_mb=1500", "-timeout=20"]
     tests = str(Path(__file__).parents[1])
     # By a shell, for the peak of memory that libFuzzer is told of would be that of the process that starts it.

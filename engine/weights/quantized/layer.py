@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,16 +35,20 @@ class LayerTensors:
         self.name = name
         self._find = find
         self._taken: dict[str, StoredTensor] = {}
+        self._path: Path | None = None  # a file that has some of them
 
     def find(self, part: str) -> StoredTensor | None:
         """That tensor as it lies, if there is one."""
-        return self._find(f"{self.name}.{part}")
+        stored = self._find(f"{self.name}.{part}")
+        if stored is not None:
+            self._path = stored.path
+        return stored
 
     def take(self, part: str, *dtypes: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
         """That tensor, which must be of one of the file's `dtypes`, and of `shape` or else a matrix."""
         stored = self.find(part)
         if stored is None:
-            raise ModelError(f"tensor {self.name}.{part} is missing, which the checkpoint's quantization needs")
+            raise self.error(part, "is missing, which the checkpoint's quantization needs")
         self._taken[part] = stored
         if stored.dtype not in dtypes:
             raise self.error(part, f"is stored as {stored.dtype}; supported are {', '.join(dtypes)}")
@@ -65,7 +70,7 @@ class LayerTensors:
     def origin(self, part: str) -> str:
         """File and tensor."""
         stored = self._taken.get(part) or self.find(part)
-        return f"{stored.path if stored else 'the checkpoint'}: tensor {self.name}.{part}"
+        return f"{stored.path if stored else self._path or 'the checkpoint'}: tensor {self.name}.{part}"
 
     def error(self, part: str, words: str) -> ModelError:
         """The error that says that of a tensor."""
