@@ -43,7 +43,7 @@ INSTALL := $(PIP) install --quiet --no-build-isolation \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint format native-test cross-test python-test bench image lock clean missing-tools
+.PHONY: help serve test lint format native-test cross-test python-test sweep bench image lock clean missing-tools
 
 help:  ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ cross-test-%: $(VENV)/.test-tools
 python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses some)
 	@$(BEGIN)
 	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(BIN)/pytest $(PYTEST_ARGS)
+
+sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: every model on every device
+	$(BIN)/pytest -m sweep $(PYTEST_ARGS)
 
 image:  ## build the container image (IMAGE_FOR=arm, s390x, tpu, hpu, neuron or cuda; IMAGE=, BASE=)
 	docker build $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import models_zoo
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from tidewheel.engine.devices import get_device
@@ -29,6 +31,20 @@ def device_ids() -> list[str]:
     except ImportError:
         return ["torch"]
     return ["torch", *(f"cpu-{level}" for level in native.available_isa_levels())]
+
+
+def swept_over_devices(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: each device with each name of the zoo.
+
+    `make test` has the names in CORE everywhere, and the others on torch and on the processor's best ISA level.
+    """
+    devices = device_ids()
+    chosen = {devices[0], f"cpu-{importlib.import_module('tidewheel._native').chosen_isa_level('auto')}"}
+    return [
+        pytest.param(device, name, marks=() if device in chosen or name in models_zoo.CORE else pytest.mark.sweep)
+        for device in devices
+        for name in names
+    ]
 
 
 def make_device(device_id: str, threads_bind: str = "auto") -> Device:

@@ -7,12 +7,13 @@ import atexit
 import functools
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 VOCAB_SIZE = 320
@@ -278,6 +279,30 @@ def build(case: Case, seed: int = 0) -> Any:
     return model
 
 
+# Together they have all that a decoder may be made of. `make test` computes them on every device, the other cases on two
+# devices; `make sweep` does the rest.
+CORE = frozenset(
+    {
+        "llama-bias",
+        "llama-mqa",
+        "mistral-window",
+        "qwen3",
+        "opt-350m",
+        "gpt2-scaled",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "phi3-longrope",
+        "olmo2",
+        "smollm3-window",
+        "cohere2",
+        "gpt-neox",
+        "falcon-one-norm",
+        "mpt",
+    }
+)
+
+
 @functools.cache
 def model(name: str) -> Any:
     """The transformers model of CASES[name]."""
@@ -297,6 +322,11 @@ def folder(name: str, dtype: str = "float32", tokenizer: bool = False) -> Path:
     if tokenizer:
         train_tokenizer().save_pretrained(path)
     return path
+
+
+def swept(names: Iterable[str] = CASES) -> list[Any]:
+    """Names as parameters of a test. Those outside CORE are marked, so that only `make sweep` computes them."""
+    return [name if name in CORE else pytest.param(name, marks=pytest.mark.sweep) for name in names]
 
 
 def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 1) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import models_zoo
 import numpy as np
 import pytest
-from harness import Harness, device_ids, load, make_device
+from harness import Harness, device_ids, load, make_device, swept_over_devices
 
 from tidewheel.engine.devices.base import Device
 from tidewheel.engine.errors import DeviceError
@@ -27,7 +27,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", models_zoo.CASES)
+@pytest.mark.parametrize(("device", "name"), swept_over_devices(models_zoo.CASES), indirect=["device"])
 def test_greedy_tokens_and_logits_are_those_of_transformers(device: Device, name: str) -> None:
     executor = load(device, models_zoo.folder(name))
     harness = Harness(executor)
