@@ -100,13 +100,16 @@ cross-test-%: $(VENV)/.test-tools
 	$(BIN)/cmake --build $(VENV)/cross/$*; \
 	$(BIN)/ctest --test-dir $(VENV)/cross/$* --output-on-failure --no-tests=error --parallel $$(nproc)
 
+# Two at a time, because half of the tests' time is that of one thread. A file's tests stay together: they share models.
+PYTEST_WORKERS := --numprocesses 2 --dist loadfile
+
 # Runs the command `pytest`, because `python -m pytest` would put the sources before the installed package.
 python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses some)
 	@$(BEGIN)
-	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(BIN)/pytest $(PYTEST_ARGS)
+	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(BIN)/pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: every model on every device
-	$(BIN)/pytest -m sweep $(PYTEST_ARGS)
+	$(BIN)/pytest $(PYTEST_WORKERS) -m sweep $(PYTEST_ARGS)
 
 image:  ## build the container image (IMAGE_FOR=arm, s390x, tpu, hpu, neuron or cuda; IMAGE=, BASE=)
 	docker build $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
