@@ -11,6 +11,7 @@ import models_zoo
 import numpy as np
 import pytest
 from engine.weights.quantized.checkpoint_formats import FORMATS, save
+from harness import Harness, load, make_device
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.load import load_engine
@@ -61,13 +62,20 @@ def served(folder: Path, device: str, **options: str) -> list[int]:
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", ["gptq-4", "awq", "packed-4-zeros", "int8", "fp8", "nvfp4"])
+@pytest.mark.parametrize("kind", ["fp8", "nvfp4"])
 def test_tokens_are_those_of_the_weights(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     expected = quantized(tmp_path, kind)
     assert len(set(expected)) > 3
     assert served(tmp_path, "cpu") == expected
     assert "take the memory of --dtype or --quantization, not of the file" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["gptq-4", "awq", "packed-4-zeros"])
+def test_the_cpu_device_rounds_nothing_but_activations(tmp_path: Path, kind: str) -> None:
+    quantized(tmp_path, kind)
+    kept, floats = (Harness(load(make_device(device), tmp_path)).logits([*range(7, 40)]) for device in ("cpu", "torch"))
+    assert 0 < np.square(kept - floats).mean() <= 0.04**2 * np.square(floats).mean()
 
 
 def test_the_method_of_the_file_may_be_named(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def set_weights(
         logger.info("%d quantized matrices are dequantized as they are read: %s", count, reason)
 
 
-def _reason(name: str, weights: WeightSource, tensor: WeightTensor) -> str:
+def _reason(name: str, weights: WeightSource, tensor: QuantizedTensor | BlockTensor) -> str:
     stored = weights.stored_format(name)
     if stored is None:
         return "their parts are stored in different ways"
@@ -87,12 +87,12 @@ def _grid(name: str, tensor: QuantizedTensor) -> _native.BlockSource:
         raise ValueError(f"{name} is stored in {format}, for which there are no kernels")
     codes, signed, zeros = tensor.codes, tensor.format == "int", None
     if format.zero_points:
-        middle = 1 << (tensor.bits - 1)
-        zeros = np.zeros(tensor.scales.data.shape, np.int64) if tensor.zeros is None else tensor.zeros
+        points = np.zeros(tensor.scales.data.shape, np.int64) if tensor.zeros is None else tensor.zeros.astype(np.int64)
         if signed:  # zero points go with unsigned codes
+            middle = 1 << (tensor.bits - 1)
             codes = pack(unpack(codes, tensor.bits, inputs) ^ np.uint8(middle), tensor.bits)
-            signed, zeros = False, zeros.astype(np.int64) + middle
-        zeros = np.ascontiguousarray(zeros, np.uint8)
+            signed, points = False, points + middle
+        zeros = np.ascontiguousarray(points, np.uint8)
     scales = np.ascontiguousarray(tensor.scales.data, STORAGE[tensor.scales.dtype])
     return _native.BlockSource(
         name, np.ascontiguousarray(codes), tensor.bits, group, inputs, scales, tensor.scales.dtype, zeros, signed

@@ -24,6 +24,7 @@ from ...files.wording import shown
 from ...models.config import ConfigReader
 from ..stored import StoredMatrix
 from ..tensor import DenseTensor, QuantizedTensor, to_float32
+from .groups import no_codes
 from .layer import LayerTensors
 from .small_floats import say_that_memory_grows
 
@@ -125,13 +126,13 @@ def _eight_bits(layer: LayerTensors) -> StoredMatrix:
         if layer.array("weight_format") != _ROWS:
             raise layer.error("weight_format", "says that the weight is arranged for one processor: save it again")
 
-    def read() -> QuantizedTensor:
+    def read(with_codes: bool) -> QuantizedTensor:
         largest = to_float32(layer.floats("SCB"))[:, np.newaxis]
         scales = DenseTensor(largest / np.float32(127), "float32", origin=layer.origin("SCB"))
-        codes = layer.array("weight").view(np.uint8)
+        codes = layer.array("weight").view(np.uint8) if with_codes else no_codes((outputs, inputs), 8)
         return QuantizedTensor((outputs, inputs), "int", 8, inputs, codes, scales, origin=layer.origin("weight"))
 
-    return layer.matrix((outputs, inputs), "int8", read)
+    return layer.integers((outputs, inputs), "int8", read)
 
 
 def _read_state(layer: LayerTensors, part: str) -> _State:

@@ -22,6 +22,7 @@ from tidewheel.engine.models.spec import (
     tensor_shapes,
 )
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType
+from tidewheel.engine.weights.quantization import TensorFormat
 from tidewheel.engine.weights.tensor import DenseTensor
 
 VOCAB_SIZE = 96
@@ -59,7 +60,8 @@ class RandomWeights:
     def __init__(self, spec: DecoderSpec) -> None:
         self._shapes = tensor_shapes(spec)
 
-    def stored_format(self, name: str) -> None: ...
+    def stored_format(self, name: str) -> TensorFormat | None:
+        return None
 
     def __getitem__(self, name: str) -> DenseTensor:
         shape = self._shapes[name]

@@ -148,10 +148,21 @@ def loaded(device_id: str, weights: WeightSource) -> Executor:
 
 @pytest.mark.parametrize("device_id", device_ids())
 def test_a_device_may_dequantize_as_it_loads(device_id: str) -> None:
-    dense = Changed(lambda name, shape: DenseTensor(codes_of(name, shape).dequantize(), "float32"))
-    logits = [Harness(loaded(device_id, weights)).logits([*range(20)]) for weights in (Changed(codes_of), dense)]
-    np.testing.assert_array_equal(logits[0], logits[1])
-    assert logits[0].std() > 0
+    def in_groups(size: int) -> Callable[[str, tuple[int, int]], QuantizedTensor]:
+        def make(name: str, shape: tuple[int, int]) -> QuantizedTensor:
+            return quantized(shape, len(name), zeros=True, input_order=True, group_size=size)[0]
+
+        return make
+
+    for size in (16, 32):  # for the first there are no kernels
+        make = in_groups(size)
+        dense = Changed(lambda name, shape, make=make: DenseTensor(make(name, shape).dequantize(), "float32"))
+        kept, floats = (Harness(loaded(device_id, weights)).logits([*range(20)]) for weights in (Changed(make), dense))
+        if device_id == "torch" or size == 16:
+            np.testing.assert_array_equal(kept, floats)
+        else:
+            assert 0 < np.square(kept - floats).mean() <= 0.04**2 * np.square(floats).mean()
+        assert floats.std() > 0
 
 
 @pytest.mark.parametrize("device_id", device_ids()[:2])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from engine.devices.made_models import MLP, NORM, PLAIN, decoder, decoder_of
+from engine.devices.made_models import MLP, NORM, PLAIN, RandomWeights, decoder, decoder_of
 
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import BranchSpec
@@ -14,7 +14,7 @@ from tidewheel.engine.models.spec.shapes import Shapes
 from tidewheel.engine.weights.quantization import Quantization, TensorFormat
 
 _native = pytest.importorskip("tidewheel._native")
-from tidewheel.engine.devices.cpu.lowering import Formats, formats_of, lower  # noqa: E402
+from tidewheel.engine.devices.cpu.lowering import Formats, formats_of, lower, why_not_kept  # noqa: E402
 
 SPEC = decoder(PLAIN)
 INT4 = Quantization("int4", 64, zero_points=True)
@@ -46,13 +46,23 @@ def test_every_matrix_has_a_format_and_no_vector(
     }
 
 
-def test_matrices_may_differ_unless_they_are_packed_into_one() -> None:
-    formats = formats_of(SPEC, "float32", None)
-    executor({**formats, "layers.0.o.weight": TensorFormat("int4", 32), "layers.0.down.weight": TensorFormat("int8")})
-    for first, second in (("q", "v"), ("gate", "up")):
-        message = rf"layers\.0\.{first}\.weight and layers\.0\.{second}\.weight .* must have one format"
-        with pytest.raises(ValueError, match=message):
-            executor({**formats, f"layers.0.{second}.weight": TensorFormat("int8")})
+def test_what_the_kernels_lack_is_dequantized_with_a_reason() -> None:
+    class Stored(RandomWeights):
+        def stored_format(self, name: str) -> TensorFormat:
+            order = (*range(63, -1, -1),) if name in ("embed.weight", "layers.0.q.weight") else None
+            return TensorFormat("grid", 16 if name.endswith("up.weight") else 64, bits=4, input_order=order)
+
+    formats = formats_of(SPEC, "bfloat16", None, Stored(SPEC))
+    assert {name for name, format in formats.items() if not format.is_stored} == {"embed.weight", "layers.0.up.weight"}
+    assert lower(SPEC, formats, SPEC.max_positions).input_orders == {"layers.0.q.weight": [*range(63, -1, -1)]}
+    reasons = [
+        why_not_kept(name, (64, 64), Stored(SPEC).stored_format(name))
+        for name in ("embed.weight", "layers.0.up.weight")
+    ]
+    assert reasons == [
+        "the inputs of an embedding cannot have an order of their own",
+        "groups are of 32, 64, 128 or a multiple of 256 inputs, or whole rows, not of 16",
+    ]
 
 
 @pytest.mark.parametrize(

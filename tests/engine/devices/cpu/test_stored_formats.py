@@ -1,0 +1,127 @@
+"""Weights stay in the bits of a quantized file: their numbers are the file's, and so is the memory that they take."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("tidewheel._native")
+
+from engine.weights.stored_tensors import KINDS, StoredWeights
+from harness import Harness, device_ids
+
+from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.cpu.device import CpuDevice
+from tidewheel.engine.devices.cpu.executor import CpuExecutor
+from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.models.spec import (
+    AttentionSpec,
+    BranchSpec,
+    DecoderSpec,
+    EmbeddingSpec,
+    HeadSpec,
+    MlpSpec,
+    NormSpec,
+)
+from tidewheel.engine.weights.quantization import Quantization
+
+Logits: TypeAlias = NDArray[np.float32]
+
+LEVELS = [device.removeprefix("cpu-") for device in device_ids() if device != "torch"]
+NORM = NormSpec("rms", 1e-5)
+TOKENS = [*range(3, 43)]
+ROUNDING, DIVERGENCE = 0.04, 1e-3
+
+
+def decoder(tied: bool = True, layers: int = 2) -> DecoderSpec:
+    layer = (
+        BranchSpec(AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125), NORM),
+        BranchSpec(MlpSpec(512, "silu", gated=True), NORM),
+    )
+    return DecoderSpec("test", 300, 256, 128, EmbeddingSpec(256), (layer,) * layers, NORM, HeadSpec(tied=tied))
+
+
+def load(
+    spec: DecoderSpec,
+    weights: Any,
+    level: str = "auto",
+    quantization: Quantization | None = None,
+    cache_dir: Path | None = None,
+    threads_bind: str = "auto",
+) -> CpuExecutor:
+    options = ExecutorOptions(
+        dtype="float32",
+        kv_cache_bytes=1 << 22,
+        max_model_len=128,
+        max_num_seqs=8,
+        max_num_batched_tokens=128,
+        quantization=quantization,
+    )
+    folder = None if cache_dir is None else str(cache_dir)
+    return CpuDevice(CpuOptions(threads_bind, folder), isa=level).load(spec, weights, options)
+
+
+def logits(executor: CpuExecutor) -> Logits:
+    result = Harness(executor).logits(TOKENS)
+    executor.close()
+    return result
+
+
+def assert_close(computed: Logits, expected: Logits) -> None:
+    """Activations are rounded to 1/127 of the largest of 32: what that makes of the logits, and of the tokens' odds."""
+    assert np.square(computed - expected).mean() <= ROUNDING**2 * np.square(expected).mean()
+    p, q = (scores - np.logaddexp.reduce(scores, -1, keepdims=True) for scores in (expected, computed))
+    assert (np.exp(p) * (p - q)).sum(-1).mean() <= DIVERGENCE
+
+
+@functools.cache
+def dequantized(*kinds: str, tied: bool = True) -> Logits:
+    spec = decoder(tied)
+    return logits(load(spec, StoredWeights(spec, *kinds, dequantized=True)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_numbers_are_the_files_and_so_is_the_memory(kind: str) -> None:
+    spec = decoder()
+    weights = StoredWeights(spec, kind)
+    executor = load(spec, weights)
+    assert executor.native.weight_bytes <= 1.08 * weights.file_bytes()
+    assert_close(logits(executor), dequantized(kind))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_computes_with_a_mixture(level: str) -> None:
+    spec = decoder(tied=False)
+    expected = dequantized(*KINDS, tied=False)
+    computed = logits(load(spec, StoredWeights(spec, *KINDS), level))
+    assert_close(computed, expected)
+
+
+def test_quantization_still_converts_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    spec = decoder()
+    with caplog.at_level(logging.INFO):
+        executor = load(spec, StoredWeights(spec, "q6_k", "gptq-4"), quantization=Quantization("int8"))
+    assert "15 quantized matrices are dequantized as they are read: --quantization converts them" in caplog.text
+    floats = load(spec, StoredWeights(spec, "q6_k", "gptq-4", dequantized=True), quantization=Quantization("int8"))
+    np.testing.assert_array_equal(logits(executor), logits(floats))
+
+
+def test_packed_weights_are_kept_for_the_next_start(tmp_path: Path) -> None:
+    spec = decoder()
+
+    class Unread(StoredWeights):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("the file is read again")
+
+    first = load(spec, StoredWeights(spec, *KINDS), cache_dir=tmp_path)
+    assert first._write is not None
+    first._write._thread.join()
+    expected = logits(first)
+    np.testing.assert_array_equal(logits(load(spec, Unread(spec, *KINDS), cache_dir=tmp_path)), expected)

@@ -1,0 +1,131 @@
+"""Random matrices in the formats of quantized files, of about the size that a model's weights have."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
+from tidewheel.engine.weights.bits import pack
+from tidewheel.engine.weights.dtypes import DType, bfloat16_bits
+from tidewheel.engine.weights.gguf.blocks import BLOCK_TYPES, BlockType
+from tidewheel.engine.weights.quantization import TensorFormat
+from tidewheel.engine.weights.tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor
+
+BLOCKS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values() if kind.dequantize is not None}
+# How much larger the second number of a block is than the first, so that weights are as often above 0 as below.
+_BALANCE = {"q4_1": -7.5, "q5_1": -15.5, "q2_k": 1.5, "q4_k": 7.5, "q5_k": 15.5}
+_GRIDS: dict[str, dict[str, Any]] = {
+    "gptq-4": {"bits": 4, "group": 64, "scales": "float16", "order": True},
+    "gptq-3": {"bits": 3, "group": 32, "scales": "float16", "zeros": True},
+    "gptq-2": {"bits": 2, "group": 128, "scales": "float16", "zeros": True, "order": True},
+    "awq": {"bits": 4, "group": 128, "scales": "float16", "zeros": True},
+    "packed-4": {"bits": 4, "group": 32, "scales": "bfloat16"},
+    "packed-8": {"bits": 8, "group": 1 << 30, "scales": "bfloat16"},
+    "int8": {"bits": 8, "group": 1 << 30, "scales": "float32", "format": "int"},
+    "int8-zeros": {"bits": 8, "group": 1 << 30, "scales": "float32", "format": "int", "zeros": True},
+}
+KINDS = (*BLOCKS, *_GRIDS)
+
+
+def stored(kind: str, shape: tuple[int, int], seed: str) -> BlockTensor | QuantizedTensor:
+    """A matrix of that kind, a function of `seed`."""
+    random = np.random.default_rng(zlib.crc32(seed.encode()))
+    return _blocks(BLOCKS[kind], shape, random) if kind in BLOCKS else _grid(shape, random, **_GRIDS[kind])
+
+
+def _blocks(kind: BlockType, shape: tuple[int, int], random: np.random.Generator) -> BlockTensor:
+    rows, inputs = shape
+    blocks = random.integers(0, 256, (rows, inputs // kind.elements, kind.bytes), np.uint8)
+    factors = np.exp(random.normal(size=blocks.shape[:2]) / 4)
+    if kind.exponent:
+        blocks[..., 0] = 119 + random.integers(0, 3, blocks.shape[:2])
+        return BlockTensor(kind, blocks.reshape(rows, -1), origin="file: tensor")
+
+    def scaled(scale: float) -> BlockTensor:
+        for i, at in enumerate(kind.halves):
+            numbers = factors * scale * (_BALANCE[kind.name.lower()] if i else 1)
+            blocks[..., at : at + 2] = numbers.astype("<f2")[..., np.newaxis].view(np.uint8)
+        return BlockTensor(kind, blocks.reshape(rows, -1), origin="file: tensor")
+
+    return scaled(float(1 / (scaled(1.0).dequantize().std() * inputs**0.5)))
+
+
+def _grid(
+    shape: tuple[int, int],
+    random: np.random.Generator,
+    bits: Literal[2, 3, 4, 8],
+    group: int,
+    scales: DType,
+    format: Literal["uint", "int"] = "uint",
+    zeros: bool = False,
+    order: bool = False,
+) -> QuantizedTensor:
+    rows, inputs = shape
+    codes = pack(random.integers(0, 1 << bits, shape, np.uint8), bits)
+    groups, middle = (rows, -(-inputs // group)), 1 << (bits - 1)
+    numbers = np.exp(random.normal(size=groups) / 4) / (0.3 * (1 << bits) * inputs**0.5)
+    points: NDArray[np.integer] = np.full(groups, 0 if format == "int" else middle, np.int16)
+    if zeros:
+        points += random.integers(-(middle // 2), middle // 2, groups, np.int16)
+    return QuantizedTensor(
+        shape,
+        format,
+        bits,
+        group,
+        codes,
+        DenseTensor(_floats(numbers.astype(np.float32), scales), scales, origin="file: scales"),
+        points,
+        random.permutation(inputs) if order else None,
+        origin="file: tensor",
+    )
+
+
+def _floats(numbers: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
+    return bfloat16_bits(numbers) if dtype == "bfloat16" else numbers.astype(dtype)
+
+
+class StoredWeights:
+    """A model whose matrices are of these kinds, one after the other in the order of their names. `dequantized`: as the
+    floats that they stand for. Tables that are looked up have no order of inputs.
+    """
+
+    dtype: DType = "bfloat16"
+    identity: str | None = "stored"
+
+    def __init__(self, spec: DecoderSpec, *kinds: str, dequantized: bool = False) -> None:
+        self._shapes = tensor_shapes(spec)
+        matrices = [name for name, shape in self._shapes.items() if len(shape) == 2]
+        self.kinds = {name: kinds[i % len(kinds)] for i, name in enumerate(matrices)}
+        if _GRIDS.get(self.kinds["embed.weight"], {}).get("order"):
+            self.kinds["embed.weight"] = "q6_k"
+        self._dequantized = dequantized
+
+    def __iter__(self) -> Any:
+        return iter(self._shapes)
+
+    def __getitem__(self, name: str) -> WeightTensor:
+        shape = self._shapes[name]
+        if len(shape) != 2:
+            return DenseTensor(np.ones(shape, np.float32), "float32")
+        tensor = stored(self.kinds[name], (shape[0], shape[1]), name)
+        return DenseTensor(tensor.dequantize(), "float32") if self._dequantized else tensor
+
+    def stored_format(self, name: str) -> TensorFormat | None:
+        tensor = self[name]
+        return None if isinstance(tensor, DenseTensor) else tensor.stored_format
+
+    def file_bytes(self) -> int:
+        """Of all tensors as a file has them."""
+        total = 0
+        for name in self:
+            tensor = self[name]
+            if isinstance(tensor, QuantizedTensor):
+                numbers = 0 if tensor.zeros is None else -(-tensor.zeros.size * tensor.bits // 8)
+                total += tensor.codes.nbytes + tensor.scales.data.nbytes + numbers
+            else:
+                total += tensor.data.nbytes
+        return total
