@@ -137,6 +137,21 @@ void bind_plans(nb::module_& m) {
       .def("__init__", [](ShortConvPlan* self, int size, int conv_kernel, bool bias) {
         new (self) ShortConvPlan{size, conv_kernel, bias};
       }, "size"_a, "conv_kernel"_a, "bias"_a);
+  nb::class_<RouterPlan>(m, "RouterPlan")
+      .def("__init__", [](RouterPlan* self, bool sigmoid, bool normalize, bool bias, bool correction_bias, int num_groups,
+                          int kept_groups, bool best_two, float scale) {
+        new (self) RouterPlan{sigmoid, normalize, bias, correction_bias, num_groups, kept_groups, best_two, scale};
+      }, "sigmoid"_a, "normalize"_a, "bias"_a, "correction_bias"_a, "num_groups"_a, "kept_groups"_a, "best_two"_a, "scale"_a);
+
+  nb::class_<ExpertsPlan>(m, "ExpertsPlan")
+      .def("__init__", [](ExpertsPlan* self, int num_experts, int experts_per_token, int intermediate_size,
+                          const std::string& activation, bool bias, float swiglu_limit, bool weighs_input, RouterPlan router,
+                          int shared_size, const std::string& shared_activation, bool shared_gate) {
+        new (self) ExpertsPlan{num_experts, experts_per_token, intermediate_size, parse_activation(activation), bias,
+                               swiglu_limit, weighs_input, router, shared_size, parse_activation(shared_activation),
+                               shared_gate};
+      }, "num_experts"_a, "experts_per_token"_a, "intermediate_size"_a, "activation"_a, "bias"_a, "swiglu_limit"_a,
+         "weighs_input"_a, "router"_a, "shared_size"_a, "shared_activation"_a, "shared_gate"_a);
 
   nb::class_<ParallelPlan>(m, "ParallelPlan")
       .def("__init__", [](ParallelPlan* self, std::vector<BranchPlan> branches) {

@@ -102,10 +102,39 @@ class Mamba2Plan:
 class ShortConvPlan:
     def __init__(self, size: int, conv_kernel: int, bias: bool) -> None: ...
 
+class RouterPlan:
+    def __init__(
+        self,
+        sigmoid: bool,
+        normalize: bool,
+        bias: bool,
+        correction_bias: bool,
+        num_groups: int,
+        kept_groups: int,
+        best_two: bool,
+        scale: float,
+    ) -> None: ...
+
+class ExpertsPlan:
+    def __init__(
+        self,
+        num_experts: int,
+        experts_per_token: int,
+        intermediate_size: int,
+        activation: str,
+        bias: bool,
+        swiglu_limit: float,
+        weighs_input: bool,
+        router: RouterPlan,
+        shared_size: int,
+        shared_activation: str,
+        shared_gate: bool,
+    ) -> None: ...
+
 class ParallelPlan:
     def __init__(self, branches: Sequence[BranchPlan]) -> None: ...
 
-MixerPlan: TypeAlias = AttentionPlan | MlpPlan | ParallelPlan | DeltaNetPlan | Mamba2Plan | ShortConvPlan
+MixerPlan: TypeAlias = AttentionPlan | MlpPlan | ExpertsPlan | ParallelPlan | DeltaNetPlan | Mamba2Plan | ShortConvPlan
 
 class BranchPlan:
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import DeviceError
-from ..models.spec import AttentionSpec, DecoderSpec, MlpSpec, ParallelSpec, mixers
+from ..models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, MlpSpec, ParallelSpec, mixers
 from . import SERVING_DEVICES
 
 EVERYWHERE = ("cpu", "cuda", "hpu", "neuron", "tpu", "torch", "graph-cpu")
@@ -11,6 +11,7 @@ EVERYWHERE = ("cpu", "cuda", "hpu", "neuron", "tpu", "torch", "graph-cpu")
 DEVICES_WITH: dict[str, tuple[str, ...]] = {
     AttentionSpec.kind: EVERYWHERE,
     MlpSpec.kind: EVERYWHERE,
+    ExpertsSpec.kind: ("cpu", "torch"),
     ParallelSpec.kind: EVERYWHERE,
 }
 """By kind of mixer, the devices that have it, as `--device` calls them."""

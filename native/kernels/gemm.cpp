@@ -33,6 +33,13 @@ TW_INLINE F activate(F x, Activation activation) {
   return x;
 }
 
+// gpt-oss's, https://arxiv.org/abs/2508.10925. `min` and `max` give their second argument for NaN, which stays one.
+TW_INLINE F clipped_swiglu(F gate, F up, float limit) {
+  const F g = min(set1(limit), gate), u = min(set1(limit), max(set1(-limit), up));
+  const F sigmoid = div(set1(1.0f), add(set1(1.0f), exp(mul(set1(-1.702f), g))));
+  return mul(mul(add(u, set1(1.0f)), g), sigmoid);
+}
+
 void finish_tile(const GemmArgs& args, int panel, int row, int rows, float* tile) {
   const int column = panel * kPanel;
   if (args.bias) {
@@ -77,8 +84,9 @@ void finish_tile(const GemmArgs& args, int panel, int row, int rows, float* tile
       for (int r = 0; r < rows; ++r) {
         float* y = args.y + (row + r) * args.y_stride + column / 2;
         for (int c = 0; c < kHalf; c += kLanes) {
-          const F gate = activate(load(tile + r * kPanel + c), args.activation);
-          store(y + c, mul(gate, load(tile + r * kPanel + kHalf + c)));
+          const F gate = load(tile + r * kPanel + c), up = load(tile + r * kPanel + kHalf + c);
+          store(y + c, args.swiglu_limit > 0 ? clipped_swiglu(gate, up, args.swiglu_limit)
+                                             : mul(activate(gate, args.activation), up));
         }
       }
       break;

@@ -86,6 +86,8 @@ struct GemmArgs {
   // What comes of a product and its bias before the epilogue: times `scale`, then softcap * tanh(it / softcap).
   float scale = 1;
   float softcap = 0;   // 0: none
+  // kGated: above 0, y = (clip(up) + 1) * g * sigmoid(1.702 g), where g is min(gate, limit) and up is clipped to +-limit.
+  float swiglu_limit = 0;
 };
 
 struct PackWeightsArgs {

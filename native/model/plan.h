@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "model/routing.h"
 
 namespace tidewheel {
 
@@ -98,6 +99,20 @@ struct ShortConvPlan {
   bool bias = false;
 };
 
+// A router, and gated MLPs of which it chooses a few for each token.
+struct ExpertsPlan {
+  static constexpr const char* kKind = "experts";
+  int num_experts = 0, experts_per_token = 0, intermediate_size = 0;
+  Activation activation = Activation::kSilu;
+  bool bias = false;
+  float swiglu_limit = 0;     // above 0: gpt-oss's activation
+  bool weighs_input = false;  // what an expert reads is multiplied by its weight, instead of what it gives
+  RouterPlan router;
+  int shared_size = 0;        // of the expert that computes every token; 0: there is none
+  Activation shared_activation = Activation::kSilu;
+  bool shared_gate = false;
+};
+
 struct BranchPlan;
 
 struct ParallelPlan {
@@ -105,7 +120,8 @@ struct ParallelPlan {
   std::vector<BranchPlan> branches;
 };
 
-using MixerPlan = std::variant<AttentionPlan, MlpPlan, ParallelPlan, DeltaNetPlan, Mamba2Plan, ShortConvPlan>;
+using MixerPlan =
+    std::variant<AttentionPlan, MlpPlan, ExpertsPlan, ParallelPlan, DeltaNetPlan, Mamba2Plan, ShortConvPlan>;
 
 // x = sum_norm(x + scale * post_norm(mixer(norm(x))))
 struct BranchPlan {

@@ -10,10 +10,10 @@
 namespace tidewheel {
 
 enum class Phase : int { kEmbed, kQkv, kRope, kAttention, kOut, kUp, kDown, kNorm, kHead, kSample, kConvolution,
-  kRecurrence, kCount };
+  kRecurrence, kRoute, kCount };
 
 constexpr const char* kPhaseNames[] = {"embed", "qkv", "rope", "attention", "out", "up", "down", "norm", "head", "sample",
-                                       "convolution", "recurrence"};
+                                       "convolution", "recurrence", "route"};
 
 class Profile {
  public:

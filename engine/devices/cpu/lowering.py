@@ -12,6 +12,7 @@ from ...models.spec import (
     BranchSpec,
     DecoderSpec,
     DeltaNetSpec,
+    ExpertsSpec,
     Mamba2Spec,
     MixerSpec,
     MlpSpec,
@@ -115,6 +116,8 @@ def _mixer(mixer: MixerSpec, windows: Windows) -> _native.MixerPlan:
             return _mamba2(mixer)
         case ShortConvSpec():
             return _native.ShortConvPlan(mixer.size, mixer.conv_kernel, mixer.bias)
+        case ExpertsSpec():
+            return _experts(mixer)
         case ParallelSpec():
             return _native.ParallelPlan([_branch(branch, windows) for branch in mixer.branches])
         case _:
@@ -154,6 +157,32 @@ def _mamba2(mamba: Mamba2Spec) -> _native.Mamba2Plan:
     plan.norm, plan.norm_groups, plan.gate_first = _norm(mamba.norm), mamba.norm_groups, mamba.gate == "first"
     plan.least_dt, plan.most_dt = mamba.dt_limits
     return plan
+
+
+def _experts(experts: ExpertsSpec) -> _native.ExpertsPlan:
+    router, shared = experts.router, experts.shared
+    return _native.ExpertsPlan(
+        experts.num_experts,
+        experts.experts_per_token,
+        experts.intermediate_size,
+        experts.activation,
+        experts.bias,
+        experts.swiglu_limit or 0.0,
+        experts.weighs_input,
+        _native.RouterPlan(
+            router.scores == "sigmoid",
+            router.normalize,
+            router.bias,
+            router.correction_bias,
+            router.num_groups,
+            router.kept_groups,
+            router.group_score == "best_two",
+            router.scale,
+        ),
+        shared.intermediate_size if shared else 0,
+        shared.activation if shared else "silu",
+        experts.shared_gate,
+    )
 
 
 def _rope(rope: RopeSpec | None) -> _native.RopePlan | None:

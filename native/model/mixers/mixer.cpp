@@ -3,6 +3,7 @@
 #include "model/mixers/attention.h"
 #include "model/mixers/delta_net.h"
 #include "model/mixers/mamba2.h"
+#include "model/mixers/experts.h"
 #include "model/mixers/mlp.h"
 #include "model/mixers/parallel.h"
 #include "model/mixers/short_conv.h"
@@ -18,6 +19,7 @@ struct Maker {
 
   Made operator()(const AttentionPlan& plan) const { return std::make_unique<Attention>(plan, prefix, context); }
   Made operator()(const MlpPlan& plan) const { return std::make_unique<Mlp>(plan, prefix, context); }
+  Made operator()(const ExpertsPlan& plan) const { return std::make_unique<Experts>(plan, prefix, context); }
   Made operator()(const ParallelPlan& plan) const { return std::make_unique<Parallel>(plan, prefix, context); }
   Made operator()(const DeltaNetPlan& plan) const { return std::make_unique<DeltaNet>(plan, prefix, context); }
   Made operator()(const Mamba2Plan& plan) const { return std::make_unique<Mamba2>(plan, prefix, context); }

@@ -79,6 +79,7 @@ def load(
     dtype: DType = "float32",
     kv_cache_dtype: KvCacheDType = "float32",
     threads_bind: str = "auto",
+    weights: type[RandomWeights] = RandomWeights,
 ) -> Executor:
     """The model of `spec` on the device, with room in the cache for 6144 tokens."""
     device = make_device(device_id, threads_bind)
@@ -90,4 +91,4 @@ def load(
         max_num_batched_tokens=2048,
         kv_cache_dtype=kv_cache_dtype,
     )
-    return device.load(spec, RandomWeights(spec), options)
+    return device.load(spec, weights(spec), options)

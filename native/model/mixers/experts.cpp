@@ -1,0 +1,311 @@
+#include "model/mixers/experts.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tidewheel {
+namespace {
+
+constexpr int kGateColumns = kPanel / 2;
+// Tokens that one worker routes in less time than a barrier takes.
+constexpr int kFewTokens = 4;
+// Elements of inputs that take about as long to pack as a barrier takes: every worker packs them for itself.
+constexpr int kMostPackedAlone = 8192;
+// Rows of a product that are added to the output while they are in the first-level cache.
+constexpr int kAddedRows = 128;
+constexpr size_t kTileBytes = size_t{kAddedRows} * kPanel * sizeof(float);
+
+size_t row_scratch(int inputs) { return round_up((inputs + kRowGroup) * sizeof(float), 64); }
+
+}  // namespace
+
+Experts::Experts(const ExpertsPlan& plan, const std::string& prefix, Context& context)
+    : context_(context), plan_(plan),
+      rows_(std::make_unique<RowsByExpert>(plan.num_experts, plan.experts_per_token)) {
+  const RouterPlan& router = plan.router;
+  require(plan.num_experts > 0 && plan.experts_per_token > 0 && plan.intermediate_size > 0 && plan.shared_size >= 0,
+          "a mixture needs experts, of which some compute a token");
+  require(router.num_groups > 0 && plan.num_experts % router.num_groups == 0 && router.kept_groups > 0 &&
+              router.kept_groups <= router.num_groups,
+          "experts must be in groups of equal size, of which some are kept");
+  require(plan.experts_per_token <= plan.num_experts / router.num_groups * router.kept_groups,
+          "a token cannot have more experts than can be chosen");
+  const int hidden = context.hidden_size, experts = plan.num_experts, most = plan.experts_per_token;
+  const bool gated = plan.shared_size > 0 && plan.shared_gate;
+  Weights& weights = context.weights;
+  weights.add_linear(prefix + "router", router_, experts, hidden, router.bias, {experts + gated, experts, 0, 0});
+  if (gated) weights.add_linear(prefix + "shared_gate", router_, 1, hidden, false, {experts + 1, 1, 0, experts});
+  if (router.correction_bias) weights.add_vector(prefix + "router.correction_bias", correction_, experts);
+  for (int e = 0; e < experts; ++e) {
+    Expert& expert = experts_.emplace_back();
+    add_expert(prefix + "experts." + std::to_string(e) + ".", expert, plan.intermediate_size, plan.bias);
+  }
+  if (plan.shared_size > 0) {
+    shared_ = std::make_unique<Expert>();
+    add_expert(prefix + "shared.", *shared_, plan.shared_size, false);
+  }
+  up_packing_ = packing(&Expert::up, hidden, hidden);
+  down_packing_ = packing(&Expert::down, plan.intermediate_size, plan.shared_size);
+  Workspace& workspace = context.workspace;
+  inputs_ = workspace.add<float>(round_up(hidden, 16));
+  logits_ = workspace.add<float>(round_up(experts + gated, 16));
+  choice_ = workspace.add<float>(experts + router.num_groups);
+  chosen_ = workspace.add<int32_t>(most);
+  weights_ = workspace.add<float>(most);
+  token_of_ = workspace.add<int32_t>(most);
+  weight_of_ = workspace.add<float>(most + 1);
+  activated_ = workspace.add<float>(most * activated_stride(plan.intermediate_size) + activated_stride(plan.shared_size));
+  packed_ = workspace.add<char>(std::max(up_packing_.token_bytes(most), down_packing_.token_bytes(most)));
+  row_scratch_bytes_ = row_scratch(std::max({hidden, plan.intermediate_size, plan.shared_size}));
+  size_t alone = 0;
+  for (const Packing* packing : {&up_packing_, &down_packing_}) {
+    alone = std::max(alone, packing->most_alone * packing->token_bytes(most));
+  }
+  workspace.need_scratch(kTileBytes + 2 * row_scratch_bytes_ + alone);
+}
+
+void Experts::add_expert(const std::string& prefix, Expert& expert, int size, bool bias) {
+  Weights& weights = context_.weights;
+  const int hidden = context_.hidden_size, columns = 2 * static_cast<int>(round_up(size, kGateColumns));
+  weights.add_linear(prefix + "gate", expert.up, size, hidden, bias, {columns, kGateColumns, kPanel, 0});
+  weights.add_linear(prefix + "up", expert.up, size, hidden, bias, {columns, kGateColumns, kPanel, kGateColumns});
+  weights.add_linear(prefix + "down", expert.down, hidden, size, bias);
+  expert.size = size;
+}
+
+Experts::Packing Experts::packing(Linear Expert::*linear, int routed_inputs, int shared_inputs) const {
+  const auto bytes = [&](const Expert& expert) {
+    const Linear& matrix = expert.*linear;
+    return round_up(context_.kernels.row_bytes(matrix.format, matrix.k), 64);
+  };
+  Packing packing;
+  for (const Expert& expert : experts_) packing.routed_bytes = std::max(packing.routed_bytes, bytes(expert));
+  if (shared_) packing.shared_bytes = bytes(*shared_);
+  packing.most_alone = kMostPackedAlone / (plan_.experts_per_token * routed_inputs + (shared_ ? shared_inputs : 0));
+  return packing;
+}
+
+void Experts::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
+  const int tokens = input.count;
+  copy_inputs(worker, input, output);
+  context_.profile.end(worker, Phase::kNorm);
+  const Rows rows{inputs(0), inputs_.stride, tokens};
+  context_.gemms.run(worker, router_, rows, {Epilogue::kStore, context_.workspace.rows(logits_), logits_.stride});
+  choose(worker, tokens);
+  context_.profile.end(worker, Phase::kRoute);
+  pack(worker, up_packing_, tokens, [&](const Block& block, int begin, int end) { pack_input(worker, block, begin, end); });
+  multiply_up(worker, tokens);
+  context_.profile.end(worker, Phase::kUp);
+  pack(worker, down_packing_, tokens, [&](const Block& block, int begin, int end) { pack_activated(worker, block, begin, end); });
+  multiply_down(worker, tokens, output);
+  context_.profile.end(worker, Phase::kDown);
+}
+
+// The experts read a copy, because they may add to what they were given.
+void Experts::copy_inputs(Worker& worker, const Rows& input, const Output& output) const {
+  const int size = context_.hidden_size;
+  worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* x = inputs(static_cast<int>(row));
+      std::copy_n(input.x + row * input.stride, size, x);
+      if (input.norm.kind != NormKind::kNone) context_.kernels.normalize(input.norm, x, size);
+      if (output.epilogue == Epilogue::kStore) std::fill_n(output.y + row * output.stride, size, 0.0f);
+    }
+  });
+}
+
+void Experts::choose(Worker& worker, int tokens) const {
+  const auto sort = [&] {
+    const Workspace& workspace = context_.workspace;
+    rows_->sort(tokens, workspace.rows(chosen_), workspace.rows(weights_), workspace.rows(token_of_), workspace.rows(weight_of_));
+  };
+  if (tokens <= kFewTokens) {
+    worker.share(1, 1, [&](int64_t, int64_t) {
+      for (int token = 0; token < tokens; ++token) route_token(token, tokens);
+      sort();
+    });
+    return;
+  }
+  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) route_token(static_cast<int>(token), tokens);
+  });
+  worker.share(1, 1, [&](int64_t, int64_t) { sort(); });
+}
+
+void Experts::route_token(int token, int tokens) const {
+  const Workspace& workspace = context_.workspace;
+  float* logits = workspace.rows(logits_) + token * logits_.stride;
+  if (shared_) {
+    float* shared_weights = workspace.rows(weight_of_) + size_t(tokens) * plan_.experts_per_token;
+    shared_weights[token] = plan_.shared_gate ? 1.0f / (1.0f + std::exp(-logits[plan_.num_experts])) : 1.0f;
+  }
+  route(plan_.router, plan_.num_experts, plan_.experts_per_token, logits, correction_,
+        workspace.rows(choice_) + token * choice_.stride, workspace.rows(chosen_) + token * chosen_.stride,
+        workspace.rows(weights_) + token * weights_.stride);
+}
+
+int Experts::num_blocks() const { return static_cast<int>(rows_->used().size()) + (shared_ ? 1 : 0); }
+
+Experts::Block Experts::block(const Worker& worker, const Packing& packing, int index, int tokens) const {
+  const Workspace& workspace = context_.workspace;
+  char* const alone = workspace.scratch(worker) + kTileBytes + 2 * row_scratch_bytes_;
+  char* const packed = tokens <= packing.most_alone ? alone : workspace.rows(packed_);
+  const size_t routed = size_t(tokens) * plan_.experts_per_token;
+  const size_t stride = activated_stride(plan_.intermediate_size);
+  float* activated = workspace.rows(activated_);
+  const float* weights = workspace.rows(weight_of_);
+  if (index == static_cast<int>(rows_->used().size())) {
+    return {shared_.get(), static_cast<int>(routed), tokens, nullptr, weights + routed, activated + routed * stride,
+            activated_stride(plan_.shared_size), packed + routed * packing.routed_bytes};
+  }
+  const int expert = rows_->used()[index], begin = rows_->begin(expert);
+  return {&experts_[expert], begin, rows_->count(expert), workspace.rows(token_of_) + begin, weights + begin,
+          activated + begin * stride, stride, packed + begin * packing.routed_bytes};
+}
+
+template <typename PackRows>
+void Experts::pack(Worker& worker, const Packing& packing, int tokens, PackRows&& pack_rows) const {
+  // The tiles of all blocks that begin within these rows.
+  const auto pack_some = [&](int64_t begin, int64_t end) {
+    for (int i = 0; i < num_blocks(); ++i) {
+      const Block rows = block(worker, packing, i, tokens);
+      const int last = static_cast<int>(std::min<int64_t>(end - rows.begin, rows.count));
+      if (last <= 0 || begin >= rows.begin + rows.count) continue;
+      pack_rows(rows, static_cast<int>(std::max<int64_t>(begin - rows.begin, 0)), last);
+    }
+  };
+  const int64_t count = int64_t{tokens} * (plan_.experts_per_token + (shared_ ? 1 : 0));
+  if (tokens <= packing.most_alone) {
+    if (!worker.is_late()) pack_some(0, count);
+  } else {
+    worker.share(count, std::clamp<int64_t>(count / 64, 1, 64), pack_some);
+  }
+}
+
+// Packs those of a block's rows that are in tiles which begin at row `begin` to `end` - 1. `fill(row, out)` writes a row
+// that is not packed as it lies.
+template <typename Fill>
+void Experts::pack_tiles(Worker& worker, const Linear& linear, const Block& block, PackInputsArgs args, int begin, int end,
+                         bool as_it_lies, Fill&& fill) const {
+  const int tile = context_.kernels.tile_rows(linear.format);
+  const int first = static_cast<int>(round_up(begin, tile));
+  const int last = std::min(block.count, static_cast<int>(round_up(end, tile)));
+  if (first >= last) return;
+  char* const scratch = context_.workspace.scratch(worker) + kTileBytes;
+  args.num_rows = block.count;
+  args.k = linear.k;
+  args.scratch = reinterpret_cast<float*>(scratch);
+  args.out = block.packed;
+  if (as_it_lies && !linear.input_order) {
+    context_.kernels.pack_inputs(linear.format, args, first, last);
+    return;
+  }
+  float* const filled = reinterpret_cast<float*>(scratch + row_scratch_bytes_);
+  for (int row = first; row < last; ++row) {
+    const float* x = fill(row, filled);
+    if (linear.input_order) {
+      float* ordered = args.scratch;  // free until the row is packed
+      for (int i = 0; i < linear.k; ++i) ordered[i] = x[(*linear.input_order)[i]];
+      std::copy_n(ordered, linear.k, filled);
+      x = filled;
+    }
+    args.x = x, args.x_stride = 0, args.gather = nullptr;
+    context_.kernels.pack_inputs(linear.format, args, row, row + 1);
+  }
+}
+
+void Experts::pack_input(Worker& worker, const Block& block, int begin, int end) const {
+  PackInputsArgs args{};
+  args.x = inputs(0), args.x_stride = inputs_.stride, args.gather = block.tokens;
+  const bool weighed = plan_.weighs_input && block.tokens;
+  pack_tiles(worker, block.expert->up, block, args, begin, end, !weighed, [&](int row, float* out) -> const float* {
+    const float* x = inputs(block.tokens ? block.tokens[row] : row);
+    if (!weighed) return x;
+    for (int i = 0; i < context_.hidden_size; ++i) out[i] = block.weights[row] * x[i];
+    return out;
+  });
+}
+
+void Experts::pack_activated(Worker& worker, const Block& block, int begin, int end) const {
+  PackInputsArgs args{};
+  args.x = block.activated, args.x_stride = block.stride;
+  pack_tiles(worker, block.expert->down, block, args, begin, end, true,
+             [&](int row, float*) -> const float* { return block.activated + row * block.stride; });
+}
+
+void Experts::multiply_up(Worker& worker, int tokens) const {
+  const int group = worker.group();
+  const auto panels_of = [&](const Expert& expert) { return int64_t{expert.up.slices[group].panels.size()}; };
+  const int64_t panels = panels_of(experts_[0]), shared_panels = shared_ ? panels_of(*shared_) : 0;
+  const int64_t routed = worker.is_late() ? 0 : panels * static_cast<int64_t>(rows_->used().size());
+  // The shared expert has more rows than the others, so it comes first: pieces get smaller towards the end.
+  worker.share_in_group_guided(shared_panels + routed, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const bool is_shared = begin < shared_panels;
+      const int64_t at = is_shared ? begin : begin - shared_panels;
+      const int index = static_cast<int>(is_shared ? rows_->used().size() : at / panels);
+      const int panel = static_cast<int>(is_shared ? at : at % panels);
+      const int panel_end = static_cast<int>(std::min((is_shared ? shared_panels : panels), panel + (end - begin)));
+      const Block rows = block(worker, up_packing_, index, tokens);
+      const Linear& up = rows.expert->up;
+      const Linear::Slice& slice = up.slices[group];
+      const int first_column = slice.panels.begin * kPanel;
+      const int columns = std::min(up.n, slice.panels.end * kPanel) - first_column;
+      const int block_rows = context_.kernels.row_block(up.format, up.k);
+      for (int row = 0; row < rows.count; row += block_rows) {
+        GemmArgs args{};
+        args.x = rows.packed, args.row_begin = row, args.row_end = std::min(rows.count, row + block_rows);
+        args.weight = slice.weight, args.k = up.k, args.n = columns;
+        args.panel_begin = panel, args.panel_end = panel_end;
+        args.bias = up.bias ? up.bias + first_column : nullptr;
+        args.epilogue = Epilogue::kGated;
+        args.activation = is_shared ? plan_.shared_activation : plan_.activation;
+        args.swiglu_limit = is_shared ? 0 : plan_.swiglu_limit;
+        args.y = rows.activated + first_column / 2, args.y_stride = rows.stride;
+        context_.kernels.gemm(up.format, args);
+      }
+      begin += panel_end - panel;
+    }
+  });
+}
+
+void Experts::multiply_down(Worker& worker, int tokens, const Output& output) const {
+  const int64_t panels = experts_[0].down.slices[worker.group()].panels.size();
+  worker.share_in_group_guided(panels, [&](int64_t begin, int64_t end) {
+    for (int i = 0; i < num_blocks(); ++i) {
+      add_down(worker, block(worker, down_packing_, i, tokens), static_cast<int>(begin), static_cast<int>(end), output);
+    }
+  });
+}
+
+void Experts::add_down(Worker& worker, const Block& rows, int panel_begin, int panel_end, const Output& output) const {
+  const Kernels& kernels = context_.kernels;
+  const Linear& down = rows.expert->down;
+  const Linear::Slice& slice = down.slices[worker.group()];
+  const size_t row_bytes = kernels.row_bytes(down.format, down.k), panel_bytes = kernels.panel_bytes(down.format, down.k);
+  const int tile_rows = kernels.tile_rows(down.format), block_rows = std::max(1, kAddedRows / tile_rows) * tile_rows;
+  float* const tile = reinterpret_cast<float*>(context_.workspace.scratch(worker));
+  const bool weighs = !plan_.weighs_input || !rows.tokens;
+  for (int first = 0; first < rows.count; first += block_rows) {
+    const int count = std::min(block_rows, rows.count - first);
+    for (int panel = panel_begin; panel < panel_end; ++panel) {
+      const int column = (slice.panels.begin + panel) * kPanel, columns = std::min(kPanel, down.n - column);
+      GemmArgs args{};
+      args.x = rows.packed + first * row_bytes, args.row_end = count;
+      args.weight = slice.weight + panel * panel_bytes, args.k = down.k, args.n = columns;
+      args.panel_end = 1;
+      args.bias = down.bias ? down.bias + column : nullptr;
+      args.epilogue = Epilogue::kStore;
+      args.y = tile, args.y_stride = kPanel;
+      kernels.gemm(down.format, args);
+      for (int row = 0; row < count; ++row) {
+        const int token = rows.tokens ? rows.tokens[first + row] : first + row;
+        const float weight = output.scale * (weighs ? rows.weights[first + row] : 1.0f);
+        float* y = output.y + token * output.stride + column;
+        for (int c = 0; c < columns; ++c) y[c] += weight * tile[row * kPanel + c];
+      }
+    }
+  }
+}
+
+}  // namespace tidewheel

@@ -1,0 +1,89 @@
+// Routed experts, and a shared one that computes every token.
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include "model/mixers/mixer.h"
+#include "model/routing.h"
+
+namespace tidewheel {
+
+// Tokens are gathered by expert, so that each expert's weights are read once a step, and only those of chosen experts.
+// All products of one kind are shared out together. An output has its experts added in ascending order, and the shared one
+// last, whoever else is in the batch.
+class Experts final : public Mixer {
+ public:
+  Experts(const ExpertsPlan& plan, const std::string& prefix, Context& context);
+  void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
+
+ private:
+  struct Expert {
+    Linear up;  // gate and up, interleaved by 16 columns
+    Linear down;
+    int size = 0;  // between the matrices
+  };
+  // Packed inputs of one of the two products.
+  struct Packing {
+    size_t routed_bytes = 0, shared_bytes = 0;  // of a row
+    // A step of so many tokens is packed by every worker for itself. That takes less time than a barrier.
+    int most_alone = 0;
+
+    size_t token_bytes(int per_token) const { return per_token * routed_bytes + shared_bytes; }
+  };
+  // The rows that one expert computes.
+  struct Block {
+    const Expert* expert;
+    int begin, count;       // among the rows of all
+    const int32_t* tokens;  // [count]; null: all, in order
+    const float* weights;   // [count]
+    float* activated;       // [count, stride]
+    size_t stride;
+    char* packed;
+  };
+
+  void add_expert(const std::string& prefix, Expert& expert, int size, bool bias);
+  Packing packing(Linear Expert::*linear, int routed_inputs, int shared_inputs) const;
+  static size_t activated_stride(int size) { return round_up(size, kPanel); }
+
+  void copy_inputs(Worker& worker, const Rows& input, const Output& output) const;
+  void choose(Worker& worker, int tokens) const;
+  void route_token(int token, int tokens) const;
+  // The blocks of a step, in the order in which their results are added.
+  int num_blocks() const;
+  Block block(const Worker& worker, const Packing& packing, int index, int tokens) const;
+
+  template <typename PackRows>
+  void pack(Worker& worker, const Packing& packing, int tokens, PackRows&& pack_rows) const;
+  template <typename Fill>
+  void pack_tiles(Worker& worker, const Linear& linear, const Block& block, PackInputsArgs args, int begin, int end,
+                  bool as_it_lies, Fill&& fill) const;
+  void pack_input(Worker& worker, const Block& block, int begin, int end) const;
+  void pack_activated(Worker& worker, const Block& block, int begin, int end) const;
+  void multiply_up(Worker& worker, int tokens) const;
+  void multiply_down(Worker& worker, int tokens, const Output& output) const;
+  void add_down(Worker& worker, const Block& rows, int panel_begin, int panel_end, const Output& output) const;
+
+  float* inputs(int token) const { return context_.workspace.rows(inputs_) + token * inputs_.stride; }
+
+  const Context& context_;
+  const ExpertsPlan plan_;
+  Linear router_;  // [experts], then the shared expert's gate
+  float* correction_ = nullptr;
+  std::deque<Expert> experts_;
+  std::unique_ptr<Expert> shared_;
+  const std::unique_ptr<RowsByExpert> rows_;  // of the step
+  Packing up_packing_, down_packing_;
+  size_t row_scratch_bytes_ = 0;
+  Buffer<float> inputs_;     // [T, hidden]
+  Buffer<float> logits_;     // [T, experts and the shared expert's gate]
+  Buffer<float> choice_;     // [T, experts + groups]
+  Buffer<int32_t> chosen_;   // [T, per token]
+  Buffer<float> weights_;    // [T, per token]
+  Buffer<int32_t> token_of_; // [T x per token] sorted by expert
+  Buffer<float> weight_of_;  // [T x per token], then what the shared expert's rows count [T]
+  Buffer<float> activated_;  // [T x per token] of the experts, then [T] of the shared one
+  Buffer<char> packed_;
+};
+
+}  // namespace tidewheel

@@ -1,0 +1,88 @@
+#include "model/routing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace tidewheel {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+void score(const RouterPlan& plan, int experts, float* logits) {
+  if (plan.sigmoid) {
+    for (int e = 0; e < experts; ++e) logits[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+    return;
+  }
+  const float largest = *std::max_element(logits, logits + experts);
+  float sum = 0;
+  for (int e = 0; e < experts; ++e) sum += logits[e] = std::exp(logits[e] - largest);
+  for (int e = 0; e < experts; ++e) logits[e] /= sum;
+}
+
+// The indices of the `count` largest, of equal ones those that come first. `best` [count] is in no order that matters.
+void take_largest(const float* values, int size, int count, int32_t* best) {
+  for (int i = 0; i < size; ++i) {
+    int place = std::min(i, count);
+    if (place == count && !(values[i] > values[best[count - 1]])) continue;
+    if (place == count) --place;
+    for (; place > 0 && values[i] > values[best[place - 1]]; --place) best[place] = best[place - 1];
+    best[place] = i;
+  }
+}
+
+// Experts of other groups than the best ones cannot be chosen.
+void keep_groups(const RouterPlan& plan, int experts, float* choice, float* groups) {
+  const int size = experts / plan.num_groups;
+  for (int g = 0; g < plan.num_groups; ++g) {
+    float first = kNever, second = kNever;
+    for (int e = g * size; e < (g + 1) * size; ++e) {
+      second = std::max(second, std::min(first, choice[e]));
+      first = std::max(first, choice[e]);
+    }
+    groups[g] = plan.best_two ? first + second : first;
+  }
+  for (int g = 0; g < plan.num_groups; ++g) {
+    int better = 0;
+    for (int other = 0; other < plan.num_groups; ++other) {
+      better += groups[other] > groups[g] || (groups[other] == groups[g] && other < g);
+    }
+    if (better >= plan.kept_groups) std::fill_n(choice + g * size, size, kNever);
+  }
+}
+
+}  // namespace
+
+void route(const RouterPlan& plan, int experts, int per_token, float* logits, const float* correction, float* choice,
+           int32_t* chosen, float* weights) {
+  score(plan, experts, logits);
+  for (int e = 0; e < experts; ++e) choice[e] = correction ? logits[e] + correction[e] : logits[e];
+  if (plan.num_groups > 1) keep_groups(plan, experts, choice, choice + experts);
+  take_largest(choice, experts, per_token, chosen);
+  std::sort(chosen, chosen + per_token);
+  float sum = 0;
+  for (int i = 0; i < per_token; ++i) sum += weights[i] = logits[chosen[i]];
+  const float divisor = plan.normalize ? std::max(sum, std::numeric_limits<float>::min()) : 1.0f;
+  for (int i = 0; i < per_token; ++i) weights[i] = weights[i] / divisor * plan.scale;
+}
+
+void RowsByExpert::sort(int tokens, const int32_t* chosen, const float* weights, int32_t* token_of, float* weight_of) {
+  const int rows = tokens * per_token_;
+  std::fill(starts_.begin(), starts_.end(), 0);
+  for (int row = 0; row < rows; ++row) ++starts_[chosen[row] + 1];
+  used_.clear();
+  for (size_t e = 0; e + 1 < starts_.size(); ++e) {
+    if (starts_[e + 1] > 0) used_.push_back(static_cast<int32_t>(e));
+    starts_[e + 1] += starts_[e];
+  }
+  // Each start moves to the end of its rows, which is where the next one began.
+  for (int row = 0; row < rows; ++row) {
+    const int place = starts_[chosen[row]]++;
+    token_of[place] = row / per_token_;
+    weight_of[place] = weights[row];
+  }
+  std::copy_backward(starts_.begin(), starts_.end() - 1, starts_.end());
+  starts_[0] = 0;
+}
+
+}  // namespace tidewheel

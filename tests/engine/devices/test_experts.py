@@ -1,0 +1,135 @@
+"""Mixtures of experts: the CPU computes what the torch reference computes, on every level, in every batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine.devices.made_models import MLP, NORM, PLAIN, ROPE, VOCAB_SIZE, RandomWeights, decoder_of, load
+from harness import Harness, device_ids
+from numpy.typing import NDArray
+
+from tidewheel.engine.devices.coverage import require_mixers
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.models.spec import BranchSpec, DecoderSpec, ExpertsSpec, MlpSpec, ParallelSpec, RouterSpec
+from tidewheel.engine.weights.tensor import DenseTensor
+
+torch = pytest.importorskip("torch")
+
+CPU_IDS = [device_id for device_id in device_ids() if device_id != "torch"]
+TURNED = replace(PLAIN, rope=ROPE)
+# No size is a multiple of a panel's columns.
+PLAIN_EXPERTS = ExpertsSpec(7, 3, 40)
+SHARED = MlpSpec(72, "gelu", gated=True)
+
+
+def mixture(experts: ExpertsSpec) -> DecoderSpec:
+    layer = (BranchSpec(TURNED, NORM), BranchSpec(experts, NORM, scale=0.5))
+    return decoder_of(layer, layer)
+
+
+SPECS = {
+    "softmax": mixture(PLAIN_EXPERTS),
+    "one of two": mixture(ExpertsSpec(2, 1, 40)),
+    "all": mixture(ExpertsSpec(4, 4, 40, router=RouterSpec(normalize=False))),
+    "groups": mixture(
+        replace(
+            PLAIN_EXPERTS, num_experts=8, router=RouterSpec(normalize=False, num_groups=4, kept_groups=2, scale=2.5)
+        )
+    ),
+    "sigmoid, groups by their best two, shared": mixture(
+        ExpertsSpec(
+            8,
+            3,
+            40,
+            router=RouterSpec(
+                "sigmoid", bias=True, correction_bias=True, num_groups=4, kept_groups=2, group_score="best_two"
+            ),
+            shared=SHARED,
+        )
+    ),
+    "a gate of the shared expert": mixture(replace(PLAIN_EXPERTS, shared=SHARED, shared_gate=True, activation="relu")),
+    "clipped SwiGLU with biases": mixture(replace(PLAIN_EXPERTS, bias=True, swiglu_limit=1.0)),
+    "weighed inputs": mixture(
+        ExpertsSpec(5, 1, 40, weighs_input=True, router=RouterSpec("sigmoid", normalize=False), shared=SHARED)
+    ),
+    "beside an MLP": decoder_of(
+        (
+            BranchSpec(TURNED, NORM),
+            BranchSpec(ParallelSpec((BranchSpec(MLP, NORM), BranchSpec(PLAIN_EXPERTS, None, NORM))), NORM),
+        )
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run(device_id: str, spec: DecoderSpec, chunk: int = 2048) -> NDArray[np.float32]:
+    executor = load(device_id, spec)
+    tokens = np.random.default_rng(4).integers(0, VOCAB_SIZE, 40).tolist()
+    logits = Harness(executor).logits(tokens, chunk)
+    executor.close()
+    return logits
+
+
+reference: Callable[[DecoderSpec], NDArray[np.float32]] = functools.cache(functools.partial(run, "torch"))
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("device_id", CPU_IDS)
+def test_every_level_computes_what_the_reference_computes(device_id: str, name: str) -> None:
+    expected, ours = reference(SPECS[name]), run(device_id, SPECS[name])
+    np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())
+    for chunk in (1, 7):
+        np.testing.assert_array_equal(run(device_id, SPECS[name], chunk), ours)
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "softmax"])
+def test_all_of_this_matters(name: str) -> None:
+    changed = reference(SPECS[name])
+    assert np.abs(changed - reference(SPECS["softmax"])).max() > 1e-2 * np.abs(changed).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["softmax", "sigmoid, groups by their best two, shared"])
+def test_neither_batch_nor_threads_change_a_bit(name: str, dtype: str) -> None:
+    if not CPU_IDS:
+        pytest.skip("there is no native module")
+    spec, random = SPECS[name], np.random.default_rng(6)
+    prompts = [random.integers(0, VOCAB_SIZE, length).tolist() for length in (1, 40, 9, 33)]
+    harness = Harness(load(CPU_IDS[-1], spec, dtype, dtype))  # type: ignore[arg-type]
+    alone = [harness.generate([prompt], 6)[0] for prompt in prompts]
+    for chunk, threads in ((5, "auto"), (2048, "0")):
+        executor = load(CPU_IDS[-1], spec, dtype, dtype, threads)  # type: ignore[arg-type]
+        for one, other in zip(alone, Harness(executor, seed=chunk).generate(prompts, 6, chunk), strict=True):
+            assert one.tokens == other.tokens
+            np.testing.assert_array_equal(np.stack(one.logits), np.stack(other.logits), strict=True)
+
+
+class EqualScores(RandomWeights):
+    """Routers that find all experts equally good."""
+
+    def __getitem__(self, name: str) -> DenseTensor:
+        tensor = super().__getitem__(name)
+        return replace(tensor, data=np.zeros_like(tensor.data)) if ".router." in name else tensor
+
+
+@pytest.mark.parametrize("device_id", ["torch", *CPU_IDS[-1:]])
+def test_of_equally_good_experts_the_first_ones_are_chosen(device_id: str) -> None:
+    router = RouterSpec("sigmoid", num_groups=4, kept_groups=2, group_score="best_two")
+    of_eight, of_three = mixture(ExpertsSpec(8, 3, 40, router=router)), mixture(ExpertsSpec(3, 3, 40))
+    tokens = np.random.default_rng(4).integers(0, VOCAB_SIZE, 20).tolist()
+    first, only = (Harness(load(device_id, spec, weights=EqualScores)).logits(tokens) for spec in (of_eight, of_three))
+    np.testing.assert_allclose(first, only, atol=1e-5 * np.abs(only).max())
+
+
+@pytest.mark.parametrize("device_id", ["cuda", "hpu", "neuron", "tpu"])
+def test_devices_without_experts_refuse_them_with_a_way_out(device_id: str) -> None:
+    with pytest.raises(DeviceError, match=f"the {device_id} device has no experts, .*: choose --device cpu or torch"):
+        require_mixers(device_id, SPECS["softmax"])
