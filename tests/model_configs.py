@@ -71,12 +71,45 @@ STARCODER2 = {**LLAMA, "architectures": ["Starcoder2ForCausalLM"]}
 ERNIE = {**LLAMA, "architectures": ["Ernie4_5ForCausalLM"]}
 HUNYUAN = {**LLAMA, "architectures": ["HunYuanDenseV1ForCausalLM"]}
 BIGCODE = {**GPT2, "architectures": ["GPTBigCodeForCausalLM"]}
+MIXTRAL = {
+    **LLAMA,
+    "architectures": ["MixtralForCausalLM"],
+    "num_key_value_heads": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+QWEN3_MOE = {
+    **LLAMA,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+QWEN2_MOE = {**QWEN3_MOE, "architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 48}
+OLMOE = {**LLAMA, "architectures": ["OlmoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2}
+GRANITEMOE = {**OLMOE, "architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 4}
+GPT_OSS = {**GRANITEMOE, "architectures": ["GptOssForCausalLM"]}
+GLM4_MOE = {
+    **LLAMA,
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+ERNIE4_5_MOE = {
+    **LLAMA,
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_intermediate_size": 32,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     config["architectures"][0]: config
     for config in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO, OLMO2),
         *(SMOLLM3, COHERE, COHERE2, NEOX, STABLELM, FALCON, QWEN3_NEXT, QWEN3_5, QWEN3_5_VL, LFM2),
         *(OLMO3, EXAONE4, GLM, GLM4, MINISTRAL3, BLOOM, GPTJ, PHI, STARCODER2, ERNIE, HUNYUAN, BIGCODE),
+        *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITEMOE, GPT_OSS, GLM4_MOE, ERNIE4_5_MOE),
     )
 }
 

@@ -22,10 +22,14 @@ PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 33, 48)
 
 @dataclass(frozen=True)
 class Case:
-    """A model to make: transformers' name of the family, and its config's fields."""
+    """A model to make: transformers' name of the family, and its config's fields.
+
+    `everywhere`: graph devices and TPUs have its mixers too.
+    """
 
     model_type: str
     config: dict[str, Any] = field(default_factory=dict)
+    everywhere: bool = True
 
 
 _LLAMA = {
@@ -70,6 +74,7 @@ _DELTA = {
     "linear_key_head_dim": 24,
     "linear_value_head_dim": 16,
 }
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 
 
@@ -246,6 +251,69 @@ CASES: dict[str, Case] = {
     "hunyuan": Case("hunyuan_v1_dense", {**_LLAMA, "head_dim": 24, **_rope("dynamic", factor=1.0, alpha=50.0)}),
     "gpt-bigcode": Case("gpt_bigcode", {**_GPT2, "n_layer": 2}),
     "gpt-bigcode-heads": Case("gpt_bigcode", {**_GPT2, "n_layer": 2, "multi_query": False, "n_inner": 152}),
+    "qwen2-moe": Case(
+        "qwen2_moe",
+        {
+            **_LLAMA,
+            **_EXPERTS,
+            "num_hidden_layers": 3,
+            "shared_expert_intermediate_size": 80,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 20,
+        },
+        everywhere=False,
+    ),
+    "olmoe": Case("olmoe", {**_LLAMA, **_EXPERTS, "norm_topk_prob": True}, everywhere=False),
+    "granitemoe": Case(
+        "granitemoe",
+        {
+            **_LLAMA,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 3.0,
+        },
+        everywhere=False,
+    ),
+    "gpt-oss": Case(
+        "gpt_oss",
+        {
+            **_LLAMA,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "head_dim": 24,
+            "sliding_window": 20,
+            "swiglu_limit": 1.5,
+        },
+        everywhere=False,
+    ),
+    "glm4-moe": Case(
+        "glm4_moe",
+        {
+            **_LLAMA,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+        everywhere=False,
+    ),
+    "ernie4-5-moe": Case(
+        "ernie4_5_moe",
+        {**_LLAMA, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48},
+        everywhere=False,
+    ),
+    "mixtral": Case("mixtral", {**_LLAMA, "num_local_experts": 4}, everywhere=False),
+    "qwen3-moe": Case("qwen3_moe", {**_LLAMA, **_EXPERTS, "head_dim": 24, "norm_topk_prob": True}, everywhere=False),
     "mpt": Case("mpt", {"d_model": 72, "n_layers": 2, "n_heads": 6, "max_seq_len": 256}),
 }
 
@@ -275,7 +343,10 @@ def build(case: Case, seed: int = 0) -> Any:
             elif "embed_positions" in name or ".wpe." in name:
                 weight.copy_(noise)
             else:
-                weight.copy_(noise * 1.5 / min(weight.shape) ** 0.5)
+                weight.copy_(noise * 1.5 / min(weight.shape[-2:]) ** 0.5)
+        for name, weight in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                weight.copy_(0.2 * torch.randn(weight.shape, generator=generator))
     return model
 
 
@@ -322,6 +393,9 @@ def folder(name: str, dtype: str = "float32", tokenizer: bool = False) -> Path:
     if tokenizer:
         train_tokenizer().save_pretrained(path)
     return path
+
+
+EVERYWHERE = [name for name, case in CASES.items() if case.everywhere]
 
 
 def swept(names: Iterable[str] = CASES) -> list[Any]:

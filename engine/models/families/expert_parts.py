@@ -76,18 +76,24 @@ def shared_expert(module: str) -> Mapping[str, str]:
     return {f"shared.{name}": f"{module}.{name}_proj" for name in ("gate", "up", "down")}
 
 
-def require_top_k_of_groups(config: ConfigReader, num_experts: int, groups: str, kept: str) -> tuple[int, int]:
-    """How many groups of experts there are, and from how many experts can be chosen. Raises ModelError."""
-    num_groups, kept_groups = config.integer(groups, 1), config.integer(kept, 1)
+def expert_groups(config: ConfigReader, num_experts: int) -> tuple[int, int]:
+    """How many groups of experts there are, and how many of them are kept. Raises ModelError."""
+    num_groups, kept_groups = config.integer("n_group", 1), config.integer("topk_group", 1)
     if num_experts % num_groups or kept_groups > num_groups:
         raise ModelError(
-            f"config.json: {num_experts} experts cannot be {groups} = {num_groups} equal groups, of which {kept} = "
-            f"{kept_groups} are kept"
+            f"config.json: n_group {num_groups} must divide the number of experts, {num_experts}, and topk_group "
+            f"{kept_groups} be at most n_group"
         )
+    if 1 < num_groups == num_experts:
+        raise ModelError(f"config.json: a group of n_group {num_groups} has only one of {num_experts} experts, not two")
     return num_groups, kept_groups
 
 
-def stacked(name: str, rows: tuple[int, int] | None = None, transpose: bool = False,
-            each: tuple[int, int, int] | None = None) -> TensorRef:  # fmt: skip
+def stacked(
+    name: str,
+    rows: tuple[int, int] | None = None,
+    transpose: bool = False,
+    each: tuple[int, int, int] | None = None,
+) -> TensorRef:
     """A part of each expert's matrix in the tensor `name`, which holds those of all."""
     return TensorRef(name, transpose, rows, each, index=0)

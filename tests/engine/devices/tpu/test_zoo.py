@@ -26,7 +26,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", models_zoo.swept())
+@pytest.mark.parametrize("name", models_zoo.swept(models_zoo.EVERYWHERE))
 def test_greedy_tokens_and_logits_are_those_of_transformers(name: str) -> None:
     from engine.devices.tpu.making import load_folder
 
