@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,13 @@ _ENUM = {
     "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
     "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3_text": gguf.MODEL_ARCH.GEMMA3, "phi3": gguf.MODEL_ARCH.PHI3,
     "granite": gguf.MODEL_ARCH.GRANITE, "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "mixtral": gguf.MODEL_ARCH.LLAMA, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "olmoe": gguf.MODEL_ARCH.OLMOE, "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE, "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
 }  # fmt: skip
+_PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe")
+_COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 def as_float32(name: str, data: NDArray[np.float32]) -> tuple[NDArray[Any], Any]:
@@ -49,10 +56,15 @@ def write(path: Path, model: Any, tokenizer: Any = None, pre: str = "gpt-2", qua
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         data = parameter.float().numpy()
+        if (part := _LAYER.fullmatch(name)) and (moved := _of_experts(config, part[2], data)):
+            for stored_name, one in moved.items():
+                stored, kind = quantize(stored_name, np.ascontiguousarray(one))
+                writer.add_tensor(f"blk.{part[1]}.{stored_name}", stored, raw_dtype=kind)
+            continue
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        if config.model_type in ("llama", "granite", "smollm3") and (count := heads.get(name.split(".")[-2])):
+        if config.model_type in _PERMUTED and (count := heads.get(name.split(".")[-2])):
             data = data.reshape(count, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
         if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
             data = data + 1
@@ -61,6 +73,31 @@ def write(path: Path, model: Any, tokenizer: Any = None, pre: str = "gpt-2", qua
     if tokenizer is not None:
         write_tokenizer(writer, tokenizer, pre)
     return finish(writer)
+
+
+def _of_experts(config: Any, name: str, data: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """The tensors of a file that are made of one of experts, of routers and of sinks; none of others."""
+    name = name.removeprefix("mlp.").removeprefix("block_sparse_moe.")
+    in_turn = config.model_type == "gpt_oss"
+    if name.startswith("experts.gate_up_proj"):
+        kind = "bias" if name.endswith("bias") else "weight"
+        data = data.swapaxes(1, 2) if in_turn and kind == "weight" else data
+        half = data.shape[1] // 2
+        gate, up = (data[:, ::2], data[:, 1::2]) if in_turn else (data[:, :half], data[:, half:])
+        return {f"ffn_gate_exps.{kind}": gate, f"ffn_up_exps.{kind}": up}
+    if name.startswith("experts.down_proj"):
+        kind = "bias" if name.endswith("bias") else "weight"
+        return {f"ffn_down_exps.{kind}": data.swapaxes(1, 2) if in_turn and kind == "weight" else data}
+    simple = {
+        "gate.weight": "ffn_gate_inp.weight",
+        "router.weight": "ffn_gate_inp.weight",
+        "router.bias": "ffn_gate_inp.bias",
+        "gate.e_score_correction_bias": "exp_probs_b.bias",
+        "gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+        "shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+        "self_attn.sinks": "attn_sinks.weight",
+    }
+    return {simple[name]: data.squeeze()} if name in simple else {}
 
 
 def finish(writer: Any) -> Path:
@@ -113,11 +150,38 @@ def _write_config(writer: Any, config: Any) -> None:
     if config.model_type == "gemma3_text":
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
         writer.add_sliding_window_pattern(config.layer_types.index("full_attention") + 1)
-    if config.model_type == "granite":
+    _write_experts(writer, config)
+    if config.model_type in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+
+
+def _write_experts(writer: Any, config: Any) -> None:
+    count = next((n for name in _COUNTS if (n := getattr(config, name, None)) is not None), None)
+    if count is None:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if size := getattr(config, "moe_intermediate_size", None):
+        writer.add_expert_feed_forward_length(size)
+    if config.model_type == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "gpt_oss":
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "glm4_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if config.model_type == "ernie4_5_moe":
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
+        writer.add_leading_dense_block_count(config.moe_layer_start_index)
+        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
 
 
 def write_tokenizer(writer: Any, tokenizer: Any, pre: str) -> None:

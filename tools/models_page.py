@@ -51,7 +51,9 @@ def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
     """Every architecture: its models, what of it is refused, and where it runs."""
     in_gguf = defaultdict(list)
     for name, stored in GGUF_ARCHITECTURES.items():
-        in_gguf[stored.name].append(f"`{name}`")
+        for one in (stored, stored.with_experts):
+            if one is not None:
+                in_gguf[one.name].append(f"`{name}`")
     rows = []
     for architecture in SUPPORTED_ARCHITECTURES:
         listing = listing_of(architecture)

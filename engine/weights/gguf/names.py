@@ -8,12 +8,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import ModelError
 from ...files.wording import shown
+from ...models.tensor_ref import TensorRef
+from . import experts
+from .experts import expert_reference
 from .fields import Fields
 from .reader import GgufFile, GgufTensor
 
@@ -39,6 +43,7 @@ _MODULES = {
     "input_layernorm": "attn_norm",
 }
 _PRE_NORMS = {"post_attention_layernorm": "ffn_norm"}
+_POST_ATTENTION_NORM = {"post_attention_layernorm": "post_attention_norm"}
 _SANDWICH_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -62,7 +67,8 @@ class GgufArchitecture(NamedTuple):
     """How files of one `general.architecture` differ from Hugging Face's checkpoints of `name`.
 
     `rotated_pairs`: the rows of q and k lie so that the two of a rotated pair are neighbours. `norms_plus_one`: 1 was
-    added to the weights of norms. `fields` gives config fields of its own.
+    added to the weights of norms. `fields` gives config fields of its own. `has_experts`: files have experts; those of
+    other architectures may have them `with_experts`.
     """
 
     name: str
@@ -70,6 +76,15 @@ class GgufArchitecture(NamedTuple):
     rotated_pairs: bool = False
     norms_plus_one: bool = False
     fields: Callable[[GgufFile, Fields, _Config], _Config] = _nothing
+    has_experts: bool = False
+    with_experts: GgufArchitecture | None = None
+
+    def reference(self, name: str, ref: TensorRef) -> TensorRef | None:
+        """Where the weight that Tidewheel calls `name`, and `ref` takes of the checkpoint, is in the file."""
+        if found := expert_reference(name):
+            return found
+        stored = self.tensor_name(ref.name)
+        return None if stored is None else replace(ref, name=stored)
 
     def tensor_name(self, name: str) -> str | None:
         """The name in the file of a tensor of the checkpoint."""
@@ -94,15 +109,18 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
     if name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ModelError(f"{file.path}: GGUF architecture {shown(name)} is not supported; supported are {known}")
-    return ARCHITECTURES[name]
+    architecture = ARCHITECTURES[name]
+    if architecture.has_experts or not Fields(file, f"{name}.").optional_integer("expert_count"):
+        return architecture
+    if architecture.with_experts is None:
+        raise ModelError(f"{file.path}: models of architecture {name} with experts are not supported")
+    return architecture.with_experts
 
 
 def config_of(file: GgufFile) -> _Config:
     """What the model's config.json would say. Raises ModelError, naming the file and the key."""
     architecture = architecture_of(file)
     fields = Fields(file, Fields(file).text("general.architecture") + ".")
-    if fields.optional_integer("expert_count"):
-        raise ModelError(f"{file.path}: models with experts are not supported, and this one has them")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{file.path} has no tensor token_embd.weight: it holds no language model, or a part of one")
@@ -245,8 +263,26 @@ def _gemma3(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     )
 
 
+def _granite_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    return _granite(file, fields, config) | experts.mixtral(file, fields, config)
+
+
+def _with_experts(
+    name: str,
+    fields: Callable[[GgufFile, Fields, _Config], _Config],
+    norms: Mapping[str, str] = _PRE_NORMS,
+    rotated_pairs: bool = False,
+) -> GgufArchitecture:
+    return GgufArchitecture(name, norms, rotated_pairs, fields=fields, has_experts=True)
+
+
 ARCHITECTURES: dict[str, GgufArchitecture] = {
-    "llama": GgufArchitecture("LlamaForCausalLM", rotated_pairs=True, fields=_llama),
+    "llama": GgufArchitecture(
+        "LlamaForCausalLM",
+        rotated_pairs=True,
+        fields=_llama,
+        with_experts=GgufArchitecture("MixtralForCausalLM", rotated_pairs=True, fields=experts.mixtral),
+    ),
     "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
     "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
     "gemma2": GgufArchitecture("Gemma2ForCausalLM", _SANDWICH_NORMS, norms_plus_one=True, fields=_gemma(46)),
@@ -254,4 +290,11 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "phi3": GgufArchitecture("Phi3ForCausalLM", fields=_phi3),
     "granite": GgufArchitecture("GraniteForCausalLM", rotated_pairs=True, fields=_granite),
     "smollm3": GgufArchitecture("SmolLM3ForCausalLM", rotated_pairs=True, fields=_llama),
+    "qwen2moe": _with_experts("Qwen2MoeForCausalLM", experts.qwen2_moe),
+    "qwen3moe": _with_experts("Qwen3MoeForCausalLM", experts.qwen3_moe),
+    "olmoe": _with_experts("OlmoeForCausalLM", experts.olmoe),
+    "granitemoe": _with_experts("GraniteMoeForCausalLM", _granite_moe, rotated_pairs=True),
+    "gpt-oss": _with_experts("GptOssForCausalLM", experts.gpt_oss, _POST_ATTENTION_NORM),
+    "glm4moe": _with_experts("Glm4MoeForCausalLM", experts.glm4_moe, _POST_ATTENTION_NORM),
+    "ernie4_5-moe": _with_experts("Ernie4_5_MoeForCausalLM", experts.ernie4_5_moe),
 }

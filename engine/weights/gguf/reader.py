@@ -12,7 +12,7 @@ import os
 import struct
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,12 @@ class GgufTensor:
     def origin(self) -> str:
         """For errors."""
         return f"{self.path}: tensor {self.name}"
+
+    def at(self, index: int) -> GgufTensor:
+        """One of the first dimension, of a tensor that has more than one: its blocks follow each other."""
+        size = len(self.data) // self.shape[0]
+        data, start = self.data[index * size : (index + 1) * size], self.start + index * size
+        return replace(self, shape=self.shape[1:], data=data, start=start)
 
 
 @dataclass(frozen=True, slots=True)

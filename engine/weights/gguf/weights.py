@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -24,6 +25,7 @@ from .blocks import dequantize
 from .names import CONFIG_TENSORS, GgufArchitecture
 from .reader import GgufTensor
 
+_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -44,22 +46,23 @@ class GgufWeights:
         self._places: dict[str, tuple[GgufTensor, TensorRef]] = {}
         count: Counter[DType] = Counter()
         for name, shape in tensor_shapes(description.spec).items():
-            ref = description.tensors[name]
-            stored_name = architecture.tensor_name(ref.name)
-            stored = tensors.get(stored_name) if stored_name is not None else None
-            if stored is None:
-                file = next(iter(tensors.values())).path
-                raise ModelError(f"{file} has no tensor {stored_name or ref.name}, which the model needs")
-            ref = replace(ref, name=stored.name)
+            found = architecture.reference(name, description.tensors[name])
+            stored = tensors.get(found.name) if found is not None else None
+            if found is None or stored is None:
+                file, missing = next(iter(tensors.values())).path, found or description.tensors[name]
+                raise ModelError(f"{file} has no tensor {missing.name}, which the model needs")
+            ref, stored = found, _without_ones(stored, shape)
             if ref.shape(stored.shape) != shape:
                 raise ModelError(f"{stored.origin} has shape {stored.shape}, but the model needs {ref.needed(shape)}")
+            if ref.index is not None:
+                stored, ref = stored.at(ref.index), replace(ref, index=None)
             if order := architecture.row_order(stored.name, config):
                 ref = replace(ref, permute=order)
             self._places[name] = (stored, ref)
             # Of a quantized file, bfloat16 is what is computed in: its floats are vectors mostly, which stay float32.
             count[_FLOATS.get(stored.kind.name, "bfloat16")] += math.prod(shape)
         used = {stored.name for stored, _ in self._places.values()} | CONFIG_TENSORS
-        if unknown := sorted(tensors.keys() - used):
+        if unknown := sorted(name for name in tensors.keys() - used if not _is_for_drafts(name, config)):
             raise ModelError(
                 f"{tensors[unknown[0]].origin} is nothing that a model of this architecture has here: the file holds "
                 "a variant that is not supported"
@@ -93,6 +96,17 @@ class GgufWeights:
 
 def _stays_in_blocks(stored: GgufTensor, ref: TensorRef) -> bool:
     return stored.kind.dequantize is not None and len(stored.shape) > 1 and not ref.transpose
+
+
+def _without_ones(stored: GgufTensor, needed: tuple[int, ...]) -> GgufTensor:
+    """A matrix of one row, which files hold as a vector."""
+    return replace(stored, shape=needed) if needed == (1, *stored.shape) else stored
+
+
+def _is_for_drafts(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor is of a layer behind the model's own, which predicts further tokens."""
+    found, layers = _LAYER.match(name), config["num_hidden_layers"]
+    return found is not None and layers <= int(found[1]) < layers + config.get("num_nextn_predict_layers", 0)
 
 
 def _floats(stored: GgufTensor) -> tuple[NDArray[Any], bool]:

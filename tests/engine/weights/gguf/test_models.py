@@ -27,6 +27,7 @@ from tidewheel.engine.weights.tensor import BlockTensor, DenseTensor, to_float32
 NAMES = [
     "llama", "llama-tied", "llama-bias", "llama-mqa", "llama-linear", "llama-yarn", "llama-llama3", "qwen2", "qwen3",
     "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3",
+    "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "gpt-oss", "glm4-moe", "ernie4-5-moe",
 ]  # fmt: skip
 # What a file does not say, and the architecture decides.
 UNLIKE = {
@@ -34,6 +35,9 @@ UNLIKE = {
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4},
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3": {"query_pre_attn_scalar": 24},
+    "qwen2-moe": {"mlp_only_layers": [], "use_sliding_window": False},
+    "olmoe": {"norm_topk_prob": False},
+    "gpt-oss": {"swiglu_limit": 7.0},
 }
 
 

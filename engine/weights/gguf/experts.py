@@ -1,0 +1,121 @@
+"""What GGUF files say of experts, and how they call and store their weights.
+
+The keys and names: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ...models.tensor_ref import TensorRef
+from .fields import Fields
+from .reader import GgufFile
+
+_Config = dict[str, Any]
+
+# From Tidewheel's names, because files hold the experts of all families in the same way.
+_EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)\.(gate|up|down)\.(weight|bias)")
+_MODULE = re.compile(r"layers\.(\d+)\.(.+)")
+_MODULES = {
+    "router.weight": "ffn_gate_inp.weight",
+    "router.bias": "ffn_gate_inp.bias",
+    "router.correction_bias": "exp_probs_b.bias",
+    "shared.gate.weight": "ffn_gate_shexp.weight",
+    "shared.up.weight": "ffn_up_shexp.weight",
+    "shared.down.weight": "ffn_down_shexp.weight",
+    "shared_gate.weight": "ffn_gate_inp_shexp.weight",
+    "sinks": "attn_sinks.weight",
+}
+_SIGMOID = 2  # of expert_gating_func
+
+
+def expert_reference(name: str) -> TensorRef | None:
+    """Where a weight of experts, of their router or of sinks is in a file, by Tidewheel's name; None for others.
+
+    A tensor has the matrices of all experts, one after the other.
+    """
+    if found := _EXPERT.fullmatch(name):
+        return TensorRef(f"blk.{found[1]}.ffn_{found[3]}_exps.{found[4]}", index=int(found[2]))
+    found = _MODULE.fullmatch(name)
+    if found is None or found[2] not in _MODULES:
+        return None
+    return TensorRef(f"blk.{found[1]}.{_MODULES[found[2]]}")
+
+
+def _counts(fields: Fields, count: str, per_token: str = "num_experts_per_tok") -> _Config:
+    return {count: fields.integer("expert_count"), per_token: fields.integer("expert_used_count")}
+
+
+def _expert_size(fields: Fields, config: _Config) -> int:
+    return fields.integer("expert_feed_forward_length", config["intermediate_size"])
+
+
+def mixtral(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Mixtral."""
+    return _counts(fields, "num_local_experts")
+
+
+def qwen2_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Qwen2-MoE."""
+    return _counts(fields, "num_experts") | {
+        "moe_intermediate_size": _expert_size(fields, config),
+        "shared_expert_intermediate_size": fields.integer("expert_shared_feed_forward_length"),
+        "norm_topk_prob": fields.flag("expert_weights_norm", False),
+    }
+
+
+def qwen3_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Qwen3-MoE, whose weights are normalized where the file is silent."""
+    return _counts(fields, "num_experts") | {
+        "moe_intermediate_size": _expert_size(fields, config),
+        "norm_topk_prob": fields.flag("expert_weights_norm", True),
+    }
+
+
+def olmoe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """OLMoE."""
+    return _counts(fields, "num_experts") | {"clip_qkv": fields.optional_number("attention.clamp_kqv") or None}
+
+
+def gpt_oss(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """gpt-oss. The rope of its authors has no rounded bounds, of which files say nothing."""
+    rope = config.get("rope_scaling")
+    return _counts(fields, "num_local_experts") | {
+        "intermediate_size": _expert_size(fields, config),
+        "sliding_window": fields.integer("attention.sliding_window"),
+        "rope_scaling": rope and {**rope, "truncate": False},
+    }
+
+
+def glm4_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """GLM-4 with experts. Layers for drafts are counted as layers."""
+    drafts = fields.optional_integer("nextn_predict_layers") or 0
+    if drafts >= config["num_hidden_layers"]:
+        raise fields.error("nextn_predict_layers", "less than block_count")
+    if fields.optional_integer("expert_gating_func") not in (None, _SIGMOID):
+        raise fields.error("expert_gating_func", f"{_SIGMOID}, the sigmoid")
+    scale = fields.optional_number("expert_weights_scale")
+    return _counts(fields, "n_routed_experts") | {
+        "num_hidden_layers": config["num_hidden_layers"] - drafts,
+        "num_nextn_predict_layers": drafts,
+        "moe_intermediate_size": _expert_size(fields, config),
+        "n_shared_experts": fields.optional_integer("expert_shared_count") or 0,
+        "n_group": fields.integer("expert_group_count", 1),
+        "topk_group": fields.integer("expert_group_used_count", 1),
+        "routed_scaling_factor": 1.0 if scale is None else scale,
+        "norm_topk_prob": fields.flag("expert_weights_norm", True),
+        "first_k_dense_replace": fields.optional_integer("leading_dense_block_count") or 0,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
+def ernie4_5_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """ERNIE 4.5 with experts."""
+    return _counts(fields, "moe_num_experts", "moe_k") | {
+        "moe_intermediate_size": _expert_size(fields, config),
+        "moe_num_shared_experts": fields.optional_integer("expert_shared_count") or 0,
+        "moe_layer_start_index": fields.optional_integer("leading_dense_block_count") or 0,
+        "moe_layer_interval": fields.integer("interleave_moe_layer_step", 1),
+    }
