@@ -58,7 +58,12 @@ FALCON = {**LLAMA, "architectures": ["FalconForCausalLM"]}
 QWEN3_NEXT = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "num_experts": 0}
 QWEN3_5 = {**LLAMA, "architectures": ["Qwen3_5ForCausalLM"]}
 QWEN3_5_VL: dict[str, Any] = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": LLAMA}
-LFM2 = {**LLAMA, "architectures": ["Lfm2ForCausalLM"], "num_attention_heads": 8}
+LFM2 = {
+    **LLAMA,
+    "architectures": ["Lfm2ForCausalLM"],
+    "num_attention_heads": 8,
+    "layer_types": ["conv", "full_attention", "conv"],
+}
 OLMO3 = {**LLAMA, "architectures": ["Olmo3ForCausalLM"]}
 EXAONE4 = {**LLAMA, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 2}
 GLM = {**LLAMA, "architectures": ["GlmForCausalLM"]}

@@ -59,8 +59,8 @@ Copies = dict[int, list[tuple[int, int]]]  # by group, (from, to)
 class Prefix:
     """What the cache has of a sequence: its first `num_blocks` blocks are computed.
 
-    Of `num_common` blocks the first group has K and V, but the state after them may be unknown. `blocks` are those that it needs of them, by group: all of a group without a window; else the last ones, which the
-    next token sees.
+    `blocks` are those that it needs of them, by group: all of a group without a window; else the last ones, which the
+    next token sees. Of `num_common` blocks the first group has K and V, but the state after them may be unknown.
     """
 
     num_blocks: int

@@ -21,7 +21,7 @@ _MORE_SNAPSHOTS = 8  # beside one for each sequence
 
 @dataclass(frozen=True, slots=True)
 class StateSplit:
-    """Slots of recurrent state: `num_states` of `state_bytes` each, for up to `max_num_seqs` sequences and snapshots."""
+    """Slots of recurrent state: `num_states` of `state_bytes`, for up to `max_num_seqs` sequences and for snapshots."""
 
     state_bytes: int
     num_states: int

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from ..errors import DeviceError
-from ..models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, MlpSpec, ParallelSpec, mixers
+from ..models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    Mamba2Spec,
+    MlpSpec,
+    ParallelSpec,
+    ShortConvSpec,
+    mixers,
+)
 from . import SERVING_DEVICES
 
 EVERYWHERE = ("cpu", "cuda", "hpu", "neuron", "tpu", "torch", "graph-cpu")
 
+_STATEFUL = ("cpu", "torch")
+
 DEVICES_WITH: dict[str, tuple[str, ...]] = {
     AttentionSpec.kind: EVERYWHERE,
+    DeltaNetSpec.kind: _STATEFUL,
+    Mamba2Spec.kind: _STATEFUL,
     MlpSpec.kind: EVERYWHERE,
     ExpertsSpec.kind: ("cpu", "torch"),
     ParallelSpec.kind: EVERYWHERE,
+    ShortConvSpec.kind: _STATEFUL,
 }
 """By kind of mixer, the devices that have it, as `--device` calls them."""
 

@@ -337,10 +337,11 @@ def check_any_company(
             num_blocks=num_blocks,
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_tokens,
+            num_states=min(tested.limits.num_states, num_seqs + num_blocks),
             narrower=tuple(dataclasses.replace(group, num_blocks=num_blocks) for group in tested.limits.narrower),
         )
         oracle = Oracle(seed)
-        drafter = oracle if drafting else None
+        drafter = oracle if drafting and not limits.num_states else None
         driver = Driver(tested, max_length, eos_ids, clock=random_clock(seed), limits=limits, drafter=drafter)
         expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
         # All of it first: both may be one executor, whose blocks are in use afterwards.

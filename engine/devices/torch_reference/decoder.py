@@ -56,8 +56,8 @@ class TorchDecoder:
         """The logits after the tokens in `logits_rows`, shape [R, vocab]. Writes the tokens' K and V first.
 
         `token_ids [T]`, `positions [T]`, and for each cache group `block_tables [T, max_blocks]` with each token's own
-        row. `state_slots [T]` are those of recurrent state, if the model has any. A token's earlier positions must be in
-        the cache or in the call.
+        row. `state_slots [T]` are those of recurrent state, if the model has any. A token's earlier positions must be
+        in the cache or in the call.
         """
         tables = map(_indices, block_tables)
         tokens = Tokens(

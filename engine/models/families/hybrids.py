@@ -29,7 +29,7 @@ def typed_layers(config: ConfigReader, types: Sequence[str], default: Callable[[
 
 
 def qwen_layers(config: ConfigReader) -> list[str]:
-    """Linear or full attention of each layer of a Qwen3-Next: every fourth is full, unless the config says otherwise."""
+    """The kind of attention of a Qwen3-Next's layers: every fourth is full, unless the config says otherwise."""
     every = config.integer("full_attention_interval", 4)
     kinds = ("linear_attention", "full_attention")
     return typed_layers(config, kinds, lambda i: kinds[(i + 1) % every == 0])

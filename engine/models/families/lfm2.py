@@ -7,12 +7,13 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, MlpSpec, NormSpec, ShortConvSpec
+from ..spec import BranchSpec, MixerSpec, MlpSpec, NormSpec, ShortConvSpec
 from .hybrids import conv_taps, typed_layers
+from .listing import Listing
 from .names import fused_rows, llama_names
 from .parts import attention, decoder
 
-ARCHITECTURES = ("Lfm2ForCausalLM",)
+ARCHITECTURES = {"Lfm2ForCausalLM": Listing("LFM2 and LFM2.5, dense")}
 
 _MODULES = {
     "o": "self_attn.out_proj",
@@ -36,16 +37,14 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     heads = attention(config)
     rope = rope_from_config(config.with_defaults(rope_theta=1e6), heads.head_dim, max_model_len)
     norm = NormSpec("rms", config.number("norm_eps", 1e-5))
-    mixers = {
+    mixers: dict[str, MixerSpec] = {
         "full_attention": replace(heads, rope=rope.spec, qk_norm=norm),
         "conv": ShortConvSpec(hidden, config.integer("conv_L_cache", 3), config.flag("conv_bias", False)),
     }
     mlp = BranchSpec(MlpSpec(_mlp_size(config), "silu", gated=True), norm)
     layers = tuple((BranchSpec(mixers[kind], norm), mlp) for kind in _layer_types(config))
     tied = config.flag("tie_embedding", config.flag("tie_word_embeddings", True))
-    spec = decoder(
-        config.with_fields(tie_word_embeddings=tied), "lfm2", layers, norm, rope.max_positions
-    )
+    spec = decoder(config.with_fields(tie_word_embeddings=tied), "lfm2", layers, norm, rope.max_positions)
     refs = fused_rows("conv.in_proj", conv_b=hidden, conv_c=hidden, conv_x=hidden)
     names = llama_names(_MODULES)
     names = replace(names, top={**names.top, "final_norm.weight": "embedding_norm.weight"})

@@ -5,13 +5,17 @@ from __future__ import annotations
 from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import BranchSpec, NormSpec
+from ..spec import BranchSpec, MixerSpec, NormSpec
 from .hybrids import DELTA_NET_MODULES, conv_taps, gated_queries, qwen_attention, qwen_delta_net, qwen_layers
+from .listing import Listing
 from .names import PRE_NORMS, fused_rows, llama_names
 from .parts import decoder, gated_mlp
 
 _MULTIMODAL = "Qwen3_5ForConditionalGeneration"
-ARCHITECTURES = ("Qwen3_5ForCausalLM", _MULTIMODAL)
+ARCHITECTURES = {
+    "Qwen3_5ForCausalLM": Listing("Qwen3.5 and 3.6, dense, without their MTP layer"),
+    _MULTIMODAL: Listing("Qwen3.5 and 3.6, dense: their text part, without the MTP layer"),
+}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
@@ -21,7 +25,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6), unit_offset=True)
     heads, rope = qwen_attention(config, norm, max_model_len)
     net, mlp = qwen_delta_net(config), BranchSpec(gated_mlp(config), norm)
-    mixers = {"full_attention": heads, "linear_attention": net}
+    mixers: dict[str, MixerSpec] = {"full_attention": heads, "linear_attention": net}
     layers = tuple((BranchSpec(mixers[kind], norm), mlp) for kind in qwen_layers(config))
     refs = {
         **gated_queries(heads),
@@ -46,4 +50,6 @@ def text_config(config: ConfigReader) -> ConfigReader:
     if not all(isinstance(name, str) for name in inner):
         raise ModelError("config.json: text_config must have names")
     tied = config.raw("tie_word_embeddings")
-    return ConfigReader({**inner, **({} if tied is None else {"tie_word_embeddings": tied})}, "config.json: text_config")
+    return ConfigReader(
+        {**inner, **({} if tied is None else {"tie_word_embeddings": tied})}, "config.json: text_config"
+    )

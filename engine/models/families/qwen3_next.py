@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import BranchSpec, DeltaNetSpec, NormSpec
+from ..spec import BranchSpec, DeltaNetSpec, MixerSpec, NormSpec
 from ..tensor_ref import TensorRef
 from .hybrids import DELTA_NET_MODULES, conv_taps, gated_queries, qwen_attention, qwen_delta_net, qwen_layers
+from .listing import Listing
 from .names import PRE_NORMS, llama_names
 from .parts import decoder, gated_mlp
 
-ARCHITECTURES = ("Qwen3NextForCausalLM",)
+ARCHITECTURES = {"Qwen3NextForCausalLM": Listing("Qwen3-Next, without its MTP layer", refused="experts")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
@@ -18,7 +19,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6), unit_offset=True)
     heads, rope = qwen_attention(config, norm, max_model_len)
     net, mlp = qwen_delta_net(config), BranchSpec(gated_mlp(config), norm)
-    mixers = {"full_attention": heads, "linear_attention": net}
+    mixers: dict[str, MixerSpec] = {"full_attention": heads, "linear_attention": net}
     layers = tuple((BranchSpec(mixers[kind], norm), mlp) for kind in qwen_layers(config))
     names = llama_names({**PRE_NORMS, **DELTA_NET_MODULES})
     refs = {**gated_queries(heads), **_of_key_heads(net), "delta_conv": conv_taps("linear_attn.conv1d")}

@@ -15,11 +15,15 @@ from numpy.typing import NDArray
 from tidewheel.engine.models.spec import (
     BranchSpec,
     DecoderSpec,
+    DeltaNetSpec,
     EmbeddingSpec,
     HeadSpec,
     LayerSpec,
+    Mamba2Spec,
+    MixerSpec,
     NormSpec,
     ParallelSpec,
+    ShortConvSpec,
     TemperatureSpec,
 )
 
@@ -30,6 +34,8 @@ TURNED = replace(PLAIN, rope=ROPE)
 LAYER_NORM = NormSpec("layer", 1e-5, bias=True)
 NO_WEIGHT = NormSpec("rms", 1e-5, weight=False)
 UNIT_OFFSET = NormSpec("rms", 1e-5, unit_offset=True)
+DELTA_NET = DeltaNetSpec(2, 4, 24, 48, 4, NORM)
+MAMBA = Mamba2Spec(4, 24, 2, 40, 4, NORM, norm_groups=2)
 USUAL = (BranchSpec(TURNED, NORM), BranchSpec(MLP, NORM))
 
 
@@ -48,6 +54,12 @@ def beside(norm: NormSpec | None, attention_norm: NormSpec | None, mlp_norm: Nor
 def attention(**fields: object) -> DecoderSpec:
     changed = replace(TURNED, **fields)  # type: ignore[arg-type]
     return decoder(changed, changed)
+
+
+def beside_attention(mixer: MixerSpec) -> DecoderSpec:
+    """In a layer of its own, and in one side by side with attention."""
+    both = ParallelSpec((BranchSpec(TURNED, None), BranchSpec(mixer, None)))
+    return decoder_of((BranchSpec(mixer, NORM), BranchSpec(MLP, NORM)), (BranchSpec(both, NORM), USUAL[1]))
 
 
 SPECS = {
@@ -82,6 +94,17 @@ SPECS = {
     "scaled, projected embedding": replace(twice(USUAL), embedding=EmbeddingSpec(40, 2048, 2, scale=0.5)),
     "divided logits": replace(twice(USUAL), head=HeadSpec(tied=False, divisor=13.0)),
     "capped logits": replace(twice(USUAL), head=HeadSpec(tied=True, softcap=3.0)),
+    "output gate": attention(output_gate=True),
+    "output gate with biases": attention(output_gate=True, qkv_bias=True),
+    "delta net": beside_attention(DELTA_NET),
+    "delta net of tails": beside_attention(DeltaNetSpec(1, 3, 9, 37, 2, NORM)),
+    "mamba": beside_attention(MAMBA),
+    "mamba of tails": beside_attention(
+        replace(MAMBA, head_dim=19, state_dim=9, num_groups=1, gate="last", norm_groups=1, conv_bias=False)
+    ),
+    "mamba without norm": beside_attention(replace(MAMBA, norm=None, bias=True, dt_limits=(0.1, 0.7))),
+    "short convolution": beside_attention(ShortConvSpec(64, 3)),
+    "short convolution of tails": beside_attention(ShortConvSpec(131, 5, bias=True)),
     "divided and capped logits": replace(twice(USUAL), head=HeadSpec(tied=False, divisor=0.5, softcap=5.0)),
 }
 

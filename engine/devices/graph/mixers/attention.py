@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ....errors import DeviceError
 from ....models.spec import AttentionSpec, RopeSpec, TemperatureSpec
 from ..attention import AttentionLayer, Context
 from .mixer import Parts, Tokens
@@ -19,6 +20,8 @@ class Attention:
     """Attention with the K and V of its layer, each `[slots, G, D]`: slot `block * block_size + offset`."""
 
     def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
+        if spec.output_gate:
+            raise DeviceError("graph devices have no attention with an output gate")
         self._spec, self._parts = spec, parts
         weights, device = parts.weights, parts.device
         self._q, self._k, self._v, self._o = (weights.linear(f"{layer}.{name}") for name in "qkvo")

@@ -54,7 +54,7 @@ class DeltaNet:
         """One token: `qkv [2 G K + H V]`, `decay [H]`, `beta [H]`; returns `[H, V]`."""
         spec = self._spec
         qkv = functional.silu(self._convolution(qkv, slot, begins=begins))
-        q, k, v = qkv.split([spec.key_size, spec.key_size, spec.value_size])
+        q, k, v = torch.tensor_split(qkv, [spec.key_size, 2 * spec.key_size])
         repeats = spec.num_value_heads // spec.num_key_heads
         q = _unit(q.view(-1, spec.key_dim)).repeat_interleave(repeats, 0) * spec.key_dim**-0.5
         k = _unit(k.view(-1, spec.key_dim)).repeat_interleave(repeats, 0)
@@ -65,7 +65,8 @@ class DeltaNet:
         known = (state * k[:, :, None]).sum(1)
         correction = beta[:, None] * (v.view(-1, spec.value_dim) - known)
         state += k[:, :, None] * correction[:, None, :]
-        return (state * q[:, :, None]).sum(1)
+        result: Tensor = (state * q[:, :, None]).sum(1)
+        return result
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return self._weights.linear(f"{self._layer}.delta_{name}", x)

@@ -42,6 +42,9 @@ class Experts:
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Nothing to copy."""
 
+    def copy_state(self, source: int, target: int) -> None:
+        """Nothing to copy."""
+
     def _logits(self, x: Tensor) -> Tensor:
         """`[T, experts]`, always in float32."""
         name = f"{self._layer}.router"

@@ -50,15 +50,18 @@ class Mamba2:
         """One token: `inputs [H D + 2 G N]`, `decay [H]`, `dt [H]`; returns `[H D]`."""
         spec = self._spec
         inputs = functional.silu(self._convolution(inputs, slot, begins=begins))
-        x, b, c = inputs.split([spec.size, spec.group_size, spec.group_size])
+        x, b, c = torch.tensor_split(inputs, [spec.size, spec.size + spec.group_size])
         x = x.view(-1, spec.head_dim)
-        b, c = (part.view(-1, spec.state_dim).repeat_interleave(spec.num_heads // spec.num_groups, 0) for part in (b, c))
+        b, c = (
+            part.view(-1, spec.state_dim).repeat_interleave(spec.num_heads // spec.num_groups, 0) for part in (b, c)
+        )
         state = self._states[slot]
         if begins:
             state.zero_()
         state *= decay[:, None, None]
         state += b[:, :, None] * (dt[:, None] * x)[:, None, :]
-        return ((state * c[:, :, None]).sum(1) + self._own("D")[:, None] * x).flatten()
+        result: Tensor = (state * c[:, :, None]).sum(1) + self._own("D")[:, None] * x
+        return result.flatten()
 
     def _gated(self, y: Tensor, z: Tensor) -> Tensor:
         spec, gate = self._spec, functional.silu(z)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from ....errors import DeviceError
 from ....models.spec import AttentionSpec, RopeSpec, TemperatureSpec
 from ..attention import Scores, Sequences, attend, kernel_attend, write
 from ..mesh import AXIS
@@ -19,6 +20,8 @@ class Attention:
     """Attention with the pages of its layer. Each chip has the heads of some of the KV heads."""
 
     def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
+        if spec.output_gate:
+            raise DeviceError("the tpu device has no attention with an output gate")
         self._spec, self._layer, self._mesh = spec, layer, parts.mesh
         self._kernel = parts.uses_kernel(spec)
         self._index = len(parts.attentions)
