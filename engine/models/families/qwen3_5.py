@@ -22,6 +22,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     """Qwen3.5. Of a multimodal model it is the language model; MTP layers of either are left out."""
     if architecture == _MULTIMODAL:
         config = text_config(config)
+    config = config.with_defaults(num_key_value_heads=4)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6), unit_offset=True)
     heads, rope = qwen_attention(config, norm, max_model_len)
     net, mlp = qwen_delta_net(config), BranchSpec(gated_mlp(config), norm)
