@@ -108,6 +108,8 @@ ERNIE4_5_MOE = {
     "moe_k": 2,
     "moe_intermediate_size": 32,
 }
+GRANITE_HYBRID = {**LLAMA, "architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 0}
+BAMBA = {**LLAMA, "architectures": ["BambaForCausalLM"], "num_attention_heads": 8, "attn_layer_indices": [1]}
 CONFIGS: dict[str, dict[str, Any]] = {
     config["architectures"][0]: config
     for config in (
@@ -115,6 +117,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         *(SMOLLM3, COHERE, COHERE2, NEOX, STABLELM, FALCON, QWEN3_NEXT, QWEN3_5, QWEN3_5_VL, LFM2),
         *(OLMO3, EXAONE4, GLM, GLM4, MINISTRAL3, BLOOM, GPTJ, PHI, STARCODER2, ERNIE, HUNYUAN, BIGCODE),
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITEMOE, GPT_OSS, GLM4_MOE, ERNIE4_5_MOE),
+        *(GRANITE_HYBRID, BAMBA),
     )
 }
 

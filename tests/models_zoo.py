@@ -75,6 +75,14 @@ _DELTA = {
     "linear_value_head_dim": 16,
 }
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+_MAMBA = {
+    **_LLAMA,
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 20,
+    "rms_norm_eps": 1e-4,
+}
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 
 
@@ -200,6 +208,22 @@ CASES: dict[str, Case] = {
     "falcon-sequential": Case("falcon", {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
     "qwen3_5": Case("qwen3_5_text", _DELTA),
     "qwen3_next": Case("qwen3_next", {**_DELTA, "num_experts": 0, "attention_bias": True, "linear_value_head_dim": 40}),
+    "granitemoehybrid": Case(
+        "granitemoehybrid",
+        {
+            **_MAMBA,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 144,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 3.0,
+            "time_step_limit": [0.2, 1.5],
+            "mamba_proj_bias": True,
+        },
+    ),
+    "bamba": Case("bamba", {**_MAMBA, "attn_layer_indices": [1], "mlp_bias": True}),
     "lfm2": Case(
         "lfm2",
         {**_LLAMA, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "conv_bias": True},

@@ -7,6 +7,7 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from . import (
     bloom,
+    bamba,
     cohere,
     ernie4_5,
     ernie4_5_moe,
@@ -24,6 +25,7 @@ from . import (
     granite,
     granitemoe,
     hunyuan_v1_dense,
+    granitemoehybrid,
     lfm2,
     llama,
     ministral3,
@@ -58,6 +60,7 @@ FAMILIES: dict[str, _Describe] = {
     architecture: family.describe
     for family in (
         bloom,
+        bamba,
         cohere,
         ernie4_5,
         ernie4_5_moe,
@@ -75,6 +78,7 @@ FAMILIES: dict[str, _Describe] = {
         granite,
         granitemoe,
         hunyuan_v1_dense,
+        granitemoehybrid,
         lfm2,
         llama,
         ministral3,

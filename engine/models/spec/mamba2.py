@@ -42,6 +42,8 @@ class Mamba2Spec:
             raise ValueError(f"{self.num_groups} groups do not divide {self.num_heads} heads")
         if self.size % self.norm_groups:
             raise ValueError(f"{self.norm_groups} groups of the norm do not divide {self.size} values")
+        if self.norm is not None and (self.norm.kind != "rms" or self.norm.bias or not self.norm.weight):
+            raise ValueError("a gated norm is an RMS norm with a weight")
         if not 0 <= self.dt_limits[0] <= self.dt_limits[1]:
             raise ValueError(f"time steps within {self.dt_limits} are none")
 
