@@ -105,7 +105,10 @@ void bind_plans(nb::module_& m) {
       .def_rw("alibi_slopes", &AttentionPlan::alibi_slopes)
       .def_rw("sinks", &AttentionPlan::sinks)
       .def_rw("output_gate", &AttentionPlan::output_gate)
-      .def_rw("query_temperature", &AttentionPlan::query_temperature, nb::arg().none());
+      .def_rw("query_temperature", &AttentionPlan::query_temperature, nb::arg().none())
+      .def_rw("v_norm", &AttentionPlan::v_norm, nb::arg().none())
+      .def_rw("values_from_keys", &AttentionPlan::values_from_keys)
+      .def_rw("shared_layer", &AttentionPlan::shared_layer);
 
   nb::class_<MlpPlan>(m, "MlpPlan")
       .def("__init__", [](MlpPlan* self, int intermediate_size, const std::string& activation, bool gated, bool bias) {
@@ -158,17 +161,28 @@ void bind_plans(nb::module_& m) {
         new (self) ParallelPlan{std::move(branches)};
       }, "branches"_a);
 
+  nb::class_<PerLayerPlan>(m, "PerLayerPlan")
+      .def("__init__", [](PerLayerPlan* self, int layer, int size, const std::string& activation) {
+        new (self) PerLayerPlan{layer, size, parse_activation(activation)};
+      }, "layer"_a, "size"_a, "activation"_a);
+
   nb::class_<BranchPlan>(m, "BranchPlan")
       .def("__init__", [](BranchPlan* self, MixerPlan mixer, std::optional<NormPlan> norm, std::optional<NormPlan> post_norm,
-                          std::optional<NormPlan> sum_norm, float scale) {
-        new (self) BranchPlan{std::move(mixer), norm, post_norm, sum_norm, scale};
-      }, "mixer"_a, "norm"_a.none(), "post_norm"_a.none(), "sum_norm"_a.none(), "scale"_a);
+                          std::optional<NormPlan> sum_norm, float scale, bool sum_scale) {
+        new (self) BranchPlan{std::move(mixer), norm, post_norm, sum_norm, scale, sum_scale};
+      }, "mixer"_a, "norm"_a.none(), "post_norm"_a.none(), "sum_norm"_a.none(), "scale"_a, "sum_scale"_a = false);
+
+  nb::class_<PerLayerEmbeddingPlan>(m, "PerLayerEmbeddingPlan")
+      .def("__init__", [](PerLayerEmbeddingPlan* self, int vocab_size, int size, float scale, float projection_scale,
+                          float sum_scale, const NormPlan& norm) {
+        new (self) PerLayerEmbeddingPlan{vocab_size, size, scale, projection_scale, sum_scale, norm};
+      }, "vocab_size"_a, "size"_a, "scale"_a, "projection_scale"_a, "sum_scale"_a, "norm"_a);
 
   nb::class_<EmbeddingPlan>(m, "EmbeddingPlan")
       .def("__init__", [](EmbeddingPlan* self, int size, int num_positions, int position_offset, float scale,
-                          std::optional<NormPlan> norm) {
-        new (self) EmbeddingPlan{size, num_positions, position_offset, scale, norm};
-      }, "size"_a, "num_positions"_a, "position_offset"_a, "scale"_a, "norm"_a.none());
+                          std::optional<NormPlan> norm, std::optional<PerLayerEmbeddingPlan> per_layer) {
+        new (self) EmbeddingPlan{size, num_positions, position_offset, scale, norm, per_layer};
+      }, "size"_a, "num_positions"_a, "position_offset"_a, "scale"_a, "norm"_a.none(), "per_layer"_a.none() = nb::none());
 
   nb::class_<HeadPlan>(m, "HeadPlan")
       .def("__init__", [](HeadPlan* self, bool tied, float divisor, float softcap, bool bias) {

@@ -45,6 +45,7 @@ MPT: dict[str, Any] = {
 }
 GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = {**LLAMA, "architectures": ["Gemma3ForCausalLM"]}
+GEMMA4 = {**LLAMA, "architectures": ["Gemma4ForCausalLM"]}
 GRANITE = {**LLAMA, "architectures": ["GraniteForCausalLM"]}
 PHI3 = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
 OLMO = {**LLAMA, "architectures": ["OlmoForCausalLM"]}
@@ -118,6 +119,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         *(OLMO3, EXAONE4, GLM, GLM4, MINISTRAL3, BLOOM, GPTJ, PHI, STARCODER2, ERNIE, HUNYUAN, BIGCODE),
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITEMOE, GPT_OSS, GLM4_MOE, ERNIE4_5_MOE),
         *(GRANITE_HYBRID, BAMBA),
+        *(GEMMA4,),
     )
 }
 

@@ -161,6 +161,49 @@ CASES: dict[str, Case] = {
             },
         },
     ),
+    "gemma4": Case(
+        "gemma4_text",
+        {
+            **_LLAMA,
+            "num_hidden_layers": 7,
+            "head_dim": 24,
+            "global_head_dim": 40,
+            "rms_norm_eps": 1e-3,
+            "sliding_window": 20,
+            "layer_types": [*(["sliding_attention"] * 2 + ["full_attention"]) * 2, "full_attention"],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "hidden_size_per_layer_input": 24,
+            "final_logit_softcapping": 10.0,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000.0,
+                },
+            },
+        },
+        everywhere=False,
+    ),
+    "gemma4-keys": Case(
+        "gemma4_text",
+        {
+            **_LLAMA,
+            "num_hidden_layers": 3,
+            "head_dim": 24,
+            "global_head_dim": 48,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-3,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+        },
+        everywhere=False,
+    ),
     "granite": Case(
         "granite",
         {
@@ -357,6 +400,9 @@ def build(case: Case, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
 
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
             if weight.ndim == 1:
@@ -386,6 +432,7 @@ CORE = frozenset(
         "gpt2-scaled",
         "gemma2",
         "gemma3",
+        "gemma4",
         "granite",
         "phi3-longrope",
         "olmo2",

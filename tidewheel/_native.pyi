@@ -70,6 +70,9 @@ class AttentionPlan:
     output_gate: bool
     query_temperature: TemperaturePlan | None
     def normalize_over(self, name: str) -> None: ...
+    v_norm: NormPlan | None
+    values_from_keys: bool
+    shared_layer: int
 
 class MlpPlan:
     def __init__(self, intermediate_size: int, activation: str, gated: bool, bias: bool) -> None: ...
@@ -134,7 +137,12 @@ class ExpertsPlan:
 class ParallelPlan:
     def __init__(self, branches: Sequence[BranchPlan]) -> None: ...
 
-MixerPlan: TypeAlias = AttentionPlan | MlpPlan | ExpertsPlan | ParallelPlan | DeltaNetPlan | Mamba2Plan | ShortConvPlan
+class PerLayerPlan:
+    def __init__(self, layer: int, size: int, activation: str) -> None: ...
+
+MixerPlan: TypeAlias = (
+    AttentionPlan | MlpPlan | ExpertsPlan | ParallelPlan | DeltaNetPlan | Mamba2Plan | ShortConvPlan | PerLayerPlan
+)
 
 class BranchPlan:
     def __init__(
@@ -144,11 +152,29 @@ class BranchPlan:
         post_norm: NormPlan | None,
         sum_norm: NormPlan | None,
         scale: float,
+        sum_scale: bool = False,
+    ) -> None: ...
+
+class PerLayerEmbeddingPlan:
+    def __init__(
+        self,
+        vocab_size: int,
+        size: int,
+        scale: float,
+        projection_scale: float,
+        sum_scale: float,
+        norm: NormPlan,
     ) -> None: ...
 
 class EmbeddingPlan:
     def __init__(
-        self, size: int, num_positions: int, position_offset: int, scale: float, norm: NormPlan | None
+        self,
+        size: int,
+        num_positions: int,
+        position_offset: int,
+        scale: float,
+        norm: NormPlan | None,
+        per_layer: PerLayerEmbeddingPlan | None = None,
     ) -> None: ...
 
 class HeadPlan:

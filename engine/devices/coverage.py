@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..errors import DeviceError
 from ..models.spec import (
     AttentionSpec,
     DecoderSpec,
     DeltaNetSpec,
     ExpertsSpec,
+    LayerSpec,
     Mamba2Spec,
     MlpSpec,
     ParallelSpec,
+    PerLayerSpec,
     ShortConvSpec,
     mixers,
 )
@@ -28,14 +32,41 @@ DEVICES_WITH: dict[str, tuple[str, ...]] = {
     ExpertsSpec.kind: ("cpu", "torch"),
     ParallelSpec.kind: EVERYWHERE,
     ShortConvSpec.kind: _STATEFUL,
+    PerLayerSpec.kind: ("cpu", "torch"),
 }
 """By kind of mixer, the devices that have it, as `--device` calls them."""
 
+FORMS_WITH: dict[str, tuple[str, ...]] = {
+    "attention to another layer's K and V": ("cpu", "torch"),
+    "attention with norms of values": ("cpu", "torch"),
+    "attention with keys as values": ("cpu", "torch"),
+    "scaled sums": ("cpu", "torch"),
+}
+"""By form of a mixer or a branch that not all devices have, those that do."""
+
 
 def missing_kinds(device: str, spec: DecoderSpec) -> list[str]:
-    """The kinds of mixers that a model needs and a device lacks, in the order of the layers."""
+    """The kinds of mixers and their forms that a model needs and a device lacks, in the order of the layers."""
     kinds = dict.fromkeys(mixer.kind for layer in spec.layers for mixer in mixers(layer))
-    return [kind for kind in kinds if device not in DEVICES_WITH.get(kind, ())]
+    forms = dict.fromkeys(form for layer in spec.layers for form in _forms(layer))
+    return [
+        *(kind for kind in kinds if device not in DEVICES_WITH.get(kind, ())),
+        *(form for form in forms if device not in FORMS_WITH[form]),
+    ]
+
+
+def _forms(layer: LayerSpec) -> Iterator[str]:
+    """The keys of FORMS_WITH that a layer has."""
+    for mixer in mixers(layer):
+        if isinstance(mixer, AttentionSpec):
+            if mixer.kv_layer is not None:
+                yield "attention to another layer's K and V"
+            if mixer.v_norm is not None:
+                yield "attention with norms of values"
+            if mixer.values_from_keys:
+                yield "attention with keys as values"
+    if any(branch.sum_scale for branch in layer):
+        yield "scaled sums"
 
 
 def require_mixers(device: str, spec: DecoderSpec) -> None:

@@ -22,6 +22,6 @@ def float_group_bytes(device: str, spec: DecoderSpec, dtype: KvCacheDType) -> li
     """What one token takes in each cache group. Raises DeviceError for 8-bit types."""
     itemsize = STORAGE[float_cache_dtype(device, dtype)].itemsize
     sizes = dict.fromkeys(spec.windows(), 0)
-    for attention in spec.attentions():
-        sizes[attention.sliding_window] += 2 * attention.kv_size * itemsize
+    for shape in spec.caches():
+        sizes[shape.window] += shape.values * itemsize
     return [GroupBytes(window, size) for window, size in sizes.items()]

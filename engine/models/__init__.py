@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ModelError
 from .config import ConfigReader
 from .description import ModelDescription
-from .families import FAMILIES
+from .families import FAMILIES, gemma4
 from .text_part import WRAPPERS, text_part
 from .unsupported import unsupported
 
@@ -35,7 +35,8 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
     if not isinstance(name, str) or name not in FAMILIES:
         raise unsupported(name, config, [*SUPPORTED_ARCHITECTURES, *WRAPPERS])
     reader = ConfigReader(config)
-    reader.refuse("per_layer_config")
+    if name not in gemma4.ARCHITECTURES:
+        reader.refuse("per_layer_config")
     description = FAMILIES[name](name, reader, max_model_len)
     longest = description.spec.max_positions
     if max_model_len is not None and max_model_len > longest:

@@ -48,6 +48,7 @@ class Rope:
 class _Setting:
     """The input of every scheme. `max_positions` is the config's length, `original` the training length, in tokens."""
 
+    head_dim: int
     dim: int
     theta: float
     max_positions: int
@@ -90,7 +91,7 @@ def rope_from_config(config: ConfigReader, head_dim: int, max_model_len: int | N
     try:
         with np.errstate(all="raise", under="ignore"):
             table, attention_factor, longest = build(
-                _Setting(dim, theta, max_positions, original, max_model_len, scaling)
+                _Setting(head_dim, dim, theta, max_positions, original, max_model_len, scaling)
             )
             # Rounded once, here, so that every device starts from the same float32 values.
             inv_freq = tuple(table.astype(np.float32).tolist())
@@ -130,6 +131,18 @@ def _linear(setting: _Setting) -> _Table:
     """Position interpolation, https://arxiv.org/abs/2306.15595."""
     factor = setting.scaling.number("factor")
     return setting.inv_freq() / factor, 1.0, max(setting.max_positions, int(setting.max_positions * factor))
+
+
+def _proportional(setting: _Setting) -> _Table:
+    """Pairs reach over the whole head, with frequencies as of all its dimensions; only the first pairs turn.
+
+    As in Gemma 4: `partial_rotary_factor` says how many.
+    """
+    turning = setting.dim // 2
+    exponents = np.arange(turning, dtype=np.float64) * 2 / setting.head_dim
+    table = np.zeros(setting.head_dim // 2)
+    table[:turning] = setting.theta**-exponents / setting.scaling.number("factor", 1.0)
+    return table, 1.0, setting.max_positions
 
 
 def _dynamic(setting: _Setting) -> _Table:
@@ -217,6 +230,7 @@ def _llama3(setting: _Setting) -> _Table:
 _SCHEMES: dict[str, tuple[Callable[[_Setting], _Table], frozenset[str]]] = {
     "default": (_default, frozenset()),
     "linear": (_linear, frozenset({"factor"})),
+    "proportional": (_proportional, frozenset({"factor"})),
     "dynamic": (_dynamic, frozenset({"factor"})),
     "yarn": (
         _yarn,

@@ -19,6 +19,7 @@ WRAPPERS = (
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "LlavaForConditionalGeneration",
@@ -51,6 +52,7 @@ _GEMMA3 = {
     "intermediate_size": 9216,
     "max_position_embeddings": 131072,
 }
+_GEMMA4 = {**_GEMMA3, "vocab_size": 262144, "num_hidden_layers": 30}
 _QWEN2_VL: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}
 # By the model_type of a text config: the architecture, and what the fields mean that it may leave out.
 _TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
@@ -60,6 +62,7 @@ _TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "qwen2": ("Qwen2ForCausalLM", _QWEN),
     "qwen3": ("Qwen3ForCausalLM", _QWEN),
     "gemma3_text": ("Gemma3ForCausalLM", _GEMMA3),
+    "gemma4_text": ("Gemma4ForCausalLM", _GEMMA4),
     "cohere2": ("Cohere2ForCausalLM", {}),
     "qwen2_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),
@@ -75,6 +78,8 @@ _OTHERS = (
     "model.multi_modal_projector.",
     "model.connector.",
     "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
     "model.image_newline",
 )
 

@@ -27,8 +27,9 @@ _PERIOD = 1_048_583
 
 
 class DummyWeights:
-    """Normally distributed weights with deviation 0.02; norms are the identity. A function of `seed` and the names.
+    """Normally distributed weights with deviation 0.02; norms and scales of sums are the identity.
 
+    They are a function of `seed` and the names.
     There is one buffer of random numbers, as long as the largest tensor needs and repeating with a period. A tensor
     is a read-only view of it from a place that depends on the tensor's name, so that making a model costs next to
     nothing.
@@ -57,7 +58,7 @@ class DummyWeights:
 
     def __getitem__(self, name: str) -> DenseTensor:
         shape = self._shapes[name]
-        if name.endswith("norm.weight"):
+        if name.endswith(("norm.weight", "_sum_scale")):
             data = _as_dtype(np.ones(shape, np.float32), self.dtype)
         elif name.endswith("norm.bias"):
             data = np.zeros(shape, STORAGE[self.dtype])

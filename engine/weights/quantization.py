@@ -25,7 +25,7 @@ _INT8_GROUP = 32
 _GROUP_NUMBER_BYTES = 2  # a group's scale, and its zero point where it has one
 _CHANNEL_SCALE_BYTES = 4
 _BLOCKS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values() if kind.dequantize is not None}
-_EMBEDDINGS = ("embed.weight", "head.weight")
+_EMBEDDINGS = ("embed.weight", "embed.per_layer", "head.weight")
 _ROUTERS = (".router.weight", ".shared_gate.weight")
 
 
@@ -89,6 +89,7 @@ class TensorFormat:
         if self.kind != "grid":
             return self.kind
         return f"{self.bits} bits in groups of {self.group_size}{' with zero points' if self.zero_points else ''}"
+
 
 def is_router(name: str) -> bool:
     """Whether the weight of that name decides which experts a token has. Rounded, it would choose others."""

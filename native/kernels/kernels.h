@@ -161,8 +161,8 @@ struct Heads {
   size_t partial_floats(int num_tokens) const { return size_t(num_tokens) * group() * (padded_dim() + 2); }
 };
 
-// One token, some of its KV heads and their query heads: q and k are normalized and rotated, q is stored as a query, k and
-// v go to the cache.
+// One token, some of its KV heads and their query heads: q and k are normalized and rotated, v is normalized, q is stored
+// as a query, k and v go to the cache.
 struct StoreQkvArgs {
   Heads heads;
   int kv_begin, kv_end;
@@ -175,9 +175,11 @@ struct StoreQkvArgs {
   int rotary_pairs;
   bool interleaved;         // a pair is 2i and 2i + 1, else i and i + rotary_pairs
   void* q;                  // [heads, padded_dim] queries: `query_bytes` each
-  void* cache_heads;        // of the cache: this layer's, this token's block, the heads from kv_begin on
+  void* cache_heads;        // of the cache: this layer's, this token's block, the heads from kv_begin on; or null: no k, v
   int slot;
   float q_scale = 1;        // of the queries, in the end
+  Norm v_norm = {};               // of each head
+  bool values_from_keys = false;  // v is k as it comes
 };
 
 // Blocks that this worker probably reads next, so that they are fetched as the end of its own comes near.

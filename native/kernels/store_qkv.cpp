@@ -88,9 +88,12 @@ void store_typed(const StoreQkvArgs& args) {
     auto* q = static_cast<typename C::Query*>(args.q) + h * padded;
     each_vector(args.qkv + h * dim, dim, padded, [&](int d, F a) { store(q + d, mul(a, q_scale)); });
   }
+  if (!args.cache_heads) return;
   for (int h = args.kv_begin; h < args.kv_end; ++h) {
     float* k = args.qkv + (heads.num_heads + h) * dim;
-    const float* v = k + heads.num_kv_heads * dim;
+    float* v = k + heads.num_kv_heads * dim;
+    if (args.values_from_keys) std::memcpy(v, k, sizeof(float) * dim);
+    if (args.v_norm.kind != NormKind::kNone) normalize(args.v_norm, v, dim);
     turn(k, args.k_norm, h);
     const CachedHead<T> head{
         reinterpret_cast<T*>(static_cast<char*>(args.cache_heads) + (h - args.kv_begin) * head_bytes), padded};

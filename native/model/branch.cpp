@@ -1,5 +1,7 @@
 #include "model/branch.h"
 
+#include <algorithm>
+
 namespace tidewheel {
 
 Branch::Branch(const BranchPlan& plan, const std::string& prefix, Context& context)
@@ -9,6 +11,7 @@ Branch::Branch(const BranchPlan& plan, const std::string& prefix, Context& conte
   context.weights.add_norm(kind + "_norm", norm_, plan.norm, context.hidden_size);
   context.weights.add_norm(kind + "_post_norm", post_norm_, plan.post_norm, context.hidden_size);
   context.weights.add_norm(kind + "_sum_norm", sum_norm_, plan.sum_norm, context.hidden_size);
+  if (plan.sum_scale) context.weights.add_vector(kind + "_sum_scale", sum_scale_, 1);
   if (plan.post_norm) mixed_ = context.workspace.add<float>(context.hidden_size);
   mixer_ = make_mixer(plan.mixer, prefix, context);
 }
@@ -25,17 +28,20 @@ void Branch::run(Worker& worker, const Step& step, const float* x, float* y, flo
   const int size = context_.hidden_size, tokens = static_cast<int>(step.token_ids.size());
   const Kernels& kernels = context_.kernels;
   const Rows rows{x, size_t(size), tokens, nullptr, norm_};
+  const auto finish = [&](int64_t at) {
+    if (sum_norm_.kind != NormKind::kNone) kernels.normalize(sum_norm_, y + at, size);
+    if (sum_scale_) std::transform(y + at, y + at + size, y + at, [&](float value) { return value * *sum_scale_; });
+  };
   if (post_norm_.kind == NormKind::kNone) {
     mixer_->run(worker, step, rows, {Epilogue::kAdd, y, size_t(size), scale * scale_});
+    if (sum_norm_.kind != NormKind::kNone || sum_scale_) each_row(worker, tokens, finish);
   } else {
     float* mixed = context_.workspace.rows(mixed_);
     mixer_->run(worker, step, rows, {Epilogue::kStore, mixed, size_t(size)});
     each_row(worker, tokens, [&](int64_t at) {
       kernels.add_normalized(post_norm_, mixed + at, size, scale * scale_, y + at);
+      finish(at);
     });
-  }
-  if (sum_norm_.kind != NormKind::kNone) {
-    each_row(worker, tokens, [&](int64_t at) { kernels.normalize(sum_norm_, y + at, size); });
   }
 }
 

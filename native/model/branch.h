@@ -1,4 +1,4 @@
-// A residual branch of a layer: x = sum_norm(x + scale * post_norm(mixer(norm(x)))).
+// A residual branch of a layer: x = sum_scale * sum_norm(x + scale * post_norm(mixer(norm(x)))).
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ class Branch {
   Branch& operator=(const Branch&) = delete;
 
   // Adds scale * the branch of `x` [tokens, hidden] to `y` [tokens, hidden], with a barrier behind it. They may be the
-  // same rows. A sum norm is applied to `y`.
+  // same rows. A sum norm and a sum scale are applied to `y`.
   void run(Worker& worker, const Step& step, const float* x, float* y, float scale = 1) const;
 
  private:
@@ -27,6 +27,7 @@ class Branch {
   const Context& context_;
   const float scale_;
   Norm norm_, post_norm_, sum_norm_;
+  float* sum_scale_ = nullptr;  // or null
   Buffer<float> mixed_;  // [T, hidden], if there is a post-norm
   std::unique_ptr<const Mixer> mixer_;
 };

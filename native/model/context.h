@@ -23,6 +23,12 @@ struct AttentionState {
   AttentionTasks tasks;
 };
 
+// What each layer is told of each token of a step.
+struct PerLayerInputs {
+  Buffer<float> rows;  // [T, layers, size]
+  int layers = 0, size = 0;
+};
+
 struct Context {
   const Kernels& kernels;
   const int hidden_size;
@@ -32,6 +38,7 @@ struct Context {
   AttentionState& attention;
   StateSlots& states;
   Profile& profile;
+  PerLayerInputs per_layer = {};
 };
 
 }  // namespace tidewheel

@@ -31,6 +31,15 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     weights_.add_linear("embed.project_out", project_out_, embedding.size, size, false);
     projected_ = workspace_.add<float>(embedding.size);
   }
+  if (const auto& per_layer = embedding.per_layer) {
+    const int layers = static_cast<int>(plan_.layers.size()), width = layers * per_layer->size;
+    require(per_layer->size > 0 && per_layer->vocab_size >= vocab, "per-layer embeddings must have a row for every token");
+    weights_.add_matrix("embed.per_layer", per_layer_, per_layer->vocab_size, width);
+    weights_.add_linear("embed.per_layer_projection", per_layer_projection_, width, size, false);
+    weights_.add_norm("embed.per_layer_norm", per_layer_norm_, per_layer->norm, per_layer->size);
+    context_.per_layer = {workspace_.add<float>(width), layers, per_layer->size};
+    workspace_.need_scratch(width * sizeof(float));
+  }
   for (size_t i = 0; i < plan_.layers.size(); ++i) {
     const std::string prefix = "layers." + std::to_string(i) + ".";
     for (const BranchPlan& branch : plan_.layers[i]) branches_.emplace_back(branch, prefix, context_);
@@ -109,6 +118,7 @@ void Executor::step(const Step& step, const std::function<void()>& before_sampli
 
 void Executor::forward(Worker& worker, const Step& step) {
   embed(worker, step);
+  if (plan_.embedding.per_layer) tell_layers(worker, step);
   profile_.end(worker, Phase::kEmbed);
   for (const Branch& branch : branches_) branch.run(worker, step, hidden(), hidden());
   if (!step.logits_rows.empty()) logits(worker, step, 0);
@@ -149,6 +159,24 @@ void Executor::embed(Worker& worker, const Step& step) {
       for (int64_t t = begin; t < end; ++t) kernels_.normalize(embedding_norm_, hidden() + t * size, plan_.hidden_size);
     });
   }
+}
+
+void Executor::tell_layers(Worker& worker, const Step& step) {
+  const PerLayerEmbeddingPlan& plan = *plan_.embedding.per_layer;
+  const Buffer<float>& buffer = context_.per_layer.rows;
+  float* told = workspace_.rows(buffer);
+  const int tokens = static_cast<int>(step.token_ids.size()), width = context_.per_layer.layers * plan.size;
+  const Output output{Epilogue::kStore, told, buffer.stride, plan.projection_scale};
+  gemms_.run(worker, per_layer_projection_, {hidden(), size_t(plan_.hidden_size), tokens}, output);
+  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+    float* own = reinterpret_cast<float*>(workspace_.scratch(worker));
+    for (int64_t t = begin; t < end; ++t) {
+      float* row = told + t * buffer.stride;
+      look_up(per_layer_, step.token_ids[t], own);
+      for (int i = 0; i < width; i += plan.size) kernels_.normalize(per_layer_norm_, row + i, plan.size);
+      for (int i = 0; i < width; ++i) row[i] = (row[i] + own[i] * plan.scale) * plan.sum_scale;
+    }
+  });
 }
 
 void Executor::logits(Worker& worker, const Step& step, size_t first) {

@@ -74,6 +74,8 @@ class Executor {
   void forward(Worker& worker, const Step& step);
   void look_up(const Linear& linear, int row, float* out) const;
   void embed(Worker& worker, const Step& step);
+  // What each layer is told of the tokens, in models with per-layer embeddings.
+  void tell_layers(Worker& worker, const Step& step);
   // For the rows from `first` on, as many as there is room for.
   void logits(Worker& worker, const Step& step, size_t first);
   // Samples all rows. `forward` has computed the logits of the first ones.
@@ -100,7 +102,8 @@ class Executor {
   const Sampler sampler_;
 
   Linear embed_, positions_, project_in_, project_out_, untied_head_;
-  Norm embedding_norm_, final_norm_;
+  Linear per_layer_, per_layer_projection_;  // with per-layer embeddings
+  Norm embedding_norm_, final_norm_, per_layer_norm_;
   std::deque<Branch> branches_;  // of all layers, in order
 
   Buffer<float> hidden_;     // [T, hidden]: the residual stream

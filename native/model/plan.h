@@ -52,6 +52,9 @@ struct AttentionPlan {
   bool sinks = false;
   bool output_gate = false;         // what a head gives is multiplied by sigmoid(q_gate x)
   std::optional<TemperaturePlan> query_temperature;
+  std::optional<NormPlan> v_norm;   // of each value head
+  bool values_from_keys = false;    // values are the keys before norm and rope
+  int shared_layer = -1;            // of its group's cache: whose K and V it reads, having none of its own; -1: none
 
   Heads heads() const { return {num_heads, num_kv_heads, head_dim}; }
   int q_size() const { return num_heads * head_dim; }
@@ -113,6 +116,13 @@ struct ExpertsPlan {
   bool shared_gate = false;
 };
 
+// projection(act(gate(x)) * p), where p is what `layer` is told of the token.
+struct PerLayerPlan {
+  static constexpr const char* kKind = "per_layer";
+  int layer = 0, size = 0;
+  Activation activation = Activation::kGeluTanh;
+};
+
 struct BranchPlan;
 
 struct ParallelPlan {
@@ -121,13 +131,21 @@ struct ParallelPlan {
 };
 
 using MixerPlan =
-    std::variant<AttentionPlan, MlpPlan, ExpertsPlan, ParallelPlan, DeltaNetPlan, Mamba2Plan, ShortConvPlan>;
+    std::variant<AttentionPlan, MlpPlan, ExpertsPlan, ParallelPlan, DeltaNetPlan, Mamba2Plan, ShortConvPlan, PerLayerPlan>;
 
-// x = sum_norm(x + scale * post_norm(mixer(norm(x))))
+// x = sum_scale * sum_norm(x + scale * post_norm(mixer(norm(x))))
 struct BranchPlan {
   MixerPlan mixer;
   std::optional<NormPlan> norm, post_norm, sum_norm;
   float scale = 1;
+  bool sum_scale = false;  // a number of the checkpoint
+};
+
+// What all layers are told of a token: sum_scale * (norm(projection_scale * W x) + scale * table[id]).
+struct PerLayerEmbeddingPlan {
+  int vocab_size = 0, size = 0;
+  float scale = 1, projection_scale = 1, sum_scale = 1;
+  NormPlan norm;
 };
 
 struct EmbeddingPlan {
@@ -135,6 +153,7 @@ struct EmbeddingPlan {
   int num_positions = 0, position_offset = 0;  // num_positions 0: no learned positions
   float scale = 1;                             // of a token's row
   std::optional<NormPlan> norm;                // of row and position together
+  std::optional<PerLayerEmbeddingPlan> per_layer;
 };
 
 // y = (x W^T + bias) / divisor, then softcap * tanh(y / softcap)

@@ -75,10 +75,8 @@ class CpuDevice:
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
         """The same bytes for each cache group."""
         blocks = dict.fromkeys(spec.windows(), 0)
-        for attention in spec.attentions():
-            blocks[attention.sliding_window] += _native.kv_bytes_per_block(
-                attention.num_kv_heads, attention.head_dim, kv_cache_dtype
-            )
+        for shape in spec.caches():
+            blocks[shape.window] += _native.kv_bytes_per_block(shape.num_heads, shape.key_dim, kv_cache_dtype)
         return [GroupBytes(window, block // _native.block_tokens()) for window, block in blocks.items()]
 
     def load(

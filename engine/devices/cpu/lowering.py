@@ -18,8 +18,11 @@ from ...models.spec import (
     MlpSpec,
     NormSpec,
     ParallelSpec,
+    PerLayerEmbeddingSpec,
+    PerLayerSpec,
     RopeSpec,
     ShortConvSpec,
+    mixers,
     tensor_shapes,
 )
 from ...weights.dtypes import DType
@@ -27,7 +30,6 @@ from ...weights.quantization import GROUP_SIZES, Quantization, TensorFormat, for
 from ...weights.tensor import WeightSource
 
 Formats: TypeAlias = dict[str, TensorFormat]
-Windows: TypeAlias = list[int | None]  # of the cache groups
 
 _CHUNK = 256  # inputs that a kernel expands at once
 _LOOKED_UP = ("embed.weight", "embed.positions")
@@ -75,10 +77,15 @@ def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.De
     plan.vocab_size, plan.hidden_size, plan.max_positions = spec.vocab_size, spec.hidden_size, max_positions
     embedding, head = spec.embedding, spec.head
     plan.embedding = _native.EmbeddingPlan(
-        embedding.size, embedding.num_positions, embedding.position_offset, embedding.scale, _norm(embedding.norm)
+        embedding.size,
+        embedding.num_positions,
+        embedding.position_offset,
+        embedding.scale,
+        _norm(embedding.norm),
+        _per_layer(embedding.per_layer),
     )
-    windows = spec.windows()
-    plan.layers = [[_branch(branch, windows) for branch in layer] for layer in spec.layers]
+    caches = _Caches(spec)
+    plan.layers = [[_branch(branch, caches) for branch in layer] for layer in spec.layers]
     plan.final_norm = _norm(spec.final_norm)
     plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0, head.bias)
     shapes = tensor_shapes(spec)
@@ -98,16 +105,43 @@ def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
     return _native.WeightFormat("grid", group, format.zero_points, format.bits, format.scales)
 
 
-def _branch(branch: BranchSpec, windows: Windows) -> _native.BranchPlan:
+class _Caches:
+    """Where each layer's K and V lie: in which cache group, and as the how-manyeth layer of it."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        self._windows = spec.windows()
+        self._layers: dict[int, int] = {}
+        counts = dict.fromkeys(self._windows, 0)
+        for index, layer in enumerate(spec.layers):
+            for mixer in mixers(layer):
+                if isinstance(mixer, AttentionSpec) and mixer.cached is not None:
+                    self._layers[index] = counts[mixer.cached.window]
+                    counts[mixer.cached.window] += 1
+
+    def group(self, window: int | None) -> int:
+        """The cache group of a window."""
+        return self._windows.index(window)
+
+    def layer(self, index: int | None) -> int:
+        """Which layer of its cache group a layer of the model is; -1 for None."""
+        return -1 if index is None else self._layers[index]
+
+
+def _branch(branch: BranchSpec, caches: _Caches) -> _native.BranchPlan:
     return _native.BranchPlan(
-        _mixer(branch.mixer, windows), _norm(branch.norm), _norm(branch.post_norm), _norm(branch.sum_norm), branch.scale
+        _mixer(branch.mixer, caches),
+        _norm(branch.norm),
+        _norm(branch.post_norm),
+        _norm(branch.sum_norm),
+        branch.scale,
+        branch.sum_scale,
     )
 
 
-def _mixer(mixer: MixerSpec, windows: Windows) -> _native.MixerPlan:
+def _mixer(mixer: MixerSpec, caches: _Caches) -> _native.MixerPlan:
     match mixer:
         case AttentionSpec():
-            return _attention(mixer, windows)
+            return _attention(mixer, caches)
         case MlpSpec():
             return _native.MlpPlan(mixer.intermediate_size, mixer.activation, mixer.gated, mixer.bias)
         case DeltaNetSpec():
@@ -119,12 +153,27 @@ def _mixer(mixer: MixerSpec, windows: Windows) -> _native.MixerPlan:
         case ExpertsSpec():
             return _experts(mixer)
         case ParallelSpec():
-            return _native.ParallelPlan([_branch(branch, windows) for branch in mixer.branches])
+            return _native.ParallelPlan([_branch(branch, caches) for branch in mixer.branches])
+        case PerLayerSpec():
+            return _native.PerLayerPlan(mixer.layer, mixer.size, mixer.activation)
         case _:
             raise DeviceError(f"the cpu device has no {mixer.kind}")
 
 
-def _attention(attention: AttentionSpec, windows: Windows) -> _native.AttentionPlan:
+def _per_layer(per_layer: PerLayerEmbeddingSpec | None) -> _native.PerLayerEmbeddingPlan | None:
+    if per_layer is None:
+        return None
+    return _native.PerLayerEmbeddingPlan(
+        per_layer.vocab_size,
+        per_layer.size,
+        per_layer.scale,
+        per_layer.projection_scale,
+        per_layer.sum_scale,
+        _norm_plan(per_layer.norm),
+    )
+
+
+def _attention(attention: AttentionSpec, caches: _Caches) -> _native.AttentionPlan:
     plan = _native.AttentionPlan()
     plan.num_heads, plan.num_kv_heads = attention.num_heads, attention.num_kv_heads
     plan.head_dim, plan.scale = attention.head_dim, attention.scale
@@ -133,11 +182,13 @@ def _attention(attention: AttentionSpec, windows: Windows) -> _native.AttentionP
     plan.normalize_over(attention.qk_norm_over)
     plan.rope = _rope(attention.rope)
     plan.sliding_window, plan.softcap = attention.sliding_window or 0, attention.softcap or 0.0
-    plan.cache_group = windows.index(attention.sliding_window)
+    plan.cache_group = caches.group(attention.sliding_window)
     plan.alibi_slopes, plan.sinks = list(attention.alibi_slopes or ()), attention.sinks
     plan.output_gate = attention.output_gate
     if (temperature := attention.query_temperature) is not None:
         plan.query_temperature = _native.TemperaturePlan(temperature.beta, temperature.length, temperature.offset)
+    plan.v_norm, plan.values_from_keys = _norm(attention.v_norm), attention.values_from_keys
+    plan.shared_layer = caches.layer(attention.kv_layer)
     return plan
 
 
@@ -190,6 +241,8 @@ def _rope(rope: RopeSpec | None) -> _native.RopePlan | None:
 
 
 def _norm(norm: NormSpec | None) -> _native.NormPlan | None:
-    if norm is None:
-        return None
+    return None if norm is None else _norm_plan(norm)
+
+
+def _norm_plan(norm: NormSpec) -> _native.NormPlan:
     return _native.NormPlan(norm.kind == "layer", norm.eps, norm.bias, norm.weight, norm.unit_offset)

@@ -60,12 +60,14 @@ class TorchDecoder:
         in the cache or in the call.
         """
         tables = map(_indices, block_tables)
+        ids, places = _indices(token_ids), _indices(positions)
+        x = self._embed(ids, places)
         tokens = Tokens(
-            _indices(positions),
+            places,
             None if state_slots is None else _indices(state_slots),
             dict(zip(self._windows, tables, strict=True)),
+            self._per_layer(ids, x),
         )
-        x = self._embed(_indices(token_ids), tokens.positions)
         for branch in self._branches:
             x = branch(x, tokens)
         return self._logits(x[_indices(logits_rows)]).numpy()
@@ -92,6 +94,17 @@ class TorchDecoder:
         if embedding.num_positions:
             x = x + self._weights["embed.positions"][positions + embedding.position_offset]
         return self._weights.norm("embed.norm", embedding.norm, x)
+
+    def _per_layer(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
+        """What each layer is told of the tokens with the embeddings `x [T, hidden]`: `[T, layers, size]`."""
+        per_layer = self._spec.embedding.per_layer
+        if per_layer is None:
+            return None
+        shape = (len(token_ids), len(self._spec.layers), per_layer.size)
+        projected = self._weights.linear("embed.per_layer_projection", x) * per_layer.projection_scale
+        projected = self._weights.norm("embed.per_layer_norm", per_layer.norm, projected.view(shape))
+        looked_up = self._weights["embed.per_layer"][token_ids].view(shape) * per_layer.scale
+        return (projected + looked_up) * per_layer.sum_scale
 
     def _logits(self, x: Tensor) -> Tensor:
         head = self._spec.head

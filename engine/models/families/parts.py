@@ -19,6 +19,7 @@ from ..spec import (
     LayerSpec,
     MlpSpec,
     NormSpec,
+    PerLayerEmbeddingSpec,
 )
 
 _MAX_HEAD_DIM = 2**14  # bounds rope's table, which is made before any tensor's shape is checked
@@ -138,6 +139,7 @@ def decoder(
     softcap: float | None = None,
     divisor: float = 1.0,
     head_bias: bool = False,
+    per_layer: PerLayerEmbeddingSpec | None = None,
 ) -> DecoderSpec:
     """A decoder around `layers`. `tied` is the default of `tie_word_embeddings`.
 
@@ -149,7 +151,7 @@ def decoder(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
         max_positions=max_positions,
-        embedding=EmbeddingSpec(hidden, scale=embedding_scale),
+        embedding=EmbeddingSpec(hidden, scale=embedding_scale, per_layer=per_layer),
         layers=layers,
         final_norm=final_norm,
         head=HeadSpec(config.flag("tie_word_embeddings", tied), softcap, divisor, head_bias),

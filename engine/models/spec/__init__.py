@@ -5,7 +5,7 @@ tensors here. A layer is a tuple of residual branches, each around a mixer; a ki
 `tensor_shapes` is the one list of the weights that a spec needs, under Tidewheel's own names.
 """
 
-from .attention import AttentionSpec, RopeSpec, TemperatureSpec
+from .attention import AttentionSpec, KvShape, RopeSpec, TemperatureSpec
 from .branch import BranchSpec, LayerSpec, MixerSpec, ParallelSpec, mixers
 from .decoder import DecoderSpec, EmbeddingSpec, HeadSpec, tensor_shapes
 from .delta_net import DeltaNetSpec
@@ -13,6 +13,7 @@ from .experts import ExpertsSpec, RouterSpec
 from .mamba2 import Mamba2Spec
 from .mlp import Activation, MlpSpec
 from .norm import NormSpec
+from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
 from .short_conv import ShortConvSpec
 
 __all__ = [
@@ -24,12 +25,15 @@ __all__ = [
     "EmbeddingSpec",
     "ExpertsSpec",
     "HeadSpec",
+    "KvShape",
     "LayerSpec",
     "Mamba2Spec",
     "MixerSpec",
     "MlpSpec",
     "NormSpec",
     "ParallelSpec",
+    "PerLayerEmbeddingSpec",
+    "PerLayerSpec",
     "RopeSpec",
     "RouterSpec",
     "ShortConvSpec",

@@ -40,6 +40,24 @@ class TemperatureSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a token leaves in the cache of one layer: K `[num_heads, key_dim]` and V `[num_heads, value_dim]`.
+
+    It lies in the cache group of `window`.
+    """
+
+    window: int | None
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def values(self) -> int:
+        """How many numbers these are."""
+        return self.num_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Causal attention. `num_kv_heads` divides `num_heads`; each KV head serves that many query heads in order.
 
@@ -51,7 +69,12 @@ class AttentionSpec:
     position)` if there are slopes, one a query head (https://arxiv.org/abs/2108.12409). With neither rope nor slopes a
     layer knows no positions (NoPE). `sinks`: each query head has a learned score of no token, which takes part in the
     softmax and has no value (https://arxiv.org/abs/2508.10925). With an `output_gate`, what a head gives is multiplied
-    by `sigmoid(q_gate x)`. Raises ValueError for numbers that make no attention.
+    by `sigmoid(q_gate x)`.
+
+    `v_norm` normalizes each value head. With `values_from_keys` values have no projection: they are the keys' before
+    norm and rope. With a `kv_layer` a layer has no K and V of its own: it reads those of the attention of that earlier
+    layer, which has the same heads and window (https://arxiv.org/abs/2405.05254). Raises ValueError for numbers that
+    make no attention.
     """
 
     kind: ClassVar[str] = "attention"
@@ -72,8 +95,17 @@ class AttentionSpec:
     sinks: bool = False
     output_gate: bool = False
     query_temperature: TemperatureSpec | None = None
+    v_norm: NormSpec | None = None
+    values_from_keys: bool = False
+    kv_layer: int | None = None
 
     def __post_init__(self) -> None:
+        if self.kv_layer is not None and (self.v_norm is not None or self.values_from_keys):
+            raise ValueError("attention that reads another layer's K and V has no values of its own")
+        if self.output_gate and (self.kv_layer is not None or self.values_from_keys):
+            raise ValueError("an output gate goes with K and V that have projections of their own")
+        if self.values_from_keys and self.qk_norm_over == "whole":
+            raise ValueError("values cannot be taken from keys that are normalized over their whole width")
         if self.scale <= 0 or (self.softcap is not None and self.softcap <= 0):
             raise ValueError("the scores' scale and softcap must be above 0")
         if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
@@ -98,16 +130,36 @@ class AttentionSpec:
         """How many values a token takes: queries, keys, values and gates, and the queries once more."""
         return 2 * (self.q_size + self.kv_size) + (self.q_size if self.output_gate else 0)
 
+    @property
+    def cached(self) -> KvShape | None:
+        """What it keeps of a token; None if that is another layer's."""
+        if self.kv_layer is not None:
+            return None
+        return KvShape(self.sliding_window, self.num_kv_heads, self.head_dim, self.head_dim)
+
+    @property
+    def projections(self) -> dict[str, int]:
+        """The matrices of its inputs: their names and how many outputs they have."""
+        sizes = {"q": self.q_size}
+        if self.kv_layer is None:
+            sizes["k"] = self.kv_size
+            if not self.values_from_keys:
+                sizes["v"] = self.kv_size
+        return sizes
+
     def shapes(self, hidden_size: int) -> Shapes:
-        """The weights: q, k, v, o and a gate, the norms of queries and keys, the sinks `[num_heads]`."""
+        """The weights: q, k, v, o and a gate, the norms of queries, keys and values, the sinks `[num_heads]`."""
         shapes: Shapes = {}
-        for name, size in (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size)):
+        for name, size in self.projections.items():
             shapes |= under(name, linear(size, hidden_size, self.qkv_bias))
         shapes |= under("o", linear(hidden_size, self.q_size, self.out_bias))
         if self.qk_norm:
             shared = self.qk_norm_over == "head"
             shapes |= under("q_norm", self.qk_norm.shapes(self.head_dim if shared else self.q_size))
-            shapes |= under("k_norm", self.qk_norm.shapes(self.head_dim if shared else self.kv_size))
+            if self.kv_layer is None:
+                shapes |= under("k_norm", self.qk_norm.shapes(self.head_dim if shared else self.kv_size))
+        if self.v_norm:
+            shapes |= under("v_norm", self.v_norm.shapes(self.head_dim))
         if self.sinks:
             shapes["sinks"] = (self.num_heads,)
         if self.output_gate:

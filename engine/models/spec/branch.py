@@ -31,13 +31,17 @@ class MixerSpec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BranchSpec:
-    """`x = sum_norm(x + scale * post_norm(mixer(norm(x))))`, where a norm that is None changes nothing."""
+    """`x = sum_norm(x + scale * post_norm(mixer(norm(x))))`, where a norm that is None changes nothing.
+
+    With a `sum_scale` the checkpoint has a number that x is multiplied by in the end.
+    """
 
     mixer: MixerSpec
     norm: NormSpec | None = None
     post_norm: NormSpec | None = None
     scale: float = 1.0
     sum_norm: NormSpec | None = None
+    sum_scale: bool = False
 
     def norms(self) -> Iterator[tuple[str, NormSpec]]:
         """The norms of this branch, by their names within a layer."""
@@ -50,20 +54,25 @@ class BranchSpec:
         shapes: Shapes = {}
         for name, norm in self.norms():
             shapes |= under(name, norm.shapes(hidden_size))
+        if self.sum_scale:
+            shapes[f"{self.mixer.kind}_sum_scale"] = (1,)
         return shapes | self.mixer.shapes(hidden_size)
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelSpec:
-    """Branches with the same input: the sum of their `scale * post_norm(mixer(norm(x)))`. None has a `sum_norm`."""
+    """Branches with the same input: the sum of their `scale * post_norm(mixer(norm(x)))`.
+
+    None has a `sum_norm` or a `sum_scale`.
+    """
 
     kind: ClassVar[str] = "parallel"
 
     branches: tuple[BranchSpec, ...]
 
     def __post_init__(self) -> None:
-        if any(branch.sum_norm for branch in self.branches):
-            raise ValueError("a branch beside others has no sum to normalize")
+        if any(branch.sum_norm or branch.sum_scale for branch in self.branches):
+            raise ValueError("a branch beside others has no sum to normalize or to scale")
 
     @property
     def activations(self) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from .attention import AttentionSpec
+from .attention import AttentionSpec, KvShape
 from .branch import LayerSpec, mixers
 from .delta_net import DeltaNetSpec
 from .mamba2 import Mamba2Spec
 from .norm import NormSpec
+from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
 from .shapes import Shapes, linear, under
 from .short_conv import ShortConvSpec
 
@@ -24,7 +25,7 @@ class EmbeddingSpec:
 
     A token's row is multiplied by `scale`. When `size` is not the hidden size, a projection without bias follows, and
     another precedes the head. Row `position + position_offset` of the `[num_positions + position_offset, hidden]` table
-    is added, and the sum is normalized if there is a `norm`.
+    is added, and the sum is normalized if there is a `norm`. `per_layer` is what each layer is told of a token besides.
     """
 
     size: int
@@ -32,6 +33,7 @@ class EmbeddingSpec:
     position_offset: int = 0
     scale: float = 1.0
     norm: NormSpec | None = None
+    per_layer: PerLayerEmbeddingSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,10 @@ class HeadSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A whole decoder. `max_positions` is the longest context, in tokens, that the weights and tables allow."""
+    """A whole decoder. `max_positions` is the longest context, in tokens, that the weights and tables allow.
+
+    Raises ValueError for layers that read what no earlier layer has.
+    """
 
     family: str
     vocab_size: int
@@ -64,8 +69,25 @@ class DecoderSpec:
     final_norm: NormSpec | None
     head: HeadSpec
 
+    def __post_init__(self) -> None:
+        per_layer = self.embedding.per_layer
+        for index, layer in enumerate(self.layers):
+            for mixer in mixers(layer):
+                if isinstance(mixer, AttentionSpec) and mixer.kv_layer is not None:
+                    self._require_kv(index, mixer, mixer.kv_layer)
+                if isinstance(mixer, PerLayerSpec) and (
+                    per_layer is None or mixer.size != per_layer.size or mixer.layer >= len(self.layers)
+                ):
+                    raise ValueError(f"layer {index} wants {mixer.size} values of a token that the embedding has not")
+
+    def _require_kv(self, index: int, attention: AttentionSpec, kv_layer: int) -> None:
+        earlier = mixers(self.layers[kv_layer]) if 0 <= kv_layer < index else iter(())
+        wanted = replace(attention, kv_layer=None).cached
+        if [m.cached for m in earlier if isinstance(m, AttentionSpec)] != [wanted]:
+            raise ValueError(f"layer {index} reads the K and V of layer {kv_layer}, which has not such heads")
+
     def attentions(self) -> Iterator[AttentionSpec]:
-        """The attention mixers of all layers in order: each has K and V of its own in the cache."""
+        """The attention mixers of all layers in order."""
         for layer in self.layers:
             yield from (mixer for mixer in mixers(layer) if isinstance(mixer, AttentionSpec))
 
@@ -79,12 +101,18 @@ class DecoderSpec:
         """What the recurrent mixers keep of one sequence, whatever its length; 0: there are none."""
         return _STATE_BYTES * sum(mixer.state_size for mixer in self.recurrences())
 
+    def caches(self) -> Iterator[KvShape]:
+        """What a token leaves in the KV cache, layer by layer. Layers that read another's K and V have none."""
+        for attention in self.attentions():
+            if attention.cached is not None:
+                yield attention.cached
+
     def windows(self) -> list[int | None]:
         """The sliding window of each cache group, the widest first: None sees all tokens.
 
         Attention mixers with the same window are one group.
         """
-        found = {attention.sliding_window for attention in self.attentions()}
+        found = {shape.window for shape in self.caches()}
         widths = sorted((window for window in found if window is not None), reverse=True)
         return [None, *widths] if None in found else [*widths]
 
@@ -100,6 +128,8 @@ def tensor_shapes(spec: DecoderSpec) -> Shapes:
         shapes |= under("embed.project_out", linear(embedding.size, hidden, bias=False))
     if embedding.norm:
         shapes |= under("embed.norm", embedding.norm.shapes(hidden))
+    if embedding.per_layer:
+        shapes |= under("embed", embedding.per_layer.shapes(hidden, len(spec.layers)))
     for i, layer in enumerate(spec.layers):
         for branch in layer:
             shapes |= under(f"layers.{i}", branch.shapes(hidden))

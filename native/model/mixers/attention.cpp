@@ -29,24 +29,30 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   AttentionState& state = context.attention;
   require(plan.cache_group >= 0 && size_t(plan.cache_group) < state.heads.size(),
           "attention must be of a cache group that has blocks");
-  layer_ = static_cast<int>(state.heads[plan.cache_group].size());
-  state.heads[plan.cache_group].push_back(heads_);
+  std::vector<Heads>& cached = state.heads[plan.cache_group];
+  layer_ = shares() ? plan.shared_layer : static_cast<int>(cached.size());
+  if (!shares()) cached.push_back(heads_);
+  require(size_t(layer_) < cached.size() && cached[layer_].num_kv_heads == heads_.num_kv_heads &&
+              cached[layer_].head_dim == heads_.head_dim && cached[layer_].num_heads == heads_.num_heads,
+          "attention can only share the K and V of an earlier layer of its cache group with the same heads");
   if (plan.rope) rope_table_ = state.ropes.add(*plan.rope);
 
   Weights& weights = context.weights;
   const int q = plan.q_size(), kv = plan.kv_size(), hidden = context.hidden_size;
-  const int all = q + 2 * kv + (plan.output_gate ? q : 0);
+  require(!plan.output_gate || (!shares() && !plan.values_from_keys), "an output gate is behind projections of q, k and v");
+  const int all = shares() ? q : plan.values_from_keys ? q + kv : q + 2 * kv + (plan.output_gate ? q : 0);
   weights.add_linear(prefix + "q", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, 0});
-  weights.add_linear(prefix + "k", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q});
-  weights.add_linear(prefix + "v", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q + kv});
+  if (!shares()) weights.add_linear(prefix + "k", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q});
+  if (all >= q + 2 * kv) weights.add_linear(prefix + "v", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q + kv});
   if (plan.output_gate) weights.add_linear(prefix + "q_gate", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, q + 2 * kv});
   weights.add_linear(prefix + "o", out_, hidden, q, plan.out_bias);
   weights.add_norm(prefix + "q_norm", q_norm_, plan.qk_norm, plan.q_norm_size());
-  weights.add_norm(prefix + "k_norm", k_norm_, plan.qk_norm, plan.k_norm_size());
+  if (!shares()) weights.add_norm(prefix + "k_norm", k_norm_, plan.qk_norm, plan.k_norm_size());
+  weights.add_norm(prefix + "v_norm", v_norm_, plan.v_norm, plan.head_dim);
   if (plan.sinks) weights.add_vector(prefix + "sinks", sinks_, plan.num_heads);
 
   const size_t query_bytes = context.kernels.query_bytes[static_cast<int>(state.cache_type)];
-  qkv_rows_ = context.workspace.add<float>(round_up(all, 16));
+  qkv_rows_ = context.workspace.add<float>(round_up(shares() ? q : std::max(all, q + 2 * kv), 16));
   query_rows_ = context.workspace.add<char>(plan.num_heads * heads_.padded_dim() * query_bytes);
   context.workspace.need_scratch(context.kernels.attention_scratch_bytes(heads_));
 }
@@ -78,7 +84,7 @@ void Attention::normalize_whole(Worker& worker, int tokens) const {
     for (int64_t t = begin; t < end; ++t) {
       float* row = qkv(static_cast<int>(t));
       context_.kernels.normalize(q_norm_, row, plan_.q_size());
-      context_.kernels.normalize(k_norm_, row + plan_.q_size(), plan_.kv_size());
+      if (!shares()) context_.kernels.normalize(k_norm_, row + plan_.q_size(), plan_.kv_size());
     }
   });
   context_.profile.end(worker, Phase::kRope);
@@ -106,13 +112,15 @@ void Attention::store(const Worker& worker, const Step& step, const AttentionTas
   args.norm_stride = plan_.qk_norm_over == QkNormOver::kEach ? plan_.head_dim : 0;
   args.norm_after_rope = plan_.qk_norm_after_rope;
   if (plan_.query_temperature) args.q_scale = scale_at(*plan_.query_temperature, position);
+  args.v_norm = v_norm_;
+  args.values_from_keys = plan_.values_from_keys;
   if (plan_.rope) {
     args.cos = state.ropes.cosines(rope_table_, token), args.sin = state.ropes.sines(rope_table_, token);
     args.rotary_pairs = static_cast<int>(plan_.rope->inv_freq.size());
     args.interleaved = plan_.rope->interleaved;
   }
   args.q = queries(token);
-  args.cache_heads = cache().head(worker.group(), layer_, block, kv_heads.begin);
+  args.cache_heads = shares() ? nullptr : cache().head(worker.group(), layer_, block, kv_heads.begin);
   args.slot = position % kBlockTokens;
   context_.kernels.store_qkv(state.cache_type, args);
 }

@@ -11,6 +11,7 @@ class Attention final : public Mixer {
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
 
  private:
+  bool shares() const { return plan_.shared_layer >= 0; }
   const KvCache& cache() const { return context_.attention.caches[plan_.cache_group]; }
   const int32_t* block_table(const Step& step, int sequence) const { return step.block_tables[plan_.cache_group].of(sequence); }
   float* qkv(int token) const { return context_.workspace.rows(qkv_rows_) + token * qkv_rows_.stride; }
@@ -25,10 +26,10 @@ class Attention final : public Mixer {
   const Context& context_;
   const AttentionPlan plan_;
   const Heads heads_;
-  int layer_;         // of its group's cache
+  int layer_;         // of its group's cache: its own, or the one that it shares
   int rope_table_ = -1;
   Linear qkv_, out_;
-  Norm q_norm_, k_norm_;
+  Norm q_norm_, k_norm_, v_norm_;
   float* sinks_ = nullptr;
   Buffer<float> qkv_rows_;   // [T, q k v gate]; later the result of attention in q's place
   Buffer<char> query_rows_;  // [T, heads, padded_dim] queries

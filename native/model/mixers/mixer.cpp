@@ -7,6 +7,7 @@
 #include "model/mixers/mlp.h"
 #include "model/mixers/parallel.h"
 #include "model/mixers/short_conv.h"
+#include "model/mixers/per_layer.h"
 
 namespace tidewheel {
 namespace {
@@ -24,6 +25,7 @@ struct Maker {
   Made operator()(const DeltaNetPlan& plan) const { return std::make_unique<DeltaNet>(plan, prefix, context); }
   Made operator()(const Mamba2Plan& plan) const { return std::make_unique<Mamba2>(plan, prefix, context); }
   Made operator()(const ShortConvPlan& plan) const { return std::make_unique<ShortConv>(plan, prefix, context); }
+  Made operator()(const PerLayerPlan& plan) const { return std::make_unique<PerLayer>(plan, prefix, context); }
 };
 
 }  // namespace

@@ -7,6 +7,7 @@ from ....models.spec import (
     Mamba2Spec,
     MlpSpec,
     ParallelSpec,
+    PerLayerSpec,
     ShortConvSpec,
 )
 from .attention import Attention
@@ -17,6 +18,7 @@ from .mamba2 import Mamba2
 from .mixer import Parts, Tokens
 from .mlp import Mlp
 from .parallel import Parallel
+from .per_layer import PerLayer
 from .short_conv import ShortConv
 
 __all__ = ["KINDS", "Branch", "Parts", "Tokens"]
@@ -29,4 +31,5 @@ KINDS = {
     MlpSpec.kind: Mlp,
     ParallelSpec.kind: Parallel,
     ShortConvSpec.kind: ShortConv,
+    PerLayerSpec.kind: PerLayer,
 }

@@ -16,43 +16,54 @@ _TILE_BLOCKS = 8
 
 
 class Attention:
-    """Attention with the K and V of its layer, each `[num_blocks, block_size, G, D]`."""
+    """Attention with the K and V of its layer or an earlier one, each `[num_blocks, block_size, G, D]`."""
 
     def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
         self._spec, self._layer, self._weights = spec, layer, parts.weights
         self._block_size = parts.block_size
-        shape = (parts.num_blocks[spec.sliding_window], parts.block_size, spec.num_kv_heads, spec.head_dim)
-        self._keys = torch.zeros(shape, dtype=parts.cache_dtype)
-        self._values = torch.zeros(shape, dtype=parts.cache_dtype)
+        if spec.kv_layer is None:
+            shape = (parts.num_blocks[spec.sliding_window], parts.block_size, spec.num_kv_heads, spec.head_dim)
+            parts.caches[layer] = (
+                torch.zeros(shape, dtype=parts.cache_dtype),
+                torch.zeros(shape, dtype=parts.cache_dtype),
+            )
+        self._keys, self._values = parts.caches[layer if spec.kv_layer is None else f"layers.{spec.kv_layer}"]
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
         """Write the tokens' K and V, then attend to all that their positions may see. `x [T, hidden]`."""
         spec, positions = self._spec, tokens.positions
         T, _ = x.shape
-        q = self._weights.linear(f"{self._layer}.q", x).view(T, spec.num_heads, spec.head_dim)
-        k = self._weights.linear(f"{self._layer}.k", x).view(T, spec.num_kv_heads, spec.head_dim)
-        v = self._weights.linear(f"{self._layer}.v", x).view(T, spec.num_kv_heads, spec.head_dim)
-        if not spec.qk_norm_after_rope:
-            q, k = self._norm("q_norm", q), self._norm("k_norm", k)
-        if spec.rope:
-            q, k = _rotate(spec.rope, q, positions), _rotate(spec.rope, k, positions)
-        if spec.qk_norm_after_rope:
-            q, k = self._norm("q_norm", q), self._norm("k_norm", k)
+        tables = tokens.block_tables[spec.sliding_window]
+        if spec.kv_layer is None:
+            k = self._weights.linear(f"{self._layer}.k", x)
+            v = k if spec.values_from_keys else self._weights.linear(f"{self._layer}.v", x)
+            k = self._placed("k", k, positions)
+            v = self._weights.norm(f"{self._layer}.v_norm", spec.v_norm, v.view(k.shape))
+            blocks = tables[torch.arange(T), positions // self._block_size]
+            self._keys[blocks, positions % self._block_size] = k.to(self._keys.dtype)
+            self._values[blocks, positions % self._block_size] = v.to(self._values.dtype)
+        q = self._placed("q", self._weights.linear(f"{self._layer}.q", x), positions)
         if spec.query_temperature:
             q = q * _temperature(spec.query_temperature, positions)[:, None, None]
-        tables = tokens.block_tables[spec.sliding_window]
-        blocks = tables[torch.arange(T), positions // self._block_size]
-        self._keys[blocks, positions % self._block_size] = k.to(self._keys.dtype)
-        self._values[blocks, positions % self._block_size] = v.to(self._values.dtype)
         q = q.to(self._keys.dtype).float()
         result = self._attend(q, positions, tables)
         if spec.output_gate:
             result = result * torch.sigmoid(self._weights.linear(f"{self._layer}.q_gate", x))
         return self._weights.linear(f"{self._layer}.o", result)
 
+    def _placed(self, name: str, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys `[T, heads * D]`, normalized and rotated: `[T, heads, D]`."""
+        spec = self._spec
+        x = x.view(len(x), -1, spec.head_dim)
+        if not spec.qk_norm_after_rope:
+            x = self._norm(f"{name}_norm", x)
+        if spec.rope:
+            x = _rotate(spec.rope, x, positions)
+        return self._norm(f"{name}_norm", x) if spec.qk_norm_after_rope else x
+
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
-        """Copy K and V, if they are in blocks of that group."""
-        if window != self._spec.sliding_window:
+        """Copy K and V, if they are in blocks of that group and no other layer's."""
+        if window != self._spec.sliding_window or self._spec.kv_layer is not None:
             return
         for cache in (self._keys, self._values):
             cache[target] = cache[source]

@@ -9,7 +9,7 @@ from .mixer import Parts, Tokens
 
 
 class Branch:
-    """`x = sum_norm(x + scale * post_norm(mixer(norm(x))))`."""
+    """`x = sum_scale * sum_norm(x + scale * post_norm(mixer(norm(x))))`."""
 
     def __init__(self, spec: BranchSpec, layer: str, parts: Parts) -> None:
         self._spec = spec
@@ -25,4 +25,5 @@ class Branch:
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
         """The residual stream `[T, hidden]` after the branch."""
-        return self._weights.norm(f"{self._norms}_sum_norm", self._spec.sum_norm, x + self.added(x, tokens))
+        x = self._weights.norm(f"{self._norms}_sum_norm", self._spec.sum_norm, x + self.added(x, tokens))
+        return x * self._weights[f"{self._norms}_sum_scale"] if self._spec.sum_scale else x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -19,12 +19,14 @@ class Tokens:
     """The tokens of a pass: `positions [T]`, and `block_tables [T, max_blocks]` with each token's own row.
 
     There are tables for each cache group, by its window. `state_slots [T]` say where recurrent mixers keep the state of
-    each token's sequence; None if the model has none.
+    each token's sequence; None if the model has none. `per_layer [T, layers, size]` is what each layer is told of a
+    token, in models with per-layer embeddings.
     """
 
     positions: Tensor
     state_slots: Tensor | None
     block_tables: Mapping[int | None, Tensor]
+    per_layer: Tensor | None = None
 
 
 class Mixer(Protocol):
@@ -53,6 +55,7 @@ class Parts:
     num_states: int  # slots of recurrent state
     cache_dtype: torch.dtype
     kinds: Mapping[str, Callable[[Any, str, Parts], Mixer]]
+    caches: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # K and V by layer, for those who share them
 
     def mixer(self, spec: MixerSpec, layer: str) -> Mixer:
         """The mixer of a branch, whose weights' names begin with `layer`. Raises DeviceError for an unknown kind."""

@@ -1,0 +1,186 @@
+"""Gemma 4, the models for text: windows, heads of two sizes, K and V shared by the last layers, per-layer embeddings.
+
+As in https://github.com/huggingface/transformers/blob/main/src/transformers/models/gemma4/modeling_gemma4.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...errors import ModelError
+from ..config import ConfigReader
+from ..description import ModelDescription
+from ..rope import Rope, rope_from_config
+from ..spec import (
+    AttentionSpec,
+    BranchSpec,
+    LayerSpec,
+    NormSpec,
+    PerLayerEmbeddingSpec,
+    PerLayerSpec,
+)
+from .listing import Listing
+from .names import CheckpointNames
+from .parts import attention, decoder, gated_mlp, layer_windows
+
+ARCHITECTURES = {"Gemma4ForCausalLM": Listing("Gemma 4, the text models", refused="experts; bidirectional attention")}
+
+_WINDOWS_EVERY = 6  # where the config has no `layer_types`, every sixth layer has no window
+_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+_NAMES = CheckpointNames(
+    base="model.",
+    top={
+        "embed.weight": "embed_tokens.weight",
+        "embed.per_layer": "embed_tokens_per_layer.weight",
+        "embed.per_layer_projection.weight": "per_layer_model_projection.weight",
+        "embed.per_layer_norm.weight": "per_layer_projection_norm.weight",
+        "final_norm.weight": "norm.weight",
+    },
+    layers="layers",
+    modules={
+        "attention_norm": "input_layernorm",
+        "q": "self_attn.q_proj",
+        "k": "self_attn.k_proj",
+        "v": "self_attn.v_proj",
+        "o": "self_attn.o_proj",
+        "q_norm": "self_attn.q_norm",
+        "k_norm": "self_attn.k_norm",
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "gate": "mlp.gate_proj",
+        "up": "mlp.up_proj",
+        "down": "mlp.down_proj",
+        "mlp_post_norm": "post_feedforward_layernorm",
+        "mlp_sum_scale": "layer_scalar",
+        "per_layer_gate": "per_layer_input_gate",
+        "per_layer_projection": "per_layer_projection",
+        "per_layer_post_norm": "post_per_layer_input_norm",
+        "per_layer_sum_scale": "layer_scalar",
+    },
+)
+
+
+def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
+    """Gemma 4. The last layer has no window, whatever the config says."""
+    config.refuse("use_bidirectional_attention", "vision")  # which text does not feel
+    config.refuse("enable_moe_block", False)
+    config = config.with_defaults(num_key_value_heads=4, head_dim=256, max_position_embeddings=131072)
+    attentions, max_positions = _attentions(config, max_model_len)
+    norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6))
+    spec = decoder(
+        config,
+        "gemma4",
+        tuple(_layer(config, i, mixer, norm) for i, mixer in enumerate(attentions)),
+        norm,
+        max_positions,
+        tied=True,
+        embedding_scale=config.integer("hidden_size") ** 0.5,
+        softcap=config.optional_number("final_logit_softcapping"),
+        per_layer=_embedding(config, norm),
+    )
+    return _NAMES.describe(spec)
+
+
+def _layer(config: ConfigReader, index: int, mixer: AttentionSpec, norm: NormSpec) -> LayerSpec:
+    activation = config.activation("hidden_activation", "gelu_pytorch_tanh")
+    mlp = gated_mlp(config, activation)
+    if mixer.kv_layer is not None and config.flag("use_double_wide_mlp", False):
+        mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
+    size = _per_layer_size(config)
+    branches = [BranchSpec(mixer, norm, norm), BranchSpec(mlp, norm, norm)]
+    if size:
+        branches.append(BranchSpec(PerLayerSpec(index, size, activation), post_norm=norm))
+    branches[-1] = replace(branches[-1], sum_scale=True)
+    return tuple(branches)
+
+
+def _embedding(config: ConfigReader, norm: NormSpec) -> PerLayerEmbeddingSpec | None:
+    size = _per_layer_size(config)
+    if not size:
+        return None
+    vocab_size = config.integer("vocab_size_per_layer_input", 262_144)
+    if vocab_size < config.integer("vocab_size"):
+        raise ModelError("config.json: vocab_size_per_layer_input must be at least vocab_size")
+    return PerLayerEmbeddingSpec(vocab_size, size, size**0.5, config.integer("hidden_size") ** -0.5, 2**-0.5, norm)
+
+
+def _per_layer_size(config: ConfigReader) -> int:
+    """How many values a layer is told of a token: 0 in models without per-layer embeddings."""
+    return 0 if config.raw("hidden_size_per_layer_input") == 0 else config.integer("hidden_size_per_layer_input", 256)
+
+
+def _attentions(config: ConfigReader, max_model_len: int | None) -> tuple[tuple[AttentionSpec, ...], int]:
+    """The attention of each layer, and the longest context."""
+    window = config.optional_integer("sliding_window", 512)
+    windows = layer_windows(config, window, lambda i: (i + 1) % _WINDOWS_EVERY != 0)
+    windows = (*windows[:-1], None)  # whatever the config says of the last layer
+    own = len(windows) - _shared_layers(config, len(windows))
+    bias = config.flag("attention_bias", False)
+    norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6))
+    keys_are_values = config.flag("attention_k_eq_v", False)
+    mixers: list[AttentionSpec] = []
+    longest = config.integer("max_position_embeddings")
+    for index, window in enumerate(windows):
+        heads = replace(attention(_heads(config, index, window), qkv_bias=bias, out_bias=bias), scale=1.0)
+        rope = _rope(config, window, heads.head_dim, max_model_len)
+        longest = min(longest, rope.max_positions)
+        mixer = replace(
+            heads,
+            qk_norm=norm,
+            rope=rope.spec,
+            sliding_window=window,
+            v_norm=replace(norm, weight=False),
+            values_from_keys=keys_are_values and window is None,
+        )
+        if index >= own:
+            source = _last_with(windows[:own], window)
+            mixer = replace(mixer, v_norm=None, values_from_keys=False, kv_layer=source)
+            if replace(mixer, kv_layer=None).cached != mixers[source].cached:
+                raise ModelError(f"config.json: layers {source} and {index} share K and V, but not the size of heads")
+        mixers.append(mixer)
+    return tuple(mixers), longest
+
+
+def _shared_layers(config: ConfigReader, num_layers: int) -> int:
+    shared = 0 if config.raw("num_kv_shared_layers") == 0 else config.optional_integer("num_kv_shared_layers", 0) or 0
+    if shared >= num_layers:
+        raise config.error("num_kv_shared_layers", f"less than the {num_layers} layers")
+    return shared
+
+
+def _last_with(windows: Sequence[int | None], window: int | None) -> int:
+    """The last of the layers that have K and V of their own and this window."""
+    for index in reversed(range(len(windows))):
+        if windows[index] == window:
+            return index
+    raise ModelError("config.json: num_kv_shared_layers leaves a layer without an earlier one of its type")
+
+
+def _heads(config: ConfigReader, index: int, window: int | None) -> ConfigReader:
+    """The config with the heads of one layer: those of `per_layer_config`, or of the fields for global layers."""
+    by_layer = config.raw("per_layer_config")
+    if by_layer is not None:
+        own = by_layer.get(str(index), by_layer.get(index, {})) if isinstance(by_layer, dict) else None
+        if not isinstance(own, dict) or not own.keys() <= {"head_dim", "num_key_value_heads"}:
+            raise config.error("per_layer_config", "an object from layers to their head_dim and num_key_value_heads")
+        return config.with_fields(**own)
+    if window is not None:
+        return config
+    kv_heads = config.raw("num_global_key_value_heads") if config.flag("attention_k_eq_v", False) else None
+    return config.with_fields(
+        head_dim=config.integer("global_head_dim", 512),
+        num_key_value_heads=config.integer("num_key_value_heads") if kv_heads is None else kv_heads,
+    )
+
+
+def _rope(config: ConfigReader, window: int | None, head_dim: int, max_model_len: int | None) -> Rope:
+    by_type = config.with_defaults(rope_parameters=_ROPES).raw("rope_parameters")
+    layer_type = "full_attention" if window is None else "sliding_attention"
+    parameters = by_type.get(layer_type) if isinstance(by_type, dict) else None
+    if not isinstance(parameters, dict):
+        raise config.error("rope_parameters", f"an object with an object for {layer_type}")
+    return rope_from_config(config.with_fields(rope_parameters=parameters), head_dim, max_model_len)
