@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -103,30 +103,24 @@ def inspect_model(options: EngineOptions) -> Inspection:
 
     Raises ModelError if there is no such model, or nothing at all can be said of it.
     """
-    with _headers(options) as path:
+    with _headers(options) as (path, whole):
         try:
-            return _Look(options, path).inspection()
+            return _Look(options, path, whole).inspection()
         except (ModelError, DeviceError) as error:
             raise type(error)(_named(error, path, options.model)) from error
 
 
 @contextmanager
-def _headers(options: EngineOptions) -> Iterator[Path]:
-    """The folder or file of the model, or one that has only the headers of a hub id's."""
-    path = local_model(options.model, ".gguf")
-    if path is not None:
-        yield path
-        return
-    try:
-        headers = hub_headers(options.model, options.revision)
-        path = headers.__enter__()
-    except UnreachableError:
-        yield resolve(options.model, options.revision, options.download_dir)  # what is in the cache
-        return
-    try:
-        yield path
-    finally:
-        headers.__exit__(None, None, None)
+def _headers(options: EngineOptions) -> Iterator[tuple[Path, bool]]:
+    """The folder or file of the model, or one that has only the headers of a hub id's; and whether it is whole."""
+    with ExitStack() as stack:
+        path, whole = local_model(options.model, ".gguf"), True
+        if path is None:
+            try:
+                path, whole = stack.enter_context(hub_headers(options.model, options.revision)), False
+            except UnreachableError:
+                path = resolve(options.model, options.revision, options.download_dir)  # what is in the cache
+        yield path, whole
 
 
 def _named(error: Exception, path: Path, model: str) -> str:
@@ -137,8 +131,9 @@ def _named(error: Exception, path: Path, model: str) -> str:
 class _Look:
     """One look at a model: what fails on the way is kept, and the rest is looked at all the same."""
 
-    def __init__(self, options: EngineOptions, path: Path) -> None:
+    def __init__(self, options: EngineOptions, path: Path, whole: bool) -> None:
         self._options, self._path = options, path
+        self._has_tokenizer = whole or path.is_file()
         self._source = source_at(path, "auto")
         self._refusal: str | None = None
 
@@ -163,6 +158,8 @@ class _Look:
                 quantization = method_in_words(config)
                 spec = describe(config, self._options.max_model_len).spec
                 opened = open_model(self._options, self._source)
+                if self._has_tokenizer:
+                    self._source.tokenizer()
         except (ModelError, DeviceError) as error:
             self._refused(error)
         architectures = config.get("architectures")

@@ -10,15 +10,20 @@ import runpy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from tidewheel.engine.devices import SERVING_DEVICES
+from tidewheel.engine.devices import SERVING_DEVICES, get_device
+from tidewheel.engine.devices.base import Device
 from tidewheel.engine.devices.coverage import missing_kinds
+from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe
 from tidewheel.engine.models.families import listing_of
+from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.weights.dtypes import KvCacheDType
 from tidewheel.engine.weights.gguf.blocks import BLOCK_TYPES
 from tidewheel.engine.weights.gguf.names import ARCHITECTURES as GGUF_ARCHITECTURES
 from tidewheel.engine.weights.gguf.tokenizer import supported_pre
+from tidewheel.engine.weights.quantization import Method
 from tidewheel.engine.weights.quantized import readers
 
 ROOT = Path(__file__).parents[1]
@@ -86,11 +91,37 @@ def gguf(configs: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
+def devices(configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """What each device keeps weights, K and V in."""
+    spec = describe(next(iter(configs.values()))).spec
+    rows = []
+    for name in SERVING_DEVICES:
+        device = get_device(name)
+        kept = "in the file's own bits" if device.quantizes else "dequantized to `--dtype`"
+        quantization = _code(get_args(Method)) if device.quantizes else "no effect"
+        cached = [dtype for dtype in get_args(KvCacheDType) if _caches(device, spec, dtype)]
+        rows.append((f"`{name}`", kept, quantization, _code(cached)))
+    return _table(("device", "quantized files", "`--quantization`", "`--kv-cache-dtype`"), rows)
+
+
 TABLES: dict[str, Callable[[Mapping[str, Mapping[str, Any]]], str]] = {
     "families": families,
     "methods": methods,
     "gguf": gguf,
+    "devices": devices,
 }
+
+
+def _caches(device: Device, spec: DecoderSpec, dtype: KvCacheDType) -> bool:
+    try:
+        device.kv_bytes_per_token(spec, dtype)
+    except DeviceError:
+        return False
+    return True
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _devices(able: Sequence[str]) -> str:

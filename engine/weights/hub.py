@@ -48,8 +48,8 @@ def resolve(
     if any(folder.glob("*.safetensors")) or (not with_weights and is_there(folder / "config.json")):
         return folder
     names = repository_files(model, revision, download_dir)
+    refuse_pickles(model, names)
     if not any(name.lower().endswith(".gguf") for name in names):
-        _refuse_pickles(model, names)
         return folder
     return _gguf(model, revision, download_dir, None, names)
 
@@ -70,8 +70,10 @@ def download_model(model: str, revision: str | None = None, download_dir: str | 
     raise ModelError(f"{model} has no safetensors, GGUF or ONNX files: name another repository of the model")
 
 
-def _refuse_pickles(model: str, names: list[str]) -> None:
-    if pickles := [name for name in names if name.endswith(_PICKLES)]:
+def refuse_pickles(model: str, names: list[str]) -> None:
+    """Raises ModelError for a repository without safetensors that has pickles and no GGUF files."""
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles and not any(name.lower().endswith(".gguf") for name in names):
         raise ModelError(
             f"{model} has its weights as pickle ({', '.join(pickles[:3])}), which can run code when it is read and is "
             "never loaded: name a repository or a --revision with safetensors or GGUF, or download and convert it"

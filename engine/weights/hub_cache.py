@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,9 @@ def remove_model(name: str, download_dir: str | Path | None = None) -> int:
     wanted = split_name(name)[1]
     if wanted is not None and (kept := _without(repository, wanted)):
         return _delete_files(repository, kept)
-    strategy = cache.delete_revisions(*(revision.commit_hash for revision in repository.revisions))
+    # A copy of a repository has the same commits.
+    alone = replace(cache, repos=frozenset({repository}))
+    strategy = alone.delete_revisions(*(revision.commit_hash for revision in repository.revisions))
     freed = int(strategy.expected_freed_size)
     strategy.execute()
     return freed

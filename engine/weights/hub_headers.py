@@ -20,7 +20,7 @@ from ..files.reading import MAX_JSON_BYTES
 from .gguf.choosing import choose_gguf
 from .gguf.names import CONFIG_TENSORS
 from .gguf.reader import GgufFile, read_gguf
-from .hub import hub_errors, split_name
+from .hub import hub_errors, refuse_pickles, split_name
 
 _CONFIGS = ("config.json", "model.safetensors.index.json")
 _REQUESTS_AT_A_TIME = 8
@@ -84,6 +84,8 @@ class _Repository:
 def _fetch(repository: _Repository, wanted: str | None, folder: Path) -> Path:
     weights = [name for name in repository.files if _is_checkpoint(name)]
     if wanted is not None or not weights:
+        if wanted is None:
+            refuse_pickles(repository.name, repository.files)
         parts = choose_gguf(repository.name, repository.files, wanted)
         for part in parts:
             _gguf(repository, part, folder / Path(part).name)

@@ -30,7 +30,8 @@ def choose_gguf(repository: str, names: Iterable[str], wanted: str | None = None
     """
     models = _models(names)
     if not models:
-        raise ModelError(f"{repository} has no GGUF files{f' for :{wanted}' if wanted else ''}")
+        what = f"no GGUF files for :{wanted}" if wanted else "neither safetensors nor GGUF files"
+        raise ModelError(f"{repository} has {what}")
     found = [model for model in models if _fits(model, wanted or DEFAULT_QUANTIZATION)]
     if wanted is None and not found:
         found = list(models)

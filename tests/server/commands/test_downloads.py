@@ -32,9 +32,11 @@ ENCODER = {"config.json": b"{}", "onnx/model.onnx": b"graph"}
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     """own/model has safetensors, own/gguf the same model in two types; both are longer than what is fetched of them."""
     folder = tmp_path_factory.mktemp("made")
-    model = models_zoo.model("llama-llama3")
-    files = {path.name: path.read_bytes() for path in models_zoo.folder("llama-llama3").iterdir()}
-    q8 = gguf_files.write(folder / "q8.gguf", model, quantize=gguf_files.quantized(gguf.GGMLQuantizationType.Q8_0))
+    model, tokenizer = models_zoo.model("llama-llama3"), models_zoo.train_tokenizer()
+    files = {path.name: path.read_bytes() for path in models_zoo.folder("llama-llama3", tokenizer=True).iterdir()}
+    q8 = gguf_files.write(
+        folder / "q8.gguf", model, tokenizer, quantize=gguf_files.quantized(gguf.GGMLQuantizationType.Q8_0)
+    )
     f32 = gguf_files.write(folder / "f32.gguf", model)
     converted = {"model-Q8_0.gguf": with_much_metadata(q8.read_bytes()), "model-F32.gguf": f32.read_bytes()}
     repositories = {"own/model": files, "own/gguf": converted, "own/pickled": PICKLED, "own/encoder": ENCODER}
@@ -64,6 +66,7 @@ def quantized(kind: str, folder: Path) -> dict[str, bytes]:
             tensors[name] = weight.numpy()
     config = json.loads((models_zoo.folder("llama-llama3") / "config.json").read_text())
     save(folder, {**config, "quantization_config": FORMATS[kind].config}, tensors)
+    models_zoo.train_tokenizer().save_pretrained(folder)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -150,7 +153,7 @@ def test_a_model_is_pulled_listed_and_removed(shell: Shell) -> None:
     assert removed.out.startswith("Deleted own/gguf:Q8_0: ")
     assert "own/model" in fewer.out
     assert "own/gguf:Q8_0" not in fewer.out
-    assert (yes.code, last.code, empty.out) == (0, 0, "")
+    assert (yes.code, last.code, last.err, empty.out) == (0, 0, "", "")
     assert [path for path in shell.home.rglob("*") if path.suffix in (".gguf", ".safetensors")] == []
     assert (missing.code, "own/model is not in the cache" in missing.err) == (1, True)
 

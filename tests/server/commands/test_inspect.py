@@ -40,7 +40,8 @@ def changed(tmp_path: Path) -> Callable[..., Path]:
         config = {**json.loads((DEMO_MODEL / "config.json").read_text()), **fields}
         (tmp_path / "config.json").write_text(json.dumps(config))
         if not (tmp_path / "model.safetensors").exists():
-            (tmp_path / "model.safetensors").symlink_to(DEMO_MODEL / "model.safetensors")
+            for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+                (tmp_path / name).symlink_to(DEMO_MODEL / name)
         return tmp_path
 
     return change
@@ -61,7 +62,7 @@ def test_it_says_what_serving_would_take(inspect: Inspect) -> None:
 
 
 def test_a_model_that_serving_refuses_is_described_and_the_error_quoted(
-    inspect: Inspect, changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    inspect: Inspect, changed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for fields, said in (
         ({"architectures": ["ImaginaryForCausalLM"]}, "ImaginaryForCausalLM"),
@@ -72,6 +73,8 @@ def test_a_model_that_serving_refuses_is_described_and_the_error_quoted(
         assert said in found["refusal"]
         assert found["contents"]["formats"]
     assert found["quantization"] == "imaginary (bits 3)"
+    (changed() / "tokenizer.json").unlink()
+    assert "tokenizer" in inspect(tmp_path, code=1)["refusal"]
     assert main(["inspect", str(changed(vocab_size=100))]) == 1
     assert re.search("^served +no: ", capsys.readouterr().out, re.MULTILINE)
 
@@ -89,7 +92,7 @@ def test_a_device_that_lacks_a_kind_of_layer_is_named(
 
 def test_windows_bound_the_cache(inspect: Inspect) -> None:
     pytest.importorskip("torch")
-    folder = models_zoo.folder("mistral-window")
+    folder = models_zoo.folder("mistral-window", tokenizer=True)
     (longest,) = inspect(folder)["kv_cache"]
     opened = open_model(EngineOptions(model=str(folder), device="cpu"))
     assert longest["tokens"] == opened.spec.max_positions
