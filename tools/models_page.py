@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe
 from tidewheel.engine.models.families import listing_of
 from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.models.text_part import WRAPPERS
 from tidewheel.engine.weights.dtypes import KvCacheDType
 from tidewheel.engine.weights.gguf.blocks import BLOCK_TYPES
 from tidewheel.engine.weights.gguf.names import ARCHITECTURES as GGUF_ARCHITECTURES
@@ -70,6 +72,12 @@ def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
     return _table(("models", "architecture in `config.json`", "in GGUF", "devices", "refused"), sorted(rows, key=_name))
 
 
+def wrappers(configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Models of which the language model is served alone."""
+    names = f"Of these models, which take images or sound, the language model is served: {_code(sorted(WRAPPERS))}."
+    return "".join(f"{line}\n" for line in textwrap.wrap(names, 120))
+
+
 def methods(configs: Mapping[str, Mapping[str, Any]]) -> str:
     """The methods of quantized checkpoints."""
     rows = [(f"`{reader.name}`", reader.works, reader.refused) for reader in readers()]
@@ -106,6 +114,7 @@ def devices(configs: Mapping[str, Mapping[str, Any]]) -> str:
 
 TABLES: dict[str, Callable[[Mapping[str, Mapping[str, Any]]], str]] = {
     "families": families,
+    "wrappers": wrappers,
     "methods": methods,
     "gguf": gguf,
     "devices": devices,

@@ -76,7 +76,8 @@ def refuse_pickles(model: str, names: list[str]) -> None:
     if pickles and not any(name.lower().endswith(".gguf") for name in names):
         raise ModelError(
             f"{model} has its weights as pickle ({', '.join(pickles[:3])}), which can run code when it is read and is "
-            "never loaded: name a repository or a --revision with safetensors or GGUF, or download and convert it"
+            "never loaded: name a repository or a --revision with safetensors or GGUF, or get this one with "
+            f"hf download {model} --local-dir FOLDER, and serve FOLDER: the error has the command that converts it"
         )
 
 
