@@ -77,7 +77,7 @@ def _take_rows(tensor: WeightTensor, ref: TensorRef) -> WeightTensor:
     if isinstance(tensor, DenseTensor):
         return replace(tensor, data=rows_of(tensor.data, ref))
     if isinstance(tensor, BlockTensor):
-        raise ValueError(f"{tensor.origin} is in blocks: its rows are taken by `take_blocks`")
+        return replace(take_blocks(tensor.data, tensor.kind, ref, str(tensor.origin)), mapped=False)
     codes = rows_of(tensor.codes, ref)
     return replace(
         tensor,

@@ -60,7 +60,7 @@ class Awq:
 
 def _read(layer: LayerTensors, shape: tuple[int, int], group_size: int, with_codes: bool) -> QuantizedTensor:
     codes = pack(_numbers(layer.array("qweight")).T, 4) if with_codes else no_codes(shape, 4)
-    scales = layer.floats("scales")
+    scales = layer.scales("scales")
     return QuantizedTensor(
         shape,
         "uint",

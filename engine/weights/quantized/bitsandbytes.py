@@ -126,13 +126,15 @@ def _eight_bits(layer: LayerTensors) -> StoredMatrix:
         if layer.array("weight_format") != _ROWS:
             raise layer.error("weight_format", "says that the weight is arranged for one processor: save it again")
 
+    shape = (outputs, inputs)
+
     def read(with_codes: bool) -> QuantizedTensor:
         largest = to_float32(layer.floats("SCB"))[:, np.newaxis]
         scales = DenseTensor(largest / np.float32(127), "float32", origin=layer.origin("SCB"))
-        codes = layer.array("weight").view(np.uint8) if with_codes else no_codes((outputs, inputs), 8)
-        return QuantizedTensor((outputs, inputs), "int", 8, inputs, codes, scales, origin=layer.origin("weight"))
+        codes = layer.array("weight").view(np.uint8) if with_codes else no_codes(shape, 8)
+        return QuantizedTensor(shape, "int", 8, inputs, codes, scales, origin=layer.origin("weight"))
 
-    return layer.integers((outputs, inputs), "int8", read)
+    return layer.integers(shape, "int8", read)
 
 
 def _read_state(layer: LayerTensors, part: str) -> _State:

@@ -2,9 +2,9 @@
 
 Layers are dense, or stored in one of these ways. `weight_scale` is as fine as the config's strategy says.
 
-- packed integers: `weight_packed [N, K * b / 32]`, lowest bits first, holds q + 2^(b-1); `weight_shape [2]`; where
-  the zero point is not 0, `weight_zero_point [N * b / 32, G]`, packed along N with the same offset; where inputs have
-  an order of their own, `weight_g_idx [K]`, each input's group.
+- packed integers of b bits: `weight_packed [N, K * b / 32]`, lowest bits first, holds q + 2^(b-1); `weight_shape
+  [2]`; where the zero point is not 0, `weight_zero_point [N * b / 32, G]`, packed along N with the same offset; where
+  inputs have an order of their own, `weight_g_idx [K]`, each input's group.
 - int8 in `weight [N, K]`, with `weight_zero_point [N, G]` where it is not 0.
 - e4m3 in `weight [N, K]`.
 - e2m1 in `weight_packed [N, K / 2]`: MXFP4 with powers of two for each 32 inputs, NVFP4 with scales in e4m3 for each
@@ -22,17 +22,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import ModelError
 from ...files.wording import shown
 from ...models.config import ConfigReader
-from ..bits import unpack
+from ..bits import pack, unpack
 from ..stored import FLOATS, StoredMatrix
-from ..tensor import DenseTensor, QuantizedTensor, WeightTensor, to_float32
+from ..tensor import BlockTensor, DenseTensor, QuantizedTensor, to_float32
 from .fp8 import read_block
 from .groups import input_order, no_codes, read_group_size, reordered
 from .layer import LayerTensors
-from .small_floats import E4M3, e2m1, e8m0, read_e4m3, say_that_memory_grows, scaled, take_scales
+from .small_floats import (
+    E4M3,
+    MXFP4,
+    e2m1,
+    mxfp4_blocks,
+    read_e4m3,
+    say_that_memory_grows,
+    scaled,
+    take_scales,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +50,12 @@ _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mixed-precision", "dense",
 )  # fmt: skip
-_PACKED_BITS: dict[int, Literal[2, 4, 8]] = {2: 2, 4: 4, 8: 8}  # others were packed in two ways
+# By the bits of packed integers, those in which they are held.
+_HELD_BITS: dict[int, Literal[2, 3, 4, 8]] = {2: 2, 3: 3, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
 _FP4_GROUP = {"nvfp4": 16, "mxfp4": 32}  # inputs
+
+
+_Packing = Literal["dense", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,7 @@ class CompressedTensors:
     """The reader of compressed-tensors layers. Raises ModelError for a config that is not supported."""
 
     name = "compressed-tensors"
-    works = "packed integers of 2, 4 and 8 bits; int8; FP8 for tensors, channels, groups and blocks; MXFP4; NVFP4"
+    works = "packed integers of 2 to 8 bits; int8; FP8 for tensors, channels, groups and blocks; MXFP4; NVFP4"
     refused = "sparse checkpoints; transforms"
 
     def __init__(self, config: ConfigReader) -> None:
@@ -72,7 +86,7 @@ class CompressedTensors:
         if config.raw("kv_cache_scheme") is not None:
             logger.info("The checkpoint's kv_cache_scheme has no effect: --kv-cache-dtype says how K and V are kept")
         self._targets = list(_read_targets(config))
-        if any(scheme.type == "float" for _, scheme in self._targets):
+        if any(scheme.type == "float" and scheme.block != (1, _FP4_GROUP["mxfp4"]) for _, scheme in self._targets):
             say_that_memory_grows(self.name)
 
     def matrix(self, layer: LayerTensors) -> StoredMatrix | None:
@@ -97,21 +111,29 @@ class CompressedTensors:
 
 
 def _packed(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
-    bits = _PACKED_BITS.get(scheme.bits)
-    if bits is None:
-        raise layer.error("weight_packed", f"has {scheme.bits} bits a weight; supported are 2, 4 and 8")
+    bits = scheme.bits
+    if bits not in _HELD_BITS:
+        raise layer.error("weight_packed", f"has {bits} bits a weight; supported are 2 to 8")
+    held = _HELD_BITS[bits]
     outputs, words = layer.take("weight_packed", "I32").shape
     layer.take("weight_shape", "I32", "I64", shape=(2,))
     shape = (outputs, int(layer.array("weight_shape")[1]))
     inputs = shape[1]
-    if int(layer.array("weight_shape")[0]) != outputs or inputs < 1 or -(-inputs * bits // 32) != words:
+    packing = _packing(words, inputs, bits)
+    if int(layer.array("weight_shape")[0]) != outputs or inputs < 1 or packing is None:
         stated = tuple(layer.array("weight_shape").tolist())
         raise layer.error("weight_shape", f"says {stated}, which {bits} bits in {outputs} x {words} words are not")
     block = take_scales(layer, "weight_scale", shape, _block_of(layer, scheme))
     group_size = block[1]
     groups = -(-inputs // group_size)
+    zeros_packing = None
     if not scheme.symmetric:
-        layer.take("weight_zero_point", "I32", shape=(-(-outputs * bits // 32), groups))
+        found = layer.find("weight_zero_point")
+        zeros_words = found.shape[0] if found is not None and found.shape else 0
+        zeros_packing = _packing(zeros_words, outputs, bits)
+        if zeros_packing is None:
+            zeros_words = -(-outputs * bits // 32)
+        layer.take("weight_zero_point", "I32", shape=(zeros_words, groups))
     if layer.find("weight_g_idx") is not None:
         layer.take("weight_g_idx", "I32", "I64", shape=(inputs,))
 
@@ -120,18 +142,20 @@ def _packed(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
         # Layers without an order of their own may have been saved with -1 for "not set".
         if layer.find("weight_g_idx") is not None and (layer.array("weight_g_idx") != -1).any():
             order = input_order(layer, "weight_g_idx", inputs, group_size)
-        codes = no_codes(shape, bits)
+        codes = no_codes(shape, held)
         if with_codes:
             packed = np.ascontiguousarray(layer.array("weight_packed")).view(np.uint8)
-            codes = reordered(packed[:, : codes.shape[1]], bits, order)
+            if packing != "dense" or bits != held:
+                packed = pack(_numbers(packed, bits, inputs, packing), held)
+            codes = reordered(packed[:, : codes.shape[1]], held, order)
         zeros = np.full((outputs, groups), 1 << (bits - 1), np.uint8)
         if not scheme.symmetric:
             packed_zeros = np.ascontiguousarray(layer.array("weight_zero_point").T).view(np.uint8)
-            zeros = unpack(packed_zeros, bits, outputs).T
+            zeros = _numbers(packed_zeros, bits, outputs, zeros_packing).T
         return QuantizedTensor(
             shape,
             "uint",
-            bits,
+            held,
             group_size,
             codes,
             _scales(layer, outputs, groups),
@@ -141,6 +165,28 @@ def _packed(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
         )
 
     return layer.integers(shape, (scheme, block), read)
+
+
+def _packing(words: int, count: int, bits: int) -> _Packing | None:
+    """How so many words have `count` numbers of some bits; None if they do not.
+
+    The format's authors first gave each word as many whole numbers as it has room for, and since 2026 let numbers go on
+    in the next word. Where that makes a difference, the number of words tells.
+    """
+    words_of: dict[_Packing, int] = {"dense": -(-count * bits // 32), "whole": -(-count // (32 // bits))}
+    fitting = [packing for packing, needed in words_of.items() if needed == words]
+    if len(fitting) == 2 and 32 % bits and words > 1:
+        return None
+    return fitting[0] if fitting else None
+
+
+def _numbers(rows: NDArray[np.uint8], bits: int, count: int, packing: _Packing | None) -> NDArray[np.uint8]:
+    """The first `count` numbers of each row of packed words, `[R, count]`."""
+    if packing == "dense":
+        return unpack(rows, bits, count)
+    shifts = np.arange(0, 32 - bits + 1, bits, dtype=np.uint32)
+    numbers = rows.view("<u4")[..., np.newaxis] >> shifts & np.uint32((1 << bits) - 1)
+    return numbers.astype(np.uint8).reshape(len(rows), -1)[:, :count]
 
 
 def _int8(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
@@ -174,31 +220,44 @@ def _fp8(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
 def _fp4(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
     if scheme.bits != 4:
         raise layer.error("weight_packed", f"has packed floats of {scheme.bits} bits; supported are 4")
-    outputs, pairs = layer.take("weight_packed", "U8").shape
-    shape, kind = (outputs, 2 * pairs), "mxfp4" if layer.find("weight_global_scale") is None else "nvfp4"
-    group = _FP4_GROUP[kind]
-    layer.take("weight_scale", "U8" if kind == "mxfp4" else "F8_E4M3", shape=(outputs, -(-2 * pairs // group)))
-    if kind == "nvfp4":
-        found = layer.find("weight_global_scale")
-        layer.take("weight_global_scale", *FLOATS, shape=() if found is not None and found.shape == () else (1,))
+    return _nvfp4(layer) if layer.find("weight_global_scale") is not None else _mxfp4(layer)
 
-    def read() -> WeightTensor:
-        codes = layer.array("weight_scale")
-        scales = e8m0(codes) if kind == "mxfp4" else E4M3[codes]
-        if kind == "nvfp4":
-            divisor = to_float32(layer.floats("weight_global_scale"))
-            if not divisor.all():
-                raise layer.error("weight_global_scale", "is 0, by which nothing can be divided")
-            scales = scales / divisor
-        values = e2m1(layer.array("weight_packed"), shape[1])
+
+def _mxfp4(layer: LayerTensors) -> StoredMatrix:
+    outputs, pairs = layer.take("weight_packed", "U8").shape
+    inputs, group = 2 * pairs, _FP4_GROUP["mxfp4"]
+    if inputs % group:
+        raise layer.error("weight_packed", f"has {inputs} inputs, which are not groups of {group}")
+    layer.take("weight_scale", "U8", shape=(outputs, inputs // group))
+
+    def read() -> BlockTensor:
+        return mxfp4_blocks(layer.array("weight_packed"), layer.array("weight_scale"), layer.origin("weight_packed"))
+
+    return layer.blocks((outputs, inputs), MXFP4, "mxfp4", read)
+
+
+def _nvfp4(layer: LayerTensors) -> StoredMatrix:
+    outputs, pairs = layer.take("weight_packed", "U8").shape
+    inputs, group = 2 * pairs, _FP4_GROUP["nvfp4"]
+    layer.take("weight_scale", "F8_E4M3", shape=(outputs, -(-inputs // group)))
+    found = layer.find("weight_global_scale")
+    layer.take("weight_global_scale", *FLOATS, shape=() if found is not None and found.shape == () else (1,))
+
+    def read() -> DenseTensor:
+        divisor = to_float32(layer.floats("weight_global_scale"))
+        if not divisor.all():
+            raise layer.error("weight_global_scale", "is 0, by which nothing can be divided")
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found as in every other weight
+            scales = E4M3[layer.array("weight_scale")] / divisor
+        values = e2m1(layer.array("weight_packed"), inputs)
         return scaled(values, scales, (1, group), layer.origin("weight_packed"))
 
-    return layer.matrix(shape, (scheme, kind), read)
+    return layer.matrix((outputs, inputs), "nvfp4", read)
 
 
 def _scales(layer: LayerTensors, outputs: int, groups: int) -> DenseTensor:
     """The scales as `[N, G]`, where there may be one in all."""
-    scales = layer.floats("weight_scale")
+    scales = layer.scales("weight_scale")
     numbers = scales.data.reshape(-1, groups) if scales.data.size == outputs * groups else scales.data.reshape(1, 1)
     return DenseTensor(np.broadcast_to(numbers, (outputs, groups)), scales.dtype, origin=scales.origin)
 

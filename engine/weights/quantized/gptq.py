@@ -91,7 +91,7 @@ class Gptq:
             words = np.ascontiguousarray(layer.array("qweight").T)
             codes = reordered(words.view(np.uint8), scheme.bits, order)
         zeros = unpack(layer.array("qzeros").view(np.uint8), scheme.bits, shape[0])
-        scales = layer.floats("scales")
+        scales = layer.scales("scales")
         return QuantizedTensor(
             shape,
             "uint",

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from ...errors import ModelError
 from ..dtypes import STORAGE
-from ..quantization import TensorFormat
+from ..gguf.blocks import BlockType
+from ..quantization import TensorFormat, stored_as_blocks
 from ..stored import FLOATS, StoredMatrix, StoredTensor
-from ..tensor import DenseTensor, QuantizedTensor, WeightTensor
+from ..tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor, to_float32
 
 _NUMPY: dict[str, np.dtype[Any]] = {
     **{name: STORAGE[dtype].newbyteorder("<") for name, dtype in FLOATS.items()},
@@ -67,6 +68,14 @@ class LayerTensors:
         """A tensor of floats that was taken."""
         return DenseTensor(self.array(part), FLOATS[self._taken[part].dtype], origin=self.origin(part))
 
+    def scales(self, part: str) -> DenseTensor:
+        """A tensor of scales that was taken. A scale of 0 makes its group 0; if all are, they were never written."""
+        scales = self.floats(part)
+        flat = scales.data.reshape(-1)
+        if not any(to_float32(DenseTensor(some, scales.dtype)).any() for some in (flat[:64], flat)):
+            raise self.error(part, "has only zeros, which make the whole matrix 0: the file is not complete")
+        return scales
+
     def origin(self, part: str) -> str:
         """File and tensor."""
         stored = self._taken.get(part) or self.find(part)
@@ -81,6 +90,12 @@ class LayerTensors:
         `facts`.
         """
         return self._matrix(shape, facts, read, lambda: None)
+
+    def blocks(
+        self, shape: tuple[int, int], kind: BlockType, facts: object, read: Callable[[], BlockTensor]
+    ) -> StoredMatrix:
+        """The same in blocks of a GGUF type."""
+        return self._matrix(shape, facts, read, lambda: stored_as_blocks(kind))
 
     def integers(self, shape: tuple[int, int], facts: object, read: Callable[[bool], QuantizedTensor]) -> StoredMatrix:
         """The same of integers. `read(False)` leaves out the codes, which are all that is large: see `no_codes`."""

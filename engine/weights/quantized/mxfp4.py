@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from ...models.config import ConfigReader
 from ..stored import StoredMatrix
-from ..tensor import DenseTensor
+from ..tensor import BlockTensor
 from .layer import LayerTensors
-from .small_floats import e2m1, e8m0, say_that_memory_grows, scaled
+from .small_floats import MXFP4, mxfp4_blocks
 
 _GROUP = 32  # inputs
 
@@ -25,7 +25,7 @@ class Mxfp4:
     refused = ""
 
     def __init__(self, config: ConfigReader) -> None:
-        say_that_memory_grows(self.name)
+        pass
 
     def matrix(self, layer: LayerTensors) -> StoredMatrix | None:
         """None: layers that are not experts are not quantized."""
@@ -46,9 +46,8 @@ class Mxfp4:
         experts.take(scales, "U8", shape=found.shape[:3])
         shape = (outputs, groups * _GROUP)
 
-        def read() -> DenseTensor:
+        def read() -> BlockTensor:
             packed = experts.array(blocks)[index].reshape(outputs, -1)
-            powers = e8m0(experts.array(scales)[index])
-            return scaled(e2m1(packed, shape[1]), powers, (1, _GROUP), experts.origin(blocks))
+            return mxfp4_blocks(packed, experts.array(scales)[index], experts.origin(blocks))
 
-        return experts.matrix(shape, (self.name, name, index), read)
+        return experts.blocks(shape, MXFP4, (self.name, name, index), read)

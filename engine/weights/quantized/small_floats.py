@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bits import unpack
+from ..gguf.blocks import BLOCK_TYPES
 from ..stored import FLOATS
-from ..tensor import DenseTensor, to_float32
+from ..tensor import BlockTensor, DenseTensor, to_float32
 from .layer import LayerTensors
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,9 @@ def _e4m3_values() -> NDArray[np.float32]:
 E4M3 = _e4m3_values()
 """What each of the 256 codes of e4m3 (without infinities) means."""
 
+MXFP4 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "MXFP4")
+"""GGUF's blocks of 32 numbers of e2m1 with one power of two."""
+
 _E8M0 = np.array([*(2.0 ** (code - 127) for code in range(255)), np.nan], np.float32)
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _E2M1_SIGNED = np.concatenate([_E2M1, -_E2M1])
@@ -39,6 +43,21 @@ def e2m1(packed: NDArray[np.uint8], inputs: int) -> NDArray[np.float32]:
 def e8m0(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Powers of two, of their exponents with a bias of 127. 255 is not a number."""
     return np.asarray(_E8M0[codes])
+
+
+def mxfp4_blocks(packed: NDArray[np.uint8], exponents: NDArray[np.uint8], origin: str) -> BlockTensor:
+    """The matrix `[N, K]` of e2m1, in `packed [N, K / 2]` as `e2m1` reads it, whose groups of 32 inputs are times 2 to
+    the power of `exponents [N, K / 32]`.
+
+    The numbers are the same in GGUF's blocks, which have element j and element j + 16 in one byte.
+    """
+    pairs = packed.reshape(*exponents.shape, 16)
+    first, second = pairs[..., :8], pairs[..., 8:]
+    blocks = np.empty((*exponents.shape, MXFP4.bytes), np.uint8)
+    blocks[..., 0] = exponents
+    blocks[..., 1::2] = first & 15 | second << 4
+    blocks[..., 2::2] = first >> 4 | second & 240
+    return BlockTensor(MXFP4, blocks.reshape(len(blocks), -1), origin=origin)
 
 
 def scaled(
@@ -76,7 +95,7 @@ def read_e4m3(
     layer: LayerTensors, part: str, scale_part: str, shape: tuple[int, int], block: tuple[int, int]
 ) -> DenseTensor:
     """The matrix of e4m3 in tensor `part`, times its scales, one for each block of outputs and inputs."""
-    scales = to_float32(layer.floats(scale_part)).reshape(-(-shape[0] // block[0]), -(-shape[1] // block[1]))
+    scales = to_float32(layer.scales(scale_part)).reshape(-(-shape[0] // block[0]), -(-shape[1] // block[1]))
     return scaled(E4M3[layer.array(part)], scales, block, layer.origin(part))
 
 

@@ -93,7 +93,20 @@ def compressed(weights: Mapping[str, Any], format: str, make: Callable[[Random, 
     return Format({**config, "ignore": ["lm_head"], "quantization_status": "compressed"}, make)
 
 
-def packed(bits: int = 4, group: int | None = 32, symmetric: bool = True, actorder: bool = False) -> Format:
+def whole_words(numbers: Array, bits: int) -> NDArray[np.int32]:
+    """Each row as words of as many whole numbers as they have room for, the first in the lowest bits."""
+    each = 32 // bits
+    rows = [[row[i : i + each] for i in range(0, len(row), each)] for row in numbers.tolist()]
+    return np.concatenate([words(np.array([word]), bits) for row in rows for word in row]).reshape(len(rows), -1)
+
+
+def packed(
+    bits: int = 4,
+    group: int | None = 32,
+    symmetric: bool = True,
+    actorder: bool = False,
+    words: Callable[[Array, int], NDArray[np.int32]] = words,
+) -> Format:
     def make(random: Random, outputs: int, inputs: int) -> Layer:
         size = inputs if group is None else group
         groups, offset = -(-inputs // size), 2 ** (bits - 1)
@@ -253,6 +266,11 @@ FORMATS: dict[str, Format] = {
     "packed-4-zeros": packed(symmetric=False),
     "packed-8-zeros-order": packed(8, symmetric=False, actorder=True),
     "packed-4-order": packed(actorder=True),
+    "packed-3": packed(3),
+    "packed-3-whole-zeros-order": packed(3, symmetric=False, actorder=True, words=whole_words),
+    "packed-5-whole": packed(5, words=whole_words),
+    "packed-6-zeros-order": packed(6, symmetric=False, actorder=True),
+    "packed-7-whole-zeros": packed(7, symmetric=False, words=whole_words),
     "int8": int8(),
     "int8-zeros": int8(symmetric=False),
     "int8-tensor": int8(scale="tensor"),

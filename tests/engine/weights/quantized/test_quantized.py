@@ -76,7 +76,8 @@ def test_the_weights_are_the_formats(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits"), [("gptq-3-order", 3), ("gptq-2", 2), ("awq", 4), ("packed-8-zeros-order", 8), ("int8", 8)]
+    ("kind", "bits"),
+    [("gptq-3-order", 3), ("packed-3", 3), ("gptq-2", 2), ("awq", 4), ("packed-8-zeros-order", 8), ("int8", 8)],
 )
 def test_integers_keep_the_bits_of_the_file(tmp_path: Path, kind: str, bits: int) -> None:
     tensor = opened(tmp_path, FORMATS[kind], model(FORMATS[kind])[0])["layers.0.up.weight"]
@@ -150,6 +151,11 @@ def test_what_is_not_supported_is_refused_by_name(
         ("packed-4", "weight_shape", lambda a: a * -1, f"{UP}.weight_shape says"),
         ("packed-4", "weight_scale", lambda a: a[:-1], f"{UP}.weight_scale has shape (159, 2), but must have (160, 2)"),
         ("packed-8-channels", "weight_packed", lambda a: a[:, 1:], f"{UP}.weight_shape says"),
+        ("packed-3", "weight_packed", lambda a: a[:, 1:], f"{UP}.weight_shape says (160, 64), which 3 bits in 160 x 5"),
+        ("gptq-4", "scales", lambda a: a * 0, f"{UP}.scales has only zeros"),
+        ("awq", "scales", lambda a: a * -0, f"{UP}.scales has only zeros"),
+        ("int8", "weight_scale", lambda a: a * 0, f"{UP}.weight_scale has only zeros"),
+        ("fp8", "weight_scale_inv", lambda a: a * 0, f"{UP}.weight_scale_inv has only zeros"),
         ("int8", "weight", lambda a: a.astype(np.float32), f"{UP}.weight is stored as F32; supported are I8"),
         ("int8-zeros", "weight_zero_point", None, f"{UP}.weight_zero_point is missing"),
         ("e4m3-channel", "weight_scale", lambda a: a[:, 0][1:], f"{UP}.weight_scale has shape (159,), but must have"),
@@ -180,6 +186,16 @@ def test_bad_tensors_are_named(
     if change is not None:
         tensors[f"{UP}.{part}"] = np.array(change(array), order="C")
     assert words in refused(tmp_path, FORMATS[kind], tensors)
+
+
+@pytest.mark.parametrize(("kind", "part"), [("awq", "scales"), ("packed-4", "weight_scale"), ("nf4", "weight.absmax")])
+def test_a_scale_of_zero_makes_its_group_zero(tmp_path: Path, kind: str, part: str) -> None:
+    tensors, _ = model(FORMATS[kind])
+    scales = tensors[f"{UP}.{part}"]
+    scales.reshape(-1)[:1] = 0
+    weights = to_float32(opened(tmp_path, FORMATS[kind], tensors)["layers.0.up.weight"])
+    assert np.count_nonzero(weights[0, :32]) == 0
+    assert np.count_nonzero(weights) > 0
 
 
 def test_layers_of_one_checkpoint_may_be_quantized_in_other_ways(tmp_path: Path) -> None:
@@ -336,7 +352,7 @@ def test_experts_in_mxfp4_are_the_formats(tmp_path: Path) -> None:
         ("blocks", lambda a: a[..., :8], "_blocks has shape (2, 320, 2, 8), but must have (experts, outputs"),
         ("blocks", lambda a: a.view(np.int8), "_blocks is stored as I8; supported are U8"),
         ("blocks", lambda a: a[:, 1:], "_scales has shape (2, 320, 2), but must have (2, 319, 2)"),
-        ("scales", lambda a: a | np.uint8(255), "_blocks has 10240 values that are not finite"),
+        ("scales", lambda a: a | np.uint8(255), "_blocks has 320 values that are not finite"),
     ],
 )
 def test_bad_experts_are_named(tmp_path: Path, part: str, change: Callable[[Array], Array], words: str) -> None:
