@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -117,15 +117,16 @@ def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> Toke
             "name the original model's folder or hub id with --tokenizer"
         )
     splitting = _SPLITTINGS[pre]
-    ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
+    ids = dict(zip(vocabulary.tokens, range(len(vocabulary.tokens)), strict=True))
     if len(ids) < len(vocabulary.tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.tokens has a token twice")
-    pairs = [merge.split(" ") for merge in fields.texts("merges")]
-    if any(len(pair) != 2 for pair in pairs):
+    merges = fields.texts("merges")
+    if any(merge.count(" ") != 1 for merge in merges):
         raise fields.error("merges", "pairs of tokens with one space between them")
+    halves = " ".join(merges).split(" ") if merges else []  # as one text, because there are hundreds of thousands
     with reading_tokenizer(file.path):
         made = tokenizers.Tokenizer(
-            models.BPE(ids, [(left, right) for left, right in pairs], ignore_merges=splitting.whole_words)
+            models.BPE(ids, list(zip(halves[::2], halves[1::2], strict=True)), ignore_merges=splitting.whole_words)
         )
         made.pre_tokenizer = _pre_tokenizer(splitting)
         made.decoder = decoders.ByteLevel()
@@ -170,9 +171,10 @@ def _sentencepiece_model(fields: Fields, vocabulary: _Vocabulary) -> bytes:
 
     The fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.
     """
+    scores, kinds = np.array(vocabulary.scores, "<f4").tobytes(), [_number(3, kind) for kind in range(_BYTE + 1)]
     pieces = [
-        _message(1, _text(1, token) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
-        for token, score, kind in zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
+        _message(1, _text(1, token) + b"\x15" + scores[4 * i : 4 * i + 4] + kinds[kind])
+        for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
     ]
     bpe = 2
     trainer = _number(3, bpe) + _number(35, bool(vocabulary.of_type(_BYTE)))
@@ -199,7 +201,10 @@ def _varint(value: int) -> bytes:
 
 
 def _message(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
+    length = len(content)
+    if length < 128 and field < 16:  # as nearly all are: each number is one byte
+        return bytes((field << 3 | 2, length)) + content
+    return _varint(field << 3 | 2) + _varint(length) + content
 
 
 def _text(field: int, text: str) -> bytes:
