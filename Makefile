@@ -7,6 +7,9 @@ MODEL ?=
 HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
+# What `make fuzz` fuzzes: a name in tests/fuzz/harnesses.py, such as gguf or quantized.
+HARNESS ?= gguf
+FUZZ_SECONDS ?= 600
 PYTEST_ARGS ?=
 # ON makes C++ warnings errors, as .ci/run does.
 WERROR ?= OFF
@@ -43,7 +46,7 @@ INSTALL := $(PIP) install --quiet --no-build-isolation \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint format native-test cross-test python-test sweep bench image lock clean missing-tools
+.PHONY: help serve test lint format native-test cross-test python-test sweep fuzz bench image lock clean missing-tools
 
 help:  ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +113,11 @@ python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## th
 
 sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: every model on every device
 	$(BIN)/pytest $(PYTEST_WORKERS) -m sweep $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.test-tools $(VENV)/.installed  ## look for inputs that break a parser (HARNESS=, FUZZ_SECONDS=)
+	TIDEWHEEL_FUZZ_EXAMPLES=3000 $(BIN)/pytest tests/fuzz/test_harnesses.py -k '[$(HARNESS)] and not coverage'
+	cd tests && $(abspath $(BIN))/python -m fuzz.fuzz $(HARNESS) -max_total_time=$(FUZZ_SECONDS) \
+	    -rss_limit_mb=1500 -timeout=20 -artifact_prefix=$(abspath $(VENV))/
 
 image:  ## build the container image (IMAGE_FOR=arm, s390x, tpu, hpu, neuron or cuda; IMAGE=, BASE=)
 	docker build $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \

@@ -18,7 +18,8 @@ from fuzz.harnesses import HARNESSES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-EXAMPLES = 150  # of each kind, for each harness
+# Of each kind, for each harness; `make fuzz` has more.
+EXAMPLES = int(os.environ.get("TIDEWHEEL_FUZZ_EXAMPLES", "150"))
 RUNS = 2000
 PARSER_RUNS = 500  # each reads its input a few dozen times, or loads what takes a while
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
