@@ -79,8 +79,13 @@ class _Vocabulary:
 
     def __init__(self, file: GgufFile, fields: Fields) -> None:
         self._fields = fields
+        count, embedding = len(fields.strings("tokens")), file.tensors.get("token_embd.weight")
+        if embedding is not None and count > embedding.shape[0]:
+            raise ModelError(
+                f"{file.path}: tokenizer.ggml.tokens has {count} tokens, but tensor token_embd.weight has "
+                f"{embedding.shape[0]} rows"
+            )
         self.tokens = fields.texts("tokens")
-        count = len(self.tokens)
         types: list[int] = fields.numbers("token_type", count) or [_NORMAL] * count
         if not all(_NORMAL <= kind <= _BYTE for kind in types):
             raise fields.error("token_type", f"numbers from {_NORMAL} to {_BYTE}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import gguf_files
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -180,4 +181,19 @@ def test_other_tokenizers_are_refused_by_name(tmp_path: Path, model: str, pre: s
         writer.add_tokenizer_pre(pre)
     gguf_files.finish(writer)
     with pytest.raises(ModelError, match=f"m.gguf: {message}"):
+        opened(tmp_path / "m.gguf")
+
+
+def test_more_tokens_than_the_embedding_has_are_refused(tmp_path: Path) -> None:
+    class Small(gguf.GGUFWriter):  # type: ignore[misc]
+        def write_header_to_file(self, *arguments: Any) -> None:
+            self.add_tensor("token_embd.weight", np.zeros((200, 4), np.float32))
+            super().write_header_to_file(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFWriter", Small)
+        byte_level_file(tmp_path / "m.gguf", "gpt-2")
+    with pytest.raises(
+        ModelError, match=r"m.gguf: tokenizer.ggml.tokens has \d+ tokens, but tensor token_embd.weight has 200 rows"
+    ):
         opened(tmp_path / "m.gguf")
