@@ -22,12 +22,18 @@ _TOP = {
 _ENUM = {
     "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
     "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3_text": gguf.MODEL_ARCH.GEMMA3, "phi3": gguf.MODEL_ARCH.PHI3,
-    "granite": gguf.MODEL_ARCH.GRANITE, "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "granite": gguf.MODEL_ARCH.GRANITE, "smollm3": gguf.MODEL_ARCH.SMOLLM3, "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4, "glm4": gguf.MODEL_ARCH.GLM4, "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE, "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R, "cohere2": gguf.MODEL_ARCH.COHERE2, "stablelm": gguf.MODEL_ARCH.STABLELM,
+    "starcoder2": gguf.MODEL_ARCH.STARCODER2, "phi": gguf.MODEL_ARCH.PHI2, "gpt2": gguf.MODEL_ARCH.GPT2,
+    "gpt_bigcode": gguf.MODEL_ARCH.STARCODER, "gpt_neox": gguf.MODEL_ARCH.GPTNEOX, "falcon": gguf.MODEL_ARCH.FALCON,
+    "bloom": gguf.MODEL_ARCH.BLOOM, "mpt": gguf.MODEL_ARCH.MPT,
     "mixtral": gguf.MODEL_ARCH.LLAMA, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "olmoe": gguf.MODEL_ARCH.OLMOE, "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE, "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
 }  # fmt: skip
-_PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe")
+_PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe", "ministral3")
 _COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
@@ -52,6 +58,7 @@ def write(path: Path, model: Any, tokenizer: Any = None, pre: str = "gpt-2", qua
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _write_config(writer, config)
+    ends = (".weight", ".bias")
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -61,13 +68,17 @@ def write(path: Path, model: Any, tokenizer: Any = None, pre: str = "gpt-2", qua
                 stored, kind = quantize(stored_name, np.ascontiguousarray(one))
                 writer.add_tensor(f"blk.{part[1]}.{stored_name}", stored, raw_dtype=kind)
             continue
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        found = names.get_name(name, ends) or names.get_name(name.removeprefix("transformer."), ends)
         assert found is not None, name
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        heads = {"q_proj": config.num_attention_heads, "k_proj": _kv_heads(config)}
         if config.model_type in _PERMUTED and (count := heads.get(name.split(".")[-2])):
             data = data.reshape(count, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
         if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
             data = data + 1
+        if config.model_type == "gpt2" and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc"):
+            data = data.T if data.ndim == 2 else data
+        if config.model_type in ("gpt_neox", "falcon", "bloom") and "query_key_value" in name:
+            data = _qkv_in_rows(data, _kv_heads(config), config.hidden_size // config.num_attention_heads)
         stored, kind = quantize(found, np.ascontiguousarray(data))
         writer.add_tensor(found, stored, raw_dtype=kind)
     if tokenizer is not None:
@@ -100,6 +111,20 @@ def _of_experts(config: Any, name: str, data: NDArray[np.float32]) -> dict[str, 
     return {simple[name]: data.squeeze()} if name in simple else {}
 
 
+def _kv_heads(config: Any) -> int:
+    if config.model_type == "falcon" and not config.new_decoder_architecture:
+        return 1 if config.multi_query else int(config.num_attention_heads)
+    names = ("num_kv_heads", "num_key_value_heads")
+    return int(next((found for name in names if (found := getattr(config, name, None))), config.num_attention_heads))
+
+
+def _qkv_in_rows(data: NDArray[np.float32], kv_heads: int, head_dim: int) -> NDArray[np.float32]:
+    """From queries, key and value of each KV head to all queries, all keys, all values."""
+    groups = data.reshape(kv_heads, -1, head_dim, *data.shape[1:])
+    parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
+    return np.concatenate([part.reshape(-1, *data.shape[1:]) for part in parts])
+
+
 def finish(writer: Any) -> Path:
     """Writes everything that the writer was given."""
     writer.write_header_to_file()
@@ -112,20 +137,41 @@ def finish(writer: Any) -> Path:
 
 def _write_config(writer: Any, config: Any) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_context_length(config.max_position_embeddings)
+    length = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", 2048)
+    writer.add_context_length(length)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    inner = ("intermediate_size", "ffn_hidden_size", "n_inner")
+    sizes = [size for name in inner if (size := getattr(config, name, None))]
+    writer.add_feed_forward_length(sizes[0] if sizes else 4 * config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_head_count_kv(_kv_heads(config))
+    if getattr(config, "rms_norm_eps", None):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    names = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    for eps in [eps for name in names if (eps := getattr(config, name, None))]:
+        writer.add_layer_norm_eps(eps)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    rope: Mapping[str, Any] = config.rope_parameters
+    _write_rope(writer, config, head_dim)
+    _write_options(writer, config)
+
+
+def _write_rope(writer: Any, config: Any, head_dim: int) -> None:
+    rope: Mapping[str, Any] | None = getattr(config, "rope_parameters", None)
+    if rope is None:
+        return
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     kind = rope["rope_type"]
+    if rope.get("alpha"):
+        del writer.kv_data[0][f"{writer.arch}.rope.freq_base"]
+        writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)))
+        kind = "default"
+    if rope.get("llama_4_scaling_beta"):
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
     if kind == "llama3":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -141,7 +187,10 @@ def _write_config(writer: Any, config: Any) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         if kind == "yarn":
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if config.model_type in ("phi3", "gemma2", "gemma3_text"):
+
+
+def _write_options(writer: Any, config: Any) -> None:
+    if config.model_type in ("phi3", "gemma2", "gemma3_text", "cohere2", "exaone4"):
         writer.add_sliding_window(config.sliding_window or 0)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -151,6 +200,14 @@ def _write_config(writer: Any, config: Any) -> None:
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
         writer.add_sliding_window_pattern(config.layer_types.index("full_attention") + 1)
     _write_experts(writer, config)
+    if config.model_type == "exaone4" and config.sliding_window:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if config.model_type in ("cohere", "cohere2"):
+        writer.add_logit_scale(config.logit_scale)
+    if config.model_type == "mpt":
+        writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
+    if config.model_type == "gpt_neox":
+        writer.add_parallel_residual(config.use_parallel_residual)
     if config.model_type in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)

@@ -16,7 +16,7 @@ import numpy as np
 from ...errors import ModelError
 from ...files.wording import shown
 from ...models.tensor_ref import TensorRef
-from . import experts
+from . import config_fields, experts
 from .experts import expert_reference
 from .fields import Fields
 from .reader import GgufFile, GgufTensor
@@ -27,6 +27,22 @@ _TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
+    "lm_head.bias": "output.bias",
+    "model.norm.bias": "output_norm.bias",
+    "model.final_layernorm.weight": "output_norm.weight",
+    "model.final_layernorm.bias": "output_norm.bias",
+    "transformer.wte.weight": "token_embd.weight",
+    "transformer.wpe.weight": "position_embd.weight",
+    "transformer.word_embeddings.weight": "token_embd.weight",
+    "transformer.word_embeddings_layernorm.weight": "token_embd_norm.weight",
+    "transformer.word_embeddings_layernorm.bias": "token_embd_norm.bias",
+    "transformer.ln_f.weight": "output_norm.weight",
+    "transformer.ln_f.bias": "output_norm.bias",
+    "transformer.norm_f.weight": "output_norm.weight",
+    "gpt_neox.embed_in.weight": "token_embd.weight",
+    "gpt_neox.final_layer_norm.weight": "output_norm.weight",
+    "gpt_neox.final_layer_norm.bias": "output_norm.bias",
+    "embed_out.weight": "output.weight",
 }
 _MODULES = {
     "self_attn.q_proj": "attn_q",
@@ -49,7 +65,45 @@ _SANDWICH_NORMS = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+# What is added after a branch only, and the same with GLM-4's names for it.
+_POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GLM_NORMS = {**_PRE_NORMS, "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
+# Modules with names of their own.
+_PHI = {"self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
+_STARCODER2 = {**_PRE_NORMS, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+_HUNYUAN = {**_PRE_NORMS, "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
+_GPT2 = {
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+_NEOX = {
+    **_PRE_NORMS,
+    "attention.query_key_value": "attn_qkv",
+    "attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
+_BLOOM = {**_NEOX, "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output"}
+_FALCON = {**_BLOOM, "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm"}
+_MPT = {
+    "norm_1": "attn_norm",
+    "norm_2": "ffn_norm",
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "ffn.up_proj": "ffn_up",
+    "ffn.down_proj": "ffn_down",
+}
+_LAYER = re.compile(
+    r"(?:model\.layers|transformer\.h|transformer\.blocks|gpt_neox\.layers)\.(\d+)\.(.+)\.(weight|bias)"
+)
+_LAYER_NORM_EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")  # as families call it
 # Tensors that belong to the config.
 ROPE_FACTORS, _LONG_FACTORS, _SHORT_FACTORS = (
     "rope_freqs.weight",
@@ -67,24 +121,22 @@ class GgufArchitecture(NamedTuple):
     """How files of one `general.architecture` differ from Hugging Face's checkpoints of `name`.
 
     `rotated_pairs`: the rows of q and k lie so that the two of a rotated pair are neighbours. `norms_plus_one`: 1 was
-    added to the weights of norms. `fields` gives config fields of its own. `has_experts`: files have experts; those of
-    other architectures may have them `with_experts`.
+    added to the weights of norms. `layer_norm`: norms are LayerNorms. `qkv_in_rows`: all queries, keys and values follow
+    each other, whatever the checkpoint does. `outputs_first`: matrices that the checkpoint holds transposed are not.
+    `fields` gives config fields of its own. `has_experts`: files have experts; those of other architectures may have
+    them `with_experts`.
     """
 
     name: str
     norms: Mapping[str, str] = _PRE_NORMS
     rotated_pairs: bool = False
     norms_plus_one: bool = False
+    layer_norm: bool = False
+    qkv_in_rows: bool = False
+    outputs_first: bool = False
     fields: Callable[[GgufFile, Fields, _Config], _Config] = _nothing
     has_experts: bool = False
     with_experts: GgufArchitecture | None = None
-
-    def reference(self, name: str, ref: TensorRef) -> TensorRef | None:
-        """Where the weight that Tidewheel calls `name`, and `ref` takes of the checkpoint, is in the file."""
-        if found := expert_reference(name):
-            return found
-        stored = self.tensor_name(ref.name)
-        return None if stored is None else replace(ref, name=stored)
 
     def tensor_name(self, name: str) -> str | None:
         """The name in the file of a tensor of the checkpoint."""
@@ -92,6 +144,27 @@ class GgufArchitecture(NamedTuple):
             module = self.norms.get(found[2]) or _MODULES.get(found[2])
             return None if module is None else f"blk.{found[1]}.{module}.{found[3]}"
         return _TOP.get(name)
+
+    def reference(self, name: str, ref: TensorRef, shapes: Mapping[str, tuple[int, ...]]) -> TensorRef | None:
+        """Where in the file the weight is that Tidewheel calls `name`, and that `ref` takes of the checkpoint.
+
+        `shapes` are those of all weights. None: files do not have it.
+        """
+        if found := expert_reference(name):
+            return found
+        stored = self.tensor_name(ref.name)
+        if stored is None:
+            return None
+        ref = replace(ref, name=stored)
+        if self.outputs_first:
+            ref = replace(ref, transpose=False)
+        layer, _, rest = name.rpartition(".")
+        layer, _, module = layer.rpartition(".")
+        if self.qkv_in_rows and module in ("q", "k", "v") and layer.startswith("layers."):
+            sizes = [shapes[f"{layer}.{other}.{rest}"][0] for other in "qkv"]
+            start = sum(sizes[: "qkv".index(module)])
+            ref = replace(ref, each=None, rows=(start, start + shapes[name][0]))
+        return ref
 
     def row_order(self, name: str, config: Mapping[str, Any]) -> tuple[int, ...] | None:
         """For a tensor of the file whose rows are moved, the row of the file that each row of the checkpoint is."""
@@ -140,11 +213,17 @@ def config_of(file: GgufFile) -> _Config:
         "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": fields.integer("context_length"),
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        **_norm(fields, architecture),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **_rope(file, fields, head_dim),
     }
     return config | architecture.fields(file, fields, config)
+
+
+def _norm(fields: Fields, architecture: GgufArchitecture) -> _Config:
+    if not architecture.layer_norm:
+        return {"rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon")}
+    return dict.fromkeys(_LAYER_NORM_EPS, fields.number("attention.layer_norm_epsilon"))
 
 
 def _rope(file: GgufFile, fields: Fields, head_dim: int) -> _Config:
@@ -297,4 +376,31 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "gpt-oss": _with_experts("GptOssForCausalLM", experts.gpt_oss, _POST_ATTENTION_NORM),
     "glm4moe": _with_experts("Glm4MoeForCausalLM", experts.glm4_moe, _POST_ATTENTION_NORM),
     "ernie4_5-moe": _with_experts("Ernie4_5_MoeForCausalLM", experts.ernie4_5_moe),
+    "qwen2vl": GgufArchitecture("Qwen2ForCausalLM"),
+    "qwen3vl": GgufArchitecture("Qwen3ForCausalLM"),
+    "olmo2": GgufArchitecture("Olmo2ForCausalLM", _POST_NORMS, fields=config_fields.olmo2),
+    "exaone4": GgufArchitecture("Exaone4ForCausalLM", _POST_NORMS, fields=config_fields.exaone4),
+    "glm4": GgufArchitecture("Glm4ForCausalLM", _GLM_NORMS, fields=config_fields.glm4),
+    "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM", fields=config_fields.ernie),
+    "hunyuan-dense": GgufArchitecture("HunYuanDenseV1ForCausalLM", _HUNYUAN, fields=config_fields.hunyuan),
+    "mistral3": GgufArchitecture("Ministral3ForCausalLM", rotated_pairs=True, fields=config_fields.ministral3),
+    "command-r": GgufArchitecture("CohereForCausalLM", layer_norm=True, fields=config_fields.command_r),
+    "cohere2": GgufArchitecture("Cohere2ForCausalLM", layer_norm=True, fields=config_fields.cohere2),
+    "stablelm": GgufArchitecture("StableLmForCausalLM", layer_norm=True, fields=config_fields.stablelm),
+    "starcoder2": GgufArchitecture(
+        "Starcoder2ForCausalLM", _STARCODER2, layer_norm=True, fields=config_fields.starcoder2
+    ),
+    "phi2": GgufArchitecture("PhiForCausalLM", _PHI, layer_norm=True, fields=config_fields.phi2),
+    "gpt2": GgufArchitecture("GPT2LMHeadModel", _GPT2, layer_norm=True, outputs_first=True, fields=config_fields.gpt2),
+    "starcoder": GgufArchitecture("GPTBigCodeForCausalLM", _GPT2, layer_norm=True, fields=config_fields.gpt2),
+    "gptneox": GgufArchitecture(
+        "GPTNeoXForCausalLM", _NEOX, layer_norm=True, qkv_in_rows=True, fields=config_fields.gptneox
+    ),
+    "falcon": GgufArchitecture(
+        "FalconForCausalLM", _FALCON, layer_norm=True, qkv_in_rows=True, fields=config_fields.falcon
+    ),
+    "bloom": GgufArchitecture(
+        "BloomForCausalLM", _BLOOM, layer_norm=True, qkv_in_rows=True, fields=config_fields.bloom
+    ),
+    "mpt": GgufArchitecture("MptForCausalLM", _MPT, layer_norm=True, fields=config_fields.mpt),
 }

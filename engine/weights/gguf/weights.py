@@ -45,8 +45,9 @@ class GgufWeights:
         self._architecture = architecture
         self._places: dict[str, tuple[GgufTensor, TensorRef]] = {}
         count: Counter[DType] = Counter()
-        for name, shape in tensor_shapes(description.spec).items():
-            found = architecture.reference(name, description.tensors[name])
+        shapes = tensor_shapes(description.spec)
+        for name, shape in shapes.items():
+            found = architecture.reference(name, description.tensors[name], shapes)
             stored = tensors.get(found.name) if found is not None else None
             if found is None or stored is None:
                 file, missing = next(iter(tensors.values())).path, found or description.tensors[name]

@@ -26,13 +26,23 @@ from tidewheel.engine.weights.tensor import BlockTensor, DenseTensor, to_float32
 
 NAMES = [
     "llama", "llama-tied", "llama-bias", "llama-mqa", "llama-linear", "llama-yarn", "llama-llama3", "qwen2", "qwen3",
-    "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3",
+    "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3", "gpt2", "falcon-grouped",
+    "ministral3", "stablelm",
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "gpt-oss", "glm4-moe", "ernie4-5-moe",
+]  # fmt: skip
+# Which need nothing that the others do not need.
+MORE_NAMES = [
+    "olmo2", "exaone4", "exaone4-full", "glm4",
+    "ernie4-5", "hunyuan", "cohere", "cohere2", "stablelm-parallel", "starcoder2", "phi",
+    "gpt-bigcode", "gpt-neox", "gpt-neox-sequential", "falcon", "falcon-one-norm", "bloom", "mpt",
 ]  # fmt: skip
 # What a file does not say, and the architecture decides.
 UNLIKE = {
     "llama-bias": {"hidden_act": "silu"},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4},
+    "stablelm-parallel": {"qk_layernorm": False},
+    "cohere2": {"sliding_window_pattern": 4, "layer_types": None, "num_hidden_layers": 4},
+    "starcoder2": {"sliding_window": 4096},
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3": {"query_pre_attn_scalar": 24},
     "qwen2-moe": {"mlp_only_layers": [], "use_sliding_window": False},
@@ -58,7 +68,7 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.sweep) for name in MORE_NAMES)])
 def test_a_file_in_float32_gives_transformers_greedy_tokens(name: str, tmp_path: Path) -> None:
     model = model_of(name)
     path = gguf_files.write(tmp_path / "model.gguf", model)
