@@ -238,11 +238,15 @@ CASES: dict[str, Case] = {
         "smollm3", {**_LLAMA, "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 12}
     ),
     "cohere": Case("cohere", {**_LLAMA, "attention_bias": True, "logit_scale": 0.3}),
+    "cohere-norm": Case("cohere", {**_LLAMA, "use_qk_norm": True}),
     "cohere2": Case("cohere2", {**_LLAMA, "sliding_window": 20, "sliding_window_pattern": 2}),
     "gpt-neox": Case("gpt_neox", _NEOX),
     "gpt-neox-sequential": Case("gpt_neox", {**_NEOX, "use_parallel_residual": False, "attention_bias": False}),
     "stablelm": Case("stablelm", {**_LLAMA, "use_qkv_bias": True}),
-    "stablelm-parallel": Case("stablelm", {**_LLAMA, "use_parallel_residual": True, "partial_rotary_factor": 0.5}),
+    "stablelm-parallel": Case(
+        "stablelm",
+        {**_LLAMA, "use_parallel_residual": True, "partial_rotary_factor": 0.5, "qk_layernorm": True},
+    ),
     "falcon": Case("falcon", _FALCON),
     "falcon-grouped": Case("falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "falcon-one-norm": Case(
@@ -441,6 +445,10 @@ CORE = frozenset(
         "gpt-neox",
         "falcon-one-norm",
         "mpt",
+        "bloom",
+        "hunyuan",
+        "ministral3",
+        "phi",
     }
 )
 

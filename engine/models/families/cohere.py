@@ -12,34 +12,40 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import AttentionSpec, BranchSpec, NormSpec, ParallelSpec, RopeSpec
+from ..tensor_ref import TensorRef
 from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder, gated_mlp, layer_windows, uniform_layers, with_windows
 
 ARCHITECTURES = {
-    "CohereForCausalLM": Listing("Command R", refused="`use_qk_norm`; sequential blocks; MLPs without a gate"),
-    "Cohere2ForCausalLM": Listing("Command R7B, Command A", refused="as for Command R"),
+    "CohereForCausalLM": Listing("Command R", refused="sequential blocks; MLPs without a gate"),
+    "Cohere2ForCausalLM": Listing("Command R7B, Command A", refused="as for Command R; `use_qk_norm`"),
 }
 
 _NAMES = llama_names({"parallel_norm": "input_layernorm"})
+_HEAD_NORMS = {name: TensorRef(f"self_attn.{name}", flat=True) for name in ("q_norm", "k_norm")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Command R, or a Cohere2. Norms of queries and keys have weights for each head, and are refused."""
-    config.refuse("use_qk_norm", False)
+    """Command R, or a Cohere2. Norms of queries and keys have weights for each head."""
     config.refuse("use_parallel_block", True)
     config.refuse("use_gated_activation", True)
     bias = config.flag("attention_bias", False)
     heads = attention(config, qkv_bias=bias, out_bias=bias)
+    norm = NormSpec("layer", config.number("layer_norm_eps", 1e-5))
     if architecture == "CohereForCausalLM":
         config = config.with_defaults(rope_theta=5e5)
+        if config.flag("use_qk_norm", False):
+            heads = replace(heads, qk_norm=norm, qk_norm_over="each")
+    else:
+        config.refuse("use_qk_norm", False)
     rope = rope_from_config(config, heads.head_dim, max_model_len)
     rotation = replace(rope.spec, interleaved=True)
     if architecture == "CohereForCausalLM":
         family, mixers = "cohere", (replace(heads, rope=rotation),) * uniform_layers(config)
     else:
         family, mixers = "cohere2", _windowed(config, heads, rotation)
-    norm, mlp = NormSpec("layer", config.number("layer_norm_eps", 1e-5)), gated_mlp(config)
+    mlp = gated_mlp(config)
     spec = decoder(
         config,
         family,
@@ -49,7 +55,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         tied=True,
         divisor=1 / config.number("logit_scale", 0.0625),
     )
-    return _NAMES.describe(spec)
+    return _NAMES.describe(spec, _HEAD_NORMS)
 
 
 def _windowed(config: ConfigReader, heads: AttentionSpec, rotation: RopeSpec) -> tuple[AttentionSpec, ...]:

@@ -56,7 +56,13 @@ class CheckpointNames:
         if expert:
             stacked = ref.index is not None
             ref = replace(ref, name=ref.name.replace("*", expert[1]), index=int(expert[1]) if stacked else None)
-        return replace(ref, name=f"{self.base}{self.layers}.{layer}.{ref.name}{suffix}")
+        return _placed(ref, f"{self.base}{self.layers}.{layer}.", suffix)
+
+
+def _placed(ref: TensorRef, before: str, after: str) -> TensorRef:
+    """The reference and its stack with whole names."""
+    stack = tuple(_placed(other, before, after) for other in ref.stack)
+    return replace(ref, name=f"{before}{ref.name}{after}", stack=stack)
 
 
 def llama_names(norms: Mapping[str, str], base: str = "model.") -> CheckpointNames:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_configs import (
     BLOOM,
-    COHERE,
     COHERE2,
     CONFIGS,
     EXAONE4,
@@ -132,10 +131,10 @@ def test_an_unsupported_architecture_is_refused_with_what_is_near(config: dict[s
         ({**OLMO, "clip_qkv": 8.0}, "clip_qkv"),
         ({**SMOLLM3, "no_rope_layers": [1, 1]}, "no_rope_layers must be a list of 3"),
         ({**SMOLLM3, "no_rope_layers": [1, 2, 0]}, "no_rope_layers"),
-        ({**COHERE, "use_qk_norm": True}, "use_qk_norm"),
+        ({**COHERE2, "use_qk_norm": True}, "use_qk_norm"),
         ({**COHERE2, "use_parallel_block": False}, "use_parallel_block"),
         ({**COHERE2, "sliding_window": None}, "no sliding window"),
-        ({**STABLELM, "qk_layernorm": True}, "qk_layernorm"),
+        ({**STABLELM, "qk_layernorm": 1}, "qk_layernorm must be true or false"),
         ({**FALCON, "alibi": True}, "alibi"),
         ({**FALCON, "new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
         ({**FALCON, "num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
