@@ -147,8 +147,6 @@ TW_INLINE int code_at(const BlockTraits& traits, const Expanded& e, int lane, in
 
 constexpr int kLineBytes = 64;
 
-// So many rows are multiplied with codes in registers, without expanding a chunk first.
-constexpr int kFewRows = 4;
 
 struct alignas(16) CodeTable {
   uint8_t entries[16];

@@ -47,17 +47,20 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
   for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
 }
 
+using Multiply = void (*)(const WeightFormat&, const char*, const char*, int, float*);
+
+template <BlockTraits T, int... I>
+Multiply by_rows(int rows, std::integer_sequence<int, I...>) {
+  static constexpr Multiply kMultiply[] = {multiply_strip<T, I + 1>...};
+  return kMultiply[rows - 1];
+}
+
 }  // namespace
 
 void multiply_few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
   with_traits(format, [&]<BlockTraits TRAITS>() {
-    using Multiply = void (*)(const WeightFormat&, const char*, const char*, int, float*);
-    static constexpr Multiply kMultiply[] = {multiply_strip<TRAITS, 1>, multiply_strip<TRAITS, 2>, multiply_strip<TRAITS, 3>,
-                                             multiply_strip<TRAITS, 4>};
-    static_assert(sizeof kMultiply / sizeof *kMultiply == kFewRows && kFewRows <= kTileRows);
-    for (int s = 0; s < kStrips; ++s) {
-      kMultiply[rows - 1](format, x, panel + s * block_strip_bytes(format, k), k, tile + s * kLanes);
-    }
+    const Multiply multiply = by_rows<TRAITS>(rows, std::make_integer_sequence<int, kFewRows>{});
+    for (int s = 0; s < kStrips; ++s) multiply(format, x, panel + s * block_strip_bytes(format, k), k, tile + s * kLanes);
   });
 }
 

@@ -19,6 +19,7 @@ constexpr int kGroupRun = 32;  // half a row: sums of other groups must not mix
 constexpr int kChannelRun = 64;
 constexpr int kBlockRun = 32;
 constexpr bool kExpandedForTiles = true;
+constexpr int kFewRows = 4;
 
 constexpr int packed_rows(WeightKind kind) {
   return kind == WeightKind::kFloat32 || kind == WeightKind::kFloat16 ? kTileRows : 16;

@@ -20,6 +20,7 @@ constexpr int kGroupRun = 4;    // kInt8 and kInt4; divides kRowGroup
 constexpr int kChannelRun = 4;  // kInt8Channel
 constexpr int kBlockRun = 4;    // of the kinds that keep a quantized file's bits
 constexpr bool kExpandedForTiles = false;
+constexpr int kFewRows = 1;     // so many rows are multiplied by those kinds without expanding them in memory
 
 // Rows of a packed tile.
 constexpr int packed_rows(WeightKind) { return kTileRows; }
