@@ -111,6 +111,13 @@ ERNIE4_5_MOE = {
 }
 GRANITE_HYBRID = {**LLAMA, "architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 0}
 BAMBA = {**LLAMA, "architectures": ["BambaForCausalLM"], "num_attention_heads": 8, "attn_layer_indices": [1]}
+HUNYUAN_MOE = {**LLAMA, "architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 4, "moe_topk": 2}
+LLAMA4 = {
+    **LLAMA,
+    "architectures": ["Llama4ForCausalLM"],
+    "num_key_value_heads": 4,
+    "num_local_experts": 4,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     config["architectures"][0]: config
     for config in (
@@ -118,6 +125,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         *(SMOLLM3, COHERE, COHERE2, NEOX, STABLELM, FALCON, QWEN3_NEXT, QWEN3_5, QWEN3_5_VL, LFM2),
         *(OLMO3, EXAONE4, GLM, GLM4, MINISTRAL3, BLOOM, GPTJ, PHI, STARCODER2, ERNIE, HUNYUAN, BIGCODE),
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITEMOE, GPT_OSS, GLM4_MOE, ERNIE4_5_MOE),
+        *(HUNYUAN_MOE, LLAMA4),
         *(GRANITE_HYBRID, BAMBA),
         *(GEMMA4,),
     )

@@ -383,6 +383,22 @@ CASES: dict[str, Case] = {
         {**_LLAMA, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48},
         everywhere=False,
     ),
+    "hunyuan-moe": Case(
+        "hunyuan_v1_moe", {**_LLAMA, "head_dim": 24, "num_experts": 8, "moe_topk": 3}, everywhere=False
+    ),
+    "llama4": Case(
+        "llama4_text",
+        {
+            **_LLAMA,
+            "head_dim": 24,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 96,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0],
+            "floor_scale": 16,
+        },
+        everywhere=False,
+    ),
     "mixtral": Case("mixtral", {**_LLAMA, "num_local_experts": 4}, everywhere=False),
     "qwen3-moe": Case("qwen3_moe", {**_LLAMA, **_EXPERTS, "head_dim": 24, "norm_topk_prob": True}, everywhere=False),
     "mpt": Case("mpt", {"d_model": 72, "n_layers": 2, "n_heads": 6, "max_seq_len": 256}),

@@ -22,6 +22,7 @@ WRAPPERS = (
     "Gemma4ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
@@ -42,6 +43,16 @@ _LLAMA = {
     "intermediate_size": 11008,
     "max_position_embeddings": 2048,
 }
+_LLAMA4 = {
+    "vocab_size": 202048,
+    "hidden_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_local_experts": 16,
+    "max_position_embeddings": 131072,
+}
 _MISTRAL = {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 _QWEN = {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 _GEMMA3 = {
@@ -57,6 +68,7 @@ _QWEN2_VL: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_wi
 # By the model_type of a text config: the architecture, and what the fields mean that it may leave out.
 _TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "llama": ("LlamaForCausalLM", _LLAMA),
+    "llama4_text": ("Llama4ForCausalLM", _LLAMA4),
     "mistral": ("MistralForCausalLM", _MISTRAL),
     "ministral3": ("Ministral3ForCausalLM", {}),
     "qwen2": ("Qwen2ForCausalLM", _QWEN),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from ..config import ConfigReader
 from ..description import ModelDescription
 from . import (
-    bloom,
     bamba,
+    bloom,
     cohere,
     ernie4_5,
     ernie4_5_moe,
@@ -25,10 +25,12 @@ from . import (
     gptj,
     granite,
     granitemoe,
-    hunyuan_v1_dense,
     granitemoehybrid,
+    hunyuan_v1_dense,
+    hunyuan_v1_moe,
     lfm2,
     llama,
+    llama4,
     ministral3,
     mistral,
     mixtral,
@@ -60,8 +62,8 @@ _Describe = Callable[[str, ConfigReader, int | None], ModelDescription]
 FAMILIES: dict[str, _Describe] = {
     architecture: family.describe
     for family in (
-        bloom,
         bamba,
+        bloom,
         cohere,
         ernie4_5,
         ernie4_5_moe,
@@ -79,10 +81,12 @@ FAMILIES: dict[str, _Describe] = {
         gptj,
         granite,
         granitemoe,
-        hunyuan_v1_dense,
         granitemoehybrid,
+        hunyuan_v1_dense,
+        hunyuan_v1_moe,
         lfm2,
         llama,
+        llama4,
         ministral3,
         mistral,
         mixtral,

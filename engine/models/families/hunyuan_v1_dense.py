@@ -16,11 +16,8 @@ ARCHITECTURES = {
     "HunYuanDenseV1ForCausalLM": Listing("Hunyuan, dense", refused="K and V shared by layers (`use_cla`)"),
 }
 
-_NAMES = llama_names({
-    **PRE_NORMS,
-    "q_norm": "self_attn.query_layernorm",
-    "k_norm": "self_attn.key_layernorm",
-})  # fmt: skip
+HUNYUAN_QK_NORMS = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
+_NAMES = llama_names({**PRE_NORMS, **HUNYUAN_QK_NORMS})
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
@@ -29,14 +26,14 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     config.refuse("use_cla", False)
     bias = config.flag("attention_bias", False)
     heads = attention(config, qkv_bias=bias, out_bias=bias)
-    rope = rope_from_config(_with_stretched_base(config, heads.head_dim), heads.head_dim, max_model_len)
+    rope = rope_from_config(with_stretched_base(config, heads.head_dim), heads.head_dim, max_model_len)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-5))
     mixer = replace(heads, rope=rope.spec, qk_norm=norm, qk_norm_after_rope=True)
     layers = pre_norm_layers([mixer] * uniform_layers(config), gated_mlp(config), norm)
     return _NAMES.describe(decoder(config, "hunyuan_v1_dense", layers, norm, rope.max_positions))
 
 
-def _with_stretched_base(config: ConfigReader, head_dim: int) -> ConfigReader:
+def with_stretched_base(config: ConfigReader, head_dim: int) -> ConfigReader:
     """Its rope type "dynamic" with an `alpha` is a theta of `theta * alpha ** (d / (d - 2))`, at any length."""
     for name in ("rope_scaling", "rope_parameters"):
         parameters = config.raw(name)

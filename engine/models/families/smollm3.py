@@ -23,7 +23,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     heads = attention(config, qkv_bias=bias, out_bias=bias)
     rope = rope_from_config(config.with_defaults(rope_theta=2e6), heads.head_dim, max_model_len)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6))
-    has_rope = _has_rope(config)
+    has_rope = layers_with_rope(config)
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window", False) else None
     windows = layer_windows(config, window, lambda i: window is not None and not has_rope[i])
     mixers = [
@@ -34,7 +34,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     return llama_names(PRE_NORMS).describe(decoder(config, "smollm3", layers, norm, rope.max_positions, tied=True))
 
 
-def _has_rope(config: ConfigReader) -> list[bool]:
+def layers_with_rope(config: ConfigReader) -> list[bool]:
     """Which layers have rope. `no_rope_layers`, despite its name, has a 1 for each that does."""
     num_layers, flags = config.num_layers("num_hidden_layers"), config.raw("no_rope_layers")
     if flags is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from model_configs import ERNIE4_5_MOE, GLM4_MOE, GPT_OSS, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
+from model_configs import ERNIE4_5_MOE, GLM4_MOE, GPT_OSS, HUNYUAN_MOE, LLAMA4, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
@@ -30,6 +30,12 @@ def test_every_other_layer_of_gpt_oss_slides() -> None:
     assert [attention.sliding_window for attention in attentions] == [8, None, 8]
 
 
+def test_llama4_is_served_within_a_chunk_of_its_attention() -> None:
+    assert describe({**LLAMA4, "attention_chunk_size": 64}).spec.max_positions == 64
+    with pytest.raises(ModelError, match="a context of 65 tokens is more than this model's 64"):
+        describe({**LLAMA4, "attention_chunk_size": 64}, 65)
+
+
 @pytest.mark.parametrize(
     ("config", "fields", "words"),
     [
@@ -42,6 +48,9 @@ def test_every_other_layer_of_gpt_oss_slides() -> None:
         (GLM4_MOE, {"n_group": 2, "topk_group": 3}, "topk_group 3 be at most n_group"),
         (GLM4_MOE, {"n_group": 4}, "a group of n_group 4 has only one of 4 experts"),
         (GLM4_MOE, {"first_k_dense_replace": -1}, "first_k_dense_replace must be an integer of at least 0"),
+        (HUNYUAN_MOE, {"use_cla": True}, "use_cla = True is not supported"),
+        (HUNYUAN_MOE, {"moe_topk": [2, 2, 1]}, "moe_topk must be a positive integer"),
+        (LLAMA4, {"moe_layers": 2}, "moe_layers must be a list of layers' numbers"),
         (ERNIE4_5_MOE, {"use_bias": True}, "use_bias = True is not supported"),
         (ERNIE4_5_MOE, {"moe_layer_start_index": [1, 2]}, "moe_layer_start_index must be an integer"),
     ],
