@@ -117,9 +117,9 @@ void bind_plans(nb::module_& m) {
 
   nb::class_<DeltaNetPlan>(m, "DeltaNetPlan")
       .def("__init__", [](DeltaNetPlan* self, int num_key_heads, int num_value_heads, int key_dim, int value_dim,
-                          int conv_kernel, NormPlan norm) {
-        new (self) DeltaNetPlan{num_key_heads, num_value_heads, key_dim, value_dim, conv_kernel, norm};
-      }, "num_key_heads"_a, "num_value_heads"_a, "key_dim"_a, "value_dim"_a, "conv_kernel"_a, "norm"_a);
+                          int conv_kernel, NormPlan norm, bool tiled) {
+        new (self) DeltaNetPlan{num_key_heads, num_value_heads, key_dim, value_dim, conv_kernel, norm, tiled};
+      }, "num_key_heads"_a, "num_value_heads"_a, "key_dim"_a, "value_dim"_a, "conv_kernel"_a, "norm"_a, "tiled"_a);
 
   nb::class_<Mamba2Plan>(m, "Mamba2Plan")
       .def(nb::init<>())

@@ -32,6 +32,7 @@ _ENUM = {
     "mixtral": gguf.MODEL_ARCH.LLAMA, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "olmoe": gguf.MODEL_ARCH.OLMOE, "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE, "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "lfm2": gguf.MODEL_ARCH.LFM2, "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
 }  # fmt: skip
 _PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe", "ministral3")
 _COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
@@ -68,12 +69,17 @@ def write(path: Path, model: Any, tokenizer: Any = None, pre: str = "gpt-2", qua
                 stored, kind = quantize(stored_name, np.ascontiguousarray(one))
                 writer.add_tensor(f"blk.{part[1]}.{stored_name}", stored, raw_dtype=kind)
             continue
+        if config.model_type == "qwen3_5_text":
+            name, data = _of_delta_net(name, data, config)
+        if name.endswith((".conv1d.weight", ".conv.conv.weight")):
+            data = data.squeeze(1)
         found = names.get_name(name, ends) or names.get_name(name.removeprefix("transformer."), ends)
         assert found is not None, name
         heads = {"q_proj": config.num_attention_heads, "k_proj": _kv_heads(config)}
         if config.model_type in _PERMUTED and (count := heads.get(name.split(".")[-2])):
             data = data.reshape(count, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
-        if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+        plus_one = config.model_type.startswith("gemma") or config.model_type == "qwen3_5_text"
+        if plus_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             data = data + 1
         if config.model_type == "gpt2" and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc"):
             data = data.T if data.ndim == 2 else data
@@ -125,6 +131,25 @@ def _qkv_in_rows(data: NDArray[np.float32], kv_heads: int, head_dim: int) -> NDA
     return np.concatenate([part.reshape(-1, *data.shape[1:]) for part in parts])
 
 
+def _of_delta_net(name: str, data: NDArray[np.float32], config: Any) -> tuple[str, NDArray[np.float32]]:
+    """As converters write it: value heads by their number within a key head, and decays instead of their logarithms."""
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    order = np.arange(heads).reshape(keys, -1).T.reshape(-1)
+    rest = 2 * keys * config.linear_key_head_dim if name.endswith(("in_proj_qkv.weight", "conv1d.weight")) else 0
+
+    def tiled(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        moved: NDArray[np.float32] = values.reshape(heads, -1, *values.shape[1:])[order].reshape(values.shape)
+        return moved
+
+    if name.endswith("linear_attn.out_proj.weight"):
+        data = tiled(data.T).T
+    elif ".linear_attn." in name and not name.endswith("linear_attn.norm.weight"):
+        data = np.concatenate([data[:rest], tiled(data[rest:])])
+    if name.endswith(".A_log"):
+        data = -np.exp(data)
+    return name.replace(".dt_bias", ".dt_proj.bias"), data
+
+
 def finish(writer: Any) -> Path:
     """Writes everything that the writer was given."""
     writer.write_header_to_file()
@@ -145,12 +170,23 @@ def _write_config(writer: Any, config: Any) -> None:
     sizes = [size for name in inner if (size := getattr(config, name, None))]
     writer.add_feed_forward_length(sizes[0] if sizes else 4 * config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(_kv_heads(config))
-    if getattr(config, "rms_norm_eps", None):
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    kinds = config.layer_types if config.model_type == "lfm2" else None
+    kv_heads = _kv_heads(config)
+    writer.add_head_count_kv([0 if kind == "conv" else kv_heads for kind in kinds] if kinds else kv_heads)
+    if rms_norm_eps := config.norm_eps if kinds else getattr(config, "rms_norm_eps", None):
+        writer.add_layer_norm_rms_eps(rms_norm_eps)
     names = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
     for eps in [eps for name in names if (eps := getattr(config, name, None))]:
         writer.add_layer_norm_eps(eps)
+    if kinds:
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    if config.model_type == "qwen3_5_text":
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+        writer.add_full_attention_interval(2)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     _write_rope(writer, config, head_dim)

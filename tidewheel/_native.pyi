@@ -86,6 +86,7 @@ class DeltaNetPlan:
         value_dim: int,
         conv_kernel: int,
         norm: NormPlan,
+        tiled: bool,
     ) -> None: ...
 
 class Mamba2Plan:

@@ -76,7 +76,8 @@ struct DeltaNetPlan {
   static constexpr const char* kKind = "delta_net";
   int num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;
   int conv_kernel = 0;
-  NormPlan norm;  // of each head's outputs
+  NormPlan norm;       // of each head's outputs
+  bool tiled = false;  // value head i has key head i % num_key_heads, else the heads of a key head are neighbours
 
   int key_size() const { return num_key_heads * key_dim; }
   int value_size() const { return num_value_heads * value_dim; }

@@ -196,7 +196,7 @@ def _delta_net(net: DeltaNetSpec) -> _native.DeltaNetPlan:
     norm = _norm(net.norm)
     assert norm is not None
     return _native.DeltaNetPlan(
-        net.num_key_heads, net.num_value_heads, net.key_dim, net.value_dim, net.conv_kernel, norm
+        net.num_key_heads, net.num_value_heads, net.key_dim, net.value_dim, net.conv_kernel, norm, net.tiled
     )
 
 

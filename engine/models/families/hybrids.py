@@ -36,7 +36,10 @@ def qwen_layers(config: ConfigReader) -> list[str]:
 
 
 def qwen_delta_net(config: ConfigReader) -> DeltaNetSpec:
-    """The delta net of a Qwen3-Next. Raises ModelError for heads that do not divide."""
+    """The delta net of a Qwen3-Next. Raises ModelError for heads that do not divide.
+
+    GGUF files have the value heads in another order: readers of these say so with `linear_value_heads_tiled`.
+    """
     config.refuse("hidden_act", "silu", "swish")
     key_heads = config.integer("linear_num_key_heads", 16)
     value_heads = config.integer("linear_num_value_heads", 32)
@@ -49,6 +52,7 @@ def qwen_delta_net(config: ConfigReader) -> DeltaNetSpec:
         config.integer("linear_value_head_dim", 128),
         config.integer("linear_conv_kernel_dim", 4),
         NormSpec("rms", config.number("rms_norm_eps", 1e-6)),
+        tiled=config.flag("linear_value_heads_tiled", False),
     )
 
 

@@ -15,7 +15,8 @@ class DeltaNetSpec:
 
     Queries, keys and values of a token pass a causal depthwise convolution over `conv_kernel` tokens and SiLU. Queries
     and keys of a head are divided by their length, queries also by `sqrt(key_dim)`. Each key head serves
-    `num_value_heads / num_key_heads` value heads in order. A value head's state S `[key_dim, value_dim]` begins as
+    `num_value_heads / num_key_heads` value heads in order, or if they are `tiled`, value head i is served by key head
+    `i % num_key_heads`. A value head's state S `[key_dim, value_dim]` begins as
     zeros. With `decay = exp(-exp(A_log) * softplus(a + dt_bias))` and `beta = sigmoid(b)`, a token makes it
     `S = decay * S`, then `S += k (beta * (v - S^T k))^T`, and its output is `S^T q`. The outputs of a head are
     normalized by `norm`, and multiplied by `silu(z)`. Raises ValueError for numbers of heads that do not divide.
@@ -29,6 +30,7 @@ class DeltaNetSpec:
     value_dim: int
     conv_kernel: int
     norm: NormSpec
+    tiled: bool = False
 
     def __post_init__(self) -> None:
         if self.num_value_heads % self.num_key_heads:

@@ -16,7 +16,7 @@ import numpy as np
 from ...errors import ModelError
 from ...files.wording import shown
 from ...models.tensor_ref import TensorRef
-from . import config_fields, experts
+from . import config_fields, experts, hybrids
 from .experts import expert_reference
 from .fields import Fields
 from .reader import GgufFile, GgufTensor
@@ -104,6 +104,7 @@ _LAYER = re.compile(
     r"(?:model\.layers|transformer\.h|transformer\.blocks|gpt_neox\.layers)\.(\d+)\.(.+)\.(weight|bias)"
 )
 _LAYER_NORM_EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")  # as families call it
+_LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)")
 # Tensors that belong to the config.
 ROPE_FACTORS, _LONG_FACTORS, _SHORT_FACTORS = (
     "rope_freqs.weight",
@@ -124,7 +125,8 @@ class GgufArchitecture(NamedTuple):
     added to the weights of norms. `layer_norm`: norms are LayerNorms. `qkv_in_rows`: all queries, keys and values follow
     each other, whatever the checkpoint does. `outputs_first`: matrices that the checkpoint holds transposed are not.
     `fields` gives config fields of its own. `has_experts`: files have experts; those of other architectures may have
-    them `with_experts`.
+    them `with_experts`. `top` has the tensors outside layers. `vectors` are tensors of a layer whose whole names differ,
+    not only those of their modules.
     """
 
     name: str
@@ -137,13 +139,17 @@ class GgufArchitecture(NamedTuple):
     fields: Callable[[GgufFile, Fields, _Config], _Config] = _nothing
     has_experts: bool = False
     with_experts: GgufArchitecture | None = None
+    top: Mapping[str, str] = _TOP
+    vectors: Mapping[str, str] = {}
 
     def tensor_name(self, name: str) -> str | None:
         """The name in the file of a tensor of the checkpoint."""
         if found := _LAYER.fullmatch(name):
             module = self.norms.get(found[2]) or _MODULES.get(found[2])
             return None if module is None else f"blk.{found[1]}.{module}.{found[3]}"
-        return _TOP.get(name)
+        if (found := _LAYER_TENSOR.fullmatch(name)) and (tensor := self.vectors.get(found[2])):
+            return f"blk.{found[1]}.{tensor}"
+        return self.top.get(name)
 
     def reference(self, name: str, ref: TensorRef, shapes: Mapping[str, tuple[int, ...]]) -> TensorRef | None:
         """Where in the file the weight is that Tidewheel calls `name`, and that `ref` takes of the checkpoint.
@@ -198,6 +204,7 @@ def config_of(file: GgufFile) -> _Config:
     if embedding is None:
         raise ModelError(f"{file.path} has no tensor token_embd.weight: it holds no language model, or a part of one")
     hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
+    layers = fields.integer("block_count")
     head_dim = fields.integer("attention.key_length", max(hidden // heads, 1))
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise fields.error("attention.value_length", f"that of the keys, {head_dim}")
@@ -208,9 +215,9 @@ def config_of(file: GgufFile) -> _Config:
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": fields.integer("feed_forward_length"),
-        "num_hidden_layers": fields.integer("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": hybrids.kv_heads(fields, heads, layers)[0],
         "head_dim": head_dim,
         "max_position_embeddings": fields.integer("context_length"),
         **_norm(fields, architecture),
@@ -368,6 +375,16 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "gemma3": GgufArchitecture("Gemma3ForCausalLM", _SANDWICH_NORMS, norms_plus_one=True, fields=_gemma3),
     "phi3": GgufArchitecture("Phi3ForCausalLM", fields=_phi3),
     "granite": GgufArchitecture("GraniteForCausalLM", rotated_pairs=True, fields=_granite),
+    "qwen35": GgufArchitecture(
+        "Qwen3_5ForCausalLM",
+        hybrids.QWEN35_MODULES,
+        norms_plus_one=True,
+        fields=hybrids.qwen35,
+        vectors=hybrids.DELTA_NET_TENSORS,
+    ),
+    "lfm2": GgufArchitecture(
+        "Lfm2ForCausalLM", hybrids.LFM2_MODULES, fields=hybrids.lfm2, top=_TOP | hybrids.LFM2_TOP
+    ),
     "smollm3": GgufArchitecture("SmolLM3ForCausalLM", rotated_pairs=True, fields=_llama),
     "qwen2moe": _with_experts("Qwen2MoeForCausalLM", experts.qwen2_moe),
     "qwen3moe": _with_experts("Qwen3MoeForCausalLM", experts.qwen3_moe),

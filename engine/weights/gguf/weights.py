@@ -23,6 +23,7 @@ from ..taking import rows_of, take_blocks
 from ..tensor import DenseTensor, WeightTensor
 from .blocks import dequantize
 from .names import CONFIG_TENSORS, GgufArchitecture
+from .hybrids import log_of_decays
 from .reader import GgufTensor
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
@@ -85,10 +86,12 @@ class GgufWeights:
         dtype = _FLOATS.get(stored.kind.name, "float32")
         whole = whole.reshape(stored.shape)
         data = rows_of(whole.T if ref.transpose else whole, ref)
-        if self._architecture.norms_plus_one and name.endswith("norm.weight"):
+        if self._architecture.norms_plus_one and name.endswith("norm.weight") and not name.endswith("delta_head_norm.weight"):
             if dtype != "float32":
                 raise ModelError(f"{stored.origin} is stored as {stored.kind.name}, but a norm must be F32")
             data = data.astype(np.float32) - np.float32(1)
+        if name.endswith(".A_log"):
+            return DenseTensor(log_of_decays(data.astype(np.float32), stored.origin), "float32", origin=stored.origin)
         return DenseTensor(data, dtype, mapped and np.may_share_memory(data, whole), stored.origin)
 
     def __iter__(self) -> Iterator[str]:

@@ -54,6 +54,7 @@ void DeltaNet::run(Worker& worker, const Step& step, const Rows& input, const Ou
   context_.profile.end(worker, Phase::kOut);
 }
 
+// A part of the values is convolved with each key head, whoever's they are.
 void DeltaNet::prepare(const SequenceTokens& tokens, int key_head) const {
   const int dim = plan_.key_dim, keys = plan_.key_size();
   const int width = plan_.num_value_heads / plan_.num_key_heads * plan_.value_dim;
@@ -74,7 +75,8 @@ void DeltaNet::prepare(const SequenceTokens& tokens, int key_head) const {
 
 void DeltaNet::recur(const SequenceTokens& tokens, int value_head) const {
   const int heads = plan_.num_value_heads, dim = plan_.value_dim;
-  const int key_head = value_head / (heads / plan_.num_key_heads);
+  const int keys = plan_.num_key_heads;
+  const int key_head = plan_.tiled ? value_head % keys : value_head / (heads / keys);
   const size_t floats = recurrence_state_floats(plan_.key_dim, dim);
   float* const state = context_.states.at(tokens.slot, state_) + value_head * floats;
   if (tokens.is_first) std::fill_n(state, floats, 0.0f);

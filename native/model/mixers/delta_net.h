@@ -15,7 +15,7 @@ class DeltaNet final : public Mixer {
  private:
   float* row(int token) const { return context_.workspace.rows(rows_) + token * rows_.stride; }
   float* gates(int token) const { return context_.workspace.rows(gates_) + token * gates_.stride; }
-  // A key head, with its value heads: convolution, and the lengths of queries and keys.
+  // A key head, with as many value heads: convolution, and the lengths of queries and keys.
   void prepare(const SequenceTokens& tokens, int key_head) const;
   void recur(const SequenceTokens& tokens, int value_head) const;
 

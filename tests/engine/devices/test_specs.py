@@ -97,6 +97,7 @@ SPECS = {
     "output gate": attention(output_gate=True),
     "output gate with biases": attention(output_gate=True, qkv_bias=True),
     "delta net": beside_attention(DELTA_NET),
+    "delta net with tiled heads": beside_attention(replace(DELTA_NET, tiled=True)),
     "delta net of tails": beside_attention(DeltaNetSpec(1, 3, 9, 37, 2, NORM)),
     "mamba": beside_attention(MAMBA),
     "mamba of tails": beside_attention(

@@ -56,8 +56,8 @@ class DeltaNet:
         qkv = functional.silu(self._convolution(qkv, slot, begins=begins))
         q, k, v = torch.tensor_split(qkv, [spec.key_size, 2 * spec.key_size])
         repeats = spec.num_value_heads // spec.num_key_heads
-        q = _unit(q.view(-1, spec.key_dim)).repeat_interleave(repeats, 0) * spec.key_dim**-0.5
-        k = _unit(k.view(-1, spec.key_dim)).repeat_interleave(repeats, 0)
+        q, k = _unit(q.view(-1, spec.key_dim)) * spec.key_dim**-0.5, _unit(k.view(-1, spec.key_dim))
+        q, k = (x.repeat(repeats, 1) if spec.tiled else x.repeat_interleave(repeats, 0) for x in (q, k))
         state = self._states[slot]
         if begins:
             state.zero_()

@@ -27,7 +27,7 @@ from tidewheel.engine.weights.tensor import BlockTensor, DenseTensor, to_float32
 NAMES = [
     "llama", "llama-tied", "llama-bias", "llama-mqa", "llama-linear", "llama-yarn", "llama-llama3", "qwen2", "qwen3",
     "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3", "gpt2", "falcon-grouped",
-    "ministral3", "stablelm",
+    "ministral3", "stablelm", "lfm2", "qwen3_5",
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "gpt-oss", "glm4-moe", "ernie4-5-moe",
 ]  # fmt: skip
 # Which need nothing that the others do not need.
@@ -38,6 +38,7 @@ MORE_NAMES = [
 ]  # fmt: skip
 # What a file does not say, and the architecture decides.
 UNLIKE = {
+    "lfm2": {"conv_bias": False, "block_auto_adjust_ff_dim": False},
     "llama-bias": {"hidden_act": "silu"},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4},
     "stablelm-parallel": {"qk_layernorm": False},
