@@ -110,6 +110,20 @@ void bind_plans(nb::module_& m) {
       .def_rw("values_from_keys", &AttentionPlan::values_from_keys)
       .def_rw("shared_layer", &AttentionPlan::shared_layer);
 
+  nb::class_<LatentAttentionPlan>(m, "LatentAttentionPlan")
+      .def("__init__", [](LatentAttentionPlan* self, const NormPlan& norm, const RopePlan& rope) {
+        new (self) LatentAttentionPlan{.norm = norm, .rope = rope};
+      }, "norm"_a, "rope"_a)
+      .def_rw("num_heads", &LatentAttentionPlan::num_heads)
+      .def_rw("nope_dim", &LatentAttentionPlan::nope_dim)
+      .def_rw("rope_dim", &LatentAttentionPlan::rope_dim)
+      .def_rw("value_dim", &LatentAttentionPlan::value_dim)
+      .def_rw("kv_rank", &LatentAttentionPlan::kv_rank)
+      .def_rw("q_rank", &LatentAttentionPlan::q_rank)
+      .def_rw("scale", &LatentAttentionPlan::scale)
+      .def_rw("bias", &LatentAttentionPlan::bias)
+      .def_rw("cache_group", &LatentAttentionPlan::cache_group);
+
   nb::class_<MlpPlan>(m, "MlpPlan")
       .def("__init__", [](MlpPlan* self, int intermediate_size, const std::string& activation, bool gated, bool bias) {
         new (self) MlpPlan{intermediate_size, parse_activation(activation), gated, bias};

@@ -46,6 +46,7 @@ MPT: dict[str, Any] = {
 GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = {**LLAMA, "architectures": ["Gemma3ForCausalLM"]}
 GEMMA4 = {**LLAMA, "architectures": ["Gemma4ForCausalLM"]}
+MINICPM3 = {**LLAMA, "architectures": ["MiniCPM3ForCausalLM"]}
 GRANITE = {**LLAMA, "architectures": ["GraniteForCausalLM"]}
 PHI3 = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
 OLMO = {**LLAMA, "architectures": ["OlmoForCausalLM"]}
@@ -128,6 +129,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         *(HUNYUAN_MOE, LLAMA4),
         *(GRANITE_HYBRID, BAMBA),
         *(GEMMA4,),
+        *(GEMMA4, MINICPM3),
     )
 }
 

@@ -204,6 +204,22 @@ CASES: dict[str, Case] = {
         },
         everywhere=False,
     ),
+    "minicpm3": Case(
+        "minicpm3",
+        {
+            **_LLAMA,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 40,
+            "kv_lora_rank": 56,
+            "qk_nope_head_dim": 24,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 20,
+            "dim_model_base": 32,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        everywhere=False,
+    ),
     "granite": Case(
         "granite",
         {
@@ -454,6 +470,7 @@ CORE = frozenset(
         "gemma3",
         "gemma4",
         "granite",
+        "minicpm3",
         "phi3-longrope",
         "olmo2",
         "smollm3-window",

@@ -74,6 +74,18 @@ class AttentionPlan:
     values_from_keys: bool
     shared_layer: int
 
+class LatentAttentionPlan:
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    kv_rank: int
+    q_rank: int
+    scale: float
+    bias: bool
+    cache_group: int
+    def __init__(self, norm: NormPlan, rope: RopePlan) -> None: ...
+
 class MlpPlan:
     def __init__(self, intermediate_size: int, activation: str, gated: bool, bias: bool) -> None: ...
 
@@ -142,7 +154,15 @@ class PerLayerPlan:
     def __init__(self, layer: int, size: int, activation: str) -> None: ...
 
 MixerPlan: TypeAlias = (
-    AttentionPlan | MlpPlan | ExpertsPlan | ParallelPlan | DeltaNetPlan | Mamba2Plan | ShortConvPlan | PerLayerPlan
+    AttentionPlan
+    | MlpPlan
+    | ExpertsPlan
+    | ParallelPlan
+    | DeltaNetPlan
+    | Mamba2Plan
+    | ShortConvPlan
+    | PerLayerPlan
+    | LatentAttentionPlan
 )
 
 class BranchPlan:
@@ -253,6 +273,6 @@ def topology(root: str = "/", allowed: Sequence[int] | None = None) -> Topology:
 def parse_cpu_list(text: str) -> list[int]: ...
 def packed_version() -> int: ...
 def block_tokens() -> int: ...
-def kv_bytes_per_block(num_kv_heads: int, head_dim: int, dtype: str) -> int: ...
 def state_floats(key_dim: int, value_dim: int) -> int: ...
+def kv_bytes_per_block(num_kv_heads: int, key_dim: int, value_dim: int, dtype: str) -> int: ...
 def measure_ceilings(isa: str, cpus: Sequence[int], seconds: float = 1.0, megabytes: int = 512) -> dict[str, float]: ...

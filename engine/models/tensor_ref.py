@@ -17,8 +17,9 @@ class TensorRef:
        matrices that hold queries, keys and values head by head.
     4. `rows` `(start, stop)`: keep rows `[start, stop)` of those that are left.
     5. `permute`: row i is row `permute[i]` of those that are left. It names each of them once.
-    6. `flat`: one dimension, with the elements row by row.
-    7. `stack`: the rows of these references follow.
+    6. `transpose_each` `(rows, columns)`: the rows are matrices of that size, one below the other; transpose each.
+    7. `flat`: one dimension, with the elements row by row.
+    8. `stack`: the rows of these references follow.
 
     Raises ValueError for steps that no tensor could take.
     """
@@ -31,6 +32,7 @@ class TensorRef:
     flat: bool = False
     stack: tuple[TensorRef, ...] = ()
     index: int | None = None
+    transpose_each: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.index is not None and self.index < 0:
@@ -39,6 +41,8 @@ class TensorRef:
             raise ValueError(f"{self.name}: rows {self.rows} are none")
         if self.each is not None and not 0 <= self.each[1] < self.each[2] <= self.each[0]:
             raise ValueError(f"{self.name}: each {self.each} takes no rows of a group")
+        if self.transpose_each is not None and min(self.transpose_each) < 1:
+            raise ValueError(f"{self.name}: transpose_each {self.transpose_each} is no size")
         if self.permute is not None:
             if sorted(self.permute) != [*range(len(self.permute))]:
                 raise ValueError(f"{self.name}: permute must name each row once")
@@ -59,7 +63,7 @@ class TensorRef:
             stored = stored[1:]
         rest = (stored[::-1] if self.transpose else stored)[1:]
         if not stored:
-            return None if self.rows or self.each or self.permute else ()
+            return None if self.rows or self.each or self.permute or self.transpose_each else ()
         count = stored[-1] if self.transpose else stored[0]
         if self.each is not None:
             size, start, stop = self.each
@@ -72,12 +76,20 @@ class TensorRef:
             count = self.rows[1] - self.rows[0]
         if self.permute is not None and len(self.permute) != count:
             return None
+        if self.transpose_each is not None:
+            rows, columns = self.transpose_each
+            if rest != (columns,) or count % rows:
+                return None
+            count, rest = count // rows * columns, (rows,)
         return (math.prod((count, *rest)),) if self.flat else (count, *rest)
 
     def needed(self, shape: tuple[int, ...]) -> str:
         """In words, the shape of the tensor of which `shape` is to be taken. Leaves out `stack`."""
         if self.flat:
             return f"{shape[0]} elements"
+        if self.transpose_each is not None:
+            rows, columns = self.transpose_each
+            shape = (shape[0] // columns * rows, columns)
         count = shape[0] if self.rows is None else self.rows[1]
         words = "" if self.rows is None else "at least "
         groups = ""

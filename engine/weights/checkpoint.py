@@ -185,7 +185,7 @@ class CheckpointWeights:
             if dtype is not None:
                 bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
             where = [
-                (stored.place, ref.index, ref.transpose, ref.each, ref.rows, ref.permute, ref.flat)
+                (stored.place, ref.index, ref.transpose, ref.each, ref.rows, ref.permute, ref.flat, ref.transpose_each)
                 for stored, ref in parts
             ]
             places.append((name, shape, where))
@@ -199,7 +199,8 @@ class CheckpointWeights:
     def stored_format(self, name: str) -> TensorFormat | None:
         """The format of a quantized matrix. None for floats, and for parts that are not quantized in one way."""
         formats = {
-            stored.stored_format() if isinstance(stored, StoredMatrix) else None for stored, _ in self._places[name]
+            stored.stored_format() if isinstance(stored, StoredMatrix) and ref.transpose_each is None else None
+            for stored, ref in self._places[name]
         }
         return formats.pop() if len(formats) == 1 else None
 

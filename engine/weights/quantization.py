@@ -26,6 +26,7 @@ _GROUP_NUMBER_BYTES = 2  # a group's scale, and its zero point where it has one
 _CHANNEL_SCALE_BYTES = 4
 _BLOCKS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values() if kind.dequantize is not None}
 _EMBEDDINGS = ("embed.weight", "embed.per_layer", "head.weight")
+_BETWEEN_LATENTS = (".latent_k_up.weight", ".latent_v_up.weight")
 _ROUTERS = (".router.weight", ".shared_gate.weight")
 
 
@@ -119,7 +120,8 @@ def format_of(
         return TensorFormat("float32")
     if quantization is None:
         return stored or TensorFormat(dtype)
-    if name == "embed.positions":  # a table that is only looked up
+    # A table that is only looked up; or, of attention to latents, small matrices between queries, scores and values.
+    if name == "embed.positions" or name.endswith(_BETWEEN_LATENTS):
         return TensorFormat(dtype)
     # The activation function's results have outliers, for which one scale a row is too coarse.
     outliers = quantization.method == "int8-channel" and name.endswith(".down.weight")

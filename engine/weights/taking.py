@@ -26,10 +26,15 @@ def origin(stored: StoredTensor | StoredMatrix, ref: TensorRef) -> str:
 def take(stored: StoredTensor | StoredMatrix, ref: TensorRef) -> WeightTensor:
     """What `ref` takes of it, without its stack. A quantized matrix cannot be transposed; its rows are its outputs.
 
-    Raises ModelError for a matrix whose tensors do not hold what they should.
+    Matrices of which each is transposed are dense, and where they were quantized, float32. Raises ModelError for a
+    matrix whose tensors do not hold what they should.
     """
     if isinstance(stored, StoredMatrix):
-        return _take_rows(stored.read(), ref)
+        if ref.transpose_each is None:
+            return _take_rows(stored.read(), ref)
+        tensor = _take_rows(stored.read(), replace(ref, transpose_each=None))
+        data = rows_of(to_float32(tensor), TensorRef(ref.name, transpose_each=ref.transpose_each))
+        return DenseTensor(data, "float32", origin=tensor.origin)
     dtype = FLOATS[stored.dtype]
     whole, mapped = stored.array(STORAGE[dtype].newbyteorder("<"))
     one = whole if ref.index is None else whole[ref.index]
@@ -61,6 +66,9 @@ def rows_of(data: NDArray[Any], ref: TensorRef) -> NDArray[Any]:
         data = data[ref.rows[0] : ref.rows[1]]
     if ref.permute is not None:
         data = data[list(ref.permute)]
+    if ref.transpose_each is not None:
+        rows, columns = ref.transpose_each
+        data = data.reshape(-1, rows, columns).transpose(0, 2, 1).reshape(-1, rows)
     return data.reshape(-1) if ref.flat else data
 
 

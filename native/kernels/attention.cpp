@@ -57,15 +57,15 @@ TW_INLINE F visible_until(int lane) { return load(kEdges.bounds + 32 - std::clam
 // The result over a part of the context, for each row: sums of V weighted by 2^(score - maximum), and the weights'
 // total.
 struct Partial {
-  float* sums;     // [rows, dim]
+  float* sums;     // [rows, values]
   float* maximum;  // [rows], minus infinity for a row that saw nothing
   float* total;    // [rows]
 
-  Partial(float* data, int rows, int dim)
-      : sums(data), maximum(data + size_t(rows) * dim), total(data + size_t(rows) * (dim + 1)) {}
+  Partial(float* data, int rows, int values)
+      : sums(data), maximum(data + size_t(rows) * values), total(data + size_t(rows) * (values + 1)) {}
 
-  void clear(int rows, int dim) {
-    std::fill(sums, sums + size_t(rows) * dim, 0.0f);
+  void clear(int rows, int values) {
+    std::fill(sums, sums + size_t(rows) * values, 0.0f);
     std::fill(maximum, maximum + rows, -kInfinity);
     std::fill(total, total + rows, 0.0f);
   }
@@ -74,10 +74,10 @@ struct Partial {
 // The query rows of a task: all heads of a group for the first token, then for the next one, and so on.
 struct Rows {
   const AttentionArgs& args;
-  const int dim, group, count;
+  const int dim, values, group, count;
 
   explicit Rows(const AttentionArgs& a)
-      : args(a), dim(a.heads.padded_dim()), group(a.heads.group()), count(a.num_tokens * group) {}
+      : args(a), dim(a.heads.padded_dim()), values(a.heads.padded_values()), group(a.heads.group()), count(a.num_tokens * group) {}
 
   int head(int row) const { return args.kv_head * group + row % group; }
   int position(int row) const { return args.first_position + row / group; }
@@ -142,7 +142,7 @@ class Piece {
   static constexpr bool kScaled = kHasScales<T>;
 
   Piece(const AttentionArgs& args, Scratch& scratch)
-      : args_(args), rows_(args), dim_(rows_.dim), block_stride_(args.block_stride),
+      : args_(args), rows_(args), dim_(rows_.dim), values_(rows_.values), block_stride_(args.block_stride),
         adjusts_(kScaled || args.softcap != 0 || args.alibi_slopes),
         q_(scratch.take<Q>(size_t(rows_.count) * dim_)), scores_(scratch.take<float>(kTileRows * kAttentionTile)),
         weights_(scratch.take<Q>(kTileRows * kAttentionTile)), k_scales_(scratch.take<float>(kAttentionTile)),
@@ -156,7 +156,7 @@ class Piece {
 
   void run(int piece, Partial result) {
     result_ = result;
-    result_.clear(rows_.count, dim_);
+    result_.clear(rows_.count, values_);
     const int end = rows_.limit(rows_.count - 1);
     const int first = std::max(piece * kPieceTiles, rows_.begin(0) / kAttentionTile);
     for (int tile = first; tile < (piece + 1) * kPieceTiles && tile * kAttentionTile < end; ++tile) {
@@ -173,7 +173,7 @@ class Piece {
  private:
   CachedHead<T> head(int block) const {
     const char* start = args_.cache_head + args_.block_table[block] * block_stride_;
-    return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_};
+    return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_, values_};
   }
 
   // Bytes from a block to one that is needed a little later, by this task or the next one. Blocks are scattered in
@@ -282,8 +282,8 @@ class Piece {
     }
     if (maximum != result_.maximum[row]) {
       const float shrink = exp2(result_.maximum[row] - maximum);
-      float* sums = result_.sums + size_t(row) * dim_;
-      for (int d = 0; d < dim_; d += kLanes) store(sums + d, mul(load(sums + d), set1(shrink)));
+      float* sums = result_.sums + size_t(row) * values_;
+      for (int d = 0; d < values_; d += kLanes) store(sums + d, mul(load(sums + d), set1(shrink)));
       result_.total[row] *= shrink;
       result_.maximum[row] = maximum;
     }
@@ -294,18 +294,18 @@ class Piece {
   void sum_rows(int row, int tile, int tokens) {
     constexpr int kVectors = vectors_for(ROWS);
     int d = 0;
-    for (; d + kVectors * kLanes <= dim_; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, tokens, d);
-    for (; d < dim_; d += kLanes) sum_columns<ROWS, 1>(row, tile, tokens, d);
+    for (; d + kVectors * kLanes <= values_; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, tokens, d);
+    for (; d < values_; d += kLanes) sum_columns<ROWS, 1>(row, tile, tokens, d);
   }
 
   template <int ROWS, int VECTORS>
   void sum_columns(int row, int tile, int tokens, int d) {
-    float* sums = result_.sums + size_t(row) * dim_ + d;
+    float* sums = result_.sums + size_t(row) * values_ + d;
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + r * dim_ + v * kLanes);
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + r * values_ + v * kLanes);
     }
     for (int t = 0; t < tokens; t += kBlockTokens) {
       const int block = tile * kTileBlocks + t / kBlockTokens;
@@ -317,17 +317,17 @@ class Piece {
         columns.start[i] = v + i * kLanes * kStep;
         columns.ahead[i] = ahead(block);
       }
-      contract<T, ROWS, VECTORS>(weights_ + t, kAttentionTile, columns, size_t(dim_) * kStep, steps, acc);
+      contract<T, ROWS, VECTORS>(weights_ + t, kAttentionTile, columns, size_t(values_) * kStep, steps, acc);
       if constexpr (kStep == 2) {
         if (tokens - t < kBlockTokens && tokens % 2) {
-          last_half_pair<ROWS, VECTORS>(weights_ + t + 2 * steps, v + steps * size_t(dim_) * kStep, acc);
+          last_half_pair<ROWS, VECTORS>(weights_ + t + 2 * steps, v + steps * size_t(values_) * kStep, acc);
         }
       }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) store(sums + r * dim_ + v * kLanes, acc[r][v]);
+      for (int v = 0; v < VECTORS; ++v) store(sums + r * values_ + v * kLanes, acc[r][v]);
     }
   }
 
@@ -359,7 +359,7 @@ class Piece {
 
   const AttentionArgs& args_;
   const Rows rows_;
-  const int dim_;
+  const int dim_, values_;
   const size_t block_stride_;
   const bool adjusts_;
   Q* const q_;             // [rows, dim]
@@ -374,8 +374,8 @@ class Piece {
 class Fold {
  public:
   Fold(const AttentionArgs& args, Scratch& scratch)
-      : rows_(args), result_(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows_.count, rows_.dim) {
-    result_.clear(rows_.count, rows_.dim);
+      : rows_(args), result_(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows_.count, rows_.values) {
+    result_.clear(rows_.count, rows_.values);
   }
 
   void add(const Partial& piece) {
@@ -385,9 +385,9 @@ class Fold {
       const float old_factor = exp2(result_.maximum[r] - maximum), factor = exp2(piece.maximum[r] - maximum);
       result_.maximum[r] = maximum;
       result_.total[r] = result_.total[r] * old_factor + piece.total[r] * factor;
-      float* sums = result_.sums + size_t(r) * rows_.dim;
-      const float* more = piece.sums + size_t(r) * rows_.dim;
-      for (int d = 0; d < rows_.dim; d += kLanes) {
+      float* sums = result_.sums + size_t(r) * rows_.values;
+      const float* more = piece.sums + size_t(r) * rows_.values;
+      for (int d = 0; d < rows_.values; d += kLanes) {
         store(sums + d, fma(load(sums + d), set1(old_factor), mul(load(more + d), set1(factor))));
       }
     }
@@ -395,13 +395,13 @@ class Fold {
 
   void write() {
     const AttentionArgs& args = rows_.args;
-    const int head_dim = args.heads.head_dim;
+    const int size = args.heads.values();
     for (int r = 0; r < rows_.count; ++r) {
       const F inverse = set1(args.sinks ? share_with_sink(r) : 1.0f / result_.total[r]);
-      float* out = args.out + r / rows_.group * args.out_stride + size_t(rows_.head(r)) * head_dim;
-      float* sums = result_.sums + size_t(r) * rows_.dim;
-      for (int d = 0; d < rows_.dim; d += kLanes) store(sums + d, mul(load(sums + d), inverse));
-      std::memcpy(out, sums, sizeof(float) * head_dim);
+      float* out = args.out + r / rows_.group * args.out_stride + size_t(rows_.head(r)) * size;
+      float* sums = result_.sums + size_t(r) * rows_.values;
+      for (int d = 0; d < rows_.values; d += kLanes) store(sums + d, mul(load(sums + d), inverse));
+      std::memcpy(out, sums, sizeof(float) * size);
     }
   }
 
@@ -430,7 +430,7 @@ size_t attention_scratch_bytes(const Heads& heads) {
 void attention(CacheType type, const AttentionArgs& args) {
   Scratch scratch(args.scratch);
   const Rows rows(args);
-  const Partial partial(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows.count, rows.dim);
+  const Partial partial(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows.count, rows.values);
   Fold fold(args, scratch);
   with_cached(type, [&]<typename T>(T*) {
     Piece<T> piece(args, scratch);
@@ -445,7 +445,7 @@ void attention(CacheType type, const AttentionArgs& args) {
 void attention_piece(CacheType type, const AttentionArgs& args, int piece, float* partial) {
   Scratch scratch(args.scratch);
   const Rows rows(args);
-  with_cached(type, [&]<typename T>(T*) { Piece<T>(args, scratch).run(piece, {partial, rows.count, rows.dim}); });
+  with_cached(type, [&]<typename T>(T*) { Piece<T>(args, scratch).run(piece, {partial, rows.count, rows.values}); });
 }
 
 void attention_merge(const AttentionArgs& args, const float* partials) {
@@ -454,7 +454,7 @@ void attention_merge(const AttentionArgs& args, const float* partials) {
   const size_t size = args.heads.partial_floats(args.num_tokens);
   Fold fold(args, scratch);
   for (int i = 0; i < args.piece_end() - args.piece_begin(); ++i) {
-    fold.add({const_cast<float*>(partials) + i * size, rows.count, rows.dim});
+    fold.add({const_cast<float*>(partials) + i * size, rows.count, rows.values});
   }
   fold.write();
 }

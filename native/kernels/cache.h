@@ -30,19 +30,19 @@ struct Cached<int8_t> : CachedAs<CacheType::kInt8, PairedElements<int8_t>> {};
 template <typename T>
 constexpr bool kHasScales = Cached<T>::kType == CacheType::kInt8;
 
-// One KV head's part of a block. `dim` is padded.
+// One KV head's part of a block. `dim`, of K, and `values`, of V, are padded.
 template <typename T>
 struct CachedHead {
   static constexpr int kStep = Cached<T>::kStep;
   T* const k;
-  const int dim;
+  const int dim, values;
 
   T* v() const { return k + size_t(dim) * kBlockTokens; }
-  float* k_scales() const { return reinterpret_cast<float*>(k + size_t{2} * dim * kBlockTokens); }
+  float* k_scales() const { return reinterpret_cast<float*>(k + size_t(dim + values) * kBlockTokens); }
   float* v_scales() const { return k_scales() + kBlockTokens; }
   // The offset of elements d .. d + kStep - 1 of a slot's K.
   T* k_step(int slot, int d) const { return k + (size_t(d / kStep) * kBlockTokens + slot) * kStep; }
-  T* v_element(int slot, int d) const { return v() + (size_t(slot / kStep) * dim + d) * kStep + slot % kStep; }
+  T* v_element(int slot, int d) const { return v() + (size_t(slot / kStep) * values + d) * kStep + slot % kStep; }
 };
 
 // Calls `body` with a null pointer to the type that `type` stands for.

@@ -53,7 +53,7 @@ enum class BlockType : int {
 constexpr int kPackedVersion = 3;
 
 // KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V.
-// float32 and float16: K [dim][16], V [16][dim]; the others: K [dim/2][16][2], V [16/2][dim][2].
+// float32 and float16: K [dim][16], V [16][values]; the others: K [dim/2][16][2], V [16/2][values][2].
 constexpr int kBlockTokens = 16;
 // Attention is computed in pieces of the context, tile after tile within a piece; both start at multiples of their
 // size in tokens, whoever else is in the batch. Each piece is a softmax of its own, and a row's pieces are folded in
@@ -148,17 +148,20 @@ struct PackInputsArgs {
 
 struct Heads {
   int num_heads, num_kv_heads, head_dim;
+  int value_dim = 0;  // of V; 0: head_dim
   int padded_dim() const { return (head_dim + 15) / 16 * 16; }
+  int values() const { return value_dim ? value_dim : head_dim; }
+  int padded_values() const { return (values() + 15) / 16 * 16; }
   int group() const { return num_heads / num_kv_heads; }
   // One KV head's part of a block, and a block.
   size_t head_bytes(CacheType type) const {
-    const size_t scales = type == CacheType::kInt8 ? sizeof(float) : 0;
-    return 2 * kBlockTokens * (size_t(padded_dim()) * cache_element_bytes(type) + scales);
+    const size_t scales = type == CacheType::kInt8 ? 2 * sizeof(float) : 0;
+    return kBlockTokens * (size_t(padded_dim() + padded_values()) * cache_element_bytes(type) + scales);
   }
   size_t block_bytes(CacheType type) const { return num_kv_heads * head_bytes(type); }
-  // Floats that the attention of one KV head over one piece results in: sums [rows, padded_dim], maximum [rows], total
+  // Floats that the attention of one KV head over one piece results in: sums [rows, padded_values], maximum [rows], total
   // [rows]. A row is a query head of a token.
-  size_t partial_floats(int num_tokens) const { return size_t(num_tokens) * group() * (padded_dim() + 2); }
+  size_t partial_floats(int num_tokens) const { return size_t(num_tokens) * group() * (padded_values() + 2); }
 };
 
 // One token, some of its KV heads and their query heads: q and k are normalized and rotated, v is normalized, q is stored
@@ -166,7 +169,7 @@ struct Heads {
 struct StoreQkvArgs {
   Heads heads;
   int kv_begin, kv_end;
-  float* qkv;               // [(heads + 2 kv_heads) * head_dim], changed in place
+  float* qkv;               // [(heads + kv_heads) * head_dim + kv_heads * values], changed in place
   Norm q_norm, k_norm;      // of each head
   int norm_stride;          // from one head's weights and biases to the next one's; 0: all have the same
   bool norm_after_rope;
@@ -206,7 +209,7 @@ struct AttentionArgs {
   size_t block_stride;      // bytes from there to its part of block 1
   const int32_t* block_table;
   void* scratch;            // attention_scratch_bytes
-  float* out;               // [tokens, out_stride], heads * head_dim used
+  float* out;               // [tokens, out_stride], heads * values used
   size_t out_stride;
   NextBlocks next = {};
 

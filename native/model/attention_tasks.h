@@ -39,6 +39,7 @@ class AttentionTasks {
   // [S + 1] and [S], as in Step.
   void build(std::span<const int32_t> query_start, std::span<const int32_t> context_len);
 
+  int count() const { return static_cast<int>(tasks_.size()); }
   const AttentionTask& task(int index) const { return tasks_[index]; }
   std::span<const Unit> units() const { return units_; }        // the most expensive first
   std::span<const int> split_tasks() const { return split_; }

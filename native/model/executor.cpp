@@ -10,7 +10,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
                    const std::vector<std::vector<int>>& groups)
     : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(groups), weights_(kernels, plan_.formats, plan_.input_orders),
       workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), gemms_(kernels, workspace_),
-      attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {}, {}, {}},
+      attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {}, {}, {}, {}},
       context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, attention_, states_, profile_},
       sampler_(kernels, plan_.vocab_size, pool_.size()) {
   const auto& blocks = shape_.num_blocks;
@@ -56,12 +56,10 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
   states_.allocate(shape_.num_states);
   attention_.ropes.allocate(shape_.max_num_batched_tokens);
-  std::vector<Heads> heads;
   for (size_t group = 0; group < blocks.size(); ++group) {
     attention_.caches.emplace_back(attention_.heads[group], cache_type, blocks[group], ownership);
-    heads.insert(heads.end(), attention_.heads[group].begin(), attention_.heads[group].end());
   }
-  attention_.tasks = AttentionTasks(heads, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
+  attention_.tasks = AttentionTasks(attention_.divided, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
 }
 
 void Executor::check(const Step& step) const {

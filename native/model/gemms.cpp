@@ -8,6 +8,9 @@ namespace {
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
 constexpr int kMostPackedAlone = 8192;
 
+// Rows of one head that are packed at a time: enough to use a weight well, few enough to stay in the first-level cache.
+constexpr int kMostHeadRows = 32;
+
 // If there are few rows, every worker packs them for itself. That takes less time than a barrier.
 int most_rows_alone(const Linear& linear) { return kMostPackedAlone / linear.k; }
 
@@ -84,6 +87,47 @@ void Gemms::run(Worker& worker, const Linear& linear, const Rows& rows, const Ou
     behind.y += part.first;
     multiply(worker, part, x, rows.count, behind);
   }
+}
+
+// A head's rows are packed in blocks of about as many as a tile of inputs has, by whoever multiplies them.
+int Gemms::heads_block_rows(const Linear& linear) const {
+  const int tile = kernels_.tile_rows(linear.format);
+  return (kMostHeadRows + tile - 1) / tile * tile;
+}
+
+size_t Gemms::heads_scratch_bytes(const Linear& linear) const {
+  return 2 * round_up((linear.k + kRowGroup) * sizeof(float), 64) +
+         heads_block_rows(linear) * kernels_.row_bytes(linear.format, linear.k);
+}
+
+void Gemms::run_heads(Worker& worker, const Linear& linear, const HeadLayout& layout, const Rows& rows,
+                      const Output& output) const {
+  const Linear::Slice& slice = linear.slices[worker.group()];
+  const int panels = layout.panels(), block_rows = heads_block_rows(linear);
+  const int blocks = (rows.count + block_rows - 1) / block_rows;
+  // The heads whose panels the group owns, the first and the last perhaps in part.
+  const int first = slice.panels.begin / panels, last = (slice.panels.end + panels - 1) / panels;
+  const size_t panel_bytes = kernels_.panel_bytes(linear.format, linear.k);
+  const size_t room = round_up((linear.k + kRowGroup) * sizeof(float), 64);
+  worker.share_in_group(int64_t{last - first} * blocks, 1, [&](int64_t i, int64_t) {
+    const int head = first + static_cast<int>(i / blocks), begin = static_cast<int>(i % blocks) * block_rows;
+    const int count = std::min(rows.count - begin, block_rows);
+    char* const scratch = workspace_.scratch(worker);
+    char* const packed = scratch + 2 * room;
+    const float* x = rows.x + begin * rows.stride + head * layout.input_step;
+    const PackInputsArgs args{x, rows.stride, nullptr, count, linear.k, rows.norm, reinterpret_cast<float*>(scratch), packed};
+    if (linear.input_order) {
+      pack_in_order(linear, args, scratch + room, 0, count);
+    } else {
+      kernels_.pack_inputs(linear.format, args, 0, count);
+    }
+    const int own = std::max(slice.panels.begin, head * panels), end = std::min(slice.panels.end, (head + 1) * panels);
+    const int column = (own - head * panels) * kPanel;
+    float* y = output.y + begin * output.stride + head * layout.output_step + column;
+    kernels_.gemm(linear.format, {packed, 0, count, slice.weight + (own - slice.panels.begin) * panel_bytes, linear.k,
+                                  layout.columns - column, 0, end - own, nullptr, Epilogue::kStore, Activation::kSilu, y,
+                                  output.stride, output.scale, 0});
+  });
 }
 
 void Gemms::multiply(Worker& worker, const Linear& part, const char* x, int num_rows, const Output& output) const {

@@ -30,6 +30,14 @@ struct Output {
   float softcap = 0;
 };
 
+// How a matrix is divided among heads: each has columns of its own, from a panel of its own on, and inputs of its own.
+struct HeadLayout {
+  int heads, columns;         // columns of each
+  size_t input_step, output_step;  // from one head's inputs in a row to the next one's, and likewise of its output
+
+  int panels() const { return (columns + kPanel - 1) / kPanel; }
+};
+
 class Gemms {
  public:
   Gemms(const Kernels& kernels, Workspace& workspace) : kernels_(kernels), workspace_(workspace) {}
@@ -40,10 +48,15 @@ class Gemms {
   // Ends with a barrier. The output must not overlap the rows. A matrix in several parts is stored or added, not activated.
   void run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const;
 
+  // The same head by head: rows.x and output.y are the first head's. Only stores. Needs `heads_scratch_bytes`.
+  void run_heads(Worker& worker, const Linear& linear, const HeadLayout& layout, const Rows& rows, const Output& output) const;
+  size_t heads_scratch_bytes(const Linear& linear) const;
+
  private:
   void multiply(Worker& worker, const Linear& part, const char* x, int num_rows, const Output& output) const;
   const char* pack_inputs(Worker& worker, const Linear& linear, const Rows& rows) const;
   void pack_in_order(const Linear& linear, const PackInputsArgs& args, char* room, int begin, int end) const;
+  int heads_block_rows(const Linear& linear) const;
   size_t room_for_row() const { return round_up((most_inputs_ + kRowGroup) * sizeof(float), 64); }
 
   const Kernels& kernels_;

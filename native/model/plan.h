@@ -64,6 +64,22 @@ struct AttentionPlan {
   int k_norm_size() const { return qk_norm_over == QkNormOver::kHead ? head_dim : kv_size(); }
 };
 
+// Attention to a latent of each token: see engine/models/spec/latent_attention.py.
+struct LatentAttentionPlan {
+  static constexpr const char* kKind = "latent_attention";
+  int num_heads = 0, nope_dim = 0, rope_dim = 0, value_dim = 0;  // of each head
+  int kv_rank = 0, q_rank = 0;                                   // q_rank 0: queries have one matrix
+  float scale = 0;
+  bool bias = false;
+  NormPlan norm;
+  RopePlan rope;
+  int cache_group = 0;
+
+  // A latent is one KV head: K is the rotated part and the latent, V the latent.
+  Heads heads() const { return {num_heads, 1, rope_dim + kv_rank, kv_rank}; }
+  int q_size() const { return num_heads * (nope_dim + rope_dim); }
+};
+
 struct MlpPlan {
   static constexpr const char* kKind = "mlp";
   int intermediate_size = 0;
@@ -131,8 +147,8 @@ struct ParallelPlan {
   std::vector<BranchPlan> branches;
 };
 
-using MixerPlan =
-    std::variant<AttentionPlan, MlpPlan, ExpertsPlan, ParallelPlan, DeltaNetPlan, Mamba2Plan, ShortConvPlan, PerLayerPlan>;
+using MixerPlan = std::variant<AttentionPlan, MlpPlan, ExpertsPlan, ParallelPlan, DeltaNetPlan, Mamba2Plan, ShortConvPlan,
+                               PerLayerPlan, LatentAttentionPlan>;
 
 // x = sum_scale * sum_norm(x + scale * post_norm(mixer(norm(x))))
 struct BranchPlan {

@@ -64,6 +64,9 @@ def subjects() -> Iterator[Subject]:
     yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model="gemma2")
     for model in ("qwen3_5", "lfm2"):  # whose states are restored from snapshots
         yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
+    for model in ("gemma4", "minicpm3"):  # layers that share K and V; a latent for all heads
+        yield Subject(_LEVELS[0], "bfloat16", "int8", 2, model=model)
+        yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
     for level in _LEVELS:
         best = level == _LEVELS[0]
         for threads in (1, 2):

@@ -76,7 +76,9 @@ class CpuDevice:
         """The same bytes for each cache group."""
         blocks = dict.fromkeys(spec.windows(), 0)
         for shape in spec.caches():
-            blocks[shape.window] += _native.kv_bytes_per_block(shape.num_heads, shape.key_dim, kv_cache_dtype)
+            blocks[shape.window] += _native.kv_bytes_per_block(
+                shape.num_heads, shape.key_dim, shape.value_dim, kv_cache_dtype
+            )
         return [GroupBytes(window, block // _native.block_tokens()) for window, block in blocks.items()]
 
     def load(

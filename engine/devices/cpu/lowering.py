@@ -13,6 +13,7 @@ from ...models.spec import (
     DecoderSpec,
     DeltaNetSpec,
     ExpertsSpec,
+    LatentAttentionSpec,
     Mamba2Spec,
     MixerSpec,
     MlpSpec,
@@ -32,7 +33,7 @@ from ...weights.tensor import WeightSource
 Formats: TypeAlias = dict[str, TensorFormat]
 
 _CHUNK = 256  # inputs that a kernel expands at once
-_LOOKED_UP = ("embed.weight", "embed.positions")
+_LOOKED_UP = ("embed.weight", "embed.positions", "embed.per_layer")
 
 
 def formats_of(
@@ -114,7 +115,7 @@ class _Caches:
         counts = dict.fromkeys(self._windows, 0)
         for index, layer in enumerate(spec.layers):
             for mixer in mixers(layer):
-                if isinstance(mixer, AttentionSpec) and mixer.cached is not None:
+                if isinstance(mixer, AttentionSpec | LatentAttentionSpec) and mixer.cached is not None:
                     self._layers[index] = counts[mixer.cached.window]
                     counts[mixer.cached.window] += 1
 
@@ -142,6 +143,8 @@ def _mixer(mixer: MixerSpec, caches: _Caches) -> _native.MixerPlan:
     match mixer:
         case AttentionSpec():
             return _attention(mixer, caches)
+        case LatentAttentionSpec():
+            return _latent_attention(mixer, caches)
         case MlpSpec():
             return _native.MlpPlan(mixer.intermediate_size, mixer.activation, mixer.gated, mixer.bias)
         case DeltaNetSpec():
@@ -236,8 +239,21 @@ def _experts(experts: ExpertsSpec) -> _native.ExpertsPlan:
     )
 
 
+def _latent_attention(attention: LatentAttentionSpec, caches: _Caches) -> _native.LatentAttentionPlan:
+    plan = _native.LatentAttentionPlan(_norm_plan(attention.norm), _rope_plan(attention.rope))
+    plan.num_heads, plan.kv_rank, plan.q_rank = attention.num_heads, attention.kv_rank, attention.q_rank or 0
+    plan.nope_dim, plan.rope_dim, plan.value_dim = attention.nope_dim, attention.rope_dim, attention.value_dim
+    plan.scale, plan.bias = attention.scale, attention.bias
+    plan.cache_group = caches.group(attention.cached.window)
+    return plan
+
+
 def _rope(rope: RopeSpec | None) -> _native.RopePlan | None:
-    return None if rope is None else _native.RopePlan(list(rope.inv_freq), rope.attention_factor, rope.interleaved)
+    return None if rope is None else _rope_plan(rope)
+
+
+def _rope_plan(rope: RopeSpec) -> _native.RopePlan:
+    return _native.RopePlan(list(rope.inv_freq), rope.attention_factor, rope.interleaved)
 
 
 def _norm(norm: NormSpec | None) -> _native.NormPlan | None:

@@ -22,7 +22,7 @@ from ..spec import (
     PerLayerEmbeddingSpec,
 )
 
-_MAX_HEAD_DIM = 2**14  # bounds rope's table, which is made before any tensor's shape is checked
+MAX_HEAD_DIM = 2**14  # bounds rope's table, which is made before any tensor's shape is checked
 _MAX_ALIBI_HEADS = 2**14  # bounds the slopes, which are made before any tensor's shape is checked
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -45,8 +45,8 @@ def attention(config: ConfigReader, *, qkv_bias: bool = False, out_bias: bool = 
         head_dim = hidden // num_heads
     if num_heads % num_kv_heads:
         raise ModelError(f"config.json: num_key_value_heads {num_kv_heads} must divide num_attention_heads {num_heads}")
-    if head_dim > _MAX_HEAD_DIM:
-        raise ModelError(f"config.json: a head has {head_dim} dimensions, more than the {_MAX_HEAD_DIM} it may have")
+    if head_dim > MAX_HEAD_DIM:
+        raise ModelError(f"config.json: a head has {head_dim} dimensions, more than the {MAX_HEAD_DIM} it may have")
     return AttentionSpec(num_heads, num_kv_heads, head_dim, head_dim**-0.5, qkv_bias=qkv_bias, out_bias=out_bias)
 
 

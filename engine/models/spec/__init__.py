@@ -10,6 +10,7 @@ from .branch import BranchSpec, LayerSpec, MixerSpec, ParallelSpec, mixers
 from .decoder import DecoderSpec, EmbeddingSpec, HeadSpec, tensor_shapes
 from .delta_net import DeltaNetSpec
 from .experts import ExpertsSpec, RouterSpec
+from .latent_attention import LatentAttentionSpec
 from .mamba2 import Mamba2Spec
 from .mlp import Activation, MlpSpec
 from .norm import NormSpec
@@ -26,6 +27,7 @@ __all__ = [
     "ExpertsSpec",
     "HeadSpec",
     "KvShape",
+    "LatentAttentionSpec",
     "LayerSpec",
     "Mamba2Spec",
     "MixerSpec",

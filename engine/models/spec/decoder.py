@@ -9,6 +9,7 @@ from typing import TypeAlias
 from .attention import AttentionSpec, KvShape
 from .branch import LayerSpec, mixers
 from .delta_net import DeltaNetSpec
+from .latent_attention import LatentAttentionSpec
 from .mamba2 import Mamba2Spec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
@@ -87,7 +88,7 @@ class DecoderSpec:
             raise ValueError(f"layer {index} reads the K and V of layer {kv_layer}, which has not such heads")
 
     def attentions(self) -> Iterator[AttentionSpec]:
-        """The attention mixers of all layers in order."""
+        """The attention mixers of all layers in order, without those to latents."""
         for layer in self.layers:
             yield from (mixer for mixer in mixers(layer) if isinstance(mixer, AttentionSpec))
 
@@ -103,9 +104,10 @@ class DecoderSpec:
 
     def caches(self) -> Iterator[KvShape]:
         """What a token leaves in the KV cache, layer by layer. Layers that read another's K and V have none."""
-        for attention in self.attentions():
-            if attention.cached is not None:
-                yield attention.cached
+        for layer in self.layers:
+            for mixer in mixers(layer):
+                if isinstance(mixer, AttentionSpec | LatentAttentionSpec) and mixer.cached is not None:
+                    yield mixer.cached
 
     def windows(self) -> list[int | None]:
         """The sliding window of each cache group, the widest first: None sees all tokens.

@@ -99,7 +99,12 @@ class GgufWeights:
 
 
 def _stays_in_blocks(stored: GgufTensor, ref: TensorRef) -> bool:
-    return stored.kind.dequantize is not None and len(stored.shape) > 1 and not ref.transpose
+    return (
+        stored.kind.dequantize is not None
+        and len(stored.shape) > 1
+        and not ref.transpose
+        and ref.transpose_each is None
+    )
 
 
 def _without_ones(stored: GgufTensor, needed: tuple[int, ...]) -> GgufTensor:

@@ -32,6 +32,7 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   std::vector<Heads>& cached = state.heads[plan.cache_group];
   layer_ = shares() ? plan.shared_layer : static_cast<int>(cached.size());
   if (!shares()) cached.push_back(heads_);
+  state.divided.push_back(heads_);
   require(size_t(layer_) < cached.size() && cached[layer_].num_kv_heads == heads_.num_kv_heads &&
               cached[layer_].head_dim == heads_.head_dim && cached[layer_].num_heads == heads_.num_heads,
           "attention can only share the K and V of an earlier layer of its cache group with the same heads");

@@ -4,6 +4,7 @@
 #include "model/mixers/delta_net.h"
 #include "model/mixers/mamba2.h"
 #include "model/mixers/experts.h"
+#include "model/mixers/latent_attention.h"
 #include "model/mixers/mlp.h"
 #include "model/mixers/parallel.h"
 #include "model/mixers/short_conv.h"
@@ -19,6 +20,7 @@ struct Maker {
   Context& context;
 
   Made operator()(const AttentionPlan& plan) const { return std::make_unique<Attention>(plan, prefix, context); }
+  Made operator()(const LatentAttentionPlan& plan) const { return std::make_unique<LatentAttention>(plan, prefix, context); }
   Made operator()(const MlpPlan& plan) const { return std::make_unique<Mlp>(plan, prefix, context); }
   Made operator()(const ExpertsPlan& plan) const { return std::make_unique<Experts>(plan, prefix, context); }
   Made operator()(const ParallelPlan& plan) const { return std::make_unique<Parallel>(plan, prefix, context); }

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 from engine.devices.made_models import decoder
-from model_configs import CONFIGS
+from model_configs import CONFIGS, GEMMA4, MINICPM3
 
 from tidewheel.engine.devices import DEVICE_NAMES
 from tidewheel.engine.devices.coverage import DEVICES_WITH, EVERYWHERE, missing_kinds, require_mixers
@@ -58,6 +58,14 @@ def test_the_cpu_lowers_what_it_is_known_to_have() -> None:
         else:
             assert kinds <= DEVICES_WITH.keys()
             lower(spec, {}, 16)
+
+
+def test_forms_that_a_device_lacks_are_refused_by_name() -> None:
+    with pytest.raises(DeviceError, match=r"no per_layer .*norms of values .*scaled sums, which gemma4 models need"):
+        require_mixers("tpu", describe(GEMMA4).spec)
+    with pytest.raises(DeviceError, match=r"cuda device has no latent_attention, .*: choose --device cpu or torch"):
+        require_mixers("cuda", describe(MINICPM3).spec)
+    require_mixers("cpu", describe(GEMMA4).spec)
 
 
 def test_the_refusal_names_the_devices_that_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from ....models.spec import (
     AttentionSpec,
     DeltaNetSpec,
     ExpertsSpec,
+    LatentAttentionSpec,
     Mamba2Spec,
     MlpSpec,
     ParallelSpec,
@@ -14,6 +15,7 @@ from .attention import Attention
 from .branch import Branch
 from .delta_net import DeltaNet
 from .experts import Experts
+from .latent_attention import LatentAttention
 from .mamba2 import Mamba2
 from .mixer import Parts, Tokens
 from .mlp import Mlp
@@ -28,6 +30,7 @@ KINDS = {
     DeltaNetSpec.kind: DeltaNet,
     ExpertsSpec.kind: Experts,
     Mamba2Spec.kind: Mamba2,
+    LatentAttentionSpec.kind: LatentAttention,
     MlpSpec.kind: Mlp,
     ParallelSpec.kind: Parallel,
     ShortConvSpec.kind: ShortConv,

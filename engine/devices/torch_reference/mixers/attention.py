@@ -58,7 +58,7 @@ class Attention:
         if not spec.qk_norm_after_rope:
             x = self._norm(f"{name}_norm", x)
         if spec.rope:
-            x = _rotate(spec.rope, x, positions)
+            x = rotate(spec.rope, x, positions)
         return self._norm(f"{name}_norm", x) if spec.qk_norm_after_rope else x
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
@@ -130,7 +130,7 @@ def _temperature(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
     return 1 + temperature.beta * torch.log(1 + steps.float())
 
 
-def _rotate(rope: RopeSpec, x: Tensor, positions: Tensor) -> Tensor:
+def rotate(rope: RopeSpec, x: Tensor, positions: Tensor) -> Tensor:
     """Rope on `x [T, heads, D]`: each pair `(a, b)` of dimensions turns by `position * inv_freq`."""
     half = len(rope.inv_freq)
     angles = (positions.float()[:, None] * torch.tensor(rope.inv_freq))[:, None, :]

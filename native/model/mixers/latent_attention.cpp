@@ -1,0 +1,172 @@
+#include "model/mixers/latent_attention.h"
+
+#include <algorithm>
+
+namespace tidewheel {
+namespace {
+
+constexpr int kMostHeadsTogether = 16;  // query heads of a task
+
+// So that several workers can share a token, and a task several tokens, the query heads are divided.
+Heads divide(const Heads& heads) {
+  int together = std::min(heads.num_heads, kMostHeadsTogether);
+  while (heads.num_heads % together) --together;
+  return {heads.num_heads, heads.num_heads / together, heads.head_dim, heads.value_dim};
+}
+
+}  // namespace
+
+LatentAttention::LatentAttention(const LatentAttentionPlan& plan, const std::string& prefix, Context& context)
+    : context_(context), plan_(plan), heads_(plan.heads()), divided_(divide(heads_)) {
+  require(plan.num_heads > 0 && plan.nope_dim > 0 && plan.rope_dim > 0 && plan.value_dim > 0 && plan.kv_rank > 0 &&
+              plan.q_rank >= 0 && plan.scale > 0,
+          "the sizes and the scale of attention to latents must be above 0");
+  require(plan.rope.inv_freq.size() * 2 == size_t(plan.rope_dim), "rope must rotate all of the part that is for it");
+  AttentionState& state = context.attention;
+  require(plan.cache_group >= 0 && size_t(plan.cache_group) < state.heads.size(),
+          "attention must be of a cache group that has blocks");
+  layer_ = static_cast<int>(state.heads[plan.cache_group].size());
+  state.heads[plan.cache_group].push_back(heads_);
+  state.divided.push_back(divided_);
+  rope_table_ = state.ropes.add(plan.rope);
+
+  Weights& weights = context.weights;
+  const int heads = plan.num_heads, hidden = context.hidden_size, rank = plan.kv_rank;
+  const int q = plan.q_rank ? plan.q_rank : plan.q_size(), kv = rank + plan.rope_dim;
+  const auto by_head = [&](int size) {
+    const int columns = static_cast<int>(round_up(size, kPanel));
+    return Columns{heads * columns, size, columns, 0};
+  };
+  const std::string name = prefix + "latent_";
+  weights.add_linear(name + (plan.q_rank ? "q_down" : "q"), in_, q, hidden, plan.q_rank && plan.bias, {q + kv, q, 0, 0});
+  weights.add_linear(name + "kv_down", in_, kv, hidden, plan.bias, {q + kv, kv, 0, q});
+  if (plan.q_rank) {
+    weights.add_norm(name + "q_norm", q_norm_, plan.norm, plan.q_rank);
+    weights.add_linear(name + "q_up", q_up_, plan.q_size(), plan.q_rank, false);
+  }
+  weights.add_norm(name + "kv_norm", kv_norm_, plan.norm, rank);
+  weights.add_linear(name + "k_up", k_up_, heads * rank, plan.nope_dim, false, by_head(rank));
+  weights.add_linear(name + "v_up", v_up_, heads * plan.value_dim, rank, false, by_head(plan.value_dim));
+  weights.add_linear(name + "o", out_, hidden, heads * plan.value_dim, plan.bias);
+
+  const size_t query_bytes = context.kernels.query_bytes[static_cast<int>(state.cache_type)];
+  in_rows_ = context.workspace.add<float>(round_up(q + kv, 16));
+  q_rows_ = context.workspace.add<float>(round_up(std::max(plan.q_size(), heads * plan.value_dim), 16));
+  wide_rows_ = context.workspace.add<float>(round_up((heads + 1) * wide_dim() + rank, 16));
+  query_rows_ = context.workspace.add<char>(heads * heads_.padded_dim() * query_bytes);
+  context.workspace.need_scratch(context.kernels.attention_scratch_bytes(divided_));
+  context.workspace.need_scratch(std::max(context.gemms.heads_scratch_bytes(k_up_), context.gemms.heads_scratch_bytes(v_up_)));
+}
+
+void LatentAttention::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
+  const Gemms& gemms = context_.gemms;
+  const int tokens = input.count, heads = plan_.num_heads, rank = plan_.kv_rank;
+  gemms.run(worker, in_, input, {Epilogue::kStore, row(in_rows_, 0), in_rows_.stride});
+  if (plan_.q_rank) {
+    gemms.run(worker, q_up_, {row(in_rows_, 0), in_rows_.stride, tokens, nullptr, q_norm_},
+              {Epilogue::kStore, row(q_rows_, 0), q_rows_.stride});
+  }
+  const Buffer<float>& q = plan_.q_rank ? q_rows_ : in_rows_;
+  const HeadLayout to_latents{heads, rank, size_t(head_dim()), size_t(wide_dim())};
+  gemms.run_heads(worker, k_up_, to_latents, {row(q, 0), q.stride, tokens},
+                  {Epilogue::kStore, row(wide_rows_, 0) + plan_.rope_dim, wide_rows_.stride});
+  context_.profile.end(worker, Phase::kQkv);
+  arrange(worker, tokens);
+  store(worker, step);
+  context_.profile.end(worker, Phase::kRope);
+  attend(worker, step);
+  context_.profile.end(worker, Phase::kAttention);
+  const HeadLayout to_values{heads, plan_.value_dim, size_t(rank), size_t(plan_.value_dim)};
+  gemms.run_heads(worker, v_up_, to_values, {row(wide_rows_, 0), wide_rows_.stride, tokens},
+                  {Epilogue::kStore, row(q_rows_, 0), q_rows_.stride});
+  gemms.run(worker, out_, {row(q_rows_, 0), q_rows_.stride, tokens}, output);
+  context_.profile.end(worker, Phase::kOut);
+}
+
+void LatentAttention::arrange(Worker& worker, int tokens) const {
+  const int rope = plan_.rope_dim, rank = plan_.kv_rank, heads = plan_.num_heads;
+  const Buffer<float>& q = plan_.q_rank ? q_rows_ : in_rows_;
+  worker.share(tokens, 1, [&](int64_t begin, int64_t end) {
+    for (int t = static_cast<int>(begin); t < end; ++t) {
+      const float* rotating = row(q, t) + plan_.nope_dim;
+      float* wide = row(wide_rows_, t);
+      for (int h = 0; h < heads; ++h) std::copy_n(rotating + h * head_dim(), rope, wide + h * wide_dim());
+      float* latent = row(in_rows_, t) + (plan_.q_rank ? plan_.q_rank : plan_.q_size());
+      context_.kernels.normalize(kv_norm_, latent, rank);
+      float* key = wide + heads * wide_dim();
+      std::copy_n(latent + rank, rope, key);
+      std::copy_n(latent, rank, key + rope);
+      std::copy_n(latent, rank, key + rope + rank);
+    }
+  });
+}
+
+void LatentAttention::store(Worker& worker, const Step& step) const {
+  const AttentionState& state = context_.attention;
+  const AttentionTasks& tasks = state.tasks;
+  const bool own = cache().heads(worker.group(), layer_).size() > 0;
+  worker.share_in_group(own ? static_cast<int64_t>(tasks.count()) : 0, 1, [&](int64_t i, int64_t) {
+    const AttentionTask& task = tasks.task(static_cast<int>(i));
+    for (int token = task.token_begin; token < task.token_begin + task.num_tokens; ++token) {
+      const int position = step.positions[token], block = block_table(step, task.sequence)[position / kBlockTokens];
+      StoreQkvArgs args{};
+      args.heads = heads_;
+      args.kv_begin = 0, args.kv_end = 1;
+      args.qkv = row(wide_rows_, token);
+      args.cos = state.ropes.cosines(rope_table_, token), args.sin = state.ropes.sines(rope_table_, token);
+      args.rotary_pairs = plan_.rope_dim / 2;
+      args.interleaved = plan_.rope.interleaved;
+      args.q = row(query_rows_, token);
+      args.cache_heads = cache().head(worker.group(), layer_, block, 0);
+      args.slot = position % kBlockTokens;
+      context_.kernels.store_qkv(state.cache_type, args);
+    }
+  });
+}
+
+AttentionArgs LatentAttention::arguments(const Worker& worker, const Step& step, const AttentionTask& task, int part) const {
+  const AttentionState& state = context_.attention;
+  const size_t unit = context_.kernels.query_bytes[static_cast<int>(state.cache_type)];
+  AttentionArgs args{};
+  args.heads = divided_;
+  args.kv_head = part;
+  args.q = row(query_rows_, task.token_begin);
+  args.q_stride = query_rows_.stride / unit;
+  args.num_tokens = task.num_tokens;
+  args.first_position = step.positions[task.token_begin];
+  args.scale = plan_.scale;
+  args.cache_head = cache().head(worker.group(), layer_, 0, 0);
+  args.block_stride = cache().block_bytes(worker.group());
+  args.block_table = block_table(step, task.sequence);
+  args.scratch = context_.workspace.scratch(worker);
+  args.out = row(wide_rows_, task.token_begin);  // whose queries, key and latent are stored by now
+  args.out_stride = wide_rows_.stride;
+  return args;
+}
+
+void LatentAttention::attend(Worker& worker, const Step& step) const {
+  const AttentionState& state = context_.attention;
+  // The group that has the KV head sees to all query heads.
+  const int parts = cache().heads(worker.group(), layer_).size() > 0 ? divided_.num_kv_heads : 0;
+  const auto units = state.tasks.units();
+  worker.share_in_group(static_cast<int64_t>(units.size()) * parts, 1, [&](int64_t i, int64_t) {
+    const AttentionTasks::Unit& unit = units[i / parts];
+    const AttentionTask& task = state.tasks.task(unit.task);
+    const int part = static_cast<int>(i % parts);
+    const AttentionArgs args = arguments(worker, step, task, part);
+    if (!task.split()) {
+      context_.kernels.attention(state.cache_type, args);
+    } else {
+      context_.kernels.attention_piece(state.cache_type, args, unit.piece, state.tasks.partial(task, divided_, part, unit.piece));
+    }
+  });
+  const auto split = state.tasks.split_tasks();
+  if (split.empty()) return;
+  worker.share_in_group(static_cast<int64_t>(split.size()) * parts, 1, [&](int64_t i, int64_t) {
+    const AttentionTask& task = state.tasks.task(split[i / parts]);
+    const int part = static_cast<int>(i % parts);
+    context_.kernels.attention_merge(arguments(worker, step, task, part), state.tasks.partial(task, divided_, part, 0));
+  });
+}
+
+}  // namespace tidewheel

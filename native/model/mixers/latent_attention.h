@@ -1,0 +1,42 @@
+// Attention to latents (https://arxiv.org/abs/2405.04434, MLA). The cache has one latent and one rotated key a token, for
+// all heads. Queries are brought into the latents' space, and what is seen there out of it, with a matrix for each head.
+#pragma once
+
+#include "model/mixers/mixer.h"
+
+namespace tidewheel {
+
+class LatentAttention final : public Mixer {
+ public:
+  LatentAttention(const LatentAttentionPlan& plan, const std::string& prefix, Context& context);
+  void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
+
+ private:
+  const KvCache& cache() const { return context_.attention.caches[plan_.cache_group]; }
+  const int32_t* block_table(const Step& step, int sequence) const { return step.block_tables[plan_.cache_group].of(sequence); }
+  template <typename T>
+  T* row(const Buffer<T>& buffer, int token) const { return context_.workspace.rows(buffer) + token * buffer.stride; }
+  int head_dim() const { return plan_.nope_dim + plan_.rope_dim; }
+  int wide_dim() const { return plan_.rope_dim + plan_.kv_rank; }
+
+  // Puts the rotating parts of the queries, the key and the latent where `store` wants them.
+  void arrange(Worker& worker, int tokens) const;
+  // Rotates a token's queries and its key. Stores the queries, and the key and the latent in the cache.
+  void store(Worker& worker, const Step& step) const;
+  void attend(Worker& worker, const Step& step) const;
+  AttentionArgs arguments(const Worker& worker, const Step& step, const AttentionTask& task, int part) const;
+
+  const Context& context_;
+  const LatentAttentionPlan plan_;
+  const Heads heads_;    // as the cache has them: one KV head
+  const Heads divided_;  // the same KV head several times, each for some of the query heads
+  int layer_, rope_table_;
+  Linear in_, q_up_, k_up_, v_up_, out_;
+  Norm q_norm_, kv_norm_;
+  Buffer<float> in_rows_;     // [T, q or its latent, latent, key]
+  Buffer<float> q_rows_;      // [T, heads, nope + rope]; later the values of all heads
+  Buffer<float> wide_rows_;   // [T, heads * (rope + latent), key, latent, latent]; later what is seen, [T, heads, latent]
+  Buffer<char> query_rows_;   // [T, heads, padded_dim] queries
+};
+
+}  // namespace tidewheel
