@@ -41,6 +41,7 @@ class LoadProgress:
         self._model, self._bytes, self._stderr, self._clock = model, weight_bytes, stderr, clock
         self._begun = clock()
         self._logged = self._begun
+        self._terminal = stderr.isatty()
         self._bar: tqdm[Any] | None = None
 
     def __enter__(self) -> LoadProgress:
@@ -56,27 +57,29 @@ class LoadProgress:
         now = self._clock()
         if now - self._begun < _QUIET_S:
             return
-        if not self._stderr.isatty():
-            if now - self._logged >= _LOG_EVERY_S:
-                self._logged = now
-                done, whole = fraction * self._bytes / _GIB, self._bytes / _GIB
-                logger.info(
-                    "Loading %s: %.1f of %.1f GiB of weights (%.0f %%)", self._model, done, whole, 100 * fraction
-                )
-            return
-        if self._bar is None:
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                desc="Loading weights",
-                total=self._bytes,
-                unit="B",
-                unit_scale=True,
-                unit_divisor=1024,
-                file=self._stderr,
-                leave=False,
+        if self._terminal and self._bar is None:
+            self._bar = _bar(int(fraction * self._bytes), self._bytes, self._stderr)
+            self._terminal = self._bar is not None
+        if self._bar is not None:
+            self._bar.update(int(fraction * self._bytes) - self._bar.n)
+        elif now - self._logged >= _LOG_EVERY_S:
+            self._logged = now
+            whole, percent = self._bytes / _GIB, 100 * fraction
+            logger.info(
+                "Loading %s: %.1f of %.1f GiB of weights (%.0f %%)", self._model, fraction * whole, whole, percent
             )
-        self._bar.update(int(fraction * self._bytes) - self._bar.n)
+
+
+def _bar(done: int, whole: int, stderr: TextIO) -> tqdm[Any] | None:
+    """A bar; None if the terminal has no size, as one of a container that nobody looks at."""
+    from tqdm import tqdm
+
+    options: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024, "leave": False}
+    bar = tqdm(desc="Loading weights", initial=done, total=whole, file=stderr, **options)
+    if bar.ncols == 0 or bar.nrows == 0:
+        bar.close()
+        return None
+    return bar
 
 
 class ReportedWeights:
