@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.gguf.reader import read_gguf
 
 SEEDS = GGUF["gguf"].seeds
@@ -88,6 +89,36 @@ def test_a_lie_is_named(name: str, tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def part(number: int, count: int, *tensors: bytes, total: int = 2) -> bytes:
+    numbers = {"no": number, "count": count, "tensors.count": total}
+    keys = tuple(key(f"split.{name}", 4, U32.pack(value)) for name, value in numbers.items())
+    return file(keys, tensors, 64)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (
+            part(0, 3, tensor("t", (8,))),
+            b"",
+            "m-00001-of-00002.gguf: split.count must be the number of files in a name",
+        ),
+        (part(1, 2, tensor("t", (8,))), b"", "m-00001-of-00002.gguf is a later part of a model"),
+        (part(0, 2, tensor("t", (8,))), b"", "m-00002-of-00002.gguf is not a GGUF file"),
+        (part(0, 2, tensor("t", (8,))), part(0, 2), "m-00002-of-00002.gguf says that it is not part 2 of 2"),
+        (part(0, 2, tensor("t", (8,))), part(1, 3), "m-00002-of-00002.gguf says that it is not part 2 of 2"),
+        (part(0, 2, tensor("t", (8,))), part(1, 2, tensor("t", (8,))), "m-00002-of-00002.gguf has tensor t, which an"),
+        (part(0, 2, tensor("t", (8,)), total=9), part(1, 2), "its parts have 1 tensors, but it says that there are 9"),
+    ],
+    ids=["count", "first", "empty", "number", "count-of-part", "twice", "total"],
+)
+def test_parts_that_lie_are_named(tmp_path: Path, first: bytes, second: bytes, message: str) -> None:
+    for number, content in enumerate((first, second), 1):
+        (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        open_source(str(tmp_path)).config  # noqa: B018
 
 
 def test_a_file_of_nothing_has_nothing_wrong(tmp_path: Path) -> None:

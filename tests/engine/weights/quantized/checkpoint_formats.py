@@ -245,7 +245,7 @@ def bitsandbytes(kind: str = "nf4", double: bool = False, block: int = 64, stora
 def llm_int8() -> Format:
     def make(random: Random, outputs: int, inputs: int) -> Layer:
         codes = random.integers(-127, 128, (outputs, inputs)).astype(np.int8)
-        largest = random.random(outputs, np.float32)
+        largest = (random.random(outputs, np.float32) + np.float32(0.5)) / np.float32(4)
         tensors = {"weight": codes, "SCB": largest, "weight_format": np.array(0, np.uint8)}
         return tensors, codes * (largest / np.float32(127))[:, np.newaxis]
 
