@@ -14,20 +14,24 @@ from typing import Any, NamedTuple
 import models_zoo
 import pytest
 from engine.driving import Job, check_any_company
+from engine.weights.stored_tensors import KINDS, StoredWeights, decoder
 from harness import device_ids, make_device
 from hypothesis import strategies as st
 
 from tidewheel.engine.devices.base import Executor, ExecutorOptions
 from tidewheel.engine.models import describe
+from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_weights, read_config
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 from tidewheel.engine.weights.quantization import Quantization
+from tidewheel.engine.weights.tensor import WeightSource
 
 pytest.importorskip("transformers")
 
 MAX_LENGTH = 64  # tokens, prompt and output together
 EOS = frozenset({0, 1, 2, 3})
+STORED = "all formats of quantized files"
 
 
 class Subject(NamedTuple):
@@ -69,6 +73,7 @@ def subjects() -> Iterator[Subject]:
         yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
     for level in _LEVELS:
         best = level == _LEVELS[0]
+        yield Subject(level, "bfloat16", "bfloat16", 2, model=STORED)
         for threads in (1, 2):
             yield Subject(level, "bfloat16", "bfloat16", threads)
             if best:
@@ -84,20 +89,28 @@ def subjects() -> Iterator[Subject]:
 
 @functools.cache
 def executor(subject: Subject) -> Executor:
-    folder = models_zoo.folder(subject.model)
-    description = describe(read_config(folder), None)
+    spec, weights = opened(subject.model)
     threads_bind = "auto" if subject.device == "torch" else bind(subject.threads, subject.groups)
     device = make_device(subject.device, threads_bind)
     options = ExecutorOptions(
         dtype=subject.dtype,
-        kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(description.spec, subject.kv_cache_dtype),
+        kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(spec, subject.kv_cache_dtype),
         max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=128,
         kv_cache_dtype=subject.kv_cache_dtype,
         quantization=subject.quantization,
     )
-    return device.load(description.spec, open_weights(folder, description), options)
+    return device.load(spec, weights, options)
+
+
+def opened(model: str) -> tuple[DecoderSpec, WeightSource]:
+    if model == STORED:
+        spec = decoder(tied=False)
+        return spec, StoredWeights(spec, *KINDS)
+    folder = models_zoo.folder(model)
+    description = describe(read_config(folder), None)
+    return description.spec, open_weights(folder, description)
 
 
 def bind(threads: int, groups: int) -> str:

@@ -27,7 +27,7 @@ from ...models.spec import (
     tensor_shapes,
 )
 from ...weights.dtypes import DType
-from ...weights.quantization import GROUP_SIZES, Quantization, TensorFormat, format_of
+from ...weights.quantization import GROUP_SIZES, Quantization, TensorFormat, format_of, is_router
 from ...weights.tensor import WeightSource
 
 Formats: TypeAlias = dict[str, TensorFormat]
@@ -57,6 +57,8 @@ def why_not_kept(name: str, shape: tuple[int, ...], stored: TensorFormat) -> str
     """In words, why the kernels cannot compute with a quantized matrix as it is stored; None: they can."""
     if stored.input_order is not None and name in _LOOKED_UP:
         return "the inputs of an embedding cannot have an order of their own"
+    if is_router(name):
+        return "routers are computed in float32"
     if stored.kind == "grid" and grid_group(stored.group_size, shape[1]) is None:
         return f"groups are of 32, 64, 128 or a multiple of 256 inputs, or whole rows, not of {stored.group_size}"
     return None

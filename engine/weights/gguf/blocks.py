@@ -27,7 +27,7 @@ class BlockType(NamedTuple):
     """A tensor type: its blocks of so many elements take so many bytes.
 
     `dequantize` makes `[blocks, elements] float32` of `[blocks, bytes] uint8`. It is None for plain floats. `halves`
-    says at which bytes of a block its float16 numbers begin, `exponent` whether its first byte is a power of two (e8m0).
+    says at which bytes of a block its float16 numbers begin, `exponent` that its first byte is a power of two (e8m0).
     """
 
     name: str

@@ -8,7 +8,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
+from tidewheel.engine.models.spec import (
+    AttentionSpec,
+    BranchSpec,
+    DecoderSpec,
+    EmbeddingSpec,
+    HeadSpec,
+    MlpSpec,
+    NormSpec,
+    tensor_shapes,
+)
 from tidewheel.engine.weights.bits import pack
 from tidewheel.engine.weights.dtypes import DType, bfloat16_bits
 from tidewheel.engine.weights.gguf.blocks import BLOCK_TYPES, BlockType
@@ -29,6 +38,16 @@ _GRIDS: dict[str, dict[str, Any]] = {
     "int8-zeros": {"bits": 8, "group": 1 << 30, "scales": "float32", "format": "int", "zeros": True},
 }
 KINDS = (*BLOCKS, *_GRIDS)
+
+
+def decoder(tied: bool = True) -> DecoderSpec:
+    """One whose matrices every kind can hold."""
+    norm = NormSpec("rms", 1e-5)
+    layer = (
+        BranchSpec(AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125), norm),
+        BranchSpec(MlpSpec(512, "silu", gated=True), norm),
+    )
+    return DecoderSpec("test", 320, 256, 256, EmbeddingSpec(256), (layer,) * 2, norm, HeadSpec(tied=tied))
 
 
 def stored(kind: str, shape: tuple[int, int], seed: str) -> BlockTensor | QuantizedTensor:

@@ -133,11 +133,9 @@ def test_a_load_that_is_cancelled_on_its_way_asks_for_no_more_weights(folder: Pa
 
 def test_a_weight_of_another_shape_is_named_before_anything_is_packed(folder: Path) -> None:
     class Misshapen(CheckpointWeights):
-        def stored_format(self, name: str) -> None: ...
-
-    def __getitem__(self, name: str) -> DenseTensor:
-        tensor = super().__getitem__(name)
-        return dataclasses.replace(tensor, data=tensor.data[:-1]) if name == "layers.2.q.weight" else tensor
+        def __getitem__(self, name: str) -> DenseTensor:
+            tensor = super().__getitem__(name)
+            return dataclasses.replace(tensor, data=tensor.data[:-1]) if name == "layers.2.q.weight" else tensor
 
     weights = open_weights(folder, WHAT)
     assert isinstance(weights, CheckpointWeights)

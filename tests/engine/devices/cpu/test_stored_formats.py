@@ -14,38 +14,21 @@ from numpy.typing import NDArray
 
 pytest.importorskip("tidewheel._native")
 
-from engine.weights.stored_tensors import KINDS, StoredWeights
+from engine.weights.stored_tensors import KINDS, StoredWeights, decoder
 from harness import Harness, device_ids
 
 from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.device import CpuDevice
 from tidewheel.engine.devices.cpu.executor import CpuExecutor
 from tidewheel.engine.devices.cpu.options import CpuOptions
-from tidewheel.engine.models.spec import (
-    AttentionSpec,
-    BranchSpec,
-    DecoderSpec,
-    EmbeddingSpec,
-    HeadSpec,
-    MlpSpec,
-    NormSpec,
-)
+from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.weights.quantization import Quantization
 
 Logits: TypeAlias = NDArray[np.float32]
 
 LEVELS = [device.removeprefix("cpu-") for device in device_ids() if device != "torch"]
-NORM = NormSpec("rms", 1e-5)
 TOKENS = [*range(3, 43)]
 ROUNDING, DIVERGENCE = 0.04, 1e-3
-
-
-def decoder(tied: bool = True, layers: int = 2) -> DecoderSpec:
-    layer = (
-        BranchSpec(AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125), NORM),
-        BranchSpec(MlpSpec(512, "silu", gated=True), NORM),
-    )
-    return DecoderSpec("test", 300, 256, 128, EmbeddingSpec(256), (layer,) * layers, NORM, HeadSpec(tied=tied))
 
 
 def load(
