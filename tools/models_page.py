@@ -21,8 +21,8 @@ from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe
 from tidewheel.engine.models.families import listing_of
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.models.text_part import WRAPPERS
+from tidewheel.engine.weights.block_types import BLOCK_TYPES
 from tidewheel.engine.weights.dtypes import KvCacheDType
-from tidewheel.engine.weights.gguf.blocks import BLOCK_TYPES
 from tidewheel.engine.weights.gguf.names import ARCHITECTURES as GGUF_ARCHITECTURES
 from tidewheel.engine.weights.gguf.tokenizer import supported_pre
 from tidewheel.engine.weights.quantization import Method

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from ..errors import ModelError
+from .block_types import BLOCK_TYPES, BlockType
 from .dtypes import STORAGE, DType
-from .gguf.blocks import BLOCK_TYPES, BlockType
 
 Method = Literal["int8", "int8-channel", "int4"]
 BlockKind = Literal[

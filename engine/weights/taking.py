@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..models.tensor_ref import TensorRef
+from .block_types import BlockType
 from .dtypes import STORAGE
-from .gguf.blocks import BlockType
 from .stored import FLOATS, StoredMatrix, StoredTensor
 from .tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor, to_float32
 

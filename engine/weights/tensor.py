@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bits import unpack
+from .block_types import BlockType, dequantize
 from .dtypes import DType
-from .gguf.blocks import BlockType, dequantize
 from .quantization import TensorFormat, stored_as_blocks
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...errors import ModelError
 from ...files.reading import MAX_TOKENIZER_BYTES, require_file
 from ...files.wording import shown
-from .blocks import BLOCK_TYPES, OTHER_TYPES, BlockType
+from ..block_types import BLOCK_TYPES, OTHER_TYPES, BlockType
 
 _MAGIC = b"GGUF"
 _OLDER_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # GGML, GGMF, GGJT and GGLA, of 2023

@@ -17,11 +17,11 @@ from ...errors import ModelError
 from ...models import ModelDescription
 from ...models.spec import tensor_shapes
 from ...models.tensor_ref import TensorRef
+from ..block_types import dequantize
 from ..dtypes import STORAGE, DType
 from ..quantization import TensorFormat, stored_as_blocks
 from ..taking import rows_of, take_blocks
 from ..tensor import DenseTensor, WeightTensor
-from .blocks import dequantize
 from .names import CONFIG_TENSORS, GgufArchitecture
 from .hybrids import log_of_decays
 from .reader import GgufTensor

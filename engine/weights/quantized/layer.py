@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ModelError
+from ..block_types import BlockType
 from ..dtypes import STORAGE
-from ..gguf.blocks import BlockType
 from ..quantization import TensorFormat, stored_as_blocks
 from ..stored import FLOATS, StoredMatrix, StoredTensor
 from ..tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor, to_float32

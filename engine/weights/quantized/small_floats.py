@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bits import unpack
-from ..gguf.blocks import BLOCK_TYPES
+from ..block_types import BLOCK_TYPES
 from ..stored import FLOATS
 from ..tensor import BlockTensor, DenseTensor, to_float32
 from .layer import LayerTensors

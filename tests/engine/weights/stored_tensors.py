@@ -19,8 +19,8 @@ from tidewheel.engine.models.spec import (
     tensor_shapes,
 )
 from tidewheel.engine.weights.bits import pack
+from tidewheel.engine.weights.block_types import BLOCK_TYPES, BlockType
 from tidewheel.engine.weights.dtypes import DType, bfloat16_bits
-from tidewheel.engine.weights.gguf.blocks import BLOCK_TYPES, BlockType
 from tidewheel.engine.weights.quantization import TensorFormat
 from tidewheel.engine.weights.tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor
 

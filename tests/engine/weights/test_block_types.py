@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tidewheel.engine.weights.gguf.blocks import BLOCK_TYPES, OTHER_TYPES, dequantize
+from tidewheel.engine.weights.block_types import BLOCK_TYPES, OTHER_TYPES, dequantize
 
 TYPES = {kind.name: number for number, kind in BLOCK_TYPES.items() if kind.dequantize is not None}
 
