@@ -50,6 +50,9 @@ def join(parts: Sequence[WeightTensor]) -> WeightTensor:
     quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
     if len(quantized) == len(parts) and all(_alike(quantized[0], part) for part in quantized[1:]):
         return _join_quantized(quantized, origins)
+    blocks = [part for part in parts if isinstance(part, BlockTensor) and part.row_order is None]
+    if len(blocks) == len(parts) and len({part.kind.name for part in blocks}) == 1:
+        return BlockTensor(blocks[0].kind, np.concatenate([part.data for part in blocks]), origin=origins)
     dense = [part for part in parts if isinstance(part, DenseTensor)]
     if len(dense) == len(parts) and len({part.dtype for part in dense}) == 1:
         return DenseTensor(np.concatenate([part.data for part in dense]), dense[0].dtype, origin=origins)

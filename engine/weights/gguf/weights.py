@@ -22,8 +22,8 @@ from ..dtypes import STORAGE, DType
 from ..quantization import TensorFormat, stored_as_blocks
 from ..taking import rows_of, take_blocks
 from ..tensor import DenseTensor, WeightTensor
-from .names import CONFIG_TENSORS, GgufArchitecture
 from .hybrids import log_of_decays
+from .names import CONFIG_TENSORS, GgufArchitecture
 from .reader import GgufTensor
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
@@ -102,7 +102,7 @@ def _stays_in_blocks(stored: GgufTensor, ref: TensorRef) -> bool:
     return (
         stored.kind.dequantize is not None
         and len(stored.shape) > 1
-        and not ref.transpose
+        and not (ref.transpose or ref.flat)
         and ref.transpose_each is None
     )
 
