@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from tidewheel import _native
 
@@ -11,7 +12,7 @@ from ...errors import DeviceError
 from ...machine.cgroup import cpu_quota
 from ...machine.cpu_list import cpu_list
 from ...machine.huge_pages import huge_pages
-from ...models.spec import DecoderSpec
+from ...models.spec import DecoderSpec, ExpertsSpec, mixers
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.packed_cache import BackgroundWrite, PackedCache
 from ...weights.tensor import WeightSource
@@ -24,6 +25,8 @@ from .options import CpuOptions
 from .weights import set_weights
 
 logger = logging.getLogger(__name__)
+
+_PREPACK = "VLLM_CPU_MOE_PREPACK"
 
 
 def thread_groups(isa: str, threads_bind: str) -> list[list[int]]:
@@ -48,6 +51,16 @@ def _report_memory() -> None:
     said = "huge pages where the kernel has any" if pages.on_request else "small pages"
     mode = pages.transparent or "not supported"
     logger.info("Weights and KV cache lie in %s (transparent huge pages: %s)", said, mode)
+
+
+def _report_prepacking(spec: DecoderSpec) -> None:
+    has_experts = any(isinstance(mixer, ExpertsSpec) for layer in spec.layers for mixer in mixers(layer))
+    if has_experts and os.environ.get(_PREPACK, "1") == "0":
+        logger.warning(
+            "%s=0 has no effect: experts are packed while they are loaded, because the kernels read packed weights "
+            "only; --cache-dir keeps them packed between starts",
+            _PREPACK,
+        )
 
 
 class CpuDevice:
@@ -94,6 +107,7 @@ class CpuDevice:
         )
         groups = thread_groups(self.isa, self._options.threads_bind)
         _report_memory()
+        _report_prepacking(spec)
         formats = formats_of(spec, options.dtype, options.quantization, weights)
         try:
             native = _native.Executor(
