@@ -15,6 +15,15 @@ constexpr int kMostPackedAlone = 8192;
 constexpr int kAddedRows = 128;
 constexpr size_t kTileBytes = size_t{kAddedRows} * kPanel * sizeof(float);
 
+// A constant number of columns, for the compiler.
+void add_row(float weight, const float* __restrict from, int columns, float* __restrict y) {
+  if (columns == kPanel) {
+    for (int c = 0; c < kPanel; ++c) y[c] += weight * from[c];
+  } else {
+    for (int c = 0; c < columns; ++c) y[c] += weight * from[c];
+  }
+}
+
 size_t row_scratch(int inputs) { return round_up((inputs + kRowGroup) * sizeof(float), 64); }
 
 }  // namespace
@@ -301,8 +310,7 @@ void Experts::add_down(Worker& worker, const Block& rows, int panel_begin, int p
       for (int row = 0; row < count; ++row) {
         const int token = rows.tokens ? rows.tokens[first + row] : first + row;
         const float weight = output.scale * (weighs ? rows.weights[first + row] : 1.0f);
-        float* y = output.y + token * output.stride + column;
-        for (int c = 0; c < columns; ++c) y[c] += weight * tile[row * kPanel + c];
+        add_row(weight, tile + row * kPanel, columns, output.y + token * output.stride + column);
       }
     }
   }
