@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TypeAlias
 
 from tidewheel import _native
@@ -33,6 +34,7 @@ from ...weights.tensor import WeightSource
 Formats: TypeAlias = dict[str, TensorFormat]
 
 _CHUNK = 256  # inputs that a kernel expands at once
+_EXPERT = re.compile(r"(.+\.(?:experts\.\d+|shared))\.(gate|up)\.weight")
 _LOOKED_UP = ("embed.weight", "embed.positions", "embed.per_layer")
 
 
@@ -50,11 +52,23 @@ def formats_of(
             if stored is not None and why_not_kept(name, shape, stored) is not None:
                 stored = None
             formats[name] = format_of(name, shape, dtype, quantization, stored)
+    for name, format in list(formats.items()):
+        pair = interleaved_with(name)
+        if pair is not None and formats[pair] != format:
+            formats[name] = formats[pair] = TensorFormat(dtype)
     return formats
+
+
+def interleaved_with(name: str) -> str | None:
+    """The weight that is packed into one matrix with an expert's gate or up, so that both must have one format."""
+    found = _EXPERT.fullmatch(name)
+    return None if found is None else f"{found[1]}.{'up' if found[2] == 'gate' else 'gate'}.weight"
 
 
 def why_not_kept(name: str, shape: tuple[int, ...], stored: TensorFormat) -> str | None:
     """In words, why the kernels cannot compute with a quantized matrix as it is stored; None: they can."""
+    if is_router(name):
+        return "routers are kept in float32"
     if stored.input_order is not None and name in _LOOKED_UP:
         return "the inputs of an embedding cannot have an order of their own"
     if is_router(name):

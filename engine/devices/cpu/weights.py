@@ -14,7 +14,7 @@ from ...weights.bits import pack, unpack
 from ...weights.dtypes import STORAGE
 from ...weights.finite import require_finite
 from ...weights.tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightSource, WeightTensor
-from .lowering import Formats, grid_group, why_not_kept
+from .lowering import Formats, grid_group, interleaved_with, why_not_kept
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,12 @@ def _reason(name: str, weights: WeightSource, tensor: QuantizedTensor | BlockTen
     stored = weights.stored_format(name)
     if stored is None:
         return "their parts are stored in different ways"
-    return why_not_kept(name, tensor.shape, stored) or "--quantization converts them"
+    if reason := why_not_kept(name, tensor.shape, stored):
+        return reason
+    pair = interleaved_with(name)
+    if pair is not None and weights.stored_format(pair) != stored:
+        return "gate and up of an expert are stored in different ways"
+    return "--quantization converts them"
 
 
 def _num_bytes(tensor: WeightTensor) -> int:

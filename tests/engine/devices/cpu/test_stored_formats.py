@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +22,16 @@ from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.device import CpuDevice
 from tidewheel.engine.devices.cpu.executor import CpuExecutor
 from tidewheel.engine.devices.cpu.options import CpuOptions
-from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.models.spec import (
+    AttentionSpec,
+    BranchSpec,
+    DecoderSpec,
+    EmbeddingSpec,
+    ExpertsSpec,
+    HeadSpec,
+    MlpSpec,
+    NormSpec,
+)
 from tidewheel.engine.weights.quantization import Quantization
 
 Logits: TypeAlias = NDArray[np.float32]
@@ -85,6 +95,19 @@ def test_every_level_computes_with_a_mixture(level: str) -> None:
     expected = dequantized(*KINDS, tied=False)
     computed = logits(load(spec, StoredWeights(spec, *KINDS), level))
     assert_close(computed, expected)
+
+
+@pytest.mark.parametrize("kinds", [("q4_k",), tuple(KINDS)], ids=["alike", "mixed"])
+def test_experts_keep_their_bits_where_gate_and_up_agree(
+    kinds: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    experts = BranchSpec(ExpertsSpec(6, 2, 256, shared=MlpSpec(256, "silu", gated=True)), NORM)
+    spec = replace(decoder(tied=False), layers=((decoder().layers[0][0], experts),) * 2)
+    with caplog.at_level(logging.INFO):
+        computed = logits(load(spec, StoredWeights(spec, *kinds)))
+    assert_close(computed, logits(load(spec, StoredWeights(spec, *kinds, dequantized=True))))
+    assert "2 quantized matrices are dequantized as they are read: routers are kept in float32" in caplog.text
+    assert ("gate and up of an expert are stored in different ways" in caplog.text) == (kinds != ("q4_k",))
 
 
 def test_quantization_still_converts_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
