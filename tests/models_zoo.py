@@ -282,7 +282,6 @@ CASES: dict[str, Case] = {
             "embedding_multiplier": 6.0,
             "residual_multiplier": 0.4,
             "logits_scaling": 3.0,
-            "time_step_limit": [0.2, 1.5],
             "mamba_proj_bias": True,
         },
     ),

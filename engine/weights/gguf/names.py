@@ -382,9 +382,7 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
         fields=hybrids.qwen35,
         vectors=hybrids.DELTA_NET_TENSORS,
     ),
-    "lfm2": GgufArchitecture(
-        "Lfm2ForCausalLM", hybrids.LFM2_MODULES, fields=hybrids.lfm2, top=_TOP | hybrids.LFM2_TOP
-    ),
+    "lfm2": GgufArchitecture("Lfm2ForCausalLM", hybrids.LFM2_MODULES, fields=hybrids.lfm2, top=_TOP | hybrids.LFM2_TOP),
     "smollm3": GgufArchitecture("SmolLM3ForCausalLM", rotated_pairs=True, fields=_llama),
     "qwen2moe": _with_experts("Qwen2MoeForCausalLM", experts.qwen2_moe),
     "qwen3moe": _with_experts("Qwen3MoeForCausalLM", experts.qwen3_moe),

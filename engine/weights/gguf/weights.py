@@ -86,7 +86,11 @@ class GgufWeights:
         dtype = _FLOATS.get(stored.kind.name, "float32")
         whole = whole.reshape(stored.shape)
         data = rows_of(whole.T if ref.transpose else whole, ref)
-        if self._architecture.norms_plus_one and name.endswith("norm.weight") and not name.endswith("delta_head_norm.weight"):
+        if (
+            self._architecture.norms_plus_one
+            and name.endswith("norm.weight")
+            and not name.endswith("delta_head_norm.weight")
+        ):
             if dtype != "float32":
                 raise ModelError(f"{stored.origin} is stored as {stored.kind.name}, but a norm must be F32")
             data = data.astype(np.float32) - np.float32(1)
