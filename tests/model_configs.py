@@ -60,6 +60,8 @@ FALCON = {**LLAMA, "architectures": ["FalconForCausalLM"]}
 QWEN3_NEXT = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "num_experts": 0}
 QWEN3_5 = {**LLAMA, "architectures": ["Qwen3_5ForCausalLM"]}
 QWEN3_5_VL: dict[str, Any] = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": LLAMA}
+QWEN3_5_MOE = {**LLAMA, "architectures": ["Qwen3_5MoeForCausalLM"], "num_experts": 8}
+QWEN3_5_MOE_VL = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": {**LLAMA, "num_experts": 8}}
 LFM2 = {
     **LLAMA,
     "architectures": ["Lfm2ForCausalLM"],
@@ -123,7 +125,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
     config["architectures"][0]: config
     for config in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO, OLMO2),
-        *(SMOLLM3, COHERE, COHERE2, NEOX, STABLELM, FALCON, QWEN3_NEXT, QWEN3_5, QWEN3_5_VL, LFM2),
+        *(
+            SMOLLM3,
+            COHERE,
+            COHERE2,
+            NEOX,
+            STABLELM,
+            FALCON,
+            QWEN3_NEXT,
+            QWEN3_5,
+            QWEN3_5_VL,
+            QWEN3_5_MOE,
+            QWEN3_5_MOE_VL,
+            LFM2,
+        ),
         *(OLMO3, EXAONE4, GLM, GLM4, MINISTRAL3, BLOOM, GPTJ, PHI, STARCODER2, ERNIE, HUNYUAN, BIGCODE),
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITEMOE, GPT_OSS, GLM4_MOE, ERNIE4_5_MOE),
         *(HUNYUAN_MOE, LLAMA4),

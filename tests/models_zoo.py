@@ -269,8 +269,18 @@ CASES: dict[str, Case] = {
         "falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
     ),
     "falcon-sequential": Case("falcon", {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
-    "qwen3_5": Case("qwen3_5_text", _DELTA),
-    "qwen3_next": Case("qwen3_next", {**_DELTA, "num_experts": 0, "attention_bias": True, "linear_value_head_dim": 40}),
+    "qwen3_5": Case("qwen3_5_text", _DELTA, everywhere=False),
+    "qwen3_next": Case(
+        "qwen3_next",
+        {**_DELTA, "num_experts": 0, "attention_bias": True, "linear_value_head_dim": 40},
+        everywhere=False,
+    ),
+    "qwen3_next-experts": Case(
+        "qwen3_next", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 40}, everywhere=False
+    ),
+    "qwen3_5-experts": Case(
+        "qwen3_5_moe_text", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 40}, everywhere=False
+    ),
     "granitemoehybrid": Case(
         "granitemoehybrid",
         {
@@ -284,11 +294,13 @@ CASES: dict[str, Case] = {
             "logits_scaling": 3.0,
             "mamba_proj_bias": True,
         },
+        everywhere=False,
     ),
-    "bamba": Case("bamba", {**_MAMBA, "attn_layer_indices": [1], "mlp_bias": True}),
+    "bamba": Case("bamba", {**_MAMBA, "attn_layer_indices": [1], "mlp_bias": True}, everywhere=False),
     "lfm2": Case(
         "lfm2",
         {**_LLAMA, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "conv_bias": True},
+        everywhere=False,
     ),
     "olmo3": Case(
         "olmo3",

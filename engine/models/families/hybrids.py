@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from ..config import ConfigReader
 from ..rope import Rope, rope_from_config
-from ..spec import AttentionSpec, DeltaNetSpec, NormSpec
+from ..spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MixerSpec, MlpSpec, NormSpec, RouterSpec
 from ..tensor_ref import TensorRef
-from .parts import attention
+from .expert_parts import QWEN_EXPERTS, expert_count, experts_per_token, shared_expert, sparse_layers
+from .parts import attention, gated_mlp
 
 _IGNORED_ROPE = ("mrope_section", "mrope_interleaved")  # of images: a text's three positions are one
 
@@ -69,6 +70,25 @@ def qwen_attention(config: ConfigReader, norm: NormSpec, max_model_len: int | No
     return replace(heads, rope=rope.spec, qk_norm=norm, output_gate=True), rope
 
 
+def qwen_mlps(config: ConfigReader, num_experts: int = 512, per_token: int = 10) -> list[MixerSpec]:
+    """Experts beside a shared one with a gate, or an MLP, of each layer. The numbers are those of a config without."""
+    num_layers = config.num_layers("num_hidden_layers")
+    if config.raw("num_experts") == 0:
+        return [gated_mlp(config)] * num_layers
+    config = config.with_defaults(num_experts=num_experts, num_experts_per_tok=per_token)
+    count = expert_count(config, "num_experts")
+    experts = ExpertsSpec(
+        count,
+        experts_per_token(config, count),
+        config.integer("moe_intermediate_size", 512),
+        router=RouterSpec(normalize=config.flag("norm_topk_prob", True)),
+        shared=MlpSpec(config.integer("shared_expert_intermediate_size", 512), "silu", gated=True),
+        shared_gate=True,
+    )
+    has_experts = sparse_layers(config)
+    return [experts if has_experts(layer) else gated_mlp(config) for layer in range(num_layers)]
+
+
 def gated_queries(heads: AttentionSpec) -> dict[str, TensorRef]:
     """Queries and gates out of one matrix that holds, for each head, its query and then its gate."""
     both, one = 2 * heads.head_dim, heads.head_dim
@@ -82,6 +102,12 @@ def conv_taps(name: str) -> TensorRef:
     """A depthwise convolution's weights, `[channels, 1, taps]`, as Tidewheel has them."""
     return TensorRef(name, transpose=True, flat=True)
 
+
+SHARED_EXPERT_MODULES = {
+    **QWEN_EXPERTS,
+    **shared_expert("mlp.shared_expert"),
+    "shared_gate": "mlp.shared_expert_gate",
+}
 
 # The modules of a delta net layer that all Qwens call alike.
 DELTA_NET_MODULES = {

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..spec import BranchSpec, MixerSpec, NormSpec
+from ..tensor_ref import TensorRef
 from .hybrids import DELTA_NET_MODULES, conv_taps, gated_queries, qwen_attention, qwen_delta_net, qwen_layers
 from .listing import Listing
 from .names import PRE_NORMS, fused_rows, llama_names
@@ -23,24 +27,44 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     if architecture == _MULTIMODAL:
         config = text_config(config)
     config = config.with_defaults(num_key_value_heads=4)
+    mlps = [gated_mlp(config)] * config.num_layers("num_hidden_layers")
+    base = "model.language_model." if architecture == _MULTIMODAL else "model."
+    return described("qwen3_5", config, mlps, max_model_len, PRE_NORMS, base=base)
+
+
+def described(
+    family: str,
+    config: ConfigReader,
+    mlps: Sequence[MixerSpec],
+    max_model_len: int | None,
+    modules: Mapping[str, str],
+    refs: Mapping[str, TensorRef] = MappingProxyType({}),
+    base: str = "model.",
+) -> ModelDescription:
+    """A Qwen3.5 with these MLPs or experts, whose weights are where `modules` and `refs` say."""
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6), unit_offset=True)
     heads, rope = qwen_attention(config, norm, max_model_len)
-    net, mlp = qwen_delta_net(config), BranchSpec(gated_mlp(config), norm)
+    net = qwen_delta_net(config)
     mixers: dict[str, MixerSpec] = {"full_attention": heads, "linear_attention": net}
-    layers = tuple((BranchSpec(mixers[kind], norm), mlp) for kind in qwen_layers(config))
+    layers = tuple(
+        (BranchSpec(mixers[kind], norm), BranchSpec(mlp, norm))
+        for kind, mlp in zip(qwen_layers(config), mlps, strict=True)
+    )
     refs = {
+        **refs,
         **gated_queries(heads),
         **fused_rows("linear_attn.in_proj_qkv", delta_q=net.key_size, delta_k=net.key_size, delta_v=net.value_size),
         "delta_conv": conv_taps("linear_attn.conv1d"),
     }
     modules = {
+        **modules,
+        **DELTA_NET_MODULES,
         "delta_z": "linear_attn.in_proj_z",
         "delta_b": "linear_attn.in_proj_b",
         "delta_a": "linear_attn.in_proj_a",
     }
-    base = "model.language_model." if architecture == _MULTIMODAL else "model."
-    names = llama_names({**PRE_NORMS, **DELTA_NET_MODULES, **modules}, base)
-    return names.describe(decoder(config, "qwen3_5", layers, norm, rope.max_positions), refs)
+    spec = decoder(config, family, layers, norm, rope.max_positions)
+    return llama_names(modules, base).describe(spec, refs)
 
 
 def text_config(config: ConfigReader) -> ConfigReader:
