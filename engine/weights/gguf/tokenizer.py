@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from ...errors import ModelError
 from ...files.reading import MAX_TEMPLATE_BYTES
@@ -20,37 +18,10 @@ from ...text.tokenizer_backends import (
 )
 from .fields import Fields
 from .reader import GgufFile
+from .splitting import SPLITTINGS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
-
-
-class _Splitting(NamedTuple):
-    """How a text is cut before merges: by a pattern, or by GPT-2's own if there is none."""
-
-    pattern: str | None = None
-    digits: bool = False  # each digit is cut off first
-    whole_words: bool = False  # a piece that is a token is taken whole, whatever the merges say
-    nfc: bool = False
-    begins: bool = False  # texts begin with bos where the file does not say
-
-
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
-_GPT2, _DIGITS = _Splitting(), _Splitting(digits=True)
-_LLAMA3 = _Splitting(_QWEN2.replace("{DIGITS}", "{1,3}"), whole_words=True, begins=True)
-# By tokenizer.ggml.pre.
-_SPLITTINGS = {
-    "gpt-2": _GPT2,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _Splitting(_QWEN2.replace("{DIGITS}", ""), nfc=True),
-    "smollm": _DIGITS,
-    "refact": _DIGITS,
-}
 
 
 def tokenizer_of(file: GgufFile) -> Tokenizer:
@@ -116,12 +87,12 @@ class _Vocabulary:
 
 def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> TokenizersBackend:
     pre = fields.text("pre")
-    if pre not in _SPLITTINGS:
+    if pre not in SPLITTINGS:
         raise ModelError(
-            f"{file.path}: tokenizer.ggml.pre {shown(pre)} is not supported; supported are {', '.join(_SPLITTINGS)}; "
+            f"{file.path}: tokenizer.ggml.pre {shown(pre)} is not supported; supported are {', '.join(SPLITTINGS)}; "
             "name the original model's folder or hub id with --tokenizer"
         )
-    splitting = _SPLITTINGS[pre]
+    splitting = SPLITTINGS[pre]
     ids = dict(zip(vocabulary.tokens, range(len(vocabulary.tokens)), strict=True))
     if len(ids) < len(vocabulary.tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.tokens has a token twice")
@@ -133,7 +104,7 @@ def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> Toke
         made = tokenizers.Tokenizer(
             models.BPE(ids, list(zip(halves[::2], halves[1::2], strict=True)), ignore_merges=splitting.whole_words)
         )
-        made.pre_tokenizer = _pre_tokenizer(splitting)
+        made.pre_tokenizer = splitting.pre_tokenizer()
         made.decoder = decoders.ByteLevel()
         if splitting.nfc:
             made.normalizer = normalizers.NFC()
@@ -149,15 +120,6 @@ def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> Toke
             )
         made.encode("a")  # some errors appear only now
         return TokenizersBackend(made)
-
-
-def _pre_tokenizer(splitting: _Splitting) -> pre_tokenizers.PreTokenizer:
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None)
-    if splitting.pattern is not None:
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(splitting.pattern), "isolated"), byte_level])
-    if splitting.digits:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    return byte_level
 
 
 def _sentencepiece(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> SentencePieceBackend:
@@ -237,4 +199,4 @@ def _chat_template(file: GgufFile) -> ChatTemplate | None:
 
 def supported_pre() -> list[str]:
     """The values of `tokenizer.ggml.pre` whose texts are cut as they have to be."""
-    return list(_SPLITTINGS)
+    return list(SPLITTINGS)

@@ -168,7 +168,7 @@ def test_sentencepiece_tokenizers_give_the_same_ids(prefix: bool, tmp_path: Path
     ("model", "pre", "message"),
     [
         ("bert", None, "tokenizer 'bert' is not supported; supported are gpt2 and llama"),
-        ("gpt2", "tekken", "tokenizer.ggml.pre 'tekken' is not supported; supported are gpt-2"),
+        ("gpt2", "kimi-k2", "tokenizer.ggml.pre 'kimi-k2' is not supported; supported are gpt-2"),
         ("gpt2", None, "tokenizer.ggml.pre must be a string, there is none"),
     ],
 )
