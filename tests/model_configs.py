@@ -15,6 +15,9 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
+MINISTRAL = {**LLAMA, "architectures": ["MinistralForCausalLM"]}
+INTERNLM2 = {**LLAMA, "architectures": ["InternLM2ForCausalLM"]}
+MINICPM = {**LLAMA, "architectures": ["MiniCPMForCausalLM"]}
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"]}
@@ -124,6 +127,7 @@ LLAMA4 = {
 CONFIGS: dict[str, dict[str, Any]] = {
     config["architectures"][0]: config
     for config in (
+        *(MINISTRAL, INTERNLM2, MINICPM),
         *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO, OLMO2),
         *(
             SMOLLM3,

@@ -125,6 +125,10 @@ CASES: dict[str, Case] = {
         },
     ),
     "mistral": Case("mistral", {**_LLAMA, "sliding_window": None}),
+    "ministral": Case(
+        "ministral",
+        {**_LLAMA, "head_dim": 16, "sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
     "mistral-window": Case("mistral", {**_LLAMA, "sliding_window": 20}),
     "qwen2": Case("qwen2", {**_LLAMA, "tie_word_embeddings": True}),
     "qwen2-window": Case("qwen2", {**_LLAMA, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),

@@ -42,7 +42,8 @@ from tidewheel.engine.models.spec import tensor_shapes
 def test_every_family_is_tested() -> None:
     assert sorted(CONFIGS) == list(SUPPORTED_ARCHITECTURES)
     transformers_names = {case.model_type.removesuffix("_text") for case in models_zoo.CASES.values()}
-    assert transformers_names == {describe(config).spec.family for config in CONFIGS.values()}
+    elsewhere = {"internlm2", "minicpm"}  # their code lies beside their weights: see families/test_beside_weights.py
+    assert transformers_names | elsewhere == {describe(config).spec.family for config in CONFIGS.values()}
 
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
