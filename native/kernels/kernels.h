@@ -171,8 +171,6 @@ struct StoreQkvArgs {
   int kv_begin, kv_end;
   float* qkv;               // [(heads + kv_heads) * head_dim + kv_heads * values], changed in place
   Norm q_norm, k_norm;      // of each head
-  int norm_stride;          // from one head's weights and biases to the next one's; 0: all have the same
-  bool norm_after_rope;
   const float* cos;         // [rotary_pairs], or null
   const float* sin;
   int rotary_pairs;
@@ -181,6 +179,8 @@ struct StoreQkvArgs {
   void* cache_heads;        // of the cache: this layer's, this token's block, the heads from kv_begin on; or null: no k, v
   int slot;
   float q_scale = 1;        // of the queries, in the end
+  int norm_stride = 0;      // from one head's weights of a norm to the next one's; 0: all have the same
+  bool norm_after_rope = false;
   Norm v_norm = {};               // of each head
   bool values_from_keys = false;  // v is k as it comes
 };
