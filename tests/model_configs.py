@@ -50,6 +50,10 @@ GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = {**LLAMA, "architectures": ["Gemma3ForCausalLM"]}
 GEMMA4 = {**LLAMA, "architectures": ["Gemma4ForCausalLM"]}
 MINICPM3 = {**LLAMA, "architectures": ["MiniCPM3ForCausalLM"]}
+_EXPERTS = {"num_experts_per_tok": 2}
+DEEPSEEK_V2 = {**LLAMA, **_EXPERTS, "architectures": ["DeepseekV2ForCausalLM"]}
+DEEPSEEK_V3 = {**LLAMA, "architectures": ["DeepseekV3ForCausalLM"]}
+GLM4_MOE_LITE = {**LLAMA, "architectures": ["Glm4MoeLiteForCausalLM"]}
 GRANITE = {**LLAMA, "architectures": ["GraniteForCausalLM"]}
 PHI3 = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
 OLMO = {**LLAMA, "architectures": ["OlmoForCausalLM"]}
@@ -147,8 +151,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITEMOE, GPT_OSS, GLM4_MOE, ERNIE4_5_MOE),
         *(HUNYUAN_MOE, LLAMA4),
         *(GRANITE_HYBRID, BAMBA),
-        *(GEMMA4,),
-        *(GEMMA4, MINICPM3),
+        *(GEMMA4, MINICPM3, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE),
     )
 }
 

@@ -74,6 +74,13 @@ _DELTA = {
     "linear_key_head_dim": 24,
     "linear_value_head_dim": 16,
 }
+_LATENTS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 56,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+}
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 _MAMBA = {
     **_LLAMA,
@@ -208,16 +215,60 @@ CASES: dict[str, Case] = {
         },
         everywhere=False,
     ),
+    "deepseek-v2": Case(
+        "deepseek_v2",
+        {
+            **_LLAMA,
+            **_LATENTS,
+            "num_hidden_layers": 3,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        everywhere=False,
+    ),
+    "deepseek-v3": Case(
+        "deepseek_v3",
+        {
+            **_LLAMA,
+            **_LATENTS,
+            **_rope(
+                "yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.8, beta_fast=16.0
+            ),
+            "q_lora_rank": 40,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+        everywhere=False,
+    ),
+    "glm4-moe-lite": Case(
+        "glm4_moe_lite",
+        {
+            **_LLAMA,
+            **_LATENTS,
+            "q_lora_rank": 40,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+        },
+        everywhere=False,
+    ),
     "minicpm3": Case(
         "minicpm3",
         {
             **_LLAMA,
-            "num_key_value_heads": 4,
+            **_LATENTS,
             "q_lora_rank": 40,
-            "kv_lora_rank": 56,
-            "qk_nope_head_dim": 24,
-            "qk_rope_head_dim": 16,
-            "v_head_dim": 20,
             "dim_model_base": 32,
             "attention_bias": True,
             "mlp_bias": True,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ...errors import ModelError
 from ..config import ConfigReader
-from ..spec import AttentionSpec, BranchSpec, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
+from ..spec import BranchSpec, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, NormSpec
 from ..tensor_ref import TensorRef
 
 # Each expert's matrices get a description of their own, in all layers together not more than these.
@@ -39,7 +39,7 @@ def sparse_layers(config: ConfigReader) -> Callable[[int], bool]:
 
 
 def expert_layers(
-    attentions: Iterable[AttentionSpec],
+    attentions: Iterable[MixerSpec],
     experts: ExpertsSpec,
     norm: NormSpec,
     mlp: MlpSpec | None = None,
