@@ -16,7 +16,7 @@ from .devices.coverage import require_mixers
 from .errors import DeviceError, ModelError
 from .load import OpenedModel, open_model
 from .models import describe
-from .models.spec import DecoderSpec, mixers, tensor_shapes
+from .models.spec import DecoderSpec, ExpertsSpec, MixerSpec, mixers, tensor_shapes
 from .options import EngineOptions
 from .weights import source_at
 from .weights.contents import Contents
@@ -63,11 +63,13 @@ class KvMemory:
 class Shape:
     """A model's measures. `layers` counts them, `mixers` their parts by kind. `context` is in tokens.
 
+    `active` are the parameters that a token is computed with: without the experts that it is not sent to.
     `state_bytes` are of the recurrent state of one sequence; 0 if there is none.
     """
 
     family: str
     parameters: int
+    active: int
     layers: int
     mixers: Mapping[str, int]
     heads: Sequence[str]
@@ -221,9 +223,11 @@ def _shape(spec: DecoderSpec) -> Shape:
         + (f", window of {attention.sliding_window} tokens" if attention.sliding_window else "")
         for attention in spec.attentions()
     )
+    parameters = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
     return Shape(
         family=spec.family,
-        parameters=sum(math.prod(shape) for shape in tensor_shapes(spec).values()),
+        parameters=parameters,
+        active=parameters - sum(_idle(mixer, spec.hidden_size) for layer in spec.layers for mixer in mixers(layer)),
         layers=len(spec.layers),
         mixers=dict(kinds),
         heads=[f"{count} x {words}" if len(heads) > 1 else words for words, count in heads.items()],
@@ -232,6 +236,14 @@ def _shape(spec: DecoderSpec) -> Shape:
         context=spec.max_positions,
         state_bytes=spec.state_bytes,
     )
+
+
+def _idle(mixer: MixerSpec, hidden_size: int) -> int:
+    """Parameters of experts that a token is not sent to."""
+    if not isinstance(mixer, ExpertsSpec):
+        return 0
+    expert = sum(math.prod(shape) for name, shape in mixer.shapes(hidden_size).items() if name.startswith("experts.0."))
+    return expert * (mixer.num_experts - mixer.experts_per_token)
 
 
 def _verdict(device: str, spec: DecoderSpec) -> Verdict:

@@ -61,7 +61,8 @@ def _what_it_is(found: Inspection) -> Iterator[tuple[str, str]]:
     family = "" if found.shape is None else f" (family {found.shape.family})"
     yield "architecture", f"{found.architecture or 'unknown'}{family}"
     if (shape := found.shape) is not None:
-        yield "parameters", in_thousands(shape.parameters)
+        active = "" if shape.active == shape.parameters else f", {in_thousands(shape.active)} of them for each token"
+        yield "parameters", f"{in_thousands(shape.parameters)}{active}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in shape.mixers.items())
         yield "layers", f"{shape.layers} ({kinds}), hidden size {shape.hidden_size}"
         for heads in shape.heads:

@@ -99,6 +99,17 @@ def test_windows_bound_the_cache(inspect: Inspect) -> None:
     assert longest["bytes"]["float32"] <= longest["tokens"] * opened.kv_bytes_per_token
 
 
+def test_experts_that_a_token_is_not_sent_to_are_not_active(inspect: Inspect) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = models_zoo.folder("olmoe", tokenizer=True)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    expert = 3 * config.intermediate_size * config.hidden_size
+    idle = config.num_hidden_layers * (config.num_experts - config.num_experts_per_tok) * expert
+    shape = inspect(folder)["shape"]
+    assert shape["parameters"] == models_zoo.model("olmoe").num_parameters()
+    assert shape["active"] == shape["parameters"] - idle
+
+
 def test_what_is_no_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tmp_path)]) == 1
     output = capsys.readouterr()
