@@ -10,7 +10,7 @@ from pathlib import Path
 import models_zoo
 import numpy as np
 import pytest
-from engine.weights.quantized.checkpoint_formats import FORMATS, save
+from engine.weights.quantized.checkpoint_formats import FORMATS, MXFP4, mxfp4_experts, save
 from harness import Harness, load, make_device
 
 from tidewheel.engine.errors import ModelError
@@ -93,3 +93,28 @@ def test_a_checkpoint_that_is_not_quantized_has_no_method(tmp_path: Path) -> Non
 def test_a_quantized_checkpoint_may_be_quantized_again(tmp_path: Path) -> None:
     quantized(tmp_path, "gptq-8")
     assert len(served(tmp_path, "cpu", quantization="int8")) == NUM_TOKENS
+
+
+def test_experts_in_mxfp4_are_those_of_the_weights(tmp_path: Path) -> None:
+    case = models_zoo.CASES["gpt-oss"]
+    config = {**case.config, "hidden_size": 96, "intermediate_size": 64}
+    reference = models_zoo.build(models_zoo.Case(case.model_type, config))
+    reference.save_pretrained(tmp_path)
+    models_zoo.train_tokenizer().save_pretrained(tmp_path)
+    random, tensors = np.random.default_rng(0), {}
+    with torch.no_grad():
+        for name, weight in reference.state_dict().items():
+            if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                tensors[name] = weight.numpy()
+                continue
+            experts, inputs, outputs = weight.shape
+            parts, values = mxfp4_experts(random, name, experts, outputs, inputs)
+            tensors |= parts
+            weight.copy_(torch.from_numpy(values).transpose(1, 2))
+        ids = torch.tensor([PROMPT])
+        generated = reference.generate(ids, max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0)
+    config = json.loads((tmp_path / "config.json").read_text())
+    save(tmp_path, {**config, "quantization_config": MXFP4}, tensors)
+    expected = generated[0, len(PROMPT) :].tolist()
+    assert len(set(expected)) > 3
+    assert served(tmp_path, "torch", quantization="mxfp4") == expected
