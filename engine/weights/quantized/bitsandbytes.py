@@ -129,8 +129,9 @@ def _eight_bits(layer: LayerTensors) -> StoredMatrix:
     shape = (outputs, inputs)
 
     def read(with_codes: bool) -> QuantizedTensor:
-        largest = to_float32(layer.floats("SCB"))[:, np.newaxis]
-        scales = DenseTensor(largest / np.float32(127), "float32", origin=layer.origin("SCB"))
+        with np.errstate(invalid="ignore"):  # what is not finite is found as in every other weight
+            largest = to_float32(layer.floats("SCB"))[:, np.newaxis] / np.float32(127)
+        scales = DenseTensor(largest, "float32", origin=layer.origin("SCB"))
         codes = layer.array("weight").view(np.uint8) if with_codes else no_codes(shape, 8)
         return QuantizedTensor(shape, "int", 8, inputs, codes, scales, origin=layer.origin("weight"))
 
