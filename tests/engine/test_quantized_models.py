@@ -71,7 +71,7 @@ def test_tokens_are_those_of_the_weights(tmp_path: Path, kind: str, caplog: pyte
     assert "take the memory of --dtype or --quantization, not of the file" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["gptq-4", "awq", "packed-4-zeros"])
+@pytest.mark.parametrize("kind", ["gptq-4", "awq", "packed-4-zeros", "mxfp4"])
 def test_the_cpu_device_rounds_nothing_but_activations(tmp_path: Path, kind: str) -> None:
     quantized(tmp_path, kind)
     kept, floats = (Harness(load(make_device(device), tmp_path)).logits([*range(7, 40)]) for device in ("cpu", "torch"))
@@ -118,3 +118,5 @@ def test_experts_in_mxfp4_are_those_of_the_weights(tmp_path: Path) -> None:
     expected = generated[0, len(PROMPT) :].tolist()
     assert len(set(expected)) > 3
     assert served(tmp_path, "torch", quantization="mxfp4") == expected
+    kept, floats = (Harness(load(make_device(device), tmp_path)).logits([*range(7, 40)]) for device in ("cpu", "torch"))
+    assert 0 < np.square(kept - floats).mean() <= 0.04**2 * np.square(floats).mean()
