@@ -522,8 +522,8 @@ def build(case: Case, seed: int = 0) -> Any:
     return model
 
 
-# Together they have all that a decoder may be made of. `make test` computes them on every device, the other cases on two
-# devices; `make sweep` does the rest.
+# Together they have all that attention and MLPs may be. `make test` computes them on every device, other cases on two
+# devices. `make sweep` does the rest.
 CORE = frozenset(
     {
         "llama-bias",

@@ -1,4 +1,4 @@
-"""What GGUF files of models with recurrent layers say, in the words of Hugging Face's config.json, and their tensors."""
+"""What GGUF files say of models with recurrent layers, in the words of config.json, and their tensors."""
 
 from __future__ import annotations
 

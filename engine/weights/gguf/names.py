@@ -122,11 +122,11 @@ class GgufArchitecture(NamedTuple):
     """How files of one `general.architecture` differ from Hugging Face's checkpoints of `name`.
 
     `rotated_pairs`: the rows of q and k lie so that the two of a rotated pair are neighbours. `norms_plus_one`: 1 was
-    added to the weights of norms. `layer_norm`: norms are LayerNorms. `qkv_in_rows`: all queries, keys and values follow
-    each other, whatever the checkpoint does. `outputs_first`: matrices that the checkpoint holds transposed are not.
-    `fields` gives config fields of its own. `has_experts`: files have experts; those of other architectures may have
-    them `with_experts`. `top` has the tensors outside layers. `vectors` are tensors of a layer whose whole names differ,
-    not only those of their modules.
+    added to the weights of norms. `layer_norm`: norms are LayerNorms. `qkv_in_rows`: all queries, keys and values
+    follow each other, whatever the checkpoint does. `outputs_first`: matrices that the checkpoint holds transposed are
+    not. `fields` gives config fields of its own. `has_experts`: files have experts; those of other architectures may
+    have them `with_experts`. `top` has the tensors outside layers. `vectors` are tensors of a layer whose whole names
+    differ, not only those of their modules.
     """
 
     name: str

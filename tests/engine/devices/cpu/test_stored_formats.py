@@ -23,12 +23,9 @@ from tidewheel.engine.devices.cpu.device import CpuDevice
 from tidewheel.engine.devices.cpu.executor import CpuExecutor
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.models.spec import (
-    AttentionSpec,
     BranchSpec,
     DecoderSpec,
-    EmbeddingSpec,
     ExpertsSpec,
-    HeadSpec,
     MlpSpec,
     NormSpec,
 )
@@ -101,7 +98,7 @@ def test_every_level_computes_with_a_mixture(level: str) -> None:
 def test_experts_keep_their_bits_where_gate_and_up_agree(
     kinds: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    experts = BranchSpec(ExpertsSpec(6, 2, 256, shared=MlpSpec(256, "silu", gated=True)), NORM)
+    experts = BranchSpec(ExpertsSpec(6, 2, 256, shared=MlpSpec(256, "silu", gated=True)), NormSpec("rms", 1e-5))
     spec = replace(decoder(tied=False), layers=((decoder().layers[0][0], experts),) * 2)
     with caplog.at_level(logging.INFO):
         computed = logits(load(spec, StoredWeights(spec, *kinds)))
