@@ -146,6 +146,8 @@ TW_INLINE int code_at(const BlockTraits& traits, const Expanded& e, int lane, in
 }
 
 constexpr int kLineBytes = 64;
+// The prefetch distance. With few rows, headers and planes from memory must arrive before they are needed.
+constexpr int kChunkAheadBytes = 8192;
 
 
 struct alignas(16) CodeTable {
@@ -167,9 +169,7 @@ constexpr CodeTable kTwiceE2m1 = make_table({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2,
 template <BlockTraits T, bool UNSIGNED = kUnsignedCodes>
 TW_INLINE void load_group(const uint8_t*& planes, Bytes (&codes)[kGroupQuads]) {
   constexpr int kLowBits = T.four ? 4 : 2;
-  // With few rows, weights from memory must arrive before they are needed.
-  constexpr int kAheadBytes = 8192;
-  for (int i = 0; i < T.vectors() * kVectorBytes; i += kLineBytes) prefetch(planes + kAheadBytes + i);
+  for (int i = 0; i < T.vectors() * kVectorBytes; i += kLineBytes) prefetch(planes + kChunkAheadBytes + i);
   if constexpr (T.whole) {
 #pragma GCC unroll 8
     for (int q = 0; q < kGroupQuads; ++q) codes[q] = load_bytes(planes + q * kVectorBytes);

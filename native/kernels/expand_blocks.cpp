@@ -114,6 +114,7 @@ size_t block_strip_bytes(const WeightFormat& format, int k) {
 
 const uint8_t* expand_scales(const WeightFormat& format, const char* chunk, int groups, Expanded& out) {
   const ChunkHeader fields = ChunkHeader::of(format, groups);
+  for (size_t i = 0; i < fields.size(); i += kLineBytes) prefetch(chunk + kChunkAheadBytes + i);
   put_scales(format, {chunk, fields}, groups, out);
   return reinterpret_cast<const uint8_t*>(chunk) + fields.size();
 }
