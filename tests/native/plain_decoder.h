@@ -128,6 +128,11 @@ class PlainDecoder {
     return linear(prefix + "down", up);
   }
 
+  template <typename Plan>
+  Matrix mix(const std::string&, const Plan&, const Matrix&) const {
+    throw std::invalid_argument(std::string("plain decoders have no ") + Plan::kKind);
+  }
+
   static double activate(Activation activation, double x) {
     switch (activation) {
       case Activation::kSilu: return x / (1 + std::exp(-x));

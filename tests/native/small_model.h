@@ -13,7 +13,7 @@ namespace tidewheel::test {
 inline DecoderPlan small_plan() {
   DecoderPlan plan;
   plan.vocab_size = 150, plan.hidden_size = 96, plan.max_positions = 1024;
-  plan.embedding = {64, 1024, 2, 0.5f};
+  plan.embedding = {64, 1024, 2, 0.5f, {}, {}};
   plan.final_norm = NormPlan{NormKind::kRms, 1e-5f};
   plan.head = {true, 2.0f, 40.0f};
   AttentionPlan attention;

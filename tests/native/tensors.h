@@ -43,6 +43,12 @@ inline void add_mixer(Shapes& shapes, const std::string& prefix, const ParallelP
   for (const BranchPlan& branch : plan.branches) add_branch(shapes, prefix, branch, hidden);
 }
 
+// Kinds that tests of Python compare with their definitions.
+template <typename Plan>
+void add_mixer(Shapes&, const std::string&, const Plan&, int) {
+  throw std::invalid_argument(std::string("plain decoders have no ") + Plan::kKind);
+}
+
 inline std::string kind_of(const BranchPlan& branch) {
   return std::visit([](const auto& mixer) { return std::string(mixer.kKind); }, branch.mixer);
 }

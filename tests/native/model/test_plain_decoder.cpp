@@ -110,10 +110,10 @@ const Option kOptions[] = {
      }},
     {"a scaled embedding", [](DecoderPlan& plan) { plan.embedding.scale = 6.5f; }},
     {"a normalized embedding", [](DecoderPlan& plan) { plan.embedding.norm = kLayerNorm; }},
-    {"a normalized embedding with positions", [](DecoderPlan& plan) { plan.embedding = {40, 64, 2, 1.0f, kLayerNorm}; }},
+    {"a normalized embedding with positions", [](DecoderPlan& plan) { plan.embedding = {40, 64, 2, 1.0f, kLayerNorm, {}}; }},
     {"a head with a bias", [](DecoderPlan& plan) { plan.head.bias = true, plan.head.divisor = 2; }},
     {"a tied head with a bias", [](DecoderPlan& plan) { plan.head.tied = plan.head.bias = true; }},
-    {"learned positions and projections", [](DecoderPlan& plan) { plan.embedding = {28, 64, 2, 0.5f}; }},
+    {"learned positions and projections", [](DecoderPlan& plan) { plan.embedding = {28, 64, 2, 0.5f, {}, {}}; }},
     {"a tied head", [](DecoderPlan& plan) { plan.head.tied = true; }},
     {"a head with a divisor", [](DecoderPlan& plan) { plan.head.divisor = 8; }},
     {"a head with a cap", [](DecoderPlan& plan) { plan.head.softcap = 2; }},
@@ -164,7 +164,7 @@ std::vector<std::vector<float>> computed(const Kernels& kernels, const DecoderPl
     const std::vector<uint64_t> seeds(count);
     std::vector<int32_t> out(count);
     std::vector<float> logits(size_t(count) * plan.vocab_size);
-    Step step{ids, positions, start, context, {{table.data(), 4}}, rows, {}, logits.data()};
+    Step step{ids, positions, start, context, {{table.data(), 4}}, {}, rows, {}, logits.data()};
     Sampling& s = step.sampling;
     const std::span<const int32_t> ints(none.data(), count);
     s.temperature = s.min_p = s.presence_penalty = s.frequency_penalty = zeros;
@@ -240,7 +240,7 @@ TEST_CASE("tensors of one product may be stored in different ways") {
         worst = std::max(worst, std::abs(logits[t][i] - expected[t][i]));
       }
     }
-    CHECK(worst <= 1e-4 * largest);
+    CHECK(worst <= 1e-3 * largest);  // matrices of float16 round their inputs
   }
 }
 
