@@ -23,7 +23,7 @@ from .weights.contents import Contents
 from .weights.dtypes import KvCacheDType
 from .weights.hub import UnreachableError, local_model, resolve
 from .weights.hub_headers import hub_headers
-from .weights.quantization import Method, format_of
+from .weights.quantization import Method
 from .weights.quantized import method_in_words
 
 _CONTEXTS = (4096, 32768)  # tokens
@@ -185,8 +185,8 @@ class _Look:
 
     def _weights(self, chosen: OpenedModel) -> Iterator[WeightMemory]:
         """As the options say, and as --dtype and --quantization could say otherwise."""
-        yield WeightMemory(_kept_as(chosen), chosen.weight_bytes, True)
-        seen = {_kept_as(chosen)}
+        yield WeightMemory(chosen.kept_as, chosen.weight_bytes, True)
+        seen = {chosen.kept_as}
         methods: tuple[Method | None, ...] = (None, *get_args(Method)) if chosen.device.quantizes else (None,)
         for method in methods:
             options = replace(
@@ -198,22 +198,9 @@ class _Look:
                 quantization_zero_points=False,
             )
             other = open_model(options, self._source)
-            if (kept_as := _kept_as(other)) not in seen:
+            if (kept_as := other.kept_as) not in seen:
                 seen.add(kept_as)
                 yield WeightMemory(kept_as, other.weight_bytes, False)
-
-
-def _kept_as(model: OpenedModel) -> str:
-    """What the matrices are kept as: those formats first that take most."""
-    if model.quantization is not None:
-        return str(model.quantization)
-    formats: Counter[str] = Counter()
-    for name, shape in tensor_shapes(model.spec).items():
-        if len(shape) > 1:
-            stored = model.weights.stored_format(name) if model.device.quantizes else None
-            kept = format_of(name, shape, model.dtype, None, stored)
-            formats[str(kept)] += kept.num_bytes(shape)
-    return ", ".join(name for name, _ in formats.most_common())
 
 
 def _shape(spec: DecoderSpec) -> Shape:

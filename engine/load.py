@@ -9,7 +9,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from .models.spec import DecoderSpec, mixers, tensor_shapes
 from .options import EngineOptions
 from .weights import ModelSource, open_source
 from .weights.dtypes import STORAGE, DType, KvCacheDType
-from .weights.quantization import Quantization, format_of, parse_quantization
+from .weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
 from .weights.quantized import method_to_load_with
 from .weights.tensor import WeightSource
 
@@ -48,7 +49,8 @@ class OpenedModel:
     """A model that has been found, and what it will be computed with; its weights are still to be read.
 
     `weight_bytes` and `kv_bytes_per_token` are what it will take in memory, and `kv_groups` each cache group's part.
-    `quantization` is what the device does, which may be none although the options name one.
+    `quantization` is what the device does, which may be none although the options name one. `formats` are those of the
+    matrices in memory, by their names.
     """
 
     source: ModelSource
@@ -62,6 +64,22 @@ class OpenedModel:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_groups: Sequence[GroupBytes]
+    formats: Mapping[str, TensorFormat]
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether matrices stay in the bits of a quantized checkpoint."""
+        return any(format.is_stored for format in self.formats.values())
+
+    @property
+    def kept_as(self) -> str:
+        """What the matrices are kept as, in words: those formats first that take most."""
+        if self.quantization is not None:
+            return str(self.quantization)
+        shapes, num_bytes = tensor_shapes(self.spec), Counter[str]()
+        for name, format in self.formats.items():
+            num_bytes[str(format)] += format.num_bytes(shapes[name])
+        return ", ".join(name for name, _ in num_bytes.most_common())
 
     def load(
         self,
@@ -117,12 +135,8 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         )
         quantization = None
     kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    weight_bytes = sum(
-        format_of(
-            name, shape, dtype, quantization, weights.stored_format(name) if device.quantizes else None
-        ).num_bytes(shape)
-        for name, shape in shapes.items()
-    )
+    formats = _formats(weights, description.spec, device, dtype, quantization)
+    weight_bytes = sum(formats.get(name, TensorFormat("float32")).num_bytes(shape) for name, shape in shapes.items())
     return OpenedModel(
         source=source,
         tokenizer_source=_tokenizer_source(options, source),
@@ -135,7 +149,19 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         weight_bytes=weight_bytes,
         kv_bytes_per_token=device.kv_bytes_per_token(description.spec, kv_cache_dtype),
         kv_groups=device.kv_group_bytes(description.spec, kv_cache_dtype),
+        formats=formats,
     )
+
+
+def _formats(
+    weights: WeightSource, spec: DecoderSpec, device: Device, dtype: DType, quantization: Quantization | None
+) -> dict[str, TensorFormat]:
+    """Of all matrices; vectors are float32."""
+    return {
+        name: format_of(name, shape, dtype, quantization, weights.stored_format(name) if device.quantizes else None)
+        for name, shape in tensor_shapes(spec).items()
+        if len(shape) > 1
+    }
 
 
 class EngineLoad:
@@ -218,7 +244,7 @@ class EngineLoad:
                 "device": model.device.name,
                 "isa": model.device.isa or "",
                 "dtype": model.dtype,
-                "quantization": str(model.quantization or ""),
+                "quantization": model.kept_as if model.quantization or model.keeps_bits else "",
                 "kv_cache_dtype": model.kv_cache_dtype,
                 "enable_prefix_caching": str(options.enable_prefix_caching),
             },
@@ -229,7 +255,7 @@ class EngineLoad:
             "Loaded %s (%s, %s on %s) in %.2f s: context %d tokens, KV cache %.2f GiB (%s blocks of %d tokens%s)",
             options.model,
             model.spec.family,
-            model.quantization or model.dtype,
+            model.kept_as,
             model.device.name,
             time.perf_counter() - self._started,
             engine.max_model_len,

@@ -71,9 +71,9 @@ def subjects() -> Iterator[Subject]:
     for model in ("gemma4", "minicpm3"):  # layers that share K and V; a latent for all heads
         yield Subject(_LEVELS[0], "bfloat16", "int8", 2, model=model)
         yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
+    yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, model=STORED)
     for level in _LEVELS:
         best = level == _LEVELS[0]
-        yield Subject(level, "bfloat16", "bfloat16", 2, model=STORED)
         for threads in (1, 2):
             yield Subject(level, "bfloat16", "bfloat16", threads)
             if best:

@@ -17,7 +17,6 @@ from tidewheel.engine.load import OpenedModel
 from tidewheel.engine.machine.cgroup import cpu_quota
 from tidewheel.engine.models.spec import MlpSpec, mixers, tensor_shapes
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.weights.quantization import format_of
 
 from ...http import event_loop
 from ...options.model import DEMO_MODEL_NAME, MODEL_OPTIONS, engine_options
@@ -116,10 +115,10 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
 
 def _embedding_bytes_per_parameter(opened: OpenedModel) -> float | None:
     """None: as for the rest of the model."""
-    if opened.quantization is None:  # all weights are stored alike
+    if opened.quantization is None and not opened.keeps_bits:  # all weights are stored alike
         return None
-    name, shape = "embed.weight", tensor_shapes(opened.spec)["embed.weight"]
-    return format_of(name, shape, opened.dtype, opened.quantization).num_bytes(shape) / math.prod(shape)
+    shape = tensor_shapes(opened.spec)["embed.weight"]
+    return opened.formats["embed.weight"].num_bytes(shape) / math.prod(shape)
 
 
 def serve_arguments(given: Mapping[str, Any]) -> list[str]:
@@ -173,7 +172,7 @@ def _model(planned: Plan, loaded: LoadedModel, costs: Costs, name: str) -> Model
         head_dim=attention.head_dim,
         intermediate_size=mlp.intermediate_size,
         vocab_size=spec.vocab_size,
-        dtype=str(planned.opened.quantization or planned.opened.dtype),
+        dtype=planned.opened.kept_as,
         load_format=planned.options.load_format,
         weight_bytes=loaded.weight_bytes,
         kv_bytes_per_token=planned.opened.kv_bytes_per_token,

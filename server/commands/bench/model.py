@@ -104,7 +104,8 @@ def _weight_bytes(opened: OpenedModel) -> int:
 def _compute_ceiling(opened: OpenedModel) -> str:
     name = opened.device.name
     if name == "cpu":
-        return NATIVE_CEILING_OF[opened.quantization.method if opened.quantization else opened.dtype]
+        kept = "int8" if opened.keeps_bits else opened.dtype
+        return NATIVE_CEILING_OF[opened.quantization.method if opened.quantization else kept]
     return f"{_TORCH_COMPUTES_IN if name == 'torch' else opened.dtype}_flops"
 
 

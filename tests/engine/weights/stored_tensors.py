@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from typing import Any, Literal
 
@@ -50,6 +51,7 @@ def decoder(tied: bool = True) -> DecoderSpec:
     return DecoderSpec("test", 320, 256, 256, EmbeddingSpec(256), (layer,) * 2, norm, HeadSpec(tied=tied))
 
 
+@functools.cache
 def stored(kind: str, shape: tuple[int, int], seed: str) -> BlockTensor | QuantizedTensor:
     """A matrix of that kind, a function of `seed`."""
     random = np.random.default_rng(zlib.crc32(seed.encode()))
