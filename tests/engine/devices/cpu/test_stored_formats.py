@@ -64,11 +64,11 @@ def logits(executor: CpuExecutor) -> Logits:
     return result
 
 
-def assert_close(computed: Logits, expected: Logits) -> None:
+def assert_close(computed: Logits, expected: Logits, times: float = 1) -> None:
     """Activations are rounded to 1/127 of the largest of 32: what that makes of the logits, and of the tokens' odds."""
-    assert np.square(computed - expected).mean() <= ROUNDING**2 * np.square(expected).mean()
+    assert np.square(computed - expected).mean() <= (times * ROUNDING) ** 2 * np.square(expected).mean()
     p, q = (scores - np.logaddexp.reduce(scores, -1, keepdims=True) for scores in (expected, computed))
-    assert (np.exp(p) * (p - q)).sum(-1).mean() <= DIVERGENCE
+    assert (np.exp(p) * (p - q)).sum(-1).mean() <= times * DIVERGENCE
 
 
 @functools.cache
@@ -102,7 +102,8 @@ def test_experts_keep_their_bits_where_gate_and_up_agree(
     spec = replace(decoder(tied=False), layers=((decoder().layers[0][0], experts),) * 2)
     with caplog.at_level(logging.INFO):
         computed = logits(load(spec, StoredWeights(spec, *kinds)))
-    assert_close(computed, logits(load(spec, StoredWeights(spec, *kinds, dequantized=True))))
+    expected = logits(load(spec, StoredWeights(spec, *kinds, dequantized=True)))
+    assert_close(computed, expected, times=2)  # a token near a tie may be given to other experts
     assert "2 quantized matrices are dequantized as they are read: routers are kept in float32" in caplog.text
     assert ("gate and up of an expert are stored in different ways" in caplog.text) == (kinds != ("q4_k",))
 
