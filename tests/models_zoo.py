@@ -334,7 +334,9 @@ CASES: dict[str, Case] = {
         "qwen3_next", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 40}, everywhere=False
     ),
     "qwen3_5-experts": Case(
-        "qwen3_5_moe_text", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 40}, everywhere=False
+        "qwen3_5_moe_text",
+        {**_DELTA, **_EXPERTS, "linear_value_head_dim": 40, "shared_expert_intermediate_size": 40},
+        everywhere=False,
     ),
     "granitemoehybrid": Case(
         "granitemoehybrid",
