@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.cache_split import CacheSplit, GroupBytes
+from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.cache_split import CacheSplit, GroupBytes, StateSplit
 from tidewheel.engine.errors import DeviceError
 
 BLOCK = 16
@@ -47,3 +48,26 @@ def test_a_split_takes_no_more_than_there_is_and_leaves_less_than_a_block(
     blocks = groups.blocks(available)
     taken = sum(count * BLOCK * size for count, (_, size) in zip(blocks, sizes, strict=True))
     assert taken == groups.bytes_with(blocks[0]) <= available < groups.bytes_with(blocks[0] + 1)
+
+
+@given(st.integers(1, 64), st.integers(1, 10**6), st.integers(0, 10**8))
+def test_states_take_at_most_half_and_leave_some_for_snapshots(
+    max_num_seqs: int, state_bytes: int, cache_bytes: int
+) -> None:
+    if cache_bytes // 2 < 2 * state_bytes:
+        with pytest.raises(DeviceError, match="at least 2 are needed; raise --kv-cache-space"):
+            StateSplit.within(cache_bytes, state_bytes, max_num_seqs)
+        return
+    found = StateSplit.within(cache_bytes, state_bytes, max_num_seqs)
+    assert found.num_bytes == found.num_states * state_bytes <= cache_bytes // 2
+    assert 1 <= found.max_num_seqs <= max_num_seqs
+    assert found.num_states - found.max_num_seqs >= max(found.num_states // 4, 1)
+
+
+def test_the_limits_have_the_states_and_the_blocks_that_are_left() -> None:
+    options = ExecutorOptions("float32", 100_000, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)
+    limits = options.limits([GroupBytes(None, 10)], BLOCK, state_bytes=10_000)
+    assert (limits.num_states, limits.max_num_seqs) == (5, 3)
+    assert limits.num_blocks == 50_000 // (10 * BLOCK)
+    plain = options.limits([GroupBytes(None, 10)], BLOCK)
+    assert (plain.num_states, plain.max_num_seqs, plain.num_blocks) == (0, 8, 100_000 // (10 * BLOCK))
