@@ -90,6 +90,15 @@ def test_a_reference_takes_the_rows_that_numpy_takes(
         assert not tensor.mapped
 
 
+def test_each_of_several_matrices_is_transposed(tmp_path: Path) -> None:
+    stored = np.arange(3 * 13 * 4, dtype=np.float32).reshape(39, 4)
+    ref = TensorRef("a", each=(13, 0, 8), transpose_each=(8, 4))
+    tensor = opened(tmp_path, ref, {"a": stored})["layers.0.up.weight"]
+    np.testing.assert_array_equal(tensor.data, np.concatenate([stored[i : i + 8].T for i in (0, 13, 26)]))
+    with pytest.raises(ModelError, match=r"\(39, 5\).*\(39, 4\)"):
+        opened(tmp_path, ref, {"a": np.zeros((39, 5), np.float32)})
+
+
 def test_a_stack_may_be_nested_and_is_named_whole_where_it_is_not_finite(tmp_path: Path) -> None:
     a, b, c = (np.full((4, COLUMNS), number, np.float32) for number in (1, 2, np.nan))
     ref = TensorRef("a", stack=(TensorRef("b", stack=(TensorRef("c"),)),))
@@ -177,6 +186,7 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     "steps",
     [
         {"rows": (3, 3)},
+        {"transpose_each": (0, 4)},
         {"index": -1},
         {"rows": (-1, 2)},
         {"each": (4, 2, 5)},
