@@ -58,6 +58,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mm_tokens_per_image": 4,
         },
     ),
+    "gemma4": (
+        "gemma4",
+        {
+            "text_config": {
+                **TEXT,
+                "model_type": "gemma4_text",
+                "num_hidden_layers": 4,
+                "head_dim": 16,
+                "global_head_dim": 24,
+                "sliding_window": 20,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "num_kv_shared_layers": 2,
+                "vocab_size_per_layer_input": models_zoo.VOCAB_SIZE,
+                "hidden_size_per_layer_input": 16,
+            },
+            "vision_config": {**VISION, "model_type": "gemma4_vision", "num_key_value_heads": 2, "head_dim": 16},
+            "audio_config": None,
+            "image_token_id": 1,
+            "video_token_id": 2,
+        },
+    ),
     "qwen2.5-vl": (
         "qwen2_5_vl",
         {
