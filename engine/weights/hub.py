@@ -60,13 +60,17 @@ def resolve_encoder(model: str, download_dir: str | Path | None = None) -> Path:
 
 
 def download_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> Path:
-    """As `resolve` for a hub id; it also takes encoders in ONNX. Raises ModelError for a repository of neither."""
-    path = resolve(model, revision, download_dir)
-    if path.is_file() or any(path.glob("*.safetensors")):
-        return path
-    names = repository_files(model, revision, download_dir)
+    """As `resolve` for a hub id; it also takes encoders in ONNX.
+
+    Raises ModelError for a repository of neither, before anything of it is downloaded.
+    """
+    repository, wanted = split_name(model)
+    names = repository_files(repository, revision, download_dir)
+    if wanted is not None or any(name.lower().endswith((".safetensors", ".gguf")) for name in names):
+        return resolve(model, revision, download_dir)
     if any(name.endswith(".onnx") for name in names):
         return _download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+    refuse_pickles(model, names)
     raise ModelError(f"{model} has no safetensors, GGUF or ONNX files: name another repository of the model")
 
 

@@ -31,6 +31,8 @@ _GGUF_BYTES = [2 << 20, 16 << 20, 64 << 20, 256 << 20]  # tried one after the ot
 # Readers of quantized layers look at some numbers before they load: shapes of packed matrices, orders of inputs, zero
 # points, and settings that are stored as bytes.
 _NUMBERS = ("weight_shape", "g_idx", "weight_g_idx", "qzeros", "weight_zero_point")
+# Scales that are all 0 are refused, so each tensor of floats begins with a 1 here. Nothing else looks at floats.
+_ONE = {"F32": b"\0\0\x80\x3f", "F16": b"\0\x3c", "BF16": b"\x80\x3f", "F8_E4M3": b"\x38"}
 _MAX_SETTINGS_BYTES = 1024
 _MAX_NUMBERS_BYTES = 64 << 20  # of a file
 _MAX_CONFIG_BYTES = 1 << 20  # of a tensor that belongs to the config
@@ -124,10 +126,15 @@ class _Sparse:
 
     def fill(self, start: int, count: int) -> None:
         """Fetches other bytes."""
-        content, _ = self.repository.read(self.name, start, count)
+        self.write({start: self.repository.read(self.name, start, count)[0]})
+
+    def write(self, pieces: Mapping[int, bytes]) -> None:
+        """Writes bytes where they begin; none behind the end."""
+        size = self.path.stat().st_size
         with self.path.open("r+b") as file:
-            file.seek(start)
-            file.write(content)
+            for start, content in pieces.items():
+                file.seek(start)
+                file.write(content[: max(size - start, 0)])
 
 
 def _safetensors(repository: _Repository, name: str, path: Path) -> None:
@@ -140,7 +147,7 @@ def _safetensors(repository: _Repository, name: str, path: Path) -> None:
         content, _ = file.begin(8 + header_bytes)
     try:
         header = json.loads(content[8 : 8 + header_bytes])
-        numbers = sorted(_numbers(header))
+        numbers, ones = sorted(_numbers(header)), list(_ones(header))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return
     num_bytes = sum(end - start for start, end in numbers)
@@ -149,6 +156,7 @@ def _safetensors(repository: _Repository, name: str, path: Path) -> None:
             f"{repository.name}: {name} has {num_bytes >> 20} MiB of zero points and orders of inputs, which are too "
             "many to look at from afar: tidewheel pull it first"
         )
+    file.write({8 + header_bytes + start: one for start, one in ones})
     for start, end in _joined(numbers):
         file.fill(8 + header_bytes + start, end - start)
 
@@ -161,6 +169,15 @@ def _numbers(header: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         start, end = entry["data_offsets"]
         if 0 <= start < end and (name.rpartition(".")[2] in _NUMBERS or end - start <= _MAX_SETTINGS_BYTES):
             yield start, end
+
+
+def _ones(header: Mapping[str, Any]) -> Iterator[tuple[int, bytes]]:
+    """Where tensors of floats begin, and what is written there."""
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["dtype"] in _ONE:
+            start, end = entry["data_offsets"]
+            if 0 <= start < end < 1 << 48:
+                yield start, _ONE[entry["dtype"]]
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

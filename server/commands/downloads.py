@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,9 +16,10 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.hub import download_model, local_model
 from tidewheel.engine.weights.hub_cache import CachedModel, cached_models, remove_model, size_of
 
-from ..options.parser import OptionParser, add_option
+from ..options.parser import OptionParser, add_option, read_given
 from .sizes import in_bytes, in_words_ago
 
+_HUB_OPTIONS = [option for option in options_of(EngineOptions) if option.field in ("revision", "download_dir")]
 _ID = "a hub id, such as owner/name, or owner/name:Q4_K_M for one of a repository's GGUF models"
 
 
@@ -25,7 +27,7 @@ def pull(arguments: Sequence[str]) -> int:
     """The `pull` command. Raises ModelError if the model cannot be had."""
     parser = _parser("pull", "Download a model from the Hugging Face Hub, or what is new of it.", "revision")
     parser.add_argument("id", metavar="ID", help=_ID)
-    given = parser.parse_known(arguments)
+    given = _given(parser, arguments)
     model = given["id"]
     if local_model(model, ".gguf") is not None:
         raise ModelError(f"{model} is here already: pull takes a hub id, such as owner/name")
@@ -38,7 +40,7 @@ def list_models(arguments: Sequence[str]) -> int:
     """The `list` command. Raises ModelError if the cache cannot be read."""
     parser = _parser("list", "List the models that were downloaded, the newest first.")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_known(arguments)
+    given = _given(parser, arguments)
     listing = cached_models(given.get("download_dir"))
     for warning in listing.warnings:
         print(f"tidewheel list: {warning}", file=sys.stderr)
@@ -56,7 +58,7 @@ def remove(arguments: Sequence[str]) -> int:
     parser = _parser("rm", "Delete downloaded models, all revisions of them.")
     parser.add_argument("ids", metavar="ID", nargs="+", help=_ID)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    given = parser.parse_known(arguments)
+    given = _given(parser, arguments)
     names, folder = list(dict.fromkeys(given["ids"])), given.get("download_dir")
     sizes = {name: size_of(name, folder) for name in names}
     if not given["yes"] and not _agreed(sizes):
@@ -69,10 +71,17 @@ def remove(arguments: Sequence[str]) -> int:
 
 def _parser(command: str, description: str, *options: str) -> OptionParser:
     parser = OptionParser(prog=f"tidewheel {command}", description=description, allow_abbrev=False)
-    for option in options_of(EngineOptions):
+    group = parser.add_argument_group("hub")
+    for option in _HUB_OPTIONS:
         if option.field in ("download_dir", *options):
-            add_option(parser.add_argument_group("hub"), option)
+            add_option(group, option)
     return parser
+
+
+def _given(parser: OptionParser, arguments: Sequence[str]) -> dict[str, Any]:
+    """A command line, and what the environment says of the hub: `serve` looks there too."""
+    parsed = parser.parse_known(arguments)
+    return parsed | read_given(_HUB_OPTIONS, parsed, os.environ)
 
 
 def _agreed(sizes: dict[str, int]) -> bool:

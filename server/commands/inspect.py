@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -36,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
         add_option(group, option)
     parsed = parser.parse_known(arguments)
     try:
-        asked = build(EngineOptions, read_given(options, parsed, {}), model=parsed["model"])
+        asked = build(EngineOptions, read_given(options, parsed, os.environ), model=parsed["model"])
     except OptionError as error:
         parser.error(str(error))
     found = inspect_model(asked)

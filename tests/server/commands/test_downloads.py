@@ -96,14 +96,20 @@ class Shell:
     def __init__(self, hub: FakeHub, home: Path) -> None:
         self.hub, self.home = hub, home
 
-    def __call__(self, *commands: str, stdin: int = subprocess.DEVNULL, offline: bool = False) -> list[Ran]:
+    def __call__(
+        self, *commands: str, stdin: int = subprocess.DEVNULL, offline: bool = False, **variables: str
+    ) -> list[Ran]:
         process = subprocess.run(
             [sys.executable, "-c", _SCRIPT, json.dumps([command.split() for command in commands])],
             capture_output=True,
             text=True,
             check=False,
             stdin=stdin,
-            env={**self.hub.environment(self.home, offline=offline), "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={
+                **self.hub.environment(self.home, offline=offline),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                **variables,
+            },
         )
         assert process.returncode == 0, process.stderr
         return [Ran(*json.loads(line)) for line in process.stdout.splitlines()]
@@ -159,7 +165,17 @@ def test_a_model_is_pulled_listed_and_removed(shell: Shell) -> None:
 
 
 def test_what_cannot_be_pulled_is_refused(shell: Shell) -> None:
-    pickled, none, here, encoder = shell("pull own/pickled", "pull own/none", f"pull {shell.home}", "pull own/encoder")
+    folder = shell.home / "elsewhere"
+    pickled, none, here, encoder, there = shell(
+        "pull own/pickled",
+        "pull own/none",
+        f"pull {shell.home}",
+        "pull own/encoder",
+        "list --json",
+        TIDEWHEEL_DOWNLOAD_DIR=str(folder),
+    )
+    assert [model["name"] for model in json.loads(there.out)] == ["own/encoder"]
+    assert Path(encoder.out.strip()).is_relative_to(folder)
     assert (pickled.code, "pickle (pytorch_model.bin)" in pickled.err) == (1, True)
     assert (none.code, "own/none is neither a folder here nor a model" in none.err) == (1, True)
     assert (here.code, "is here already" in here.err) == (1, True)
