@@ -160,8 +160,8 @@ class _Look:
                 quantization = method_in_words(config)
                 spec = describe(config, self._options.max_model_len).spec
                 opened = open_model(self._options, self._source)
-                if self._has_tokenizer:
-                    self._source.tokenizer()
+                if self._has_tokenizer or self._options.tokenizer is not None:
+                    opened.tokenizer_source.tokenizer()
         except (ModelError, DeviceError) as error:
             self._refused(error)
         architectures = config.get("architectures")

@@ -75,6 +75,7 @@ def test_a_model_that_serving_refuses_is_described_and_the_error_quoted(
     assert found["quantization"] == "imaginary (bits 3)"
     (changed() / "tokenizer.json").unlink()
     assert "tokenizer" in inspect(tmp_path, code=1)["refusal"]
+    assert inspect(tmp_path, "--tokenizer", str(DEMO_MODEL))["refusal"] is None
     assert main(["inspect", str(changed(vocab_size=100))]) == 1
     assert re.search("^served +no: ", capsys.readouterr().out, re.MULTILINE)
 
