@@ -143,7 +143,7 @@ def test_a_taken_port_is_known_before_the_model_is_looked_for() -> None:
     [
         ("config.json", None, "config.json"),
         ("config.json", b"{", "config.json"),
-        ("config.json", b'{"model_type": "abacus", "architectures": ["AbacusForCausalLM"]}', "LlamaForCausalLM"),
+        ("config.json", b'{"model_type": "abacus", "architectures": ["AbacusForCausalLM"]}', "AbacusForCausalLM"),
         ("tokenizer.json", None, "tokenizer"),
         ("tokenizer.json", b"{}", "tokenizer.json"),
         ("model.safetensors", None, "safetensors"),
