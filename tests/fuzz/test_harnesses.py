@@ -121,6 +121,7 @@ def test_with_coverage(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [*by_shell, sys.executable, "-m", "fuzz.fuzz", name, *arguments, f"-artifact_prefix={tmp_path}/"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])},
+        cwd=tests,  # above it, `engine` is another package
         capture_output=True,
         text=True,
     )
