@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 
@@ -52,7 +53,7 @@ class LoadedNothing:
 class ScriptedDevice:
     """Its loads last until `may_finish` is set or they are cancelled. If there is a `failure`, that is how they end."""
 
-    name = "scripted"
+    name = "torch"  # whose kinds of mixers it has
     has_own_memory = False
     quantizes = False
     isa = None
@@ -133,7 +134,7 @@ def test_prompts_that_run_whole_bound_the_context_which_is_said(
     device.may_finish.set()
     engine = load_engine(options(folder))
     assert engine.max_model_len == (512 if chunked else 64)
-    said = "The context is cut from 512 tokens to 64: the scripted device runs prompts whole"
+    said = "The context is cut from 512 tokens to 64: the torch device runs prompts whole"
     assert (said in caplog.text) == (not chunked)
 
 
@@ -147,8 +148,8 @@ def test_what_is_said_of_the_weights_is_how_the_device_stores_them(
     with caplog.at_level("INFO"):
         engine = load_engine(asked)
     assert engine.info["quantization"] == ("int8" if quantizes else "")
-    assert f"llama, {'int8' if quantizes else 'float32'} on scripted" in caplog.text
-    said = "--quantization int8 has no effect on the scripted device: weights are kept, and take memory, as float32"
+    assert f"llama, {'int8' if quantizes else 'float32'} on torch" in caplog.text
+    said = "--quantization int8 has no effect on the torch device: weights are kept, and take memory, as float32"
     assert caplog.text.count(said) == (0 if quantizes else 1)
     plain = open_model(options(folder)).weight_bytes
     assert (open_model(asked).weight_bytes < plain) == quantizes
@@ -183,7 +184,9 @@ def test_a_model_may_be_something_else_than_a_folder(device: ScriptedDevice, mon
     assert engine.tokenizer is source.tokenizer_of_the_file
     assert engine.generation_defaults == {"top_k": 3}
     assert device.weights is not None
-    assert device.weights is source.weights_of_the_file
+    assert source.weights_of_the_file is not None
+    name = "layers.0.q.weight"
+    np.testing.assert_array_equal(device.weights[name].data, source.weights_of_the_file[name].data)  # type: ignore[union-attr]
     assert engine.info["dtype"] == "bfloat16"
 
     source = OneFile(GenerationConfig(top_k=-2, origin="model.one"))
