@@ -379,7 +379,10 @@ CASES: dict[str, Case] = {
     "exaone4": Case(
         "exaone4", {**_LLAMA, "sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
     ),
-    "exaone4-full": Case("exaone4", {**_LLAMA, "sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "exaone4-full": Case(
+        "exaone4",
+        {**_LLAMA, "sliding_window": None, "layer_types": ["full_attention"] * 2, "num_key_value_heads": 4},
+    ),
     "glm": Case("glm", {**_LLAMA, "head_dim": 24}),
     "glm4": Case("glm4", {**_LLAMA, "head_dim": 24, "attention_bias": False}),
     "ministral3": Case(

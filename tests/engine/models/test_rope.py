@@ -95,7 +95,10 @@ def test_the_longest_context(scaling: dict[str, Any], max_model_len: int | None,
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"rope_scaling": {"type": "spiral"}}, "'spiral'.*default, dynamic, linear, llama3, longrope, yarn"),
+        (
+            {"rope_scaling": {"type": "spiral"}},
+            "'spiral'.*default, dynamic, linear, llama3, longrope, proportional, yarn",
+        ),
         ({"rope_scaling": {"type": ["linear"]}}, "rope type"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor must be a positive number"),

@@ -105,6 +105,7 @@ class Shell:
             text=True,
             check=False,
             stdin=stdin,
+            cwd=self.home.parent,
             env={
                 **self.hub.environment(self.home, offline=offline),
                 "PYTHONPATH": os.pathsep.join(sys.path),

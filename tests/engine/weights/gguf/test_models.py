@@ -172,14 +172,18 @@ def no_theta(writer: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "arch", "message"),
     [
-        (embedding, "mamba", "GGUF architecture 'mamba' is not supported; supported are gemma2"),
+        (embedding, "mamba", "GGUF architecture 'mamba' is not supported; supported are bloom"),
         (embedding, "qwen2", "has no tensor blk.0.attn_norm.weight, which the model needs"),
         (lambda writer: writer.add_vocab_size(3), "qwen2", "m.gguf is a vocabulary without weights, which --tokenizer"),
         (lambda writer: writer.add_tensor("x", np.zeros(4, np.float32)), "qwen2", "has no tensor token_embd.weight"),
         (lambda writer: writer.add_type("adapter"), "qwen2", "m.gguf is an adapter, .* the language model itself"),
         (lambda writer: writer.add_type("mmproj"), "clip", "m.gguf is a projector"),
         (lambda writer: writer.add_type("imatrix"), "qwen2", "m.gguf is an importance matrix"),
-        (lambda writer: (embedding(writer), writer.add_expert_count(4)), "qwen2", "models with experts"),
+        (
+            lambda writer: (embedding(writer), writer.add_expert_count(4)),
+            "qwen2",
+            "models of architecture qwen2 with experts",
+        ),
         (
             lambda writer: (
                 embedding(writer),
