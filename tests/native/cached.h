@@ -45,7 +45,7 @@ class CachedSequence {
     const Norm q_norm = norm(preparation.kind, preparation.q_norm), k_norm = norm(preparation.kind, preparation.k_norm);
     for (int token = 0; token < tokens; ++token) {
       std::vector<float> row(qkv.begin() + token * width(), qkv.begin() + (token + 1) * width());
-      kernels.store_qkv(type, {heads, 0, heads.num_kv_heads, row.data(), q_norm, k_norm, 0, false, data(preparation.cos),
+      kernels.store_qkv(type, {heads, 0, heads.num_kv_heads, row.data(), q_norm, k_norm, data(preparation.cos),
                                data(preparation.sin), static_cast<int>(preparation.cos.size()), preparation.interleaved,
                                queries.data() + token * query_stride() * unit(),
                                cache.data() + table[token / kBlockTokens] * heads.block_bytes(type), token % kBlockTokens});
