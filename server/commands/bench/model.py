@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from tidewheel.engine.devices.base import Executor
-from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.load import OpenedModel, open_model
 from tidewheel.engine.machine.memory import available_memory_bytes
-from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.models.spec import AttentionSpec, DecoderSpec, MlpSpec, mixers, tensor_shapes
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.dtypes import STORAGE, DType
 
@@ -46,6 +46,7 @@ class LoadedModel:
 def plan(options: EngineOptions, workload: Workload) -> Plan:
     """Find the model and see that the workload fits. Raises ModelError and DeviceError, saying what to change."""
     opened = open_model(options)
+    _require_countable(opened.spec)
     own_memory = opened.device.has_own_memory
     room = Room(
         longest_context=options.max_model_len or opened.spec.max_positions,
@@ -63,6 +64,15 @@ def plan(options: EngineOptions, workload: Workload) -> Plan:
         max_model_len=room.longest_context,
         kv_cache_bytes=room.kv_bytes(fitting),
     )
+
+
+def _require_countable(spec: DecoderSpec) -> None:
+    kinds = {mixer.kind for layer in spec.layers for mixer in mixers(layer)} - {AttentionSpec.kind, MlpSpec.kind}
+    if kinds:
+        raise ModelError(
+            f"tidewheel bench counts the work of attention and dense MLPs, and {spec.family} has other layers too "
+            f"({', '.join(sorted(kinds))}): serve the model, and measure the server with load_tests/locustfile.py"
+        )
 
 
 def load(planned: Plan) -> LoadedModel:

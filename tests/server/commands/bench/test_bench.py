@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_configs import CONFIGS
 from server.conftest import TIDEWHEEL
 
 from tidewheel.engine.devices.base import ExecutorLimits, OnWait
@@ -185,6 +186,12 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     assert main(["bench", str(dummy_model), "--load-format", "dummy", "--quick", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_layers_whose_work_is_not_counted_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["OlmoeForCausalLM"]))
+    assert main(["bench", str(tmp_path), "--load-format", "dummy", "--quick"]) == 1
+    assert "olmoe has other layers too (experts): serve the model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
