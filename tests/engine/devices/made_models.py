@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from harness import make_device
+from harness import Harness, make_device
+from numpy.typing import NDArray
 
 from tidewheel.engine.devices.base import Executor, ExecutorOptions
 from tidewheel.engine.models.spec import (
@@ -92,3 +94,16 @@ def load(
         kv_cache_dtype=kv_cache_dtype,
     )
     return device.load(spec, weights(spec), options)
+
+
+def run(device_id: str, spec: DecoderSpec, chunk: int = 2048) -> NDArray[np.float32]:
+    """The logits after each of 40 tokens, `[40, VOCAB_SIZE]`."""
+    executor = load(device_id, spec)
+    tokens = np.random.default_rng(4).integers(0, VOCAB_SIZE, 40).tolist()
+    logits = Harness(executor).logits(tokens, chunk)
+    executor.close()
+    return logits
+
+
+reference: Callable[[DecoderSpec], NDArray[np.float32]] = functools.cache(functools.partial(run, "torch"))
+"""What the torch device computes."""

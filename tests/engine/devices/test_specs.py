@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine.devices.made_models import MLP, NORM, PLAIN, ROPE, VOCAB_SIZE, decoder, decoder_of, load
-from harness import Harness, device_ids
-from numpy.typing import NDArray
+from engine.devices.made_models import MLP, NORM, PLAIN, ROPE, decoder, decoder_of, reference, run
+from harness import device_ids
 
 from tidewheel.engine.models.spec import (
     BranchSpec,
@@ -117,17 +114,6 @@ CPU_SPECS = {
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def run(device_id: str, spec: DecoderSpec, chunk: int = 2048) -> NDArray[np.float32]:
-    executor = load(device_id, spec)
-    tokens = np.random.default_rng(4).integers(0, VOCAB_SIZE, 40).tolist()
-    logits = Harness(executor).logits(tokens, chunk)
-    executor.close()
-    return logits
-
-
-reference: Callable[[DecoderSpec], NDArray[np.float32]] = functools.cache(functools.partial(run, "torch"))
 
 
 @pytest.mark.parametrize("name", CPU_SPECS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import models_zoo
 import numpy as np
 import pytest
-from engine.devices.made_models import SLOPES, VOCAB_SIZE, RandomWeights
-from engine.devices.test_specs import SPECS, attention, reference
+from engine.devices.made_models import SLOPES, VOCAB_SIZE, RandomWeights, reference
+from engine.devices.test_specs import SPECS, attention
 from harness import Harness
 
 from tidewheel.engine.weights.dtypes import DType
