@@ -34,11 +34,13 @@ class RunError(Exception):
 class Peer:
     """A program to measure. `formats` are the weights that it is measured with unless others are asked for.
 
-    `preload` are libraries that its makers recommend for LD_PRELOAD. Those that are found are put there.
+    It reads Hugging Face folders, GGUF files, or both. `preload` are libraries that its makers recommend for
+    LD_PRELOAD. Those that are found are put there.
     """
 
     name: str
     formats: tuple[str, ...]
+    reads_folders: bool = False
     reads_gguf: bool = False
     preload: tuple[str, ...] = ()
 
@@ -46,6 +48,10 @@ class Peer:
     def runner(self) -> Path:
         """The script that its own interpreter runs."""
         return RUNNERS / f"run_{self.name.replace('-', '_')}.py"
+
+    def reads(self, weights: str) -> bool:
+        """Whether it can have weights of that format: types of GGUF files are those in capitals."""
+        return self.reads_gguf if weights.isupper() else self.reads_folders
 
 
 @dataclass
@@ -66,6 +72,11 @@ class Contestant:
     def name(self) -> str:
         """As in the table."""
         return f"{self.peer.name} {self.weights}"
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether the weights are those of a GGUF file."""
+        return self.peer.reads_gguf and self.weights.isupper()
 
     def add(self, scenario: str, figure: float) -> None:
         """Take a round's figure."""

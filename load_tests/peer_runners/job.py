@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 Arrivals = list[tuple[float, int]]  # when, in seconds of time.perf_counter(), and how many tokens
 
+DTYPES = ("float32", "bfloat16", "float16")  # names of formats; others are methods of quantization or GGUF types
+
 STEP_TOKENS = 2048  # the most that a peer which computes several prompts together takes in one step
 
 _WARM_UP_TOKENS = 16

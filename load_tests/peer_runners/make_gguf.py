@@ -1,4 +1,4 @@
-"""Writes a Hugging Face Llama checkpoint as GGUF files, with llama.cpp's own packages `gguf` and `llama_cpp`.
+"""Writes a Hugging Face checkpoint as GGUF files, with llama.cpp's own packages `gguf` and `llama_cpp`.
 
 usage: make_gguf.py MODEL FORMAT.gguf       FORMAT: BF16, or a file type of llama.cpp's such as Q8_0
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType, TokenType
 
 _BASE = "BF16"
+Config = dict[str, Any]
+Tensors = Iterator[tuple[str, Any]]
 
 
 def main() -> None:
     """Write the file, and beside it the one in bfloat16 that others are made from."""
     model, target = Path(sys.argv[1]), Path(sys.argv[2])
-    target.parent.mkdir(parents=True, exist_ok=True)
     base = target.with_name(f"{_BASE}.gguf")
     if not base.exists():
         write_base(model, base)
@@ -31,42 +32,112 @@ def main() -> None:
 
 
 def write_base(model: Path, target: Path) -> None:
-    """The checkpoint in bfloat16. Raises ValueError for another architecture than Llama's."""
+    """The checkpoint in bfloat16. Raises ValueError for an architecture that is not in ARCHITECTURES."""
     config = json.loads((model / "config.json").read_text())
-    if config["architectures"] != ["LlamaForCausalLM"]:
-        raise ValueError(f"{config['architectures']} cannot be written as GGUF: only LlamaForCausalLM can")
+    name = config["architectures"][0]
+    if name not in ARCHITECTURES:
+        raise ValueError(f"{name} cannot be written as GGUF: only {', '.join(ARCHITECTURES)} can")
+    architecture, converted = ARCHITECTURES[name]
     part = target.with_suffix(".part")
-    writer = gguf.GGUFWriter(part, "llama")
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)}
+    writer = gguf.GGUFWriter(part, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_name(model.name)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    add_shape(writer, config)
     add_tokenizer(writer, model, config["vocab_size"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    for name, array in tensors(model):
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            array = interleave(array, heads if "q_proj" in name else kv_heads)
-        kind = GGMLQuantizationType.BF16 if array.ndim == 2 else GGMLQuantizationType.F32
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for name, array in converted(writer, config, tensors(model)):
+        kind = GGMLQuantizationType.BF16 if array.ndim > 1 and "conv1d" not in name else GGMLQuantizationType.F32
         target_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if target_name is None:
+            raise ValueError(f"{model} has {name}, which has no name in GGUF files")
         writer.add_tensor(target_name, gguf.quants.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     part.rename(target)
+
+
+def add_shape(writer: gguf.GGUFWriter, config: Config) -> None:
+    """What all architectures have."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)}
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+
+
+def of_llama(writer: gguf.GGUFWriter, config: Config, given: Tensors) -> Tensors:
+    """Llama: queries and keys in another order."""
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    for name, array in given:
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            array = interleave(array, heads if "q_proj" in name else kv_heads)
+        yield name, array
+
+
+def of_qwen3_moe(writer: gguf.GGUFWriter, config: Config, given: Tensors) -> Tensors:
+    """Qwen3 with experts, which are one tensor a layer in GGUF files."""
+    count = config.get("num_experts") or config["num_local_experts"]
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    found: dict[str, dict[int, Any]] = {}
+    for name, array in given:
+        before, of_expert, after = name.partition(".experts.")
+        if not of_expert:
+            yield name, array
+            continue
+        number, _, matrix = after.partition(".")
+        stacked = f"{before}.experts.{matrix}"
+        of_matrix = found.setdefault(stacked, {})
+        of_matrix[int(number)] = array
+        if len(of_matrix) == count:
+            yield stacked, np.stack([of_matrix[i] for i in range(count)])
+            del found[stacked]
+
+
+def of_qwen3_5(writer: gguf.GGUFWriter, config: Config, given: Tensors) -> Tensors:
+    """Qwen3.5 with as many key heads as value heads, whose order then is that of GGUF files. Raises ValueError else."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if keys != values:
+        raise ValueError(
+            f"{keys} key heads and {values} value heads cannot be written as GGUF: only as many of both can"
+        )
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_group_count(keys)
+    writer.add_ssm_time_step_rank(values)
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * values)
+    writer.add_full_attention_interval(config["layer_types"].index("full_attention") + 1)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])  # of images; all are at one position in a text
+    for name, array in given:
+        name = name.replace(".dt_bias", ".dt_proj.bias")
+        if name.endswith(".A_log"):
+            array = -np.exp(array)
+        elif name.endswith(".conv1d.weight"):
+            array = array.squeeze(1)
+        elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            array = array + 1
+        yield name, array
+
+
+ARCHITECTURES: dict[str, tuple[gguf.MODEL_ARCH, Callable[[gguf.GGUFWriter, Config, Tensors], Tensors]]] = {
+    "LlamaForCausalLM": (gguf.MODEL_ARCH.LLAMA, of_llama),
+    "Qwen3MoeForCausalLM": (gguf.MODEL_ARCH.QWEN3MOE, of_qwen3_moe),
+    "Qwen3_5ForCausalLM": (gguf.MODEL_ARCH.QWEN35, of_qwen3_5),
+}
+"""What can be written: the architecture in GGUF files, and what adds its metadata and renames its tensors."""
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, model: Path, vocab_size: int) -> None:

@@ -19,15 +19,15 @@ class Tidewheel:
         from tidewheel.engine.load import load_engine
         from tidewheel.server.options.model import engine_options, model_parser, read_model_options
 
-        is_dtype = given.weights in ("float32", "bfloat16", "float16")
         wanted: dict[str, Any] = {
-            "model": given.model,
-            "dtype" if is_dtype else "quantization": given.weights,
+            "model": given.file or given.model,
             "max_model_len": given.longest + 1,  # the engine wants room for a token after the last
             "max_num_seqs": given.most_sequences,
             "max_step_ms": _NO_STEP_LIMIT_MS,
             "enable_prefix_caching": False,
         }
+        if given.file is None:
+            wanted["dtype" if given.weights in job.DTYPES else "quantization"] = given.weights
         parser = model_parser("--options", "Tidewheel's options")
         asked = read_model_options(parser, vars(parser.parse_args(shlex.split(given.options))))
         if asked.get("device", "cpu") == "cpu":

@@ -19,9 +19,11 @@ class VllmCpu:
 
         self.version = vllm.__version__
         self._sampling = vllm.SamplingParams
+        is_dtype = given.weights in job.DTYPES
         self._engine = vllm.LLM(
             given.model,
-            dtype=given.weights,
+            dtype=given.weights if is_dtype else "bfloat16",
+            quantization=None if is_dtype else given.weights,
             max_model_len=given.longest,
             max_num_seqs=given.most_sequences,
             max_num_batched_tokens=max(job.STEP_TOKENS, given.most_sequences),

