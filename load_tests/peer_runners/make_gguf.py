@@ -150,7 +150,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, model: Path, vocab_size: int) -> None
     }
     entries = [by_id.get(i, (f"[PAD{i}]", TokenType.UNUSED)) for i in range(vocab_size)]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([token for token, _ in entries])
     writer.add_token_types([kind for _, kind in entries])
     gguf.SpecialVocab(model, load_merges=True, n_vocab=vocab_size).add_to_gguf(writer)
