@@ -16,7 +16,15 @@ from .devices.coverage import require_mixers
 from .errors import DeviceError, ModelError
 from .load import OpenedModel, open_model
 from .models import describe
-from .models.spec import DecoderSpec, ExpertsSpec, MixerSpec, mixers, tensor_shapes
+from .models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LatentAttentionSpec,
+    MixerSpec,
+    mixers,
+    tensor_shapes,
+)
 from .options import EngineOptions
 from .weights import source_at
 from .weights.contents import Contents
@@ -170,7 +178,7 @@ class _Look:
             architecture=str(architectures[0]) if architectures else None,
             quantization=quantization,
             contents=contents,
-            shape=None if spec is None else _shape(spec),
+            shape=None if spec is None else shape_of(spec),
             verdicts=[] if spec is None else [_verdict(device, spec) for device in SERVING_DEVICES],
             device=None if opened is None else opened.device.name,
             weights=[] if opened is None else list(self._weights(opened)),
@@ -203,13 +211,10 @@ class _Look:
                 yield WeightMemory(kept_as, other.weight_bytes, False)
 
 
-def _shape(spec: DecoderSpec) -> Shape:
+def shape_of(spec: DecoderSpec) -> Shape:
+    """The measures of a spec."""
     kinds = Counter(mixer.kind for layer in spec.layers for mixer in mixers(layer))
-    heads = Counter(
-        f"{attention.num_heads} heads of {attention.head_dim}, {attention.num_kv_heads} for K and V"
-        + (f", window of {attention.sliding_window} tokens" if attention.sliding_window else "")
-        for attention in spec.attentions()
-    )
+    heads = Counter(words for layer in spec.layers for mixer in mixers(layer) if (words := _heads(mixer)) is not None)
     parameters = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
     return Shape(
         family=spec.family,
@@ -223,6 +228,15 @@ def _shape(spec: DecoderSpec) -> Shape:
         context=spec.max_positions,
         state_bytes=spec.state_bytes,
     )
+
+
+def _heads(mixer: MixerSpec) -> str | None:
+    if isinstance(mixer, LatentAttentionSpec):
+        return f"{mixer.num_heads} heads, for all of them a latent of {mixer.kv_rank} and a key of {mixer.rope_dim}"
+    if not isinstance(mixer, AttentionSpec):
+        return None
+    window = f", window of {mixer.sliding_window} tokens" if mixer.sliding_window else ""
+    return f"{mixer.num_heads} heads of {mixer.head_dim}, {mixer.num_kv_heads} for K and V{window}"
 
 
 def _idle(mixer: MixerSpec, hidden_size: int) -> int:

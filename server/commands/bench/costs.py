@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tidewheel.engine.models.spec import DecoderSpec, tensor_shapes
+from tidewheel.engine.devices.cache_split import GroupBytes
+from tidewheel.engine.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    DeltaNetSpec,
+    KvShape,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    mixers,
+)
+
+from .weights_read import WeightsRead
 
 FLOPS_COUNTED = (
-    "FLOPs: 2 x matrix parameters a token, the head's only for rows that need logits, plus attention's "
-    "4 x attended tokens x heads x head dim a layer"
+    "FLOPs: 2 x the parameters of matrices and convolutions that a token is multiplied with, the head's only for rows "
+    "that need logits, plus attention's 2 x attended tokens x heads x numbers of a key and a value, plus 7 (delta net) "
+    "or 5 (Mamba2) for each number of a recurrence's state"
 )
-BYTES_COUNTED = "bytes of a decode step: the packed weights once, plus the K and V of the tokens that are attended"
+BYTES_COUNTED = (
+    "bytes of a decode step: the packed weights once, the K and V of the tokens that are attended, and recurrent state "
+    "read and written"
+)
 
-
-_KERNEL_OF = {"q": "qkv", "k": "qkv", "v": "qkv", "o": "out", "gate": "up", "up": "up", "down": "down"}
+_DELTA_FLOPS = 7  # of each number of a state: the decay 1, and 2 for S^T k, for k d^T and for S^T q
+_MAMBA_FLOPS = 5  # the decay 1, and 2 for B x^T and for S^T C
+_STATE_BYTES = 2 * 4  # of each number: read and written, float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,15 @@ class Work:
 
     flops: float
     num_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """One layer's: FLOPs for each token that is attended, and bytes that are read of it."""
+
+    window: int | None
+    flops: int
+    num_bytes: float
 
 
 class Costs:
@@ -38,76 +63,107 @@ class Costs:
         self,
         spec: DecoderSpec,
         *,
+        tensor_bytes: Mapping[str, int],
         weight_bytes: int,
-        kv_bytes_per_token: int,
-        embedding_bytes_per_parameter: float | None = None,
+        kv_groups: Sequence[GroupBytes],
     ) -> None:
-        """`weight_bytes` is all that the device keeps; the tables of which a step reads single rows are left out.
+        """`weight_bytes` is all that the device keeps, and `tensor_bytes` what each of `tensor_shapes` is of it.
 
-        `embedding_bytes_per_parameter` is for an embedding and a head that are kept in another format than the rest.
+        What the device adds in padding is shared out evenly. `kv_groups` are the cache groups' bytes a token.
         """
-        shapes = tensor_shapes(spec)
-        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-        matrices = {name: size for name, size in sizes.items() if len(shapes[name]) == 2}
-        head = "embed.weight" if spec.head.tied else "head.weight"
-        lookups = sum(matrices.get(name, 0) for name in {"embed.weight", "embed.positions"} - {head})
-        self.parameters = sum(sizes.values())
-        self.head_parameters = matrices[head] + matrices.get("embed.project_out.weight", 0)
-        self.body_parameters = sum(matrices.values()) - lookups - self.head_parameters
-        embedding = sizes["embed.weight"] + sizes.get("head.weight", 0)
-        self._embedding_bytes = embedding_bytes_per_parameter or weight_bytes / self.parameters
-        self._body_bytes = (weight_bytes - embedding * self._embedding_bytes) / (self.parameters - embedding)
-        lookup_bytes = 0 if spec.head.tied else sizes["embed.weight"] * self._embedding_bytes
-        lookup_bytes += sizes.get("embed.positions", 0) * self._body_bytes
-        self.weight_bytes_read = round(weight_bytes - lookup_bytes)
-        self._linears = {"qkv": 0, "out": 0, "up": 0, "down": 0}
-        for name, size in matrices.items():
-            if name.startswith("layers."):
-                self._linears[_KERNEL_OF[name.split(".")[2]]] += size
-        self._layers = list(spec.attentions())
-        kv_size = sum(attention.num_kv_heads * attention.head_dim for attention in self._layers)
-        self._kv_bytes_per_value = kv_bytes_per_token / kv_size
+        padding = weight_bytes / max(sum(tensor_bytes.values()), 1)
+        self.weights = WeightsRead(spec, {name: size * padding for name, size in tensor_bytes.items()})
+        self._attentions = _attentions(spec, kv_groups)
+        self._states = sum(_state_numbers(mixer) for mixer in spec.recurrences())
+        self._tails = sum(mixer.state_size - _state_numbers(mixer) for mixer in spec.recurrences())
+        self._recurrence_flops = sum(_recurrence_flops(mixer) for mixer in spec.recurrences())
 
     def flops(self, start: int, num_tokens: int, rows: int) -> float:
         """FLOPs of one sequence's tokens at `[start, start + num_tokens)`, of which `rows` get logits."""
-        linear = 2.0 * (self.body_parameters * num_tokens + self.head_parameters * rows)
-        return linear + self._attention_flops(start, num_tokens)
+        linear = sum(
+            2.0 * self.weights.parameters(name) * (rows if name == "head" else num_tokens)
+            for name in self.weights.kernels
+        )
+        return linear + self._attention_flops(start, num_tokens) + num_tokens * self._recurrence_flops
 
     def decode_bytes(self, start: int, num_tokens: int, batch_size: int) -> float:
         """Bytes read by `num_tokens` decode steps of `batch_size` sequences whose first token is at `start`."""
-        return num_tokens * self.weight_bytes_read + batch_size * self._kv_bytes(start, num_tokens)
+        state = num_tokens * (self._states + self._tails) * _STATE_BYTES
+        return num_tokens * self.weights.all_bytes(batch_size) + batch_size * (
+            self._kv_bytes(start, num_tokens) + state
+        )
 
     def prefill_kernels(self, prompts: int, num_tokens: int, steps: int) -> dict[str, Work]:
         """The work of each kernel in a prefill of so many steps."""
-        attention = Work(prompts * self._attention_flops(0, num_tokens), None)
-        return {**self._linear_kernels(prompts * num_tokens, prompts, steps), "attention": attention}
+        work = self._linear_kernels(prompts * num_tokens, prompts, steps)
+        if self._attentions:
+            work["attention"] = Work(prompts * self._attention_flops(0, num_tokens), None)
+        if self._recurrence_flops:
+            work["recurrence"] = Work(prompts * num_tokens * self._recurrence_flops, None)
+        return work
 
     def decode_kernels(self, start: int, num_tokens: int, batch_size: int) -> dict[str, Work]:
         """The work of each kernel in `num_tokens` decode steps, as in `decode_bytes`."""
         rows = batch_size * num_tokens
-        flops, num_bytes = self._attention_flops(start, num_tokens), self._kv_bytes(start, num_tokens)
-        attention = Work(batch_size * flops, batch_size * num_bytes)
-        return {**self._linear_kernels(rows, rows, num_tokens), "attention": attention}
+        work = self._linear_kernels(rows, rows, num_tokens)
+        if self._attentions:
+            flops, num_bytes = self._attention_flops(start, num_tokens), self._kv_bytes(start, num_tokens)
+            work["attention"] = Work(batch_size * flops, batch_size * num_bytes)
+        if self._recurrence_flops:
+            work["recurrence"] = Work(rows * self._recurrence_flops, rows * self._states * _STATE_BYTES)
+        if (taps := work.get("convolution")) is not None and taps.num_bytes is not None:
+            work["convolution"] = replace(taps, num_bytes=taps.num_bytes + rows * self._tails * _STATE_BYTES)
+        return work
 
     def _linear_kernels(self, num_tokens: int, rows: int, steps: int) -> dict[str, Work]:
-        work = {
-            name: Work(2.0 * size * num_tokens, steps * size * self._body_bytes) for name, size in self._linears.items()
+        return {
+            name: Work(
+                2.0 * self.weights.parameters(name) * (rows if name == "head" else num_tokens),
+                steps * self.weights.bytes_of(name, num_tokens / steps),
+            )
+            for name in self.weights.kernels
         }
-        head = self.head_parameters
-        return {**work, "head": Work(2.0 * head * rows, steps * head * self._embedding_bytes)}
 
     def _attention_flops(self, start: int, num_tokens: int) -> float:
-        return sum(
-            4.0 * layer.num_heads * layer.head_dim * _attended(start, num_tokens, layer.sliding_window)
-            for layer in self._layers
-        )
+        return sum(float(layer.flops) * _attended(start, num_tokens, layer.window) for layer in self._attentions)
 
     def _kv_bytes(self, start: int, num_tokens: int) -> float:
-        values = sum(
-            layer.num_kv_heads * layer.head_dim * _attended(start, num_tokens, layer.sliding_window)
-            for layer in self._layers
-        )
-        return values * self._kv_bytes_per_value
+        return sum(layer.num_bytes * _attended(start, num_tokens, layer.window) for layer in self._attentions)
+
+
+def _attentions(spec: DecoderSpec, kv_groups: Sequence[GroupBytes]) -> list[_Attention]:
+    """Of all layers. What a device pads in a cache group is shared out evenly among its layers."""
+    values = dict.fromkeys(spec.windows(), 0)
+    for shape in spec.caches():
+        values[shape.window] += shape.values
+    bytes_per_value = {group.window: group.bytes_per_token / values[group.window] for group in kv_groups}
+
+    def attention(num_heads: int, cached: KvShape) -> _Attention:
+        flops = 2 * num_heads * (cached.key_dim + cached.value_dim)
+        return _Attention(cached.window, flops, cached.values * bytes_per_value[cached.window])
+
+    found = []
+    for layer in spec.layers:
+        for mixer in mixers(layer):
+            if isinstance(mixer, AttentionSpec):
+                cached = replace(mixer, kv_layer=None).cached  # that of another layer is read all the same
+                assert cached is not None
+                found.append(attention(mixer.num_heads, cached))
+            elif isinstance(mixer, LatentAttentionSpec):
+                found.append(attention(mixer.num_heads, mixer.cached))
+    return found
+
+
+def _state_numbers(mixer: object) -> int:
+    """How many numbers a recurrence multiplies with each token. A convolution's last inputs are not among them."""
+    if isinstance(mixer, DeltaNetSpec):
+        return mixer.num_value_heads * mixer.key_dim * mixer.value_dim
+    return mixer.size * mixer.state_dim if isinstance(mixer, Mamba2Spec) else 0
+
+
+def _recurrence_flops(mixer: object) -> int:
+    """Of one token."""
+    return _state_numbers(mixer) * (_DELTA_FLOPS if isinstance(mixer, DeltaNetSpec) else _MAMBA_FLOPS)
 
 
 def _attended(start: int, num_tokens: int, window: int | None) -> int:

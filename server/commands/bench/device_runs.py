@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.base import Executor, ExecutorLimits
+from tidewheel.engine.devices.base import Executor, ExecutorLimits, RecurrentExecutor
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 
 from .workload import Decode, Prefill
@@ -56,7 +56,10 @@ class PhaseTimes:
 
 
 class DeviceRuns:
-    """Runs prefills and decodes of random tokens. A sequence has the same blocks in all runs of one phase."""
+    """Runs prefills and decodes of random tokens. A sequence has the same blocks in all runs of one phase.
+
+    Decodes that are repeated go on from the state that the last ones left, which takes as long as any other.
+    """
 
     def __init__(self, executor: Executor, vocab_size: int, seed: int, profiler: Profiler | None = None) -> None:
         self._executor = executor
@@ -105,7 +108,8 @@ class DeviceRuns:
         return tables
 
     def _fill(self, tables: list[NDArray[np.int32]], context: int) -> None:
-        """K and V for `context` tokens of every sequence: computed once, then copied, so that each has its own.
+        """K and V, and state, for `context` tokens of every sequence: computed once, then copied, so that each has its
+        own.
 
         What a shorter context left of sequence 0 is still there.
         """
@@ -120,6 +124,10 @@ class DeviceRuns:
             if len(table) > 1:
                 pairs = np.stack([np.broadcast_to(table[0], table[1:].shape), table[1:]], axis=-1)
                 self._executor.copy_blocks(np.unique(pairs.reshape(-1, 2), axis=0), group)
+        count = len(tables[0])
+        if limits.num_states and count > 1:
+            states = np.stack([np.zeros(count - 1, np.int32), np.arange(1, count, dtype=np.int32)], axis=-1)
+            cast(RecurrentExecutor, self._executor).copy_states(states)
 
     def _time_prefill(self, prefill: Prefill, tables: list[NDArray[np.int32]]) -> float:
         steps = _steps(prefill, self._executor.limits)
@@ -147,7 +155,8 @@ class DeviceRuns:
         query_start = np.zeros(len(spans) + 1, dtype=np.int32)
         np.cumsum([end - start for _, start, end in spans], out=query_start[1:])
         complete = ends == prompt_len
-        rows = [np.ascontiguousarray(table[[sequence for sequence, _, _ in spans]]) for table in tables]
+        sequences = np.array([sequence for sequence, _, _ in spans], dtype=np.int32)
+        rows = [np.ascontiguousarray(table[sequences]) for table in tables]
         return StepBatch(
             token_ids=self._random.integers(self._vocab_size, size=query_start[-1], dtype=np.int32),
             positions=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in spans]),
@@ -157,6 +166,7 @@ class DeviceRuns:
             logits_rows=query_start[1:][complete] - 1,
             sampling=SamplingBatch.greedy(ends[complete]),
             narrower_tables=tuple(rows[1:]),
+            state_slots=sequences if self._executor.limits.num_states else None,
         )
 
 

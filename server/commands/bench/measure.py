@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,9 +12,9 @@ from tidewheel.engine.devices.cpu.groups import choose_groups
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
+from tidewheel.engine.inspection import shape_of
 from tidewheel.engine.load import OpenedModel
 from tidewheel.engine.machine.cgroup import cpu_quota
-from tidewheel.engine.models.spec import MlpSpec, mixers, tensor_shapes
 from tidewheel.engine.options import EngineOptions
 
 from ...http import event_loop
@@ -25,12 +24,13 @@ from .ceilings import CeilingMeter, MeasuresCeilings, NativeCeilings
 from .costs import Costs
 from .device_runs import DeviceRuns, PhaseTimes
 from .engine_runs import decode_rates
-from .model import LoadedModel, Plan, load, plan
+from .model import LoadedModel, Plan, load, plan, tensor_bytes
 from .padding import padding_of
 from .process_memory import OwnPeak
 from .report import MachineFacts, MemoryUse, ModelFacts, Report
 from .results import DeviceTimes, EngineRates, decode_results, prefill_results
 from .startup import measure_startup
+from .weights_read import EXPERTS_COUNTED
 from .workload import Decode, Prefill, Workload
 
 Say = Callable[[str], None]
@@ -84,9 +84,9 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
             loaded.executor.close()
     costs = Costs(
         opened.spec,
+        tensor_bytes=tensor_bytes(opened),
         weight_bytes=loaded.weight_bytes,
-        kv_bytes_per_token=opened.kv_bytes_per_token,
-        embedding_bytes_per_parameter=_embedding_bytes_per_parameter(opened),
+        kv_groups=opened.kv_groups,
     )
     compute_ceiling = planned.compute_ceiling
     decode = decode_results(times, costs, compute_ceiling, workload.decode_tokens, engine_rates)
@@ -94,7 +94,7 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
         notes.append("more was read than memory can give: the model, or much of it, comes from the caches")
     return Report(
         version=__version__,
-        model=_model(planned, loaded, costs, name),
+        model=_model(planned, loaded, name),
         machine=_machine(planned, loaded, native),
         repeats=workload.repeats,
         decode_tokens=workload.decode_tokens,
@@ -109,16 +109,9 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
             server_peak=None if startup is None else startup.peak_bytes,
             bench_peak=peak.bytes,
         ),
+        experts_counted=EXPERTS_COUNTED if costs.weights.routed else None,
         notes=notes,
     )
-
-
-def _embedding_bytes_per_parameter(opened: OpenedModel) -> float | None:
-    """None: as for the rest of the model."""
-    if opened.quantization is None and not opened.keeps_bits:  # all weights are stored alike
-        return None
-    shape = tensor_shapes(opened.spec)["embed.weight"]
-    return opened.formats["embed.weight"].num_bytes(shape) / math.prod(shape)
 
 
 def serve_arguments(given: Mapping[str, Any]) -> list[str]:
@@ -157,21 +150,10 @@ def _own_ceilings(planned: Plan, loaded: LoadedModel) -> Callable[[], dict[str, 
     return partial(loaded.executor.measure_ceilings, planned.opened.dtype, planned.workload.ceilings_s)
 
 
-def _model(planned: Plan, loaded: LoadedModel, costs: Costs, name: str) -> ModelFacts:
-    spec = planned.opened.spec
-    attention = next(spec.attentions())
-    mlp = next(mixer for mixer in mixers(spec.layers[0]) if isinstance(mixer, MlpSpec))
+def _model(planned: Plan, loaded: LoadedModel, name: str) -> ModelFacts:
     return ModelFacts(
         name=name,
-        family=spec.family,
-        parameters=costs.parameters,
-        num_layers=len(spec.layers),
-        hidden_size=spec.hidden_size,
-        num_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        intermediate_size=mlp.intermediate_size,
-        vocab_size=spec.vocab_size,
+        shape=shape_of(planned.opened.spec),
         dtype=planned.opened.kept_as,
         load_format=planned.options.load_format,
         weight_bytes=loaded.weight_bytes,

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 
 from tidewheel.engine.devices.base import Executor
-from tidewheel.engine.errors import DeviceError, ModelError
+from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.load import OpenedModel, open_model
 from tidewheel.engine.machine.memory import available_memory_bytes
-from tidewheel.engine.models.spec import AttentionSpec, DecoderSpec, MlpSpec, mixers, tensor_shapes
+from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.dtypes import STORAGE, DType
+from tidewheel.engine.weights.quantization import TensorFormat
 
 from .ceilings import NATIVE_CEILING_OF
 from .device_runs import Profiler
@@ -46,12 +47,12 @@ class LoadedModel:
 def plan(options: EngineOptions, workload: Workload) -> Plan:
     """Find the model and see that the workload fits. Raises ModelError and DeviceError, saying what to change."""
     opened = open_model(options)
-    _require_countable(opened.spec)
     own_memory = opened.device.has_own_memory
     room = Room(
         longest_context=options.max_model_len or opened.spec.max_positions,
         kv_bytes_per_token=opened.kv_bytes_per_token,
-        weight_bytes=_weight_bytes(opened),
+        state_bytes=opened.spec.state_bytes,
+        weight_bytes=sum(tensor_bytes(opened).values()),
         kv_cache_limit_bytes=None if options.kv_cache_space is None else int(options.kv_cache_space * _GIB),
         available_bytes=None if own_memory else available_memory_bytes(),
     )
@@ -66,26 +67,20 @@ def plan(options: EngineOptions, workload: Workload) -> Plan:
     )
 
 
-def _require_countable(spec: DecoderSpec) -> None:
-    kinds = {mixer.kind for layer in spec.layers for mixer in mixers(layer)} - {AttentionSpec.kind, MlpSpec.kind}
-    if kinds:
-        raise ModelError(
-            f"tidewheel bench counts the work of attention and dense MLPs, and {spec.family} has other layers too "
-            f"({', '.join(sorted(kinds))}): serve the model, and measure the server with load_tests/locustfile.py"
-        )
-
-
 def load(planned: Plan) -> LoadedModel:
     """Load it. A step may have as many sequences and decoded tokens as the workload needs, whatever the options say.
 
     Raises DeviceError if a profile is wanted of a device that has none.
     """
     opened, options, workload = planned.opened, planned.options, planned.workload
+    most_seqs = workload.most_sequences
+    if not opened.spec.state_bytes:  # else each more would take a part of the cache
+        most_seqs = max(options.max_num_seqs, most_seqs)
     executor = opened.load(
         options,
         kv_cache_bytes=planned.kv_cache_bytes,
         max_model_len=planned.max_model_len,
-        max_num_seqs=max(options.max_num_seqs, workload.most_sequences),
+        max_num_seqs=most_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, workload.most_sequences),
     )
     native = getattr(executor, "native", None)
@@ -99,16 +94,17 @@ def load(planned: Plan) -> LoadedModel:
 
         assert isinstance(executor, CpuExecutor)
         return LoadedModel(executor, executor.native.weight_bytes, executor.native.num_threads, profiler)
-    return LoadedModel(executor, _weight_bytes(opened), _torch_threads(opened), profiler)
+    return LoadedModel(executor, sum(tensor_bytes(opened).values()), _torch_threads(opened), profiler)
 
 
-def _weight_bytes(opened: OpenedModel) -> int:
-    """What the weights will take, as far as it is known before they are loaded."""
+def tensor_bytes(opened: OpenedModel) -> dict[str, int]:
+    """What each weight will take, as far as it is known before they are loaded."""
+    shapes = tensor_shapes(opened.spec)
     if opened.device.name == "cpu":
-        return opened.weight_bytes
+        vector = TensorFormat("float32")
+        return {name: opened.formats.get(name, vector).num_bytes(shape) for name, shape in shapes.items()}
     dtype = _TORCH_COMPUTES_IN if opened.device.name == "torch" else opened.dtype
-    parameters = sum(math.prod(shape) for shape in tensor_shapes(opened.spec).values())
-    return parameters * STORAGE[dtype].itemsize
+    return {name: math.prod(shape) * STORAGE[dtype].itemsize for name, shape in shapes.items()}
 
 
 def _compute_ceiling(opened: OpenedModel) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tidewheel.engine.inspection import Shape
 from tidewheel.engine.machine.cpu_list import cpu_list
 
 from ..bench import text
@@ -20,18 +21,10 @@ _CEILING_UNITS = {MEMORY_READ: ("memory read", "GB/s"), MEMORY_COPY: ("memory co
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The model's shape; of layers that differ, the first. `weight_bytes` are as the device packs them."""
+    """The model's shape, as `tidewheel inspect` has it. `weight_bytes` are as the device packs them."""
 
     name: str
-    family: str
-    parameters: int
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
+    shape: Shape
     dtype: str
     load_format: str
     weight_bytes: int
@@ -121,7 +114,8 @@ class Report:
     """A whole run. `compute_ceiling` names the ceiling of the type that is multiplied in; `ceilings` are per second.
 
     Fractions hold a median against the higher of the ceilings measured before and after it. What could not be
-    measured is None, and `notes` say why. `padding` is None for a device that pads nothing.
+    measured is None, and `notes` say why. `padding` is None for a device that pads nothing, and `experts_counted` for a
+    model that has no experts.
     """
 
     version: str
@@ -138,6 +132,7 @@ class Report:
     memory: MemoryUse
     flops_counted: str = FLOPS_COUNTED
     bytes_counted: str = BYTES_COUNTED
+    experts_counted: str | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -162,7 +157,7 @@ def render(report: Report) -> str:
         *_profiles(report, compute),
         *([] if report.padding is None else [render_padding(report.padding)]),
         text.facts([*_startup(report.startup), *_memory(report.memory)]),
-        "".join(f"{line}\n" for line in (_explained(report), FLOPS_COUNTED, BYTES_COUNTED)),
+        "".join(f"{line}\n" for line in _explained(report)),
     ]
     if report.notes:
         parts.append("".join(f"note: {note}\n" for note in report.notes))
@@ -192,19 +187,19 @@ def _billions(rate: float | None) -> str:
 
 
 def _heading(report: Report) -> list[tuple[str, str]]:
-    model, machine = report.model, report.machine
-    shape = (
-        f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, "
-        f"{model.num_kv_heads} KV heads, head dim {model.head_dim}, MLP {model.intermediate_size}, "
-        f"vocabulary {model.vocab_size}"
-    )
+    model, machine, shape = report.model, report.machine, report.model.shape
+    layers = ", ".join(f"{count} {kind}" for kind, count in shape.mixers.items())
+    active = "" if shape.active == shape.parameters else f", {shape.active / 1e6:.1f} M of them for each token"
+    state = f"; state: {text.size(shape.state_bytes)} a sequence" if shape.state_bytes else ""
+    kept = f"{model.dtype}, {text.size(model.weight_bytes)}; KV: {model.kv_bytes_per_token} bytes a token{state}"
     where = "" if machine.cpus is None else f" on CPUs {cpu_list(machine.cpus)}"
     isa = "" if machine.isa is None else f", {machine.isa}"
     threads = "" if machine.threads is None else f", {machine.threads} threads"
     return [
-        ("model", f"{model.name} ({model.family}), {model.parameters / 1e6:.1f} M parameters"),
-        ("shape", shape),
-        ("weights", f"{model.dtype}, {text.size(model.weight_bytes)}; KV: {model.kv_bytes_per_token} bytes a token"),
+        ("model", f"{model.name} ({shape.family}), {shape.parameters / 1e6:.1f} M parameters{active}"),
+        ("layers", f"{shape.layers} ({layers}), hidden size {shape.hidden_size}, vocabulary {shape.vocab_size}"),
+        *(("attention", heads) for heads in shape.heads),
+        ("weights", kept),
         ("device", f"{machine.device}{isa}{threads}{where}, {machine.cpu_model}"),
     ]
 
@@ -236,7 +231,9 @@ def _memory(memory: MemoryUse) -> list[tuple[str, str]]:
     return [("memory resident", ", ".join(known))] if known else []
 
 
-def _explained(report: Report) -> str:
+def _explained(report: Report) -> list[str]:
     spread = "" if report.repeats == 1 else f"medians of {report.repeats} repeats (least..most); "
     shares = "" if report.ceilings is None else "shares are of the higher of the ceilings measured before and after; "
-    return f"{spread}{shares}device alone but for what is said to be with the engine"
+    measured = f"{spread}{shares}device alone but for what is said to be with the engine"
+    experts = [] if report.experts_counted is None else [report.experts_counted]
+    return [measured, report.flops_counted, report.bytes_counted, *experts]

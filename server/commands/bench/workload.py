@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tidewheel.engine.declaring.values import positive_count
+from tidewheel.engine.devices.cache_split import most_states
 from tidewheel.engine.errors import ModelError
 
 BATCH_SIZES = (1, 8, 32)
@@ -100,25 +101,33 @@ QUICK = Workload(
 class Room:
     """What a workload must fit into.
 
-    `longest_context` is in tokens. `kv_cache_limit_bytes` is what `--kv-cache-space` allows, None if it was not
-    given; `available_bytes` is the memory that weights and cache must share, None if it is not known.
+    `longest_context` is in tokens, and `state_bytes` are of the recurrent state of a sequence. `kv_cache_limit_bytes`
+    is what `--kv-cache-space` allows, None if it was not given; `available_bytes` is the memory that weights and cache
+    must share, None if it is not known.
     """
 
     longest_context: int
     kv_bytes_per_token: int
+    state_bytes: int
     weight_bytes: int
     kv_cache_limit_bytes: int | None
     available_bytes: int | None
 
     def kv_bytes(self, workload: Workload) -> int:
-        """The bytes of KV cache that a workload takes. Raises ModelError if it is too long or too large."""
+        """The bytes of KV cache that a workload takes, recurrent state included.
+
+        Raises ModelError if it is too long or too large.
+        """
         if workload.longest > self.longest_context:
             raise ModelError(
                 f"a sequence of {workload.longest} tokens does not fit in the context of {self.longest_context}: lower "
                 "--contexts, --decode-tokens or --prefill, or raise --max-model-len if it was lowered"
             )
-        kv_bytes = workload.kv_tokens * self.kv_bytes_per_token
-        needed = f"{workload.kv_tokens} tokens take {kv_bytes / _GIB:.2f} GiB of KV cache"
+        # Twice the states, because they get at most half of the cache.
+        states = 2 * self.state_bytes * most_states(workload.most_sequences)
+        kv_bytes = workload.kv_tokens * self.kv_bytes_per_token + states
+        with_states = f" and the states of {workload.most_sequences} sequences" if states else ""
+        needed = f"{workload.kv_tokens} tokens{with_states} take {kv_bytes / _GIB:.2f} GiB of KV cache"
         if self.kv_cache_limit_bytes is not None and kv_bytes > self.kv_cache_limit_bytes:
             raise ModelError(
                 f"{needed}, more than the {self.kv_cache_limit_bytes / _GIB:.2f} GiB of --kv-cache-space: "

@@ -11,18 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import models_zoo
 import numpy as np
 import pytest
-from model_configs import CONFIGS
 from server.conftest import TIDEWHEEL
 
 from tidewheel.engine.devices.base import ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.bucket_stats import BucketStats, BucketUse
 from tidewheel.engine.devices.bucketing import Bucket
+from tidewheel.engine.devices.cache_split import StateSplit
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.models import describe
-from tidewheel.server.commands.bench.costs import Costs
 from tidewheel.server.commands.bench.device_runs import DeviceRuns
 from tidewheel.server.commands.bench.measure import serve_arguments
 from tidewheel.server.commands.bench.model import LoadedModel, Plan
@@ -64,9 +63,10 @@ def bench(dummy_model: Path, capsys: pytest.CaptureFixture[str]) -> RunJson:
 def test_a_whole_run(bench: RunJson, dummy_model: Path) -> None:
     report = bench("--repeats", "2", "--batch-sizes", "3,1", "--contexts", "40,16", "--prefill", "2x64,1x100")
     model, machine = report["model"], report["machine"]
-    assert (model["name"], model["family"], model["dtype"]) == (str(dummy_model), "llama", "float32")
-    assert (model["num_layers"], model["hidden_size"], model["vocab_size"]) == (2, 64, 320)
-    assert model["weight_bytes"] >= 4 * model["parameters"] - 4 * 64 * 320
+    shape = model["shape"]
+    assert (model["name"], shape["family"], model["dtype"]) == (str(dummy_model), "llama", "float32")
+    assert (shape["layers"], shape["hidden_size"], shape["vocab_size"]) == (2, 64, 320)
+    assert model["weight_bytes"] >= 4 * shape["parameters"]
     assert machine["device"] == "cpu"
     assert machine["threads"] == len(machine["cpus"])
     assert report["notes"] in (
@@ -135,7 +135,7 @@ def test_the_torch_device(bench: RunJson) -> None:
     report = bench("--device", "torch", "--skip", "startup", "--dtype", "bfloat16", *sizes)
     machine = report["machine"]
     assert (machine["device"], machine["isa"], machine["cpus"]) == ("torch", None, None)
-    assert report["model"]["weight_bytes"] == 4 * report["model"]["parameters"]
+    assert report["model"]["weight_bytes"] == 4 * report["model"]["shape"]["parameters"]
     assert report["compute_ceiling"] == "float32_flops"
 
 
@@ -145,7 +145,7 @@ def test_a_device_with_graphs(bench: RunJson) -> None:
     few = ("--max-model-len", "64", "--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--enforce-eager")
     report = bench("--device", "graph-cpu", "--skip", "startup", "--dtype", "bfloat16", *sizes, *few)
     assert (report["machine"]["device"], report["machine"]["cpus"]) == ("graph-cpu", None)
-    assert report["model"]["weight_bytes"] == 2 * report["model"]["parameters"]
+    assert report["model"]["weight_bytes"] == 2 * report["model"]["shape"]["parameters"]
     assert set(report["ceilings"]) == {"copy_bytes_per_second", "bfloat16_flops"}
     assert report["compute_ceiling"] == "bfloat16_flops"
     assert report["prefill"][0]["compute_fraction"] > 0
@@ -188,10 +188,22 @@ def test_what_does_not_fit_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_layers_whose_work_is_not_counted_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["OlmoeForCausalLM"]))
-    assert main(["bench", str(tmp_path), "--load-format", "dummy", "--quick"]) == 1
-    assert "olmoe has other layers too (experts): serve the model" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3_next-experts"])
+def test_experts_latents_and_recurrent_layers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    folder = models_zoo.folder(name, tokenizer=True)
+    arguments = ["--quick", "--skip", "startup", "--profile", "--batch-sizes", "1,3", "--json", "-"]
+    assert main(["bench", str(folder), *arguments]) == 0
+    printed = capsys.readouterr()
+    report: dict[str, Any] = json.loads(printed.out)
+    shape = report["model"]["shape"]
+    assert shape["active"] < shape["parameters"]
+    assert report["experts_counted"] in printed.err
+    assert f"{shape['active'] / 1e6:.1f} M of them for each token" in printed.err
+    for phase in (*report["prefill"], *report["decode"]):
+        counted = {k["name"] for k in phase["profile"]["kernels"] if k["flops_per_second"] is not None}
+        recurrent = {"convolution", "recurrence"} if shape["state_bytes"] else set()
+        assert counted >= {"qkv", "attention", "out", "route", "up", "down", "head"} | recurrent
 
 
 @pytest.mark.parametrize(
@@ -221,7 +233,7 @@ def test_lists_of_numbers() -> None:
 
 
 def room(**changes: int | None) -> Room:
-    limits: dict[str, Any] = {"longest_context": 512, "kv_bytes_per_token": 10, "weight_bytes": 1000}
+    limits: dict[str, Any] = {"longest_context": 512, "kv_bytes_per_token": 10, "state_bytes": 0, "weight_bytes": 1000}
     return Room(**{**limits, "kv_cache_limit_bytes": None, "available_bytes": None, **changes})
 
 
@@ -234,6 +246,14 @@ def test_the_cache_is_as_large_as_the_largest_part_needs() -> None:
     assert room(kv_cache_limit_bytes=25600, available_bytes=26600).kv_bytes(workload) == 25600
     with pytest.raises(ModelError, match=r"only 0\.00 GiB of memory is available"):
         room(available_bytes=26599).kv_bytes(workload)
+
+
+def test_the_cache_has_room_for_states() -> None:
+    workload = Workload(prefills=(Prefill(4, 100),), decodes=(Decode(5, 100),), long_decodes=(), decode_tokens=8)
+    cache_bytes = room(state_bytes=1000).kv_bytes(workload)
+    states = StateSplit.within(cache_bytes, 1000, workload.most_sequences)
+    assert states.max_num_seqs == workload.most_sequences
+    assert cache_bytes - states.num_bytes >= room().kv_bytes(workload)
 
 
 def test_long_contexts_are_measured_where_they_fit() -> None:
@@ -274,74 +294,6 @@ def test_what_is_decoded(
     monkeypatch.setattr("tidewheel.server.commands.bench.command.measure", measure)
     assert main(["bench", *arguments]) == 1
     assert (asked[0].decodes, asked[0].long_decodes) == (decodes, long_decodes)
-
-
-def shape(**changes: Any) -> Any:
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 24,
-        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "vocab_size": 50,
-        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-        "tie_word_embeddings": True,
-    }  # fmt: skip
-    return describe({**config, **changes}).spec
-
-
-LAYER = 8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 24
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_flops(tied: bool) -> None:
-    costs = Costs(shape(tie_word_embeddings=tied), weight_bytes=1, kv_bytes_per_token=1)
-    assert costs.parameters == 3 * (LAYER + 16) + 8 + 50 * 8 * (1 if tied else 2)
-    # Tokens at positions 5 and 6 attend to 6 and 7 tokens, with 4 heads of 2 dimensions in 3 layers.
-    assert costs.flops(5, 2, 1) == 2 * (2 * 3 * LAYER + 50 * 8) + 4 * (6 + 7) * 4 * 2 * 3
-
-
-def test_bytes_of_a_decode_step() -> None:
-    tied = Costs(shape(), weight_bytes=6000, kv_bytes_per_token=48)
-    assert tied.decode_bytes(10, 1, 5) == 6000 + 5 * 11 * 48
-    assert tied.decode_bytes(10, 2, 5) == 2 * 6000 + 5 * (11 + 12) * 48
-    untied = Costs(shape(tie_word_embeddings=False), weight_bytes=0, kv_bytes_per_token=48)
-    whole = Costs(shape(tie_word_embeddings=False), weight_bytes=2 * untied.parameters, kv_bytes_per_token=48)
-    assert whole.weight_bytes_read == 2 * (whole.parameters - 50 * 8)  # the embedding is looked up, not read
-
-
-def test_the_kernels_do_what_the_model_does() -> None:
-    parameters = 3 * (LAYER + 16) + 8 + 50 * 8
-    costs = Costs(shape(), weight_bytes=2 * parameters, kv_bytes_per_token=48)
-    decode = costs.decode_kernels(10, 2, 5)
-    assert list(decode) == ["qkv", "out", "up", "down", "head", "attention"]
-    assert sum(work.flops for work in decode.values()) == 5 * costs.flops(10, 2, 2)
-    norms = 3 * 16 + 8
-    assert sum(work.num_bytes or 0 for work in decode.values()) == costs.decode_bytes(10, 2, 5) - 2 * 2 * norms
-    assert decode["up"].flops == 2 * (2 * 8 * 24 * 3) * 2 * 5
-    prefill = costs.prefill_kernels(4, 6, steps=3)
-    assert sum(work.flops for work in prefill.values()) == 4 * costs.flops(0, 6, 1)
-    assert prefill["qkv"].num_bytes == 3 * 2 * 3 * (8 * 8 + 2 * 4 * 8)
-    assert prefill["attention"].num_bytes is None
-
-
-def test_an_embedding_in_another_format_than_the_rest() -> None:
-    body, embedding = 3 * (LAYER + 16) + 8, 50 * 8
-    weight_bytes = body + 4 * embedding
-    tied = Costs(shape(), weight_bytes=weight_bytes, kv_bytes_per_token=48, embedding_bytes_per_parameter=4)
-    assert tied.weight_bytes_read == weight_bytes
-    work = tied.decode_kernels(10, 1, 1)
-    assert (work["head"].num_bytes, work["down"].num_bytes) == (4 * embedding, 3 * 8 * 24)
-    untied = Costs(
-        shape(tie_word_embeddings=False),
-        weight_bytes=weight_bytes + 4 * embedding,
-        kv_bytes_per_token=48,
-        embedding_bytes_per_parameter=4,
-    )
-    assert untied.weight_bytes_read == weight_bytes
-
-
-def test_a_sliding_window_bounds_both() -> None:
-    mistral = shape(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=4)
-    costs = Costs(mistral, weight_bytes=0, kv_bytes_per_token=48)
-    assert costs.decode_bytes(10, 1, 1) == 4 * 48
-    assert costs.flops(0, 6, 0) == 2 * 6 * 3 * LAYER + 4 * (1 + 2 + 3 + 4 + 4 + 4) * 4 * 2 * 3
 
 
 class RecordingExecutor:
@@ -385,6 +337,35 @@ class RecordingExecutor:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+class StatefulExecutor(RecordingExecutor):
+    """Checks that a sequence goes on from its own state, at the position that this has come to, or repeats the last."""
+
+    def __init__(self) -> None:
+        super().__init__(num_states=16)
+        self._come_to: dict[int, int] = {}
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        assert batch.state_slots is not None
+        assert len(set(batch.state_slots.tolist())) == len(batch.context_len)
+        for slot, first, last in zip(batch.state_slots.tolist(), batch.query_start, batch.context_len, strict=False):
+            start = int(batch.positions[first])
+            assert start == 0 or start <= self._come_to[slot]
+            self._come_to[slot] = int(last)
+        return super().step(batch)
+
+    def copy_states(self, pairs: Any) -> None:
+        """Copies how far the states have come."""
+        for source, target in pairs.tolist():
+            self._come_to[target] = self._come_to[source]
+
+
+def test_each_sequence_has_a_state_of_its_own() -> None:
+    runs = DeviceRuns(StatefulExecutor(), vocab_size=100, seed=0)
+    runs.prefill(Prefill(3, 40), repeats=2)
+    for decode in (Decode(1, 20), Decode(3, 20), Decode(5, 70)):
+        assert len(runs.decode(decode, num_tokens=3, repeats=2).seconds) == 2
 
 
 def test_prefill_fills_the_steps_and_samples_a_prompt_once() -> None:
@@ -537,7 +518,7 @@ def test_integer_weights_are_held_against_the_integer_ceiling(bench: RunJson, me
     report = bench("--skip", "engine", "startup", "--quantization", method)
     assert report["compute_ceiling"] == "int8_ops"
     assert report["model"]["dtype"].startswith(method)
-    assert report["model"]["weight_bytes"] < 2 * report["model"]["parameters"]
+    assert report["model"]["weight_bytes"] < 2 * report["model"]["shape"]["parameters"]
     assert report["decode"][0]["memory_fraction"] > 0
 
 
