@@ -13,6 +13,7 @@ from typing import Any, get_args
 from .devices import SERVING_DEVICES
 from .devices.cache_split import CacheSplit, GroupBytes
 from .devices.coverage import require_mixers
+from .encoders.inspection import EncoderInspection, inspect_encoder, is_encoder
 from .errors import DeviceError, ModelError
 from .load import OpenedModel, open_model
 from .models import describe
@@ -108,12 +109,16 @@ class Inspection:
     refusal: str | None
 
 
-def inspect_model(options: EngineOptions) -> Inspection:
+def inspect_model(options: EngineOptions) -> Inspection | EncoderInspection:
     """Look at the model that the options name; nothing is loaded, and of a hub id only headers are fetched.
+
+    A folder with the ONNX graph of a model that does not generate text is looked at as an encoder.
 
     Raises ModelError if there is no such model, or nothing at all can be said of it.
     """
     with _headers(options) as (path, whole):
+        if is_encoder(path):
+            return inspect_encoder(options.model, path, whole=whole)
         try:
             return _Look(options, path, whole).inspection()
         except (ModelError, DeviceError) as error:

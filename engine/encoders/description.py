@@ -17,7 +17,7 @@ from .pooling import POOLING_MODES
 
 logger = logging.getLogger(__name__)
 
-_GRAPHS = ("onnx/model.onnx", "model.onnx")
+GRAPHS = ("onnx/model.onnx", "model.onnx")
 _MAX_GRAPH_BYTES = 2**31 - 1  # protobuf's limit; larger models keep their weights in other files
 _MODE_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -63,7 +63,7 @@ def describe_encoder(folder: Path) -> EncoderDescription:
     """Read a model folder. Raises ModelError, which names the file and what it should contain."""
     modules = _Modules(folder)
     config = read_config(modules.transformer_folder)
-    graph = next((path for name in _GRAPHS if is_there(path := folder / name)), None)
+    graph = next((path for name in GRAPHS if is_there(path := folder / name)), None)
     if graph is None:
         raise ModelError(
             f"{folder} has no onnx/model.onnx: sentence-transformers writes one with "

@@ -23,6 +23,8 @@ from .gguf.reader import GgufFile, read_gguf
 from .hub import hub_errors, refuse_pickles, split_name
 
 _CONFIGS = ("config.json", "model.safetensors.index.json")
+_GRAPHS = ("onnx/model.onnx", "model.onnx")
+_WORDS_OF_ENCODERS = ("config.json", "modules.json", "config_sentence_transformers.json", "tokenizer_config.json")
 _REQUESTS_AT_A_TIME = 8
 _TIMEOUT_S = 30.0
 _FIRST_BYTES = 100_000  # nearly all headers of safetensors files are shorter
@@ -85,19 +87,24 @@ class _Repository:
 
 def _fetch(repository: _Repository, wanted: str | None, folder: Path) -> Path:
     weights = [name for name in repository.files if _is_checkpoint(name)]
-    if wanted is not None or not weights:
+    graphs = [n for n in repository.files if n.startswith(_GRAPHS) and "/" not in n.removeprefix("onnx/")]
+    if wanted is not None or not (weights or graphs):
         if wanted is None:
             refuse_pickles(repository.name, repository.files)
         parts = choose_gguf(repository.name, repository.files, wanted)
         for part in parts:
             _gguf(repository, part, folder / Path(part).name)
         return folder / Path(parts[0]).name
-    for name in _CONFIGS:
-        if name in repository.files:
+    for name in repository.files:
+        if name in _CONFIGS or (graphs and _is_of_an_encoder(name)):
             content, size = repository.read(name, 0, MAX_JSON_BYTES)
             if size > len(content):
                 raise ModelError(f"{repository.name}: {name} has {size} bytes, more than a file of its kind may have")
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
+    for name in graphs:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        _Sparse(repository, name, folder / name).begin(1)
     with ThreadPoolExecutor(_REQUESTS_AT_A_TIME) as pool:
         for made in [pool.submit(_safetensors, repository, name, folder / name) for name in weights]:
             made.result()
@@ -106,6 +113,14 @@ def _fetch(repository: _Repository, wanted: str | None, folder: Path) -> Path:
 
 def _is_checkpoint(name: str) -> bool:
     return name.endswith(".safetensors") and "/" not in name and not name.startswith(("consolidated", "adapter_"))
+
+
+def _is_of_an_encoder(name: str) -> bool:
+    """Whether a file is one that `encoders.description` reads."""
+    place, _, file = name.rpartition("/")
+    is_settings = file.startswith("sentence_") and file.endswith("_config.json")
+    near = "/" not in place and not place.startswith((".", "openvino"))
+    return near and (file in _WORDS_OF_ENCODERS or is_settings)
 
 
 @dataclass

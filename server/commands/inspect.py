@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from tidewheel.engine.declaring.option import OptionError, options_of
+from tidewheel.engine.encoders.inspection import EncoderInspection
 from tidewheel.engine.inspection import Inspection, KvMemory, Verdict, inspect_model
 from tidewheel.engine.options import EngineOptions
 
@@ -45,11 +46,36 @@ def run(arguments: Sequence[str]) -> int:
     return 0 if found.refusal is None else 1
 
 
-def render(found: Inspection) -> str:
+def render(found: Inspection | EncoderInspection) -> str:
     """The findings for people, one fact a line."""
-    lines = [*_what_it_is(found), *_memory(found)]
+    lines = [*_encoder(found)] if isinstance(found, EncoderInspection) else [*_what_it_is(found), *_memory(found)]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:{width}}  {value}".rstrip() for name, value in lines)
+
+
+def _encoder(found: EncoderInspection) -> Iterator[tuple[str, str]]:
+    yield "model", found.model
+    named = found.files[0] if len(found.files) == 1 else f"{len(found.files)} files"
+    yield "checkpoint", f"ONNX: {named}, {in_bytes(found.bytes)}"
+    kind = {None: "", True: " (cross-encoder)", False: " (embedding model)"}[found.is_cross_encoder]
+    yield "architecture", f"{found.architecture or 'unknown'}{kind}"
+    if found.is_cross_encoder:
+        yield "gives", "a score of a query and a document" + (", through a sigmoid" if found.sigmoid else "")
+    elif found.is_cross_encoder is not None:
+        size = "vectors" if found.width is None else f"vectors of {found.width} numbers"
+        pooled = f", the tokens' pooled by {', '.join(found.pooling)}" if found.pooling else ""
+        yield "gives", f"{size}{pooled}{', normalized' if found.normalize else ''}"
+    if found.in_graph:
+        yield "", f"the graph must have the whole model, as Tidewheel does not compute {', '.join(found.in_graph)}"
+    if found.prompts:
+        default = f"; the default is {found.default_prompt_name}" if found.default_prompt_name is not None else ""
+        yield "prompts", f"{', '.join(found.prompts)}{default}"
+    if found.max_length is not None:
+        yield "context", f"{found.max_length} tokens"
+    if found.vocab_size is not None:
+        yield "vocabulary", f"{found.vocab_size} tokens"
+    yield "served", "yes, with --embedding-model" if found.refusal is None else f"no: {found.refusal}"
+    yield "weights take", f"about {in_bytes(found.bytes)}, on the processor"
 
 
 def _what_it_is(found: Inspection) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import encoder_zoo
 import gguf_files
 import models_zoo
 import numpy as np
@@ -42,6 +43,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     repositories = {"own/model": files, "own/gguf": converted, "own/pickled": PICKLED, "own/encoder": ENCODER}
     for kind in QUANTIZED:
         repositories[f"own/{kind}"] = quantized(kind, folder / kind)
+    embedder = encoder_zoo.folder("bert-prompts")
+    repositories["own/embedder"] = {
+        str(path.relative_to(embedder)): path.read_bytes() for path in embedder.rglob("*") if path.is_file()
+    }
     with fake_hub(repositories) as running:
         yield running
 
@@ -199,3 +204,12 @@ def test_of_a_hub_model_headers_alone_are_inspected(shell: Shell) -> None:
     assert [model["refusal"] for model in found] == [None] * len(names)
     whole = [json.loads(one.out) for one in shell(*inspected, offline=True)]
     assert found == whole
+
+
+def test_of_a_hub_encoder_its_words_alone_are_inspected(shell: Shell) -> None:
+    pytest.importorskip("onnxruntime")
+    shell.hub.sent.clear()
+    remote, _, whole = shell("inspect own/embedder --json", "pull own/embedder", "inspect own/embedder --json")
+    assert json.loads(remote.out) == json.loads(whole.out)
+    assert json.loads(whole.out)["prompts"] == encoder_zoo.PROMPTS
+    assert json.loads(whole.out)["bytes"] == len(shell.hub.repositories["own/embedder"]["onnx/model.onnx"])

@@ -1,0 +1,108 @@
+"""What an encoder in ONNX is, and whether it would be served beside the chat model. The graph is not opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import DeviceError, ModelError
+from ..files.folder import read_config, read_json_if_there
+from ..files.reading import is_there
+from .description import GRAPHS, EncoderDescription, describe_encoder
+from .graph import import_onnxruntime
+from .tokenization import EncoderTokenizer
+
+_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what families call the size of a token's vector
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInspection:
+    """All that is known of an encoder. What a refusal keeps from being known is None or empty.
+
+    `bytes` are those of the graph and its weights, `files`. `width` is how many numbers a vector has, as far as the
+    config says it; a cross-encoder gives a score. `pooling` are the modes that make one vector of the tokens', and
+    `in_graph` the modules that the graph itself must compute. `max_length` is in tokens. `refusal` is what serving it
+    with --embedding-model would fail with.
+    """
+
+    model: str
+    architecture: str | None
+    files: Sequence[str]
+    bytes: int
+    is_cross_encoder: bool | None
+    width: int | None
+    pooling: Sequence[str]
+    in_graph: Sequence[str]
+    normalize: bool
+    sigmoid: bool
+    prompts: Mapping[str, str]
+    default_prompt_name: str | None
+    max_length: int | None
+    vocab_size: int | None
+    refusal: str | None
+
+
+def is_encoder(path: Path) -> bool:
+    """Whether it is a folder with an encoder's graph. One that generates text is no encoder, whatever else it has."""
+    if not path.is_dir() or _graph_in(path) is None:
+        return False
+    try:
+        architecture = _architecture(read_json_if_there(path / "config.json"))
+    except ModelError:
+        return False
+    return architecture is None or not any(task in architecture for task in _GENERATES)
+
+
+def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection:
+    """Look at the encoder in a folder, which `model` names. If it is not `whole`, it has no tokenizer."""
+    refusal: str | None = None
+    config: dict[str, Any] = {}
+    description: EncoderDescription | None = None
+    try:
+        description = describe_encoder(path)
+        config = read_config(description.tokenizer_folder)
+        if whole:
+            EncoderTokenizer.load(
+                description.tokenizer_folder, lower_case=description.lower_case, pairs=description.is_cross_encoder
+            )
+        import_onnxruntime()
+    except (ModelError, DeviceError) as error:
+        refusal = str(error) if Path(model).expanduser() == path else str(error).replace(str(path), model)
+    graph = _graph_in(path)
+    files = [] if graph is None else sorted(file for file in graph.parent.glob(f"{graph.name}*") if file.is_file())
+    return EncoderInspection(
+        model=model,
+        architecture=_architecture(config),
+        files=[str(file.relative_to(path)) for file in files],
+        bytes=sum(file.stat().st_size for file in files),
+        is_cross_encoder=None if description is None else description.is_cross_encoder,
+        width=None if description is None else _width(description, config),
+        pooling=() if description is None else description.pooling,
+        in_graph=() if description is None else description.foreign_modules,
+        normalize=description is not None and description.normalize,
+        sigmoid=description is not None and description.is_cross_encoder and description.sigmoid,
+        prompts={} if description is None else dict(description.prompts),
+        default_prompt_name=None if description is None else description.default_prompt_name,
+        max_length=None if description is None else description.max_length,
+        vocab_size=None if description is None else description.vocab_size,
+        refusal=refusal,
+    )
+
+
+def _graph_in(path: Path) -> Path | None:
+    return next((graph for name in GRAPHS if is_there(graph := path / name)), None)
+
+
+def _architecture(config: Mapping[str, Any]) -> str | None:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else None
+
+
+def _width(description: EncoderDescription, config: Mapping[str, Any]) -> int | None:
+    if description.is_cross_encoder or description.foreign_modules:
+        return None
+    sizes = [config[name] for name in _WIDTHS if isinstance(config.get(name), int)]
+    return sizes[0] * len(description.pooling) if sizes else None

@@ -1,0 +1,79 @@
+"""What `tidewheel inspect` says of an encoder in ONNX is what serving it does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import encoder_zoo
+import pytest
+
+from tidewheel.engine.encoders.encoder import Embedder
+from tidewheel.engine.encoders.load import load_encoders
+from tidewheel.server.commands.cli import main
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+Inspect = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def inspect(capsys: pytest.CaptureFixture[str]) -> Inspect:
+    def run(model: Path, code: int = 0) -> dict[str, Any]:
+        assert main(["inspect", str(model), "--json"]) == code
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("name", encoder_zoo.CASES)
+def test_it_says_what_is_served(inspect: Inspect, name: str) -> None:
+    folder = encoder_zoo.folder(name)
+    found = inspect(folder)
+    served = load_encoders([str(folder)], ["it"]).encoders["it"]
+    assert found["refusal"] is None
+    assert found["architecture"] == type(encoder_zoo.model(name)).__name__
+    assert found["files"] == [encoder_zoo.CASES[name].graph]
+    assert found["bytes"] == (folder / encoder_zoo.CASES[name].graph).stat().st_size
+    assert (found["max_length"], found["vocab_size"]) == (served.max_length, served.vocab_size)
+    assert found["is_cross_encoder"] == (not isinstance(served, Embedder))
+    if isinstance(served, Embedder):
+        assert found["width"] == (None if found["in_graph"] else served.width)
+        assert (found["prompts"], found["default_prompt_name"]) == (served.prompts, served.default_prompt_name)
+
+
+def test_it_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {
+        "bert-instructor": ("vectors of 32 numbers, the tokens' pooled by weightedmean\n", "the default is query"),
+        "bert": ("pooled by mean, normalized", "BertModel (embedding model)", "yes, with --embedding-model"),
+        "bert-dense": ("the graph must have the whole model, as Tidewheel does not compute Dense",),
+        "bert-cross": ("BertForSequenceClassification (cross-encoder)", "a score of a query and a document, through a"),
+        "roberta-cross": ("a score of a query and a document\n",),
+    }
+    for name, words in said.items():
+        assert main(["inspect", str(encoder_zoo.folder(name))]) == 0
+        printed = capsys.readouterr().out
+        assert [word for word in words if word not in printed] == []
+
+
+def test_a_refusal_is_that_of_serving(inspect: Inspect, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(encoder_zoo.folder("bert-cross"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
+    assert "tells 2 labels apart" in inspect(folder, code=1)["refusal"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").unlink()
+    assert "tokenizer.json" in inspect(folder, code=1)["refusal"]
+
+
+def test_a_model_that_generates_text_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ImaginaryForCausalLM"]}))
+    (tmp_path / "model.onnx").write_bytes(b"graph")
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "--embedding-model" not in capsys.readouterr().out
