@@ -1,5 +1,6 @@
 #include "plan_bindings.h"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -59,7 +60,8 @@ Activation parse_activation(const std::string& name) {
   if (name == "gelu") return Activation::kGelu;
   if (name == "gelu_tanh") return Activation::kGeluTanh;
   if (name == "relu") return Activation::kRelu;
-  throw std::invalid_argument("activation must be silu, gelu, gelu_tanh or relu, not " + name);
+  if (name == "relu2") return Activation::kRelu2;
+  throw std::invalid_argument("activation must be silu, gelu, gelu_tanh, relu or relu2, not " + name);
 }
 
 }  // namespace
@@ -125,9 +127,10 @@ void bind_plans(nb::module_& m) {
       .def_rw("cache_group", &LatentAttentionPlan::cache_group);
 
   nb::class_<MlpPlan>(m, "MlpPlan")
-      .def("__init__", [](MlpPlan* self, int intermediate_size, const std::string& activation, bool gated, bool bias) {
-        new (self) MlpPlan{intermediate_size, parse_activation(activation), gated, bias};
-      }, "intermediate_size"_a, "activation"_a, "gated"_a, "bias"_a);
+      .def("__init__", [](MlpPlan* self, int intermediate_size, const std::string& activation, bool gated, bool bias,
+                          float gate_scale) {
+        new (self) MlpPlan{intermediate_size, parse_activation(activation), gated, bias, gate_scale};
+      }, "intermediate_size"_a, "activation"_a, "gated"_a, "bias"_a, "gate_scale"_a = 1.0f);
 
   nb::class_<DeltaNetPlan>(m, "DeltaNetPlan")
       .def("__init__", [](DeltaNetPlan* self, int num_key_heads, int num_value_heads, int key_dim, int value_dim,
@@ -148,7 +151,8 @@ void bind_plans(nb::module_& m) {
       .def_rw("least_dt", &Mamba2Plan::least_dt)
       .def_rw("most_dt", &Mamba2Plan::most_dt)
       .def_rw("conv_bias", &Mamba2Plan::conv_bias)
-      .def_rw("bias", &Mamba2Plan::bias);
+      .def_rw("bias", &Mamba2Plan::bias)
+      .def_rw("input_scales", &Mamba2Plan::input_scales);
 
   nb::class_<ShortConvPlan>(m, "ShortConvPlan")
       .def("__init__", [](ShortConvPlan* self, int size, int conv_kernel, bool bias) {
@@ -163,12 +167,13 @@ void bind_plans(nb::module_& m) {
   nb::class_<ExpertsPlan>(m, "ExpertsPlan")
       .def("__init__", [](ExpertsPlan* self, int num_experts, int experts_per_token, int intermediate_size,
                           const std::string& activation, bool bias, float swiglu_limit, bool weighs_input, RouterPlan router,
-                          int shared_size, const std::string& shared_activation, bool shared_gate) {
+                          int shared_size, const std::string& shared_activation, bool shared_gate, bool gated) {
         new (self) ExpertsPlan{num_experts, experts_per_token, intermediate_size, parse_activation(activation), bias,
                                swiglu_limit, weighs_input, router, shared_size, parse_activation(shared_activation),
-                               shared_gate};
+                               shared_gate, gated};
       }, "num_experts"_a, "experts_per_token"_a, "intermediate_size"_a, "activation"_a, "bias"_a, "swiglu_limit"_a,
-         "weighs_input"_a, "router"_a, "shared_size"_a, "shared_activation"_a, "shared_gate"_a);
+         "weighs_input"_a, "router"_a, "shared_size"_a, "shared_activation"_a, "shared_gate"_a,
+         "gated"_a = true);
 
   nb::class_<ParallelPlan>(m, "ParallelPlan")
       .def("__init__", [](ParallelPlan* self, std::vector<BranchPlan> branches) {

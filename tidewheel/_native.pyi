@@ -87,7 +87,9 @@ class LatentAttentionPlan:
     def __init__(self, norm: NormPlan, rope: RopePlan) -> None: ...
 
 class MlpPlan:
-    def __init__(self, intermediate_size: int, activation: str, gated: bool, bias: bool) -> None: ...
+    def __init__(
+        self, intermediate_size: int, activation: str, gated: bool, bias: bool, gate_scale: float = ...
+    ) -> None: ...
 
 class DeltaNetPlan:
     def __init__(
@@ -114,6 +116,7 @@ class Mamba2Plan:
     most_dt: float
     conv_bias: bool
     bias: bool
+    input_scales: list[float]
 
 class ShortConvPlan:
     def __init__(self, size: int, conv_kernel: int, bias: bool) -> None: ...
@@ -145,6 +148,7 @@ class ExpertsPlan:
         shared_size: int,
         shared_activation: str,
         shared_gate: bool,
+        gated: bool = ...,
     ) -> None: ...
 
 class ParallelPlan:

@@ -42,6 +42,7 @@ FORMS_WITH: dict[str, tuple[str, ...]] = {
     "attention to another layer's K and V": ("cpu", "torch"),
     "attention with norms of values": ("cpu", "torch"),
     "attention with keys as values": ("cpu", "torch"),
+    "scaled gates of MLPs": ("cpu", "torch"),
     "scaled sums": ("cpu", "torch"),
 }
 """By form of a mixer or a branch that not all devices have, those that do."""
@@ -67,6 +68,8 @@ def _forms(layer: LayerSpec) -> Iterator[str]:
                 yield "attention with norms of values"
             if mixer.values_from_keys:
                 yield "attention with keys as values"
+        if isinstance(mixer, MlpSpec) and mixer.gate_scale != 1:
+            yield "scaled gates of MLPs"
     if any(branch.sum_scale for branch in layer):
         yield "scaled sums"
 

@@ -18,6 +18,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 _MAX_LAYERS = 10_000
 MAX_INTEGER = 2**31 - 1  # what devices count with

@@ -29,6 +29,10 @@ TW_INLINE F activate(F x, Activation activation) {
     }
     case Activation::kRelu:
       return max(x, zero());
+    case Activation::kRelu2: {
+      const F positive = max(x, zero());
+      return mul(positive, positive);
+    }
   }
   return x;
 }
@@ -50,7 +54,11 @@ void finish_tile(const GemmArgs& args, int panel, int row, int rows, float* tile
     }
   }
   if (args.scale != 1) {
-    for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, mul(load(tile + i), set1(args.scale)));
+    const int scaled = args.epilogue == Epilogue::kGated ? kHalf : kPanel;
+    for (int r = 0; r < rows; ++r) {
+      float* t = tile + r * kPanel;
+      for (int c = 0; c < scaled; c += kLanes) store(t + c, mul(load(t + c), set1(args.scale)));
+    }
   }
   if (args.softcap != 0) {
     const F cap = set1(args.softcap), least = set1(-args.softcap), inverse = set1(1.0f / args.softcap);

@@ -62,7 +62,7 @@ constexpr int kAttentionTile = 128;
 constexpr int kAttentionPiece = 512;
 constexpr int kAttentionRows = 48;  // query rows (tokens x heads of a group) of one attention task, at most
 
-enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
+enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4 };  // kRelu2: relu(x)^2
 
 enum class Epilogue : int {
   kStore,       // y = x W^T + bias
@@ -84,6 +84,7 @@ struct GemmArgs {
   float* y;            // [rows, n], or [rows, n / 2] for kGated
   size_t y_stride;     // elements
   // What comes of a product and its bias before the epilogue: times `scale`, then softcap * tanh(it / softcap).
+  // kGated: the scale is of the gate alone.
   float scale = 1;
   float softcap = 0;   // 0: none
   // kGated: above 0, y = (clip(up) + 1) * g * sigmoid(1.702 g), where g is min(gate, limit) and up is clipped to +-limit.

@@ -1,6 +1,7 @@
 // A decoder as the native executor gets it: the DecoderSpec of engine/models/spec, part by part.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -85,6 +86,7 @@ struct MlpPlan {
   int intermediate_size = 0;
   Activation activation = Activation::kSilu;
   bool gated = false, bias = false;
+  float gate_scale = 1;  // of what the activation is given, where it is gated
 };
 
 // Gated delta net, Mamba2, and LFM2's convolution: see engine/models/spec.
@@ -108,6 +110,7 @@ struct Mamba2Plan {
   bool gate_first = true;        // else the gate multiplies what is normalized
   float least_dt = 0, most_dt = 0;
   bool conv_bias = false, bias = false;
+  std::array<float, 5> input_scales = {1, 1, 1, 1, 1};  // of z, x, B, C and the time steps
 
   int size() const { return num_heads * head_dim; }
   int group_size() const { return num_groups * state_dim; }
@@ -119,7 +122,7 @@ struct ShortConvPlan {
   bool bias = false;
 };
 
-// A router, and gated MLPs of which it chooses a few for each token.
+// A router, and MLPs of which it chooses a few for each token.
 struct ExpertsPlan {
   static constexpr const char* kKind = "experts";
   int num_experts = 0, experts_per_token = 0, intermediate_size = 0;
@@ -131,6 +134,7 @@ struct ExpertsPlan {
   int shared_size = 0;        // of the expert that computes every token; 0: there is none
   Activation shared_activation = Activation::kSilu;
   bool shared_gate = false;
+  bool gated = true;          // the MLPs, also the shared one
 };
 
 // projection(act(gate(x)) * p), where p is what `layer` is told of the token.

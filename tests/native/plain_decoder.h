@@ -122,7 +122,8 @@ class PlainDecoder {
     Matrix up = linear(prefix + "up", x), gate = plan.gated ? linear(prefix + "gate", x) : up;
     for (size_t t = 0; t < x.size(); ++t) {
       for (size_t i = 0; i < up[t].size(); ++i) {
-        up[t][i] = activate(plan.activation, gate[t][i]) * (plan.gated ? up[t][i] : 1.0);
+        up[t][i] = plan.gated ? activate(plan.activation, plan.gate_scale * gate[t][i]) * up[t][i]
+                              : activate(plan.activation, up[t][i]);
       }
     }
     return linear(prefix + "down", up);
@@ -139,6 +140,7 @@ class PlainDecoder {
       case Activation::kGelu: return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
       case Activation::kGeluTanh: return 0.5 * x * (1 + std::tanh(0.7978845608 * (x + 0.044715 * x * x * x)));
       case Activation::kRelu: return std::max(x, 0.0);
+      case Activation::kRelu2: return std::max(x, 0.0) * std::max(x, 0.0);
     }
     return 0;
   }

@@ -54,7 +54,7 @@ def formats_of(
             formats[name] = format_of(name, shape, dtype, quantization, stored)
     for name, format in list(formats.items()):
         pair = interleaved_with(name)
-        if pair is not None and formats[pair] != format:
+        if pair is not None and formats.get(pair, format) != format:
             formats[name] = formats[pair] = TensorFormat(dtype)
     return formats
 
@@ -162,7 +162,7 @@ def _mixer(mixer: MixerSpec, caches: _Caches) -> _native.MixerPlan:
         case LatentAttentionSpec():
             return _latent_attention(mixer, caches)
         case MlpSpec():
-            return _native.MlpPlan(mixer.intermediate_size, mixer.activation, mixer.gated, mixer.bias)
+            return _native.MlpPlan(mixer.intermediate_size, mixer.activation, mixer.gated, mixer.bias, mixer.gate_scale)
         case DeltaNetSpec():
             return _delta_net(mixer)
         case Mamba2Spec():
@@ -226,6 +226,7 @@ def _mamba2(mamba: Mamba2Spec) -> _native.Mamba2Plan:
     plan.conv_kernel, plan.conv_bias, plan.bias = mamba.conv_kernel, mamba.conv_bias, mamba.bias
     plan.norm, plan.norm_groups, plan.gate_first = _norm(mamba.norm), mamba.norm_groups, mamba.gate == "first"
     plan.least_dt, plan.most_dt = mamba.dt_limits
+    plan.input_scales = list(mamba.input_scales)
     return plan
 
 
@@ -252,6 +253,7 @@ def _experts(experts: ExpertsSpec) -> _native.ExpertsPlan:
         shared.intermediate_size if shared else 0,
         shared.activation if shared else "silu",
         experts.shared_gate,
+        experts.gated,
     )
 
 

@@ -59,7 +59,7 @@ def _reason(name: str, weights: WeightSource, tensor: QuantizedTensor | BlockTen
     if reason := why_not_kept(name, tensor.shape, stored):
         return reason
     pair = interleaved_with(name)
-    if pair is not None and weights.stored_format(pair) != stored:
+    if pair is not None and pair in weights and weights.stored_format(pair) != stored:
         return "gate and up of an expert are stored in different ways"
     return "--quantization converts them"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from .mlp import Activation, MlpSpec
@@ -46,12 +46,12 @@ class RouterSpec:
 class ExpertsSpec:
     """The sum of `weight * expert(x)` over the chosen experts in ascending order, then that of the `shared` one.
 
-    An expert is a gated MLP, `down(act(gate(x)) * up(x))`. With a `swiglu_limit` it is gpt-oss's:
-    `down((clip(up(x)) + 1) * g * sigmoid(1.702 g))`, where g is `min(gate(x), limit)` and up is clipped to
-    `[-limit, limit]` (https://arxiv.org/abs/2508.10925).
+    An expert is an MLP, `gated` or plain: `down(act(gate(x)) * up(x))` or `down(act(up(x)))`. With a `swiglu_limit` it
+    is gpt-oss's: `down((clip(up(x)) + 1) * g * sigmoid(1.702 g))`, where g is `min(gate(x), limit)` and up is clipped
+    to `[-limit, limit]` (https://arxiv.org/abs/2508.10925).
 
-    With `weighs_input`, it is `expert(weight * x)` that is summed. The `shared` expert, a gated MLP without bias,
-    computes every token; with a `shared_gate`, it counts the sigmoid of `x . gate`.
+    With `weighs_input`, it is `expert(weight * x)` that is summed. The `shared` expert, an MLP of the same form without
+    bias, computes every token; with a `shared_gate`, it counts the sigmoid of `x . gate`.
 
     Each expert's matrices are weights of their own: `experts.7.gate.weight`.
 
@@ -70,6 +70,7 @@ class ExpertsSpec:
     router: RouterSpec = RouterSpec()
     shared: MlpSpec | None = None
     shared_gate: bool = False
+    gated: bool = True
 
     def __post_init__(self) -> None:
         router = self.router
@@ -82,10 +83,13 @@ class ExpertsSpec:
             )
         if router.num_groups > 1 and router.group_score == "best_two" and group < 2:
             raise ValueError("a group of one expert has no best two")
-        if self.swiglu_limit is not None and (self.swiglu_limit <= 0 or self.activation != "silu"):
-            raise ValueError("the limit of SwiGLU must be above 0, and is for silu")
-        if self.shared is not None and (not self.shared.gated or self.shared.bias):
-            raise ValueError("the shared expert is gated, and has no bias")
+        if self.swiglu_limit is not None and (self.swiglu_limit <= 0 or self.activation != "silu" or not self.gated):
+            raise ValueError("the limit of SwiGLU must be above 0, and is for silu with a gate")
+        if (
+            self.shared is not None
+            and replace(self.shared, gated=self.gated, gate_scale=1.0, bias=False) != self.shared
+        ):
+            raise ValueError("the shared expert is gated as the others are, without a scale, and has no bias")
         if self.shared_gate and self.shared is None:
             raise ValueError("a gate of the shared expert needs one")
         if self.weighs_input and self.bias:
@@ -102,7 +106,7 @@ class ExpertsSpec:
         shapes = under("router", linear(self.num_experts, hidden_size, self.router.bias))
         if self.router.correction_bias:
             shapes["router.correction_bias"] = (self.num_experts,)
-        expert = MlpSpec(self.intermediate_size, self.activation, gated=True, bias=self.bias).shapes(hidden_size)
+        expert = MlpSpec(self.intermediate_size, self.activation, self.gated, self.bias).shapes(hidden_size)
         for number in range(self.num_experts):
             shapes |= under(f"experts.{number}", expert)
         if self.shared:

@@ -13,9 +13,10 @@ from .shapes import Shapes, linear, under
 class Mamba2Spec:
     """State space duality (https://arxiv.org/abs/2405.21060).
 
-    x, B and C of a token pass a causal depthwise convolution over `conv_kernel` tokens and SiLU. Each of `num_groups`
-    pairs of B and C `[state_dim]` serves `num_heads / num_groups` heads of x in order. A head's state S
-    `[state_dim, head_dim]` begins as zeros. With `dt = clamp(softplus(dt + dt_bias))` within `dt_limits`, a token makes
+    z, x, B, C and dt are projections of a token, times `input_scales`. x, B and C pass a causal depthwise convolution
+    over `conv_kernel` tokens and SiLU. Each of `num_groups` pairs of B and C `[state_dim]` serves
+    `num_heads / num_groups` heads of x in order. A head's state S `[state_dim, head_dim]` begins as zeros. With
+    `dt = clamp(softplus(dt + dt_bias))` within `dt_limits`, a token makes
     it `S = exp(-exp(A_log) * dt) * S + B (dt * x)^T`, and its output y is `S^T C + D * x`.
 
     The outputs of all heads are gated by z: `norm(y * silu(z))` with the gate `first`, `norm(y) * silu(z)` with the
@@ -36,6 +37,7 @@ class Mamba2Spec:
     dt_limits: tuple[float, float] = (0.0, float("inf"))
     conv_bias: bool = True
     bias: bool = False
+    input_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_groups:

@@ -7,12 +7,15 @@ from typing import ClassVar, Literal
 
 from .shapes import Shapes, linear, under
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """Gated: `down(act(gate(x)) * up(x))`. Plain: `down(act(up(x)))`."""
+    """Gated: `down(act(gate_scale * gate(x)) * up(x))`. Plain: `down(act(up(x)))`. `relu2` is `relu(x)^2`.
+
+    Raises ValueError for a scale of a gate that there is not.
+    """
 
     kind: ClassVar[str] = "mlp"
 
@@ -20,6 +23,11 @@ class MlpSpec:
     activation: Activation
     gated: bool
     bias: bool = False
+    gate_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.gate_scale != 1 and not self.gated:
+            raise ValueError("an MLP without a gate has no scale of it")
 
     @property
     def activations(self) -> int:

@@ -76,8 +76,12 @@ Experts::Experts(const ExpertsPlan& plan, const std::string& prefix, Context& co
 void Experts::add_expert(const std::string& prefix, Expert& expert, int size, bool bias) {
   Weights& weights = context_.weights;
   const int hidden = context_.hidden_size, columns = 2 * static_cast<int>(round_up(size, kGateColumns));
-  weights.add_linear(prefix + "gate", expert.up, size, hidden, bias, {columns, kGateColumns, kPanel, 0});
-  weights.add_linear(prefix + "up", expert.up, size, hidden, bias, {columns, kGateColumns, kPanel, kGateColumns});
+  if (plan_.gated) {
+    weights.add_linear(prefix + "gate", expert.up, size, hidden, bias, {columns, kGateColumns, kPanel, 0});
+    weights.add_linear(prefix + "up", expert.up, size, hidden, bias, {columns, kGateColumns, kPanel, kGateColumns});
+  } else {
+    weights.add_linear(prefix + "up", expert.up, size, hidden, bias);
+  }
   weights.add_linear(prefix + "down", expert.down, hidden, size, bias);
   expert.size = size;
 }
@@ -267,10 +271,10 @@ void Experts::multiply_up(Worker& worker, int tokens) const {
         args.weight = slice.weight, args.k = up.k, args.n = columns;
         args.panel_begin = panel, args.panel_end = panel_end;
         args.bias = up.bias ? up.bias + first_column : nullptr;
-        args.epilogue = Epilogue::kGated;
+        args.epilogue = plan_.gated ? Epilogue::kGated : Epilogue::kActivation;
         args.activation = is_shared ? plan_.shared_activation : plan_.activation;
         args.swiglu_limit = is_shared ? 0 : plan_.swiglu_limit;
-        args.y = rows.activated + first_column / 2, args.y_stride = rows.stride;
+        args.y = rows.activated + (plan_.gated ? first_column / 2 : first_column), args.y_stride = rows.stride;
         context_.kernels.gemm(up.format, args);
       }
       begin += panel_end - panel;

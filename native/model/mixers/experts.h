@@ -19,7 +19,7 @@ class Experts final : public Mixer {
 
  private:
   struct Expert {
-    Linear up;  // gate and up, interleaved by 16 columns
+    Linear up;  // gate and up, interleaved by 16 columns, or up alone
     Linear down;
     int size = 0;  // between the matrices
   };

@@ -13,6 +13,7 @@ float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
 Mamba2::Mamba2(const Mamba2Plan& plan, const std::string& prefix, Context& context)
     : context_(context), plan_(plan),
+      scales_(std::any_of(plan.input_scales.begin(), plan.input_scales.end(), [](float scale) { return scale != 1; })),
       convolution_(prefix + "mamba_conv", plan.size() + 2 * plan.group_size(), plan.conv_kernel, plan.conv_bias, true,
                    context) {
   require(plan.num_groups > 0 && plan.num_heads % plan.num_groups == 0,
@@ -39,6 +40,7 @@ Mamba2::Mamba2(const Mamba2Plan& plan, const std::string& prefix, Context& conte
 
 void Mamba2::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
   context_.gemms.run(worker, in_, input, {Epilogue::kStore, row(0), rows_.stride});
+  if (scales_) scale_inputs(worker, input.count);
   context_.profile.end(worker, Phase::kQkv);
   const int conv = plan_.size() + 2 * plan_.group_size();
   share_parts(worker, step, (conv + kPartChannels - 1) / kPartChannels, [&](const SequenceTokens& tokens, int part) {
@@ -52,6 +54,20 @@ void Mamba2::run(Worker& worker, const Step& step, const Rows& input, const Outp
   context_.profile.end(worker, Phase::kNorm);
   context_.gemms.run(worker, out_, {row(0), rows_.stride, input.count}, output);
   context_.profile.end(worker, Phase::kOut);
+}
+
+void Mamba2::scale_inputs(Worker& worker, int tokens) const {
+  const auto& [z, x, b, c, dt] = plan_.input_scales;
+  const int size = plan_.size(), group = plan_.group_size();
+  const std::pair<int, float> parts[] = {{size, x}, {group, b}, {group, c}, {size, z}, {plan_.num_heads, dt}};
+  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      float* value = row(static_cast<int>(token));
+      for (const auto& [count, scale] : parts) {
+        for (const float* const last = value + count; value < last; ++value) *value *= scale;
+      }
+    }
+  });
 }
 
 void Mamba2::recur(const SequenceTokens& tokens, int head) const {

@@ -13,11 +13,13 @@ class Mamba2 final : public Mixer {
  private:
   float* row(int token) const { return context_.workspace.rows(rows_) + token * rows_.stride; }
   float* gates(int token) const { return context_.workspace.rows(gates_) + token * gates_.stride; }
+  void scale_inputs(Worker& worker, int tokens) const;
   void recur(const SequenceTokens& tokens, int head) const;
   void gate(int token) const;
 
   const Context& context_;
   const Mamba2Plan plan_;
+  const bool scales_;  // any of the inputs
   Convolution convolution_;
   Linear in_, out_;
   float* a_log_ = nullptr;

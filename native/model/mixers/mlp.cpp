@@ -28,7 +28,8 @@ Mlp::Mlp(const MlpPlan& plan, const std::string& prefix, Context& context) : con
 void Mlp::run_gated(Worker& worker, const Rows& input) const {
   float* activated = context_.workspace.rows(activated_);
   float* upper = context_.workspace.rows(upper_);
-  context_.gemms.run(worker, gate_, input, {Epilogue::kActivation, activated, activated_.stride, 1, plan_.activation});
+  context_.gemms.run(worker, gate_, input,
+                     {Epilogue::kActivation, activated, activated_.stride, plan_.gate_scale, plan_.activation});
   context_.gemms.run(worker, up_, input, {Epilogue::kStore, upper, upper_.stride});
   worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -45,7 +46,8 @@ void Mlp::run(Worker& worker, const Step&, const Rows& input, const Output& outp
   if (plan_.gated && !interleaved_) {
     run_gated(worker, input);
   } else {
-    context_.gemms.run(worker, up_, input, {epilogue, activated, activated_.stride, 1, plan_.activation});
+    const float scale = plan_.gated ? plan_.gate_scale : 1;
+    context_.gemms.run(worker, up_, input, {epilogue, activated, activated_.stride, scale, plan_.activation});
   }
   context_.profile.end(worker, Phase::kUp);
   context_.gemms.run(worker, down_, {activated, activated_.stride, input.count}, output);

@@ -61,6 +61,9 @@ SPECS = {
     ),
     "a gate of the shared expert": mixture(replace(PLAIN_EXPERTS, shared=SHARED, shared_gate=True, activation="relu")),
     "clipped SwiGLU with biases": mixture(replace(PLAIN_EXPERTS, bias=True, swiglu_limit=1.0)),
+    "without gates": mixture(
+        replace(PLAIN_EXPERTS, activation="relu2", shared=MlpSpec(72, "relu2", gated=False), gated=False)
+    ),
     "weighed inputs": mixture(
         ExpertsSpec(5, 1, 40, weighs_input=True, router=RouterSpec("sigmoid", normalize=False), shared=SHARED)
     ),

@@ -18,6 +18,7 @@ from tidewheel.engine.models.spec import (
     LayerSpec,
     Mamba2Spec,
     MixerSpec,
+    MlpSpec,
     NormSpec,
     ParallelSpec,
     ShortConvSpec,
@@ -46,6 +47,10 @@ def branches(**fields: object) -> DecoderSpec:
 
 def beside(norm: NormSpec | None, attention_norm: NormSpec | None, mlp_norm: NormSpec | None) -> DecoderSpec:
     return twice((BranchSpec(ParallelSpec((BranchSpec(TURNED, attention_norm), BranchSpec(MLP, mlp_norm))), norm),))
+
+
+def with_mlp(mlp: MlpSpec) -> DecoderSpec:
+    return twice((USUAL[0], BranchSpec(mlp, NORM)))
 
 
 def attention(**fields: object) -> DecoderSpec:
@@ -84,6 +89,8 @@ SPECS = {
     "side by side, one norm": beside(LAYER_NORM, None, None),
     "side by side, two norms": beside(None, NORM, LAYER_NORM),
     "side by side, three norms": beside(NORM, NORM, LAYER_NORM),
+    "squared relu": with_mlp(MlpSpec(96, "relu2", gated=False, bias=True)),
+    "squared relu with a gate": with_mlp(replace(MLP, activation="relu2")),
     "scaled embedding": replace(twice(USUAL), embedding=EmbeddingSpec(64, scale=8.0)),
     "normalized embedding": replace(twice(USUAL), embedding=EmbeddingSpec(40, 2048, norm=LAYER_NORM)),
     "biased logits": replace(twice(USUAL), head=HeadSpec(tied=False, divisor=2.0, bias=True)),
@@ -97,6 +104,7 @@ SPECS = {
 CPU_SPECS = {
     **SPECS,
     "output gate": attention(output_gate=True),
+    "scaled gate of an MLP": with_mlp(replace(MLP, gate_scale=0.4, bias=True)),
     "output gate with biases": attention(output_gate=True, qkv_bias=True),
     "delta net": beside_attention(DELTA_NET),
     "delta net with tiled heads": beside_attention(replace(DELTA_NET, tiled=True)),
@@ -105,6 +113,7 @@ CPU_SPECS = {
     "mamba of tails": beside_attention(
         replace(MAMBA, head_dim=19, state_dim=9, num_groups=1, gate="last", norm_groups=1, conv_bias=False)
     ),
+    "mamba with scales": beside_attention(replace(MAMBA, input_scales=(0.7, 1.4, 0.6, 1.2, 0.9), bias=True)),
     "mamba without norm": beside_attention(replace(MAMBA, norm=None, bias=True, dt_limits=(0.1, 0.7))),
     "short convolution": beside_attention(ShortConvSpec(64, 3)),
     "short convolution of tails": beside_attention(ShortConvSpec(131, 5, bias=True)),

@@ -16,6 +16,7 @@ float activate(Activation activation, float x) {
     case Activation::kGelu: return 0.5f * x * (1 + std::erf(x / std::sqrt(2.0f)));
     case Activation::kGeluTanh: return 0.5f * x * (1 + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
     case Activation::kRelu: return std::max(x, 0.0f);
+    case Activation::kRelu2: return std::max(x, 0.0f) * std::max(x, 0.0f);
   }
   return 0;
 }
@@ -182,16 +183,21 @@ TEST_CASE("gated and plain activations") {
       CAPTURE(name);
       const PackedWeight packed(*kernels, format, weight, 2 * width, k);
       const auto plain = packed.multiply(x, m);
-      for (const Activation activation : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu}) {
-        std::vector<float> gated(m * width), activated(m * 2 * width);
+      for (const Activation activation : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu,
+                                          Activation::kRelu2}) {
+        std::vector<float> gated(m * width), scaled(m * width), activated(m * 2 * width);
         packed.multiply(x, m, Epilogue::kGated, activation, nullptr, gated.data(), width);
+        packed.multiply(x, m, Epilogue::kGated, activation, nullptr, scaled.data(), width, 0.3f);
         packed.multiply(x, m, Epilogue::kActivation, activation, nullptr, activated.data(), 2 * width);
         for (int r = 0; r < m; ++r) {
           for (int c = 0; c < width; ++c) {
             const int column = c / 16 * 32 + c % 16;
             const float a = activate(activation, plain[r * 2 * width + column]);
             CHECK(activated[r * 2 * width + column] == doctest::Approx(a).epsilon(1e-5).scale(1.0));
-            CHECK(gated[r * width + c] == doctest::Approx(a * plain[r * 2 * width + column + 16]).epsilon(1e-5).scale(1.0));
+            const float other = plain[r * 2 * width + column + 16];
+            CHECK(gated[r * width + c] == doctest::Approx(a * other).epsilon(1e-5).scale(1.0));
+            const float less = activate(activation, 0.3f * plain[r * 2 * width + column]);
+            CHECK(scaled[r * width + c] == doctest::Approx(less * other).epsilon(1e-5).scale(1.0));
           }
         }
       }

@@ -16,6 +16,7 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 

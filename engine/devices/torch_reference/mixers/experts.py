@@ -52,7 +52,10 @@ class Experts:
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
         name, limit = f"{self._layer}.experts.{expert}", self._spec.swiglu_limit
-        gate, up = self._weights.linear(f"{name}.gate", x), self._weights.linear(f"{name}.up", x)
+        up = self._weights.linear(f"{name}.up", x)
+        if not self._spec.gated:
+            return self._weights.linear(f"{name}.down", activate(self._spec.activation, up))
+        gate = self._weights.linear(f"{name}.gate", x)
         if limit is None:
             inner = activate(self._spec.activation, gate) * up
         else:

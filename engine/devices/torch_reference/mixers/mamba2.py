@@ -26,17 +26,18 @@ class Mamba2:
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
         """Let each token of `x [T, hidden]` change its sequence's state, and read from it."""
-        linear = self._linear
         assert tokens.state_slots is not None
-        z, inputs = linear("z", x), torch.cat([linear("x", x), linear("B", x), linear("C", x)], dim=-1)
-        dt = functional.softplus(linear("dt", x) + self._own("dt_bias")).clamp(*self._spec.dt_limits)
+        scales = zip(("z", "x", "B", "C", "dt"), self._spec.input_scales, strict=True)
+        z, *conv, dt = (scale * self._linear(name, x) for name, scale in scales)
+        inputs = torch.cat(conv, dim=-1)
+        dt = functional.softplus(dt + self._own("dt_bias")).clamp(*self._spec.dt_limits)
         decay = torch.exp(-torch.exp(self._own("A_log")) * dt)
         places = zip(tokens.state_slots.tolist(), tokens.positions.tolist(), strict=True)
         outputs = [
             self._step(inputs[t], decay[t], dt[t], slot, begins=position == 0)
             for t, (slot, position) in enumerate(places)
         ]
-        return linear("out", self._gated(torch.stack(outputs), z))
+        return self._linear("out", self._gated(torch.stack(outputs), z))
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Nothing to copy: all is in the state."""

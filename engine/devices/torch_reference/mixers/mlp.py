@@ -16,12 +16,12 @@ class Mlp:
         self._spec, self._layer, self._weights = spec, layer, parts.weights
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))`."""
-        up = self._weights.linear(f"{self._layer}.up", x)
-        if self._spec.gated:
-            up = activate(self._spec.activation, self._weights.linear(f"{self._layer}.gate", x)) * up
+        """`down(act(gate_scale * gate(x)) * up(x))`, or `down(act(up(x)))`."""
+        spec, up = self._spec, self._weights.linear(f"{self._layer}.up", x)
+        if spec.gated:
+            up = activate(spec.activation, spec.gate_scale * self._weights.linear(f"{self._layer}.gate", x)) * up
         else:
-            up = activate(self._spec.activation, up)
+            up = activate(spec.activation, up)
         return self._weights.linear(f"{self._layer}.down", up)
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
@@ -37,4 +37,6 @@ def activate(activation: Activation, x: Tensor) -> Tensor:
         return functional.silu(x)
     if activation == "relu":
         return functional.relu(x)
+    if activation == "relu2":
+        return functional.relu(x).square()
     return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

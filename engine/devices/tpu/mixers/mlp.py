@@ -29,4 +29,6 @@ class Mlp:
             return jax.nn.silu(x)
         if activation == "relu":
             return jax.nn.relu(x)
+        if activation == "relu2":
+            return jax.numpy.square(jax.nn.relu(x))
         return jax.nn.gelu(x, approximate=activation == "gelu_tanh")
