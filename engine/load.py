@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .cancellation import Cancellation
 from .devices import get_device, require
 from .devices.base import Device, Executor, ExecutorLimits, ExecutorOptions
-from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, most_states
+from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
 from .devices.coverage import require_mixers
 from .errors import ModelError
 from .load_progress import LoadProgress, ReportedWeights
@@ -267,9 +267,10 @@ class EngineLoad:
         if limits.max_num_seqs < options.max_num_seqs:
             logger.warning(
                 "At most %d sequences run at a time, not the %d of --max-num-seqs: that is how many recurrent states "
-                "half of the KV cache holds beside snapshots; raise --kv-cache-space for more",
+                "%s the KV cache holds beside snapshots; raise --kv-cache-space for more",
                 limits.max_num_seqs,
                 options.max_num_seqs,
+                "half of" if keeps_kv(model.kv_groups) else "all of",
             )
         return engine
 
@@ -362,19 +363,21 @@ def plan_kv_cache(
     could ever give, and DeviceError if there is no room for state.
     """
     wanted = options.max_model_len or model_limit
+    has_kv = keeps_kv(groups)
     split = CacheSplit(groups, _ROUND_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
     full_length = split.bytes_with(split.first_blocks_of(1, wanted, 0))
     if options.kv_cache_space is None:
         left = None if memory.available is None else max(memory.available - weight_bytes, 0)
         half = _LARGEST_DEFAULT_CACHE if left is None else left // 2
         all_blocks = split.first_blocks_of(options.max_num_seqs, wanted, options.max_num_batched_tokens)
-        # Twice the states, because they get at most half of the cache.
-        state_room = 2 * state_bytes * most_states(options.max_num_seqs)
+        # Twice the states, because they get at most half of the cache where there are K and V too.
+        state_room = (2 if has_kv else 1) * state_bytes * most_states(options.max_num_seqs)
         cache_bytes = min(split.bytes_with(all_blocks) + state_room, _LARGEST_DEFAULT_CACHE, half)
     else:
         cache_bytes = int(options.kv_cache_space * _GIB)
     _check_room(weight_bytes, cache_bytes, memory)
-    block_bytes = cache_bytes - StateSplit.within(cache_bytes, state_bytes, options.max_num_seqs).num_bytes
+    states = StateSplit.within(cache_bytes, state_bytes, options.max_num_seqs, beside_kv=has_kv)
+    block_bytes = cache_bytes - states.num_bytes
     if block_bytes >= full_length:
         return wanted, cache_bytes
     fitting = split.first_blocks(block_bytes) * _ROUND_TOKENS

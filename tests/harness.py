@@ -22,6 +22,8 @@ from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 from tidewheel.engine.weights.quantization import Quantization
 
+_MAMBA_BYTES = 1 << 10  # a token, of models whose tokens leave nothing in the cache: for their states
+
 
 def device_ids() -> list[str]:
     """Every device that this machine has: "torch", and "cpu-LEVEL" for each ISA level."""
@@ -70,7 +72,7 @@ def load(
     description = describe(source.config, max_model_len)
     options = ExecutorOptions(
         dtype=dtype,
-        kv_cache_bytes=8192 * device.kv_bytes_per_token(description.spec, kv_cache_dtype or dtype),
+        kv_cache_bytes=8192 * (device.kv_bytes_per_token(description.spec, kv_cache_dtype or dtype) or _MAMBA_BYTES),
         max_model_len=max_model_len or description.spec.max_positions,
         max_num_seqs=256,  # also bounds the rows whose logits one step gives
         max_num_batched_tokens=2048,

@@ -64,6 +64,19 @@ COHERE2 = {**LLAMA, "architectures": ["Cohere2ForCausalLM"]}
 NEOX = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]}
 STABLELM = {**LLAMA, "architectures": ["StableLmForCausalLM"], "num_key_value_heads": 4}
 FALCON = {**LLAMA, "architectures": ["FalconForCausalLM"]}
+FALCON_H1 = {**LLAMA, "architectures": ["FalconH1ForCausalLM"], "num_attention_heads": 8}
+NEMOTRON_H = {
+    **LLAMA,
+    "architectures": ["NemotronHForCausalLM"],
+    "num_attention_heads": 8,
+    "hybrid_override_pattern": "M-*E",
+}
+MAMBA2: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 4096,
+    "num_hidden_layers": 2,
+}
 QWEN3_NEXT = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "num_experts": 0}
 QWEN3_5 = {**LLAMA, "architectures": ["Qwen3_5ForCausalLM"]}
 QWEN3_5_VL: dict[str, Any] = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": LLAMA}
@@ -150,7 +163,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         *(OLMO3, EXAONE4, GLM, GLM4, MINISTRAL3, BLOOM, GPTJ, PHI, STARCODER2, ERNIE, HUNYUAN, BIGCODE),
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITEMOE, GPT_OSS, GLM4_MOE, ERNIE4_5_MOE),
         *(HUNYUAN_MOE, LLAMA4),
-        *(GRANITE_HYBRID, BAMBA),
+        *(GRANITE_HYBRID, BAMBA, FALCON_H1, NEMOTRON_H, MAMBA2),
         *(GEMMA4, MINICPM3, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE),
     )
 }

@@ -90,6 +90,17 @@ _MAMBA = {
     "mamba_d_state": 20,
     "rms_norm_eps": 1e-4,
 }
+# transformers takes `time_step_min` for a limit of the steps of prompts, and not of those after it.
+_NEMOTRON = {
+    **_LLAMA,
+    "head_dim": 24,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 24,
+    "n_groups": 2,
+    "ssm_state_size": 20,
+    "layer_norm_epsilon": 1e-4,
+    "time_step_min": 1e-30,
+}
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 
 
@@ -354,6 +365,72 @@ CASES: dict[str, Case] = {
         everywhere=False,
     ),
     "bamba": Case("bamba", {**_MAMBA, "attn_layer_indices": [1], "mlp_bias": True}, everywhere=False),
+    "falcon-h1": Case(
+        "falcon_h1",
+        {
+            **_MAMBA,
+            "mamba_d_ssm": 96,
+            "embedding_multiplier": 6.0,
+            "lm_head_multiplier": 0.4,
+            "mlp_multipliers": [0.7, 0.6],
+            "key_multiplier": 0.5,
+            "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.8,
+            "ssm_multipliers": [0.8, 1.3, 0.7, 1.1, 0.9],
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.5,
+        },
+        everywhere=False,
+    ),
+    "falcon-h1-norm": Case(
+        "falcon_h1",
+        {
+            **_MAMBA,
+            "num_hidden_layers": 2,
+            "mamba_d_ssm": None,
+            "mamba_rms_norm": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "ssm_multipliers": [0.8, 1.3, 0.7, 1.1, 0.9],
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+        },
+        everywhere=False,
+    ),
+    "nemotron-h": Case(
+        "nemotron_h",
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "mlp_bias": True},
+        everywhere=False,
+    ),
+    "nemotron-h-experts": Case(
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+        },
+        everywhere=False,
+    ),
+    "mamba2": Case(
+        "mamba2",
+        {
+            "hidden_size": 64,
+            "num_heads": 8,
+            "head_dim": 16,
+            "n_groups": 2,
+            "state_size": 20,
+            "num_hidden_layers": 2,
+            "layer_norm_epsilon": 1e-4,
+            "time_step_limit": [0.0, float("inf")],
+            "use_bias": True,
+        },
+        everywhere=False,
+    ),
     "lfm2": Case(
         "lfm2",
         {**_LLAMA, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "conv_bias": True},

@@ -16,7 +16,7 @@ from ..weights.quantization import Quantization
 from ..weights.tensor import WeightSource
 from .batch import StepBatch, StepOutput
 from .bucket_stats import BucketStats
-from .cache_split import CacheSplit, GroupBytes, StateSplit
+from .cache_split import CacheSplit, GroupBytes, StateSplit, blocks_without_kv, keeps_kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,13 @@ class ExecutorOptions:
         """
         size = self.kv_cache_bytes if kv_cache_bytes is None else kv_cache_bytes
         assert size is not None
-        states = StateSplit.within(size, state_bytes, self.max_num_seqs)
+        has_kv = keeps_kv(groups)
+        states = StateSplit.within(size, state_bytes, self.max_num_seqs, beside_kv=has_kv)
         most = states.max_num_seqs, self.max_num_batched_tokens
-        first, *narrower = CacheSplit(groups, block_size, *most).blocks(size - states.num_bytes)
+        if has_kv:
+            first, *narrower = CacheSplit(groups, block_size, *most).blocks(size - states.num_bytes)
+        else:
+            first, narrower = blocks_without_kv(states.max_num_seqs, self.max_model_len, block_size), []
         windows = [group.window for group in groups]
         return ExecutorLimits(
             block_size,

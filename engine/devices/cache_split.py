@@ -17,6 +17,7 @@ class GroupBytes:
 
 
 _MORE_SNAPSHOTS = 8  # beside one for each sequence
+_MOST_BLOCKS_WITHOUT_KV = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class StateSplit:
         return self.num_states * self.state_bytes
 
     @classmethod
-    def within(cls, cache_bytes: int, state_bytes: int, max_num_seqs: int) -> StateSplit:
-        """As many slots as are of use, in at most half of the cache.
+    def within(cls, cache_bytes: int, state_bytes: int, max_num_seqs: int, *, beside_kv: bool = True) -> StateSplit:
+        """As many slots as are of use, in at most half of the cache, or in all of it where no K and V lie beside them.
 
         Of use are one for each sequence, as many for snapshots, and a few more. Where there are fewer, at least a
         quarter is for snapshots: without them, what a prompt has in common with others is computed again. Raises
@@ -42,10 +43,11 @@ class StateSplit:
         """
         if state_bytes == 0:
             return cls(0, 0, max_num_seqs)
-        num_states = min(most_states(max_num_seqs), cache_bytes // 2 // state_bytes)
+        room, part = (cache_bytes // 2, "half") if beside_kv else (cache_bytes, "all")
+        num_states = min(most_states(max_num_seqs), room // state_bytes)
         if num_states < 2:
             raise DeviceError(
-                f"a KV cache of {cache_bytes} bytes, half of it for recurrent state, holds {num_states} states of "
+                f"a KV cache of {cache_bytes} bytes, {part} of it for recurrent state, holds {num_states} states of "
                 f"{state_bytes} bytes, and at least 2 are needed; raise --kv-cache-space"
             )
         return cls(state_bytes, num_states, min(max_num_seqs, max(num_states * 3 // 4, 1)))
@@ -54,6 +56,21 @@ class StateSplit:
 def most_states(max_num_seqs: int) -> int:
     """How many slots of recurrent state are of use."""
     return 2 * max_num_seqs + _MORE_SNAPSHOTS
+
+
+def keeps_kv(groups: Sequence[GroupBytes]) -> bool:
+    """Whether tokens leave anything in the cache; not in models that have recurrent layers alone."""
+    return any(group.bytes_per_token for group in groups)
+
+
+def blocks_without_kv(max_num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """How many blocks there are where they take no memory.
+
+    They say which tokens a sequence has, for the prefix cache: enough for the longest sequence, and for as many as
+    there may be and what they leave behind, as far as the books stay small.
+    """
+    longest = -(-max_model_len // block_size)
+    return max(longest, min(2 * max_num_seqs * longest, _MOST_BLOCKS_WITHOUT_KV))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,13 @@ def subjects() -> Iterator[Subject]:
         yield Subject("torch", "float32", "float32", 1, model=model)
         yield Subject(_LEVELS[0], "bfloat16", "int8", 2, model=model)
     yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model="gemma2")
-    for model in ("qwen3_5", "lfm2"):  # whose states are restored from snapshots
+    for model in (
+        "qwen3_5",
+        "lfm2",
+        "falcon-h1",
+        "nemotron-h-experts",
+        "mamba2",
+    ):  # whose states are restored from snapshots
         yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
     for model in ("gemma4", "minicpm3"):  # layers that share K and V; a latent for all heads
         yield Subject(_LEVELS[0], "bfloat16", "int8", 2, model=model)
@@ -94,7 +100,8 @@ def executor(subject: Subject) -> Executor:
     device = make_device(subject.device, threads_bind)
     options = ExecutorOptions(
         dtype=subject.dtype,
-        kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(spec, subject.kv_cache_dtype),
+        # At most half is for states, and these are 24.
+        kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(spec, subject.kv_cache_dtype) + 48 * spec.state_bytes,
         max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=128,

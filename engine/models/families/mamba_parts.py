@@ -16,15 +16,18 @@ _INFINITY = {"__float__": "Infinity"}
 _LAYER_TYPES = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
 
 
-def bamba_mixer(config: ConfigReader, norm: NormSpec | None) -> Mamba2Spec:
-    """The Mamba2 layer of a config in Bamba's words. Raises ModelError for sizes that do not fit together."""
+def bamba_mixer(config: ConfigReader, norm: NormSpec | None, size: int | None = None) -> Mamba2Spec:
+    """The Mamba2 layer of a config in Bamba's words. Raises ModelError for sizes that do not fit together.
+
+    `size` is the width of all heads, by default `mamba_expand * hidden_size`.
+    """
     config.refuse("hidden_act", "silu", "swish")
     heads, groups = config.integer("mamba_n_heads", 128), config.integer("mamba_n_groups", 1)
-    size = config.integer("mamba_expand", 2) * config.integer("hidden_size")
+    size = size or config.integer("mamba_expand", 2) * config.integer("hidden_size")
     head_dim = size // heads if config.raw("mamba_d_head") in (None, "auto") else config.integer("mamba_d_head")
     if heads * head_dim != size:
         raise ModelError(
-            f"config.json: mamba_n_heads {heads} of mamba_d_head {head_dim} are not mamba_expand * hidden_size {size}"
+            f"config.json: mamba_n_heads {heads} of mamba_d_head {head_dim} are not the width of a layer, {size}"
         )
     return mamba_mixer(
         config,

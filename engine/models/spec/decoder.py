@@ -112,9 +112,10 @@ class DecoderSpec:
     def windows(self) -> list[int | None]:
         """The sliding window of each cache group, the widest first: None sees all tokens.
 
-        Attention mixers with the same window are one group.
+        Attention mixers with the same window are one group. A model without attention has one group in which a token
+        leaves nothing: its blocks say only which tokens they are, for the prefix cache.
         """
-        found = {shape.window for shape in self.caches()}
+        found = {shape.window for shape in self.caches()} or {None}
         widths = sorted((window for window in found if window is not None), reverse=True)
         return [None, *widths] if None in found else [*widths]
 

@@ -50,16 +50,17 @@ def test_a_split_takes_no_more_than_there_is_and_leaves_less_than_a_block(
     assert taken == groups.bytes_with(blocks[0]) <= available < groups.bytes_with(blocks[0] + 1)
 
 
-@given(st.integers(1, 64), st.integers(1, 10**6), st.integers(0, 10**8))
-def test_states_take_at_most_half_and_leave_some_for_snapshots(
-    max_num_seqs: int, state_bytes: int, cache_bytes: int
+@given(st.integers(1, 64), st.integers(1, 10**6), st.integers(0, 10**8), st.booleans())
+def test_states_take_at_most_half_beside_kv_and_leave_some_for_snapshots(
+    max_num_seqs: int, state_bytes: int, cache_bytes: int, beside_kv: bool
 ) -> None:
-    if cache_bytes // 2 < 2 * state_bytes:
+    room = cache_bytes // 2 if beside_kv else cache_bytes
+    if room < 2 * state_bytes:
         with pytest.raises(DeviceError, match="at least 2 are needed; raise --kv-cache-space"):
-            StateSplit.within(cache_bytes, state_bytes, max_num_seqs)
+            StateSplit.within(cache_bytes, state_bytes, max_num_seqs, beside_kv=beside_kv)
         return
-    found = StateSplit.within(cache_bytes, state_bytes, max_num_seqs)
-    assert found.num_bytes == found.num_states * state_bytes <= cache_bytes // 2
+    found = StateSplit.within(cache_bytes, state_bytes, max_num_seqs, beside_kv=beside_kv)
+    assert found.num_bytes == found.num_states * state_bytes <= room
     assert 1 <= found.max_num_seqs <= max_num_seqs
     assert found.num_states - found.max_num_seqs >= max(found.num_states // 4, 1)
 
@@ -71,3 +72,12 @@ def test_the_limits_have_the_states_and_the_blocks_that_are_left() -> None:
     assert limits.num_blocks == 50_000 // (10 * BLOCK)
     plain = options.limits([GroupBytes(None, 10)], BLOCK)
     assert (plain.num_states, plain.max_num_seqs, plain.num_blocks) == (0, 8, 100_000 // (10 * BLOCK))
+
+
+def test_without_kv_all_of_the_cache_is_state_and_blocks_take_nothing() -> None:
+    options = ExecutorOptions("float32", 100_000, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)
+    limits = options.limits([GroupBytes(None, 0)], BLOCK, state_bytes=10_000)
+    assert (limits.num_states, limits.max_num_seqs) == (10, 7)
+    assert limits.num_blocks * BLOCK >= 7 * 64
+    assert limits.max_context
+    assert limits.max_context >= 64
