@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_hybrids
 import models_zoo
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +33,10 @@ _ENUM = {
     "mixtral": gguf.MODEL_ARCH.LLAMA, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "olmoe": gguf.MODEL_ARCH.OLMOE, "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE, "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
-    "lfm2": gguf.MODEL_ARCH.LFM2, "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
 }  # fmt: skip
-_PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe", "ministral3")
+_PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe", "ministral3", "granitemoehybrid")
 _COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
 
 
 def as_float32(name: str, data: NDArray[np.float32]) -> tuple[NDArray[Any], Any]:
@@ -55,7 +55,7 @@ def quantized(kind: Any) -> Quantize:
 def write(path: Path, model: Any, tokenizer: Any = None, pre: str = "gpt-2", quantize: Quantize = as_float32) -> Path:
     """The transformers model, and its tokenizer if there is one, in one file."""
     config = model.config
-    arch = _ENUM[config.model_type]
+    arch = gguf_hybrids.architecture(config) or _ENUM[config.model_type]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _write_config(writer, config)
@@ -69,32 +69,38 @@ def write(path: Path, model: Any, tokenizer: Any = None, pre: str = "gpt-2", qua
                 stored, kind = quantize(stored_name, np.ascontiguousarray(one))
                 writer.add_tensor(f"blk.{part[1]}.{stored_name}", stored, raw_dtype=kind)
             continue
-        if config.model_type == "qwen3_5_text":
-            name, data = _of_delta_net(name, data, config)
-        if name.endswith((".conv1d.weight", ".conv.conv.weight")):
-            data = data.squeeze(1)
-        found = names.get_name(name, ends) or names.get_name(name.removeprefix("transformer."), ends)
-        assert found is not None, name
-        heads = {"q_proj": config.num_attention_heads, "k_proj": _kv_heads(config)}
-        if config.model_type in _PERMUTED and (count := heads.get(name.split(".")[-2])):
-            data = data.reshape(count, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
-        plus_one = config.model_type.startswith("gemma") or config.model_type == "qwen3_5_text"
-        if plus_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
-            data = data + 1
-        if config.model_type == "gpt2" and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc"):
-            data = data.T if data.ndim == 2 else data
-        if config.model_type in ("gpt_neox", "falcon", "bloom") and "query_key_value" in name:
-            data = _qkv_in_rows(data, _kv_heads(config), config.hidden_size // config.num_attention_heads)
-        stored, kind = quantize(found, np.ascontiguousarray(data))
-        writer.add_tensor(found, stored, raw_dtype=kind)
+        for original, part in gguf_hybrids.converted(name, data, config):
+            is_named = original.startswith("blk.")
+            found = original if is_named else names.get_name(original, ends)
+            found = found or names.get_name(original.removeprefix("transformer."), ends)
+            assert found is not None, original
+            stored, kind = quantize(found, np.ascontiguousarray(_changed(original, part, config)))
+            writer.add_tensor(found, stored, raw_dtype=kind)
     if tokenizer is not None:
         write_tokenizer(writer, tokenizer, pre)
     return finish(writer)
 
 
+def _changed(name: str, data: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
+    """What a file holds of a tensor that keeps its name."""
+    is_permuted = config.model_type in _PERMUTED and name.split(".")[-2] in ("q_proj", "k_proj")
+    if is_permuted:
+        count = config.num_attention_heads if ".q_proj." in name else _kv_heads(config)
+        data = data.reshape(count, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+    plus_one = config.model_type.startswith("gemma") or config.model_type in gguf_hybrids.DELTA_NETS
+    if plus_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        data = data + 1
+    if config.model_type == "gpt2" and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc"):
+        data = data.T if data.ndim == 2 else data
+    if config.model_type in ("gpt_neox", "falcon", "bloom") and "query_key_value" in name:
+        data = _qkv_in_rows(data, _kv_heads(config), config.hidden_size // config.num_attention_heads)
+    return data
+
+
 def _of_experts(config: Any, name: str, data: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
     """The tensors of a file that are made of one of experts, of routers and of sinks; none of others."""
-    name = name.removeprefix("mlp.").removeprefix("block_sparse_moe.")
+    for block in ("mlp.", "block_sparse_moe.", "mixer.", "feed_forward."):
+        name = name.removeprefix(block)
     in_turn = config.model_type == "gpt_oss"
     if name.startswith("experts.gate_up_proj"):
         kind = "bias" if name.endswith("bias") else "weight"
@@ -105,12 +111,15 @@ def _of_experts(config: Any, name: str, data: NDArray[np.float32]) -> dict[str, 
     if name.startswith("experts.down_proj"):
         kind = "bias" if name.endswith("bias") else "weight"
         return {f"ffn_down_exps.{kind}": data.swapaxes(1, 2) if in_turn and kind == "weight" else data}
+    if name.startswith("experts.up_proj"):
+        return {"ffn_up_exps.weight": data}
     simple = {
         "gate.weight": "ffn_gate_inp.weight",
         "router.weight": "ffn_gate_inp.weight",
         "router.bias": "ffn_gate_inp.bias",
         "gate.e_score_correction_bias": "exp_probs_b.bias",
         "gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+        "expert_bias": "exp_probs_b.bias",
         "shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
         "self_attn.sinks": "attn_sinks.weight",
     }
@@ -131,25 +140,6 @@ def _qkv_in_rows(data: NDArray[np.float32], kv_heads: int, head_dim: int) -> NDA
     return np.concatenate([part.reshape(-1, *data.shape[1:]) for part in parts])
 
 
-def _of_delta_net(name: str, data: NDArray[np.float32], config: Any) -> tuple[str, NDArray[np.float32]]:
-    """As converters write it: value heads by their number within a key head, and decays instead of their logarithms."""
-    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
-    order = np.arange(heads).reshape(keys, -1).T.reshape(-1)
-    rest = 2 * keys * config.linear_key_head_dim if name.endswith(("in_proj_qkv.weight", "conv1d.weight")) else 0
-
-    def tiled(values: NDArray[np.float32]) -> NDArray[np.float32]:
-        moved: NDArray[np.float32] = values.reshape(heads, -1, *values.shape[1:])[order].reshape(values.shape)
-        return moved
-
-    if name.endswith("linear_attn.out_proj.weight"):
-        data = tiled(data.T).T
-    elif ".linear_attn." in name and not name.endswith("linear_attn.norm.weight"):
-        data = np.concatenate([data[:rest], tiled(data[rest:])])
-    if name.endswith(".A_log"):
-        data = -np.exp(data)
-    return name.replace(".dt_bias", ".dt_proj.bias"), data
-
-
 def finish(writer: Any) -> Path:
     """Writes everything that the writer was given."""
     writer.write_header_to_file()
@@ -166,27 +156,27 @@ def _write_config(writer: Any, config: Any) -> None:
     writer.add_context_length(length)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
+    if config.model_type == "mamba2":
+        writer.add_feed_forward_length(0)
+        writer.add_head_count(0)
+        writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+        gguf_hybrids.write_config(writer, config)
+        return
     inner = ("intermediate_size", "ffn_hidden_size", "n_inner")
     sizes = [size for name in inner if (size := getattr(config, name, None))]
-    writer.add_feed_forward_length(sizes[0] if sizes else 4 * config.hidden_size)
+    if config.model_type != "nemotron_h":
+        writer.add_feed_forward_length(sizes[0] if sizes else 4 * config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    kinds = config.layer_types if config.model_type == "lfm2" else None
-    kv_heads = _kv_heads(config)
-    writer.add_head_count_kv([0 if kind == "conv" else kv_heads for kind in kinds] if kinds else kv_heads)
-    if rms_norm_eps := config.norm_eps if kinds else getattr(config, "rms_norm_eps", None):
+    kv_heads, attending = _kv_heads(config), gguf_hybrids.attending(config)
+    writer.add_head_count_kv([kv_heads if attends else 0 for attends in attending] if attending else kv_heads)
+    if rms_norm_eps := getattr(config, "rms_norm_eps", None) or getattr(config, "norm_eps", None):
         writer.add_layer_norm_rms_eps(rms_norm_eps)
+    if config.model_type == "nemotron_h":
+        writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
     names = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
     for eps in [eps for name in names if (eps := getattr(config, name, None))]:
         writer.add_layer_norm_eps(eps)
-    if kinds:
-        writer.add_shortconv_l_cache(config.conv_L_cache)
-    if config.model_type == "qwen3_5_text":
-        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
-        writer.add_ssm_group_count(config.linear_num_key_heads)
-        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
-        writer.add_ssm_state_size(config.linear_key_head_dim)
-        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
-        writer.add_full_attention_interval(2)
+    gguf_hybrids.write_config(writer, config)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     _write_rope(writer, config, head_dim)
@@ -244,7 +234,7 @@ def _write_options(writer: Any, config: Any) -> None:
         writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
     if config.model_type == "gpt_neox":
         writer.add_parallel_residual(config.use_parallel_residual)
-    if config.model_type in ("granite", "granitemoe"):
+    if config.model_type in ("granite", "granitemoe", "granitemoehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -253,7 +243,7 @@ def _write_options(writer: Any, config: Any) -> None:
 
 def _write_experts(writer: Any, config: Any) -> None:
     count = next((n for name in _COUNTS if (n := getattr(config, name, None)) is not None), None)
-    if count is None:
+    if count is None or gguf_hybrids.architecture(config) == gguf.MODEL_ARCH.NEMOTRON_H:
         return
     writer.add_expert_count(count)
     writer.add_expert_used_count(config.num_experts_per_tok)

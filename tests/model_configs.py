@@ -88,6 +88,7 @@ LFM2 = {
     "num_attention_heads": 8,
     "layer_types": ["conv", "full_attention", "conv"],
 }
+LFM2_MOE = {**LFM2, "architectures": ["Lfm2MoeForCausalLM"], "num_experts": 4}
 OLMO3 = {**LLAMA, "architectures": ["Olmo3ForCausalLM"]}
 EXAONE4 = {**LLAMA, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 2}
 GLM = {**LLAMA, "architectures": ["GlmForCausalLM"]}
@@ -159,6 +160,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             QWEN3_5_MOE,
             QWEN3_5_MOE_VL,
             LFM2,
+            LFM2_MOE,
         ),
         *(OLMO3, EXAONE4, GLM, GLM4, MINISTRAL3, BLOOM, GPTJ, PHI, STARCODER2, ERNIE, HUNYUAN, BIGCODE),
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITEMOE, GPT_OSS, GLM4_MOE, ERNIE4_5_MOE),

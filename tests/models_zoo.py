@@ -364,6 +364,17 @@ CASES: dict[str, Case] = {
         },
         everywhere=False,
     ),
+    "granitemoehybrid-experts": Case(
+        "granitemoehybrid",
+        {
+            **_MAMBA,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 40,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+        everywhere=False,
+    ),
     "bamba": Case("bamba", {**_MAMBA, "attn_layer_indices": [1], "mlp_bias": True}, everywhere=False),
     "falcon-h1": Case(
         "falcon_h1",
@@ -434,6 +445,17 @@ CASES: dict[str, Case] = {
     "lfm2": Case(
         "lfm2",
         {**_LLAMA, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "conv_bias": True},
+        everywhere=False,
+    ),
+    "lfm2-experts": Case(
+        "lfm2_moe",
+        {
+            **_LLAMA,
+            **_EXPERTS,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_hidden_layers": 3,
+            "num_dense_layers": 1,
+        },
         everywhere=False,
     ),
     "olmo3": Case(
@@ -599,7 +621,7 @@ def build(case: Case, seed: int = 0) -> Any:
             else:
                 weight.copy_(noise * 1.5 / min(weight.shape[-2:]) ** 0.5)
         for name, weight in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 weight.copy_(0.2 * torch.randn(weight.shape, generator=generator))
     return model
 

@@ -31,6 +31,7 @@ from ..models import ModelDescription
 from ..models.spec import tensor_shapes
 from ..models.tensor_ref import TensorRef
 from ..models.text_part import parts_of, text_name
+from .drafts import FOR_DRAFTS, draft_tensors
 from .dtypes import STORAGE, DType
 from .quantization import TensorFormat
 from .quantized import ExpertReader, LayerReader, LayerTensors
@@ -141,6 +142,9 @@ def open_weights(folder: Path, description: ModelDescription, reader: LayerReade
     checkpoint = open_checkpoint(folder)
     if description.text_part:
         checkpoint = _text_part(checkpoint, description)
+    prefix, num_layers = f"{description.base_prefix}layers.", len(description.spec.layers)
+    if drafts := draft_tensors(checkpoint, prefix, num_layers):
+        logger.info("not loaded are %d tensors of %s", len(drafts), FOR_DRAFTS)
     return CheckpointWeights(checkpoint, description, reader)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from ..config import ConfigReader
 from ..description import ModelDescription
@@ -31,6 +33,18 @@ _MODULES = {
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
     """LFM2."""
+    mlp = MlpSpec(_mlp_size(config), "silu", gated=True)
+    return described("lfm2", config, [mlp] * config.num_layers("num_hidden_layers"), max_model_len)
+
+
+def described(
+    family: str,
+    config: ConfigReader,
+    mlps: Sequence[MixerSpec],
+    max_model_len: int | None,
+    modules: Mapping[str, str] = MappingProxyType({}),
+) -> ModelDescription:
+    """An LFM2 with these MLPs or experts; `modules` are the names of these."""
     hidden = config.integer("hidden_size")
     if config.raw("num_key_value_heads") is None:
         config = config.with_fields(num_key_value_heads=8)
@@ -41,12 +55,14 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         "full_attention": replace(heads, rope=rope.spec, qk_norm=norm),
         "conv": ShortConvSpec(hidden, config.integer("conv_L_cache", 3), config.flag("conv_bias", False)),
     }
-    mlp = BranchSpec(MlpSpec(_mlp_size(config), "silu", gated=True), norm)
-    layers = tuple((BranchSpec(mixers[kind], norm), mlp) for kind in _layer_types(config))
+    layers = tuple(
+        (BranchSpec(mixers[kind], norm), BranchSpec(mlp, norm))
+        for kind, mlp in zip(_layer_types(config), mlps, strict=True)
+    )
     tied = config.flag("tie_embedding", config.flag("tie_word_embeddings", True))
-    spec = decoder(config.with_fields(tie_word_embeddings=tied), "lfm2", layers, norm, rope.max_positions)
+    spec = decoder(config.with_fields(tie_word_embeddings=tied), family, layers, norm, rope.max_positions)
     refs = fused_rows("conv.in_proj", conv_b=hidden, conv_c=hidden, conv_x=hidden)
-    names = llama_names(_MODULES)
+    names = llama_names({**_MODULES, **modules})
     names = replace(names, top={**names.top, "final_norm.weight": "embedding_norm.weight"})
     return names.describe(spec, {**refs, "conv_taps": replace(conv_taps("conv.conv"))})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from ...errors import ModelError
@@ -28,8 +29,10 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         config = text_config(config)
     config = config.with_defaults(num_key_value_heads=4)
     mlps = [gated_mlp(config)] * config.num_layers("num_hidden_layers")
-    base = "model.language_model." if architecture == _MULTIMODAL else "model."
-    return described("qwen3_5", config, mlps, max_model_len, PRE_NORMS, base=base)
+    if architecture != _MULTIMODAL:
+        return described("qwen3_5", config, mlps, max_model_len, PRE_NORMS)
+    description = described("qwen3_5", config, mlps, max_model_len, PRE_NORMS, base="model.language_model.")
+    return replace(description, text_part=True)
 
 
 def described(

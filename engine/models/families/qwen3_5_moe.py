@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..config import ConfigReader
 from ..description import ModelDescription
 from .expert_parts import EXPERT_NORMS, stacked
@@ -31,4 +33,5 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         "experts.*.up.weight": stacked("mlp.experts.gate_up_proj", rows=(size, 2 * size)),
         "experts.*.down.weight": stacked("mlp.experts.down_proj"),
     }
-    return described("qwen3_5_moe", config, mlps, max_model_len, modules, refs, "model.language_model.")
+    description = described("qwen3_5_moe", config, mlps, max_model_len, modules, refs, "model.language_model.")
+    return replace(description, text_part=True)

@@ -88,23 +88,34 @@ def gpt_oss(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     }
 
 
-def glm4_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
-    """GLM-4 with experts. Layers for drafts are counted as layers."""
-    drafts = fields.optional_integer("nextn_predict_layers") or 0
-    if drafts >= config["num_hidden_layers"]:
+def drafts(fields: Fields, config: _Config) -> _Config:
+    """How many layers there are without those for drafts, which are counted too and come last."""
+    count = fields.optional_integer("nextn_predict_layers") or 0
+    if count >= config["num_hidden_layers"]:
         raise fields.error("nextn_predict_layers", "less than block_count")
+    return {"num_hidden_layers": config["num_hidden_layers"] - count, "num_nextn_predict_layers": count}
+
+
+def grouped(fields: Fields, config: _Config) -> _Config:
+    """Experts in groups, with a router of sigmoids and a shared expert."""
     if fields.optional_integer("expert_gating_func") not in (None, _SIGMOID):
         raise fields.error("expert_gating_func", f"{_SIGMOID}, the sigmoid")
     scale = fields.optional_number("expert_weights_scale")
     return _counts(fields, "n_routed_experts") | {
-        "num_hidden_layers": config["num_hidden_layers"] - drafts,
-        "num_nextn_predict_layers": drafts,
         "moe_intermediate_size": _expert_size(fields, config),
         "n_shared_experts": fields.optional_integer("expert_shared_count") or 0,
         "n_group": fields.integer("expert_group_count", 1),
         "topk_group": fields.integer("expert_group_used_count", 1),
         "routed_scaling_factor": 1.0 if scale is None else scale,
         "norm_topk_prob": fields.flag("expert_weights_norm", True),
+    }
+
+
+def glm4_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """GLM-4 with experts."""
+    return {
+        **grouped(fields, config),
+        **drafts(fields, config),
         "first_k_dense_replace": fields.optional_integer("leading_dense_block_count") or 0,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ModelError
+from ...models.tensor_ref import TensorRef
+from . import experts
 from .fields import Fields
 from .reader import GgufFile
 
@@ -19,6 +22,7 @@ QWEN35_MODULES = {
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
@@ -40,50 +44,244 @@ LFM2_MODULES = {
 LFM2_TOP = {"model.embedding_norm.weight": "token_embd_norm.weight"}
 
 
-def kv_heads(fields: Fields, default: int, num_layers: int) -> tuple[int, list[bool] | None]:
-    """How many KV heads the layers with attention have, and which these are where the file says it.
+def mamba_modules(module: str) -> dict[str, str]:
+    """The names of a Mamba2 layer that its family calls `module`."""
+    names = {"in_proj": "ssm_in", "conv1d": "ssm_conv1d", "norm": "ssm_norm", "out_proj": "ssm_out"}
+    return {f"{module}.{name}": stored for name, stored in names.items()}
+
+
+def mamba_tensors(module: str) -> dict[str, str]:
+    """The whole names of its vectors."""
+    return {f"{module}.A_log": "ssm_a", f"{module}.D": "ssm_d", f"{module}.dt_bias": "ssm_dt.bias"}
+
+
+FALCON_H1_MODULES = {
+    **mamba_modules("mamba"),
+    "feed_forward.gate_proj": "ffn_gate",
+    "feed_forward.up_proj": "ffn_up",
+    "feed_forward.down_proj": "ffn_down",
+}
+FALCON_H1_TENSORS = {**mamba_tensors("mamba"), "pre_ff_layernorm.weight": "ffn_norm"}
+MAMBA2_MODULES = {**mamba_modules("mixer"), "norm": "attn_norm"}
+NEMOTRON_H_MODULES = {
+    **MAMBA2_MODULES,
+    "mixer.q_proj": "attn_q",
+    "mixer.k_proj": "attn_k",
+    "mixer.v_proj": "attn_v",
+    "mixer.o_proj": "attn_output",
+    "mixer.up_proj": "ffn_up",
+    "mixer.down_proj": "ffn_down",
+}
+
+
+def delta_net_reference(name: str, shapes: Mapping[str, tuple[int, ...]]) -> TensorRef | None:
+    """Qwen3-Next's queries, keys, values and gates, which checkpoints hold key head by key head, and files apart."""
+    layer, _, module = name.removesuffix(".weight").rpartition(".")
+    stored = layer.replace("layers.", "blk.")
+    if module == "delta_z":
+        return TensorRef(f"{stored}.attn_gate.weight")
+    parts = ("delta_q", "delta_k", "delta_v")
+    if module not in parts:
+        return None
+    start = sum(shapes[f"{layer}.{part}.weight"][0] for part in parts[: parts.index(module)])
+    return TensorRef(f"{stored}.attn_qkv.weight", rows=(start, start + shapes[name][0]))
+
+
+def mlp_reference(name: str, shapes: Mapping[str, tuple[int, ...]]) -> TensorRef | None:
+    """Granite 4's dense MLP, whose gate and up checkpoints hold in one matrix."""
+    layer, _, module = name.removesuffix(".weight").rpartition(".")
+    if module not in ("gate", "up", "down"):
+        return None
+    return TensorRef(f"{layer.replace('layers.', 'blk.')}.ffn_{module}.weight")
+
+
+def of_layers(fields: Fields, key: str, num_layers: int, default: int | None = None) -> tuple[int, list[bool] | None]:
+    """A number that is that of all layers, or of those that have it: which these are, where the file says it.
 
     Raises ModelError for layers whose numbers differ.
     """
-    key = "attention.head_count_kv"
     if not isinstance(fields.raw(key), np.ndarray):
         return fields.integer(key, default), None
     counts = fields.numbers(key, num_layers) or []
-    attending = {int(count) for count in counts if count}
-    if len(attending) != 1 or min(attending) < 0:
-        raise fields.error(key, "one number for all layers with attention, and 0 for others")
-    return attending.pop(), [bool(count) for count in counts]
+    found = {int(count) for count in counts if count}
+    if len(found) != 1 or min(found) < 0:
+        raise fields.error(key, "one number for all layers that have it, and 0 for others")
+    return found.pop(), [bool(count) for count in counts]
 
 
 def qwen35(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     """Qwen3.5's. Files hold value heads by their number within a key head, then by key head."""
-    key_heads, value_heads = fields.integer("ssm.group_count"), fields.integer("ssm.time_step_rank")
-    inner = fields.integer("ssm.inner_size")
+    return _delta_net(fields) | experts.drafts(fields, config) | {"linear_value_heads_tiled": True}
+
+
+def qwen35_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """The same with experts."""
+    return experts.qwen3_moe(file, fields, config) | qwen35(file, fields, config) | _shared_expert(fields)
+
+
+def qwen3_next(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Qwen3-Next's. Files without `attn_qkv` hold queries, keys, values and gates as checkpoints do."""
+    first = next((i for i in range(config["num_hidden_layers"]) if f"blk.{i}.ssm_in.weight" in file.tensors), None)
+    if first is not None:
+        raise ModelError(
+            f"{file.path}: blk.{first}.ssm_in.weight is of an older form of this architecture: convert the model again"
+        )
+    return _delta_net(fields) | experts.qwen3_moe(file, fields, config) | _shared_expert(fields)
+
+
+def _delta_net(fields: Fields) -> _Config:
+    value_heads, inner = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
     if inner % value_heads:
         raise fields.error("ssm.inner_size", f"a multiple of {value_heads} heads")
-    if fields.optional_integer("nextn_predict_layers"):
-        raise ModelError(f"{file.path} holds layers for multi-token prediction, which are not supported in GGUF files")
     return {
         "full_attention_interval": fields.integer("full_attention_interval", 4),
-        "linear_num_key_heads": key_heads,
+        "linear_num_key_heads": fields.integer("ssm.group_count"),
         "linear_num_value_heads": value_heads,
         "linear_key_head_dim": fields.integer("ssm.state_size"),
         "linear_value_head_dim": inner // value_heads,
         "linear_conv_kernel_dim": fields.integer("ssm.conv_kernel"),
-        "linear_value_heads_tiled": True,
     }
+
+
+def _shared_expert(fields: Fields) -> _Config:
+    return {"shared_expert_intermediate_size": fields.integer("expert_shared_feed_forward_length")}
 
 
 def lfm2(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     """LFM2's: layers without KV heads are convolutions."""
     num_layers = config["num_hidden_layers"]
-    attending = kv_heads(fields, config["num_attention_heads"], num_layers)[1] or [True] * num_layers
+    attending = of_layers(fields, "attention.head_count_kv", num_layers, config["num_attention_heads"])[1]
     return {
         "norm_eps": config["rms_norm_eps"],
         "conv_L_cache": fields.integer("shortconv.l_cache"),
         "block_auto_adjust_ff_dim": False,
-        "layer_types": ["full_attention" if attends else "conv" for attends in attending],
+        "layer_types": ["full_attention" if attends else "conv" for attends in attending or [True] * num_layers],
     }
+
+
+def lfm2_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """LFM2's with experts."""
+    scale = fields.optional_number("expert_weights_scale")
+    return (
+        lfm2(file, fields, config)
+        | experts.qwen3_moe(file, fields, config)
+        | {
+            "num_dense_layers": fields.optional_integer("leading_dense_block_count") or 0,
+            "routed_scaling_factor": 1.0 if scale is None else scale,
+        }
+    )
+
+
+def granite_hybrid(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Granite 4's: attention knows positions only where the file says that rope was trained."""
+    size, shared = _mamba_size(fields), fields.optional_integer("expert_shared_feed_forward_length")
+    if size % config["hidden_size"]:
+        raise fields.error("ssm.inner_size", f"a multiple of the model's {config['hidden_size']} values")
+    has_experts = bool(fields.optional_integer("expert_count"))
+    return {
+        **_bamba(file, fields, size),
+        **(experts.mixtral(file, fields, config) if has_experts else {"num_local_experts": 0}),
+        "mamba_expand": size // config["hidden_size"],
+        "shared_intermediate_size": shared or config["intermediate_size"],
+        "position_embedding_type": "rope" if fields.flag("rope.scaling.finetuned", False) else "nope",
+        "layer_types": [
+            "mamba" if f"blk.{i}.ssm_in.weight" in file.tensors else "attention"
+            for i in range(config["num_hidden_layers"])
+        ],
+    }
+
+
+def falcon_h1(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Falcon-H1's. Its multipliers are in the weights, and the gate comes before the norm."""
+    size = _mamba_size(fields)
+    return {
+        **_bamba(file, fields, size),
+        "mamba_d_ssm": size,
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
+        "mamba_norm_before_gate": False,
+    }
+
+
+def nemotron_h(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Nemotron-H's. What a layer has says of what kind it is."""
+    size, heads = _mamba_size(fields), fields.integer("ssm.time_step_rank")
+    kinds = {"ssm_in": "mamba", "attn_q": "attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
+    types = []
+    for layer in range(config["num_hidden_layers"]):
+        found = [kind for name, kind in kinds.items() if f"blk.{layer}.{name}.weight" in file.tensors]
+        if not found:
+            raise ModelError(f"{file.path} has no tensor of layer {layer} that says what kind of layer it is")
+        types.append(found[0])
+    return {
+        "layers_block_type": types,
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "mamba_num_heads": heads,
+        "mamba_head_dim": size // heads,
+        "n_groups": fields.integer("ssm.group_count"),
+        "ssm_state_size": fields.integer("ssm.state_size"),
+        "conv_kernel": fields.integer("ssm.conv_kernel"),
+        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
+        "use_bias": _has(file, "ssm_in.bias"),
+        "mlp_bias": _has(file, "ffn_up.bias"),
+    }
+
+
+def nemotron_h_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """The same with experts."""
+    drafts = experts.drafts(fields, config)
+    return {
+        **nemotron_h(file, fields, config | drafts),
+        **experts.grouped(fields, config),
+        **drafts,
+        "moe_shared_expert_intermediate_size": fields.integer("expert_shared_feed_forward_length"),
+        "moe_latent_size": fields.optional_integer("moe_latent_size"),
+    }
+
+
+def mamba2(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Mamba2's."""
+    size, heads = _mamba_size(fields), fields.integer("ssm.time_step_rank")
+    if size % config["hidden_size"]:
+        raise fields.error("ssm.inner_size", f"a multiple of the model's {config['hidden_size']} values")
+    return {
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "num_heads": heads,
+        "head_dim": size // heads,
+        "expand": size // config["hidden_size"],
+        "n_groups": fields.integer("ssm.group_count"),
+        "state_size": fields.integer("ssm.state_size"),
+        "conv_kernel": fields.integer("ssm.conv_kernel"),
+        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
+        "use_bias": _has(file, "ssm_in.bias"),
+    }
+
+
+def _mamba_size(fields: Fields) -> int:
+    """The width of all heads of a Mamba2 layer. Raises ModelError for one that the heads do not divide."""
+    size, heads = fields.integer("ssm.inner_size"), fields.integer("ssm.time_step_rank")
+    if size % heads:
+        raise fields.error("ssm.inner_size", f"a multiple of {heads} heads")
+    return size
+
+
+def _bamba(file: GgufFile, fields: Fields, size: int) -> _Config:
+    """A Mamba2 layer in Bamba's words."""
+    heads = fields.integer("ssm.time_step_rank")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": size // heads,
+        "mamba_n_groups": fields.integer("ssm.group_count"),
+        "mamba_d_state": fields.integer("ssm.state_size"),
+        "mamba_d_conv": fields.integer("ssm.conv_kernel"),
+        "mamba_conv_bias": _has(file, "ssm_conv1d.bias"),
+        "mamba_proj_bias": _has(file, "ssm_in.bias"),
+        "projectors_bias": _has(file, "ssm_in.bias"),
+    }
+
+
+def _has(file: GgufFile, tensor: str) -> bool:
+    """Whether any layer has the tensor."""
+    return any(name.startswith("blk.") and name.endswith(f".{tensor}") for name in file.tensors)
 
 
 def log_of_decays(decays: NDArray[Any], origin: str) -> NDArray[np.float32]:

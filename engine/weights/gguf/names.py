@@ -31,6 +31,8 @@ _TOP = {
     "model.norm.bias": "output_norm.bias",
     "model.final_layernorm.weight": "output_norm.weight",
     "model.final_layernorm.bias": "output_norm.bias",
+    "backbone.embeddings.weight": "token_embd.weight",
+    "backbone.norm_f.weight": "output_norm.weight",
     "transformer.wte.weight": "token_embd.weight",
     "transformer.wpe.weight": "position_embd.weight",
     "transformer.word_embeddings.weight": "token_embd.weight",
@@ -101,10 +103,10 @@ _MPT = {
     "ffn.down_proj": "ffn_down",
 }
 _LAYER = re.compile(
-    r"(?:model\.layers|transformer\.h|transformer\.blocks|gpt_neox\.layers)\.(\d+)\.(.+)\.(weight|bias)"
+    r"(?:model\.layers|backbone\.layers|transformer\.h|transformer\.blocks|gpt_neox\.layers)\.(\d+)\.(.+)\.(weight|bias)"
 )
 _LAYER_NORM_EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")  # as families call it
-_LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_LAYER_TENSOR = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
 # Tensors that belong to the config.
 ROPE_FACTORS, _LONG_FACTORS, _SHORT_FACTORS = (
     "rope_freqs.weight",
@@ -118,15 +120,20 @@ def _nothing(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     return {}
 
 
+def _none(name: str, shapes: Mapping[str, tuple[int, ...]]) -> TensorRef | None:
+    return None
+
+
 class GgufArchitecture(NamedTuple):
     """How files of one `general.architecture` differ from Hugging Face's checkpoints of `name`.
 
     `rotated_pairs`: the rows of q and k lie so that the two of a rotated pair are neighbours. `norms_plus_one`: 1 was
     added to the weights of norms. `layer_norm`: norms are LayerNorms. `qkv_in_rows`: all queries, keys and values
     follow each other, whatever the checkpoint does. `outputs_first`: matrices that the checkpoint holds transposed are
-    not. `fields` gives config fields of its own. `has_experts`: files have experts; those of other architectures may
-    have them `with_experts`. `top` has the tensors outside layers. `vectors` are tensors of a layer whose whole names
-    differ, not only those of their modules.
+    not. `fields` gives config fields of its own. `has_experts`: files may have experts; those of other architectures
+    may have them `with_experts`. `top` has the tensors outside layers. `vectors` are tensors of a layer whose whole
+    names differ, not only those of their modules. `own` has the places of weights that files divide otherwise, by
+    Tidewheel's names. Layers of models that are not `attending` have neither attention nor MLPs.
     """
 
     name: str
@@ -141,14 +148,16 @@ class GgufArchitecture(NamedTuple):
     with_experts: GgufArchitecture | None = None
     top: Mapping[str, str] = _TOP
     vectors: Mapping[str, str] = {}
+    own: Callable[[str, Mapping[str, tuple[int, ...]]], TensorRef | None] = _none
+    attending: bool = True
 
     def tensor_name(self, name: str) -> str | None:
         """The name in the file of a tensor of the checkpoint."""
+        if (found := _LAYER_TENSOR.fullmatch(name)) and (tensor := self.vectors.get(found[2])):
+            return f"blk.{found[1]}.{tensor}"
         if found := _LAYER.fullmatch(name):
             module = self.norms.get(found[2]) or _MODULES.get(found[2])
             return None if module is None else f"blk.{found[1]}.{module}.{found[3]}"
-        if (found := _LAYER_TENSOR.fullmatch(name)) and (tensor := self.vectors.get(found[2])):
-            return f"blk.{found[1]}.{tensor}"
         return self.top.get(name)
 
     def reference(self, name: str, ref: TensorRef, shapes: Mapping[str, tuple[int, ...]]) -> TensorRef | None:
@@ -156,7 +165,7 @@ class GgufArchitecture(NamedTuple):
 
         `shapes` are those of all weights. None: files do not have it.
         """
-        if found := expert_reference(name):
+        if found := expert_reference(name) or self.own(name, shapes):
             return found
         stored = self.tensor_name(ref.name)
         if stored is None:
@@ -203,28 +212,35 @@ def config_of(file: GgufFile) -> _Config:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{file.path} has no tensor token_embd.weight: it holds no language model, or a part of one")
-    hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
-    layers = fields.integer("block_count")
-    head_dim = fields.integer("attention.key_length", max(hidden // heads, 1))
+    config: _Config = {
+        "architectures": [architecture.name],
+        "vocab_size": embedding.shape[0],
+        "hidden_size": fields.integer("embedding_length"),
+        "num_hidden_layers": fields.integer("block_count"),
+        "max_position_embeddings": fields.integer("context_length"),
+        **_norm(fields, architecture),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+    if architecture.attending:
+        config |= _attention(file, fields, config)
+    return config | architecture.fields(file, fields, config)
+
+
+def _attention(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """The sizes of attention and MLPs. The numbers may be arrays with one for each layer."""
+    layers, heads = config["num_hidden_layers"], fields.integer("attention.head_count")
+    head_dim = fields.integer("attention.key_length", max(config["hidden_size"] // heads, 1))
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise fields.error("attention.value_length", f"that of the keys, {head_dim}")
     if heads * head_dim >= 1 << 24:
         raise fields.error("attention.head_count", "a number of heads that fits the model")
-    config: _Config = {
-        "architectures": [architecture.name],
-        "vocab_size": embedding.shape[0],
-        "hidden_size": hidden,
-        "intermediate_size": fields.integer("feed_forward_length"),
-        "num_hidden_layers": layers,
+    return {
+        "intermediate_size": hybrids.of_layers(fields, "feed_forward_length", layers)[0],
         "num_attention_heads": heads,
-        "num_key_value_heads": hybrids.kv_heads(fields, heads, layers)[0],
+        "num_key_value_heads": hybrids.of_layers(fields, "attention.head_count_kv", layers, heads)[0],
         "head_dim": head_dim,
-        "max_position_embeddings": fields.integer("context_length"),
-        **_norm(fields, architecture),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
         **_rope(file, fields, head_dim),
     }
-    return config | architecture.fields(file, fields, config)
 
 
 def _norm(fields: Fields, architecture: GgufArchitecture) -> _Config:
@@ -318,6 +334,10 @@ def _granite(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     return _llama(file, fields, config) | {name: value for name, value in given.items() if value is not None}
 
 
+def _granite_hybrid(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    return _granite(file, fields, config) | hybrids.granite_hybrid(file, fields, config)
+
+
 def _phi3(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     window = fields.optional_integer("attention.sliding_window") or None
     return {"sliding_window": window if window and window < config["max_position_embeddings"] else None}
@@ -381,6 +401,65 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
         norms_plus_one=True,
         fields=hybrids.qwen35,
         vectors=hybrids.DELTA_NET_TENSORS,
+    ),
+    "qwen35moe": GgufArchitecture(
+        "Qwen3_5MoeForCausalLM",
+        hybrids.QWEN35_MODULES,
+        norms_plus_one=True,
+        fields=hybrids.qwen35_moe,
+        has_experts=True,
+        vectors=hybrids.DELTA_NET_TENSORS,
+    ),
+    "qwen3next": GgufArchitecture(
+        "Qwen3NextForCausalLM",
+        hybrids.QWEN35_MODULES,
+        norms_plus_one=True,
+        fields=hybrids.qwen3_next,
+        has_experts=True,
+        vectors=hybrids.DELTA_NET_TENSORS,
+        own=hybrids.delta_net_reference,
+    ),
+    "granitehybrid": GgufArchitecture(
+        "GraniteMoeHybridForCausalLM",
+        _PRE_NORMS | hybrids.mamba_modules("mamba"),
+        rotated_pairs=True,
+        fields=_granite_hybrid,
+        has_experts=True,
+        vectors=hybrids.mamba_tensors("mamba"),
+        own=hybrids.mlp_reference,
+    ),
+    "falcon-h1": GgufArchitecture(
+        "FalconH1ForCausalLM",
+        hybrids.FALCON_H1_MODULES,
+        fields=hybrids.falcon_h1,
+        vectors=hybrids.FALCON_H1_TENSORS,
+    ),
+    "nemotron_h": GgufArchitecture(
+        "NemotronHForCausalLM",
+        hybrids.NEMOTRON_H_MODULES,
+        fields=hybrids.nemotron_h,
+        vectors=hybrids.mamba_tensors("mixer"),
+    ),
+    "nemotron_h_moe": GgufArchitecture(
+        "NemotronHForCausalLM",
+        hybrids.NEMOTRON_H_MODULES,
+        fields=hybrids.nemotron_h_moe,
+        has_experts=True,
+        vectors=hybrids.mamba_tensors("mixer"),
+    ),
+    "mamba2": GgufArchitecture(
+        "Mamba2ForCausalLM",
+        hybrids.MAMBA2_MODULES,
+        fields=hybrids.mamba2,
+        vectors=hybrids.mamba_tensors("mixer"),
+        attending=False,
+    ),
+    "lfm2moe": GgufArchitecture(
+        "Lfm2MoeForCausalLM",
+        hybrids.LFM2_MODULES,
+        fields=hybrids.lfm2_moe,
+        has_experts=True,
+        top=_TOP | hybrids.LFM2_TOP,
     ),
     "lfm2": GgufArchitecture("Lfm2ForCausalLM", hybrids.LFM2_MODULES, fields=hybrids.lfm2, top=_TOP | hybrids.LFM2_TOP),
     "smollm3": GgufArchitecture("SmolLM3ForCausalLM", rotated_pairs=True, fields=_llama),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections import Counter
@@ -18,6 +19,7 @@ from ...models import ModelDescription
 from ...models.spec import tensor_shapes
 from ...models.tensor_ref import TensorRef
 from ..block_types import dequantize
+from ..drafts import FOR_DRAFTS
 from ..dtypes import STORAGE, DType
 from ..quantization import TensorFormat, stored_as_blocks
 from ..taking import rows_of, take_blocks
@@ -25,6 +27,8 @@ from ..tensor import DenseTensor, WeightTensor
 from .hybrids import log_of_decays
 from .names import CONFIG_TENSORS, GgufArchitecture
 from .reader import GgufTensor
+
+logger = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -53,7 +57,7 @@ class GgufWeights:
             if found is None or stored is None:
                 file, missing = next(iter(tensors.values())).path, found or description.tensors[name]
                 raise ModelError(f"{file} has no tensor {missing.name}, which the model needs")
-            ref, stored = found, _without_ones(stored, shape)
+            ref, stored = found, _as_needed(stored, found, shape)
             if ref.shape(stored.shape) != shape:
                 raise ModelError(f"{stored.origin} has shape {stored.shape}, but the model needs {ref.needed(shape)}")
             if ref.index is not None:
@@ -64,7 +68,10 @@ class GgufWeights:
             # Of a quantized file, bfloat16 is what is computed in: its floats are vectors mostly, which stay float32.
             count[_FLOATS.get(stored.kind.name, "bfloat16")] += math.prod(shape)
         used = {stored.name for stored, _ in self._places.values()} | CONFIG_TENSORS
-        if unknown := sorted(name for name in tensors.keys() - used if not _is_for_drafts(name, config)):
+        drafts = {name for name in tensors.keys() - used if _is_for_drafts(name, config)}
+        if drafts:
+            logger.info("not loaded are %d tensors of %s", len(drafts), FOR_DRAFTS)
+        if unknown := sorted(tensors.keys() - used - drafts):
             raise ModelError(
                 f"{tensors[unknown[0]].origin} is nothing that a model of this architecture has here: the file holds "
                 "a variant that is not supported"
@@ -111,9 +118,10 @@ def _stays_in_blocks(stored: GgufTensor, ref: TensorRef) -> bool:
     )
 
 
-def _without_ones(stored: GgufTensor, needed: tuple[int, ...]) -> GgufTensor:
-    """A matrix of one row, which files hold as a vector."""
-    return replace(stored, shape=needed) if needed == (1, *stored.shape) else stored
+def _as_needed(stored: GgufTensor, ref: TensorRef, needed: tuple[int, ...]) -> GgufTensor:
+    """A matrix of one row that the file holds as a vector, or a vector that it holds as a matrix."""
+    is_flat = len(needed) == 1 and needed == (math.prod(stored.shape),) and not ref.flat
+    return replace(stored, shape=needed) if is_flat or needed == (1, *stored.shape) else stored
 
 
 def _is_for_drafts(name: str, config: Mapping[str, Any]) -> bool:

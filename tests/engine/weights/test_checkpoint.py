@@ -155,6 +155,17 @@ def test_names_may_lack_the_base_prefix(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weights["layers.0.v.bias"].data, np.arange(16, 24))
 
 
+def test_layers_for_drafts_are_left_out_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    what = description()
+    drafts = {name: np.zeros(4, np.float32) for name in ("mtp.fc.weight", "model.layers.1.eh_proj.weight")}
+    save_as(tmp_path, random_tensors(what) | drafts)
+    with caplog.at_level("INFO"):
+        assert {*open_weights(tmp_path, what)} == {*what.tensors}
+    assert [record.message for record in caplog.records] == [
+        "not loaded are 2 tensors of layers that predict further tokens (MTP), which are not used"
+    ]
+
+
 def test_a_tied_matrix_may_lie_under_either_name(tmp_path: Path) -> None:
     what = description(tie_word_embeddings=True)
     tensors = random_tensors(what)

@@ -27,7 +27,8 @@ from tidewheel.engine.weights.tensor import BlockTensor, DenseTensor, to_float32
 NAMES = [
     "llama", "llama-tied", "llama-bias", "llama-mqa", "llama-linear", "llama-yarn", "llama-llama3", "qwen2", "qwen3",
     "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3", "gpt2", "falcon-grouped",
-    "ministral3", "stablelm", "lfm2", "qwen3_5",
+    "ministral3", "stablelm", "lfm2", "lfm2-experts", "qwen3_5", "qwen3_5-experts", "qwen3_next-experts",
+    "granitemoehybrid", "granitemoehybrid-experts", "falcon-h1", "nemotron-h", "nemotron-h-experts", "mamba2",
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "gpt-oss", "glm4-moe", "ernie4-5-moe",
 ]  # fmt: skip
 # Which need nothing that the others do not need.
@@ -215,6 +216,31 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path: Path) -> No
         source = open_source(str(gguf_files.zoo_file(tmp_path / "m.gguf", "qwen2")))
     with pytest.raises(ModelError, match=r"tensor blk.0.attn_sinks.weight is nothing that a model"):
         source.weights(describe(source.config))
+
+
+def test_layers_for_drafts_are_left_out_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class WithDrafts(gguf.GGUFWriter):  # type: ignore[misc]
+        def add_block_count(self, length: int) -> None:
+            super().add_block_count(length + 1)
+            self.add_nextn_predict_layers(1)
+
+        def write_header_to_file(self, *arguments: Any) -> None:
+            for name in ("nextn.eh_proj.weight", "attn_norm.weight"):
+                self.add_tensor(f"blk.2.{name}", np.zeros(4, np.float32))
+            super().write_header_to_file(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files.gguf, "GGUFWriter", WithDrafts)
+        path = gguf_files.write(tmp_path / "m.gguf", models_zoo.model("qwen3_5"))
+    with caplog.at_level("INFO"):
+        executor = load(make_device("torch"), path)
+    assert [record.message for record in caplog.records if "not loaded" in record.message] == [
+        "not loaded are 2 tensors of layers that predict further tokens (MTP), which are not used"
+    ]
+    tokens = models_zoo.prompts()[3]
+    expected = models_zoo.reference_logits("qwen3_5", tokens)
+    assert np.abs(Harness(executor).logits(tokens) - expected).max() <= 1e-4 * np.abs(expected).max()
+    executor.close()
 
 
 def test_an_engine_serves_a_file_in_text(tmp_path: Path) -> None:
