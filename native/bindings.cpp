@@ -215,6 +215,7 @@ struct BlockSource {
   std::optional<nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>> row_order;
   std::optional<nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>> scales;
   std::optional<nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>> zeros;
+  std::optional<Array1<float>> numbers;  // divisors or a table
   StoredBlocks blocks;
   int cols;
   bool mapped;
@@ -258,6 +259,34 @@ struct BlockSource {
       blocks.zero_stride = static_cast<ptrdiff_t>(groups);
     }
     blocks.twos_complement = twos_complement;
+    set_rows();
+  }
+
+  // Small floats: see PackBlocksArgs. `type` is e4m3, table4 with a table, nvfp4 with divisors, or mxfp4-rows.
+  BlockSource(std::string name_of, decltype(data) codes, const std::string& type, int group, int inputs,
+              decltype(scales) all_scales, decltype(numbers) all_numbers, bool is_mapped)
+      : name(std::move(name_of)), data(std::move(codes)), scales(std::move(all_scales)), numbers(std::move(all_numbers)),
+        cols(inputs), mapped(is_mapped) {
+    const BlockTypeInfo* info = find_block_type(type);
+    check(info && (is_small_floats(info->type) || byte_scale_group(info->type)),
+          "small floats are e4m3, table4, nvfp4 or mxfp4-rows");
+    blocks.type = info->type;
+    blocks.group = group;
+    check(group > 0 && inputs > 0, "group and inputs must be above 0");
+    const bool is_nvfp4 = blocks.type == BlockType::kNvfp4, is_table = blocks.type == BlockType::kTable4;
+    const int four_group = byte_scale_group(blocks.type);
+    const size_t rows = data.shape(0), groups = (size_t(inputs) + group - 1) / group;
+    check(!four_group || group == four_group, "nvfp4 has groups of 16, and mxfp4-rows of 32");
+    check(data.shape(1) == (blocks.type == BlockType::kE4m3 ? size_t(inputs) : (size_t(inputs) + 1) / 2),
+          "codes must be as many as the inputs");
+    check(scales && scales->dtype().bits == blocks.scale_bytes() * 8, "scales must be float32, or bytes for nvfp4 and mxfp4-rows");
+    check(scales->shape(0) == rows && scales->shape(1) == groups, "there must be a scale for each group");
+    blocks.scales = scales->data();
+    blocks.scale_stride = static_cast<ptrdiff_t>(groups);
+    check(numbers ? numbers->size() == (is_nvfp4 ? rows : 16) : !is_nvfp4 && !is_table,
+          "there must be a divisor for each row, or a table of 16 numbers");
+    if (is_nvfp4) blocks.divisors = numbers->data();
+    if (is_table) blocks.table = numbers->data();
     set_rows();
   }
 
@@ -327,7 +356,9 @@ NB_MODULE(_native, m) {
       .def(nb::init<std::string, Codes, std::string, decltype(BlockSource::row_order), bool>(), "name"_a, "data"_a, "type"_a,
            "row_order"_a.none(), "mapped"_a)
       .def(nb::init<std::string, Codes, int, int, int, Scales, std::string, decltype(BlockSource::zeros), bool>(), "name"_a,
-           "codes"_a, "bits"_a, "group"_a, "inputs"_a, "scales"_a, "scale_type"_a, "zeros"_a.none(), "twos_complement"_a);
+           "codes"_a, "bits"_a, "group"_a, "inputs"_a, "scales"_a, "scale_type"_a, "zeros"_a.none(), "twos_complement"_a)
+      .def(nb::init<std::string, Codes, std::string, int, int, Scales, decltype(BlockSource::numbers), bool>(), "name"_a,
+           "codes"_a, "type"_a, "group"_a, "inputs"_a, "scales"_a, "numbers"_a.none(), "mapped"_a);
 
   nb::class_<Executor>(m, "Executor")
       .def("__init__", [](Executor* self, const DecoderPlan& plan, const std::string& isa, const std::string& cache_dtype,

@@ -20,8 +20,18 @@ namespace tidewheel {
 namespace {
 
 // "grid" and the types of quantized files keep the file's bits. The other parameters are a grid's.
-WeightFormat parse_block_format(const std::string& kind, int group, bool zero_points, int bits, const std::string& scale_type) {
-  if (kind != "grid") return find_block_type(kind)->format;
+WeightFormat parse_block_format(const std::string& kind, int group, bool zero_points, int bits, const std::string& scale_type,
+                                const std::vector<float>& table) {
+  const BlockTypeInfo* info = find_block_type(kind);
+  if (info && is_small_floats(info->type)) {
+    if (info->type == BlockType::kTable4 && table.size() != 16) throw std::invalid_argument("a table has 16 numbers");
+    const auto format = small_float_format(info->type, group, table.data());
+    if (!format) {
+      throw std::invalid_argument("small floats have groups of 32, 64 or a multiple of 128, not " + std::to_string(group));
+    }
+    return *format;
+  }
+  if (info) return info->format;
   const std::map<std::string, DType> types = {
       {"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}, {"float16", DType::kFloat16}};
   const auto type = types.find(scale_type);
@@ -34,8 +44,9 @@ WeightFormat parse_block_format(const std::string& kind, int group, bool zero_po
   return *format;
 }
 
-WeightFormat parse_format(const std::string& kind, int group, bool zero_points, int bits, const std::string& scale_type) {
-  if (kind == "grid" || find_block_type(kind)) return parse_block_format(kind, group, zero_points, bits, scale_type);
+WeightFormat parse_format(const std::string& kind, int group, bool zero_points, int bits, const std::string& scale_type,
+                          const std::vector<float>& table) {
+  if (kind == "grid" || find_block_type(kind)) return parse_block_format(kind, group, zero_points, bits, scale_type, table);
   static const std::map<std::string, WeightKind> kinds = {
       {"float32", WeightKind::kFloat32}, {"bfloat16", WeightKind::kBFloat16},        {"float16", WeightKind::kFloat16},
       {"int8", WeightKind::kInt8},       {"int8-channel", WeightKind::kInt8Channel}, {"int4", WeightKind::kInt4}};
@@ -69,9 +80,10 @@ Activation parse_activation(const std::string& name) {
 void bind_plans(nb::module_& m) {
   nb::class_<WeightFormat>(m, "WeightFormat")
       .def("__init__", [](WeightFormat* self, const std::string& kind, int group, bool zero_points, int bits,
-                          const std::string& scale_type) {
-        new (self) WeightFormat(parse_format(kind, group, zero_points, bits, scale_type));
-      }, "kind"_a, "group"_a = kRowGroup, "zero_points"_a = false, "bits"_a = 4, "scale_type"_a = "float16");
+                          const std::string& scale_type, const std::vector<float>& table) {
+        new (self) WeightFormat(parse_format(kind, group, zero_points, bits, scale_type, table));
+      }, "kind"_a, "group"_a = kRowGroup, "zero_points"_a = false, "bits"_a = 4, "scale_type"_a = "float16",
+           "table"_a = std::vector<float>());
 
   nb::class_<NormPlan>(m, "NormPlan")
       .def("__init__", [](NormPlan* self, bool layer_norm, float eps, bool bias, bool weight, bool unit_offset) {

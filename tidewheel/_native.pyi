@@ -21,7 +21,13 @@ class StoppedError(Exception): ...
 
 class WeightFormat:
     def __init__(
-        self, kind: str, group: int = 32, zero_points: bool = False, bits: int = 4, scale_type: str = "float16"
+        self,
+        kind: str,
+        group: int = 32,
+        zero_points: bool = False,
+        bits: int = 4,
+        scale_type: str = "float16",
+        table: Sequence[float] = (),
     ) -> None: ...
 
 class BlockSource:
@@ -41,6 +47,18 @@ class BlockSource:
         scale_type: str,
         zeros: NDArray[np.uint8] | None,
         twos_complement: bool,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str,
+        codes: NDArray[np.uint8],
+        type: str,
+        group: int,
+        inputs: int,
+        scales: NDArray[np.generic],
+        numbers: NDArray[np.float32] | None,
+        mapped: bool,
     ) -> None: ...
 
 class NormPlan:

@@ -6,10 +6,14 @@ quantized to int8.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ModelError
 from .block_types import BLOCK_TYPES, BlockType
@@ -19,11 +23,14 @@ Method = Literal["int8", "int8-channel", "int4"]
 BlockKind = Literal[
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"
 ]
+SmallFloat = Literal["e4m3", "nvfp4", "table4"]
 
 GROUP_SIZES = (32, 64, 128)
 _INT8_GROUP = 32
 _GROUP_NUMBER_BYTES = 2  # a group's scale, and its zero point where it has one
 _CHANNEL_SCALE_BYTES = 4
+_FLOAT_SCALE_BYTES = 4
+_SMALL_FLOAT_BITS: dict[SmallFloat, int] = {"e4m3": 8, "nvfp4": 4, "table4": 4}
 _BLOCKS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values() if kind.dequantize is not None}
 _EMBEDDINGS = ("embed.weight", "embed.per_layer", "head.weight")
 _BETWEEN_LATENTS = (".latent_k_up.weight", ".latent_v_up.weight")
@@ -50,26 +57,49 @@ class Quantization:
         return f"int4 in groups of {self.group_size}{' with zero points' if self.zero_points else ''}"
 
 
+class InputOrder:
+    """An order of inputs, `indices [K] int32`. Equal to others with the same indices."""
+
+    __slots__ = ("_digest", "indices")
+
+    def __init__(self, indices: NDArray[np.integer]) -> None:
+        self.indices: NDArray[np.int32] = np.ascontiguousarray(indices, np.int32)
+        self._digest = hashlib.sha256(self.indices.tobytes()).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InputOrder) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
     """The format of one weight: floats, what a device quantizes to, or what a quantized checkpoint has.
 
-    `group_size` counts inputs of an output that share a scale. It is for int8 (32), int4 and grid. `grid` has integers
-    of so many `bits`, and scales of the type `scales`; input i of the stored matrix is the model's `input_order[i]`, if
-    there is an order. A type of GGUF's blocks says all by its name.
+    `group_size` counts inputs of an output that share a scale. It is for int8 (32), int4, grid and small floats. `grid`
+    has integers of so many `bits`, and scales of the type `scales`; input i of the stored matrix is number i of
+    `input_order`, if there is one. A type of GGUF's blocks says all by its name. SmallFloatTensor says what kinds of
+    small floats there are, and what a `table` is.
     """
 
-    kind: DType | Method | Literal["grid"] | BlockKind
+    kind: DType | Method | Literal["grid"] | BlockKind | SmallFloat
     group_size: int = _INT8_GROUP
     zero_points: bool = False
     bits: int = 0
     scales: DType = "float32"
-    input_order: tuple[int, ...] | None = field(default=None, repr=False)
+    input_order: InputOrder | None = field(default=None, repr=False)
+    table: tuple[float, ...] | None = field(default=None, repr=False)
 
     @property
     def is_stored(self) -> bool:
         """Whether it is a quantized checkpoint's own."""
-        return self.kind == "grid" or self.kind in _BLOCKS
+        return self.kind == "grid" or self.kind in _BLOCKS or self.is_small_floats
+
+    @property
+    def is_small_floats(self) -> bool:
+        """Whether it is a quantized checkpoint's of floats of 8 or 4 bits."""
+        return self.kind in _SMALL_FLOAT_BITS
 
     def num_bytes(self, shape: Sequence[int]) -> int:
         """Bytes of a weight of that shape, with its scales, without a device's padding."""
@@ -81,12 +111,19 @@ class TensorFormat:
         if (block := _BLOCKS.get(self.kind)) is not None:
             return parameters // block.elements * block.bytes
         groups = shape[0] * -(-shape[1] // self.group_size)
+        if self.kind == "e4m3" or self.kind == "nvfp4" or self.kind == "table4":
+            scales = groups * (1 if self.kind == "nvfp4" else _FLOAT_SCALE_BYTES)
+            return -(-parameters * _SMALL_FLOAT_BITS[self.kind] // 8) + scales
         if self.kind == "grid":
             return -(-parameters * self.bits // 8) + groups * (STORAGE[self.scales].itemsize + self.zero_points)
         values = parameters if self.kind == "int8" else -(-parameters // 2)
         return values + groups * _GROUP_NUMBER_BYTES * (1 + self.zero_points)
 
     def __str__(self) -> str:
+        if self.kind == "e4m3":
+            return f"e4m3 in groups of {self.group_size}"
+        if self.kind == "table4":
+            return f"4 bits by a table in groups of {self.group_size}"
         if self.kind != "grid":
             return self.kind
         return f"{self.bits} bits in groups of {self.group_size}{' with zero points' if self.zero_points else ''}"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..models.tensor_ref import TensorRef
 from .block_types import BlockType
 from .dtypes import STORAGE
+from .small_floats import SmallFloatTensor
 from .stored import FLOATS, StoredMatrix, StoredTensor
 from .tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor, to_float32
 
@@ -53,6 +54,9 @@ def join(parts: Sequence[WeightTensor]) -> WeightTensor:
     blocks = [part for part in parts if isinstance(part, BlockTensor) and part.row_order is None]
     if len(blocks) == len(parts) and len({part.kind.name for part in blocks}) == 1:
         return BlockTensor(blocks[0].kind, np.concatenate([part.data for part in blocks]), origin=origins)
+    small = [part for part in parts if isinstance(part, SmallFloatTensor)]
+    if len(small) == len(parts) and all(part.stored_format == small[0].stored_format for part in small[1:]):
+        return _join_small_floats(small, origins)
     dense = [part for part in parts if isinstance(part, DenseTensor)]
     if len(dense) == len(parts) and len({part.dtype for part in dense}) == 1:
         return DenseTensor(np.concatenate([part.data for part in dense]), dense[0].dtype, origin=origins)
@@ -90,6 +94,15 @@ def _take_rows(tensor: WeightTensor, ref: TensorRef) -> WeightTensor:
     if isinstance(tensor, BlockTensor):
         return replace(take_blocks(tensor.data, tensor.kind, ref, str(tensor.origin)), mapped=False)
     codes = rows_of(tensor.codes, ref)
+    if isinstance(tensor, SmallFloatTensor):
+        return replace(
+            tensor,
+            shape=(len(codes), tensor.shape[1]),
+            codes=codes,
+            scales=rows_of(tensor.scales, ref),
+            divisors=None if tensor.divisors is None else rows_of(tensor.divisors, ref),
+            mapped=tensor.mapped and np.may_share_memory(codes, tensor.codes),
+        )
     return replace(
         tensor,
         shape=(len(codes), tensor.shape[1]),
@@ -106,6 +119,20 @@ def _alike(a: QuantizedTensor, b: QuantizedTensor) -> bool:
         and (a.zeros is None) == (b.zeros is None)
         and (a.input_order is None) == (b.input_order is None)
         and (a.input_order is None or b.input_order is None or np.array_equal(a.input_order, b.input_order))
+    )
+
+
+def _join_small_floats(parts: Sequence[SmallFloatTensor], origins: str) -> SmallFloatTensor:
+    divisors = [part.divisors for part in parts if part.divisors is not None]
+    return replace(
+        parts[0],
+        shape=(sum(part.shape[0] for part in parts), parts[0].shape[1]),
+        codes=np.concatenate([part.codes for part in parts]),
+        scales=np.concatenate([part.scales for part in parts]),
+        divisors=np.concatenate(divisors) if divisors else None,
+        mapped=False,
+        origin=origins,
+        scales_origin=" + ".join(str(part.scales_origin) for part in parts),
     )
 
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from .bits import unpack
 from .block_types import BlockType, dequantize
 from .dtypes import DType
-from .quantization import TensorFormat, stored_as_blocks
+from .quantization import InputOrder, TensorFormat, stored_as_blocks
+from .small_floats import SmallFloatTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class QuantizedTensor:
             bool(middle if self.zeros is None else (self.zeros != middle).any()),
             self.bits,
             self.scales.dtype,
-            None if self.input_order is None else tuple(self.input_order.tolist()),
+            None if self.input_order is None else InputOrder(self.input_order),
         )
 
     def dequantize(self) -> NDArray[np.float32]:
@@ -135,7 +136,7 @@ class BlockTensor:
         return values if self.row_order is None else values[self.row_order]
 
 
-WeightTensor = DenseTensor | QuantizedTensor | BlockTensor
+WeightTensor = DenseTensor | QuantizedTensor | BlockTensor | SmallFloatTensor
 
 
 class WeightSource(Protocol):

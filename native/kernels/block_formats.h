@@ -15,7 +15,7 @@ struct BlockTypeInfo {
   WeightFormat format;
 };
 
-// A grid's format depends on its parameters: see `grid_format`.
+// Formats of grids and small floats depend on their parameters: see `grid_format` and `small_float_format`.
 constexpr BlockTypeInfo kBlockTypes[] = {
     {"q4_0", BlockType::kQ4_0, 32, 18, {WeightKind::kInt4, 32}},
     {"q4_1", BlockType::kQ4_1, 32, 20, {WeightKind::kInt4, 32, true}},
@@ -31,6 +31,9 @@ constexpr BlockTypeInfo kBlockTypes[] = {
     {"iq4_xs", BlockType::kIq4Xs, 256, 136, {WeightKind::kIq4Xs}},
     {"mxfp4", BlockType::kMxfp4, 32, 17, {WeightKind::kMxfp4}},
     {"nvfp4", BlockType::kNvfp4, 0, 0, {WeightKind::kNvfp4}},
+    {"mxfp4-rows", BlockType::kMxfp4Rows, 0, 0, {WeightKind::kMxfp4}},
+    {"e4m3", BlockType::kE4m3, 0, 0, {WeightKind::kE4m3}},
+    {"table4", BlockType::kTable4, 0, 0, {WeightKind::kTable4}},
 };
 
 // By the lower-case name of the type in its file; null if there is none.
@@ -46,6 +49,23 @@ constexpr const BlockTypeInfo& block_type_info(BlockType type) {
     if (info.type == type) return info;
   }
   return kBlockTypes[0];
+}
+
+// Whether codes are of 4 bits with a byte of scale for each group of so many inputs; 0: they are not.
+constexpr int byte_scale_group(BlockType type) {
+  return type == BlockType::kNvfp4 ? 16 : type == BlockType::kMxfp4Rows ? 32 : 0;
+}
+
+constexpr bool is_small_floats(BlockType type) { return type == BlockType::kE4m3 || type == BlockType::kTable4; }
+
+// The format that keeps small floats: e4m3, or 4 bits by a `table` of 16 numbers. Nothing if there is none: groups must be 32,
+// 64 or a multiple of 128, which for a whole row is the next one.
+inline std::optional<WeightFormat> small_float_format(BlockType type, int group, const float* table) {
+  if (group != 32 && group != 64 && (group <= 0 || group % 128 != 0)) return {};
+  if (type == BlockType::kE4m3) return WeightFormat{WeightKind::kE4m3, group};
+  WeightFormat format{WeightKind::kTable4, group};
+  for (int i = 0; i < 16; ++i) format.table[i] = table[i];
+  return format;
 }
 
 // The format that keeps a grid's bits: integers of `bits` with a scale for every `group` inputs. Nothing if there is none:

@@ -118,7 +118,7 @@ struct ChunkHeader {
   size_t size() const { return padded(static_cast<int>(halves * sizeof(f16) + words * sizeof(float)) + bytes); }
 };
 
-TW_INLINE bool is_blocks(WeightKind kind) { return kind >= WeightKind::kQ5_0; }
+TW_INLINE bool is_blocks(WeightKind kind) { return kind >= WeightKind::kQ5_0 && kind <= WeightKind::kGrid; }
 
 TW_INLINE size_t chunk_bytes(const WeightFormat& format, int groups) {
   return ChunkHeader::of(format, groups).size() + size_t(groups) * traits_of(format).vectors() * kVectorBytes;

@@ -19,6 +19,7 @@ struct Header {
   }
   F byte(int i) const { return load(bytes(i)); }
   F signed_byte(int i) const { return load(reinterpret_cast<const int8_t*>(bytes(i))); }
+  F e4m3_byte(int i) const { return load(reinterpret_cast<const e4m3*>(bytes(i))); }
   // Both halves of a byte.
   F low_bits(int i) const {
     const F all = byte(i);
@@ -83,6 +84,11 @@ void put_scales(const WeightFormat& format, const Header& header, int groups, Ex
     case WeightKind::kMxfp4:
       for (int g = 0; g < groups; ++g) scale(g, half_of_e8m0(header.byte(g)));
       break;
+    case WeightKind::kNvfp4: {  // half of the scale, as codes are twice e2m1
+      const F divisor = header.word(0);
+      for (int h = 0; h < 2 * groups; ++h) scale(h, mul(div(header.e4m3_byte(h), divisor), set1(0.5f)));
+      break;
+    }
     default: {
       const int scales = grid_scales(format, groups);
       for (int i = 0, g = 0; i < scales; ++i) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/blocks.h"
+#include "kernels/gemm_widened.h"
 #include "kernels/table.h"
 #include "micro_kernels.h"
 
@@ -140,6 +141,8 @@ void with_micro_kernel(const WeightFormat& format, Body&& body) {
     case WeightKind::kInt4:
       if (format.zero_points) return call(GroupRows<true, true>());
       return call(GroupRows<true, false>());
+    case WeightKind::kE4m3: return call(WidenedRows<bf16, FloatRows<bf16>>());
+    case WeightKind::kTable4: return call(WidenedRows<float, FloatRows<float>>());
     default: break;
   }
   const BlockTraits traits = traits_of(format);

@@ -28,29 +28,40 @@ constexpr int kRowGroup = 32;
 // kNvfp4: 4 bits (e2m1), an e4m3 scale for every 16 inputs, and a float32 divisor of the scales for a column.
 // kGrid: `bits` an input, for every `group` inputs a scale of `scale_type`, w = scale * (q - zero), where `zero` is a byte
 // with zero points, else 2^(bits - 1).
+//
+// The kinds behind kGrid keep the bits of floats that are no multiples of a scale. They have a float32 scale for every `group`
+// inputs of a column, and meet activations in floats.
+// kE4m3: 8 bits, which become bfloat16; rows as for kBFloat16.
+// kTable4: 4 bits, each a number of `table`; rows as for kFloat32.
 enum class WeightKind : int {
   kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt8Channel = 4, kInt4 = 5,
   kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kIq4Nl, kIq4Xs, kMxfp4, kNvfp4, kGrid,
+  kE4m3, kTable4,
 };
 
 struct WeightFormat {
   WeightKind kind = WeightKind::kFloat32;
-  int group = kRowGroup;  // kInt4: 32, 64 or 128; kGrid: those, or any multiple of 256; a whole row is the next multiple
+  // kInt4: 32, 64 or 128; kGrid: those, or any multiple of 256; kE4m3 and kTable4: 32, 64 or any multiple of 128. A whole row
+  // is the next multiple.
+  int group = kRowGroup;
   bool zero_points = false;  // kInt4, kGrid
   int bits = 0;              // kGrid: 2, 3, 4 or 8
   DType scale_type = DType::kFloat32;  // kGrid
+  float table[16] = {};  // kTable4
 
   bool operator==(const WeightFormat&) const = default;
 };
 
-// What a quantized file has: blocks of GGUF, or fields of their own.
+// What a quantized file has: blocks of GGUF, or fields of their own. kMxfp4Rows are codes and scales as of kNvfp4, which
+// become kMxfp4.
 enum class BlockType : int {
-  kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kIq4Nl, kIq4Xs, kMxfp4, kNvfp4, kGrid,
+  kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kIq4Nl, kIq4Xs, kMxfp4, kNvfp4, kGrid, kE4m3, kTable4,
+  kMxfp4Rows,
 };
 
 // Of what packed weights look like and hold. Raise it with every change of layout, of their order, of the checksum, or
 // of the numbers that quantization chooses: weights that were packed and kept under another version are not used.
-constexpr int kPackedVersion = 3;
+constexpr int kPackedVersion = 4;
 
 // KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V.
 // float32 and float16: K [dim][16], V [16][values]; the others: K [dim/2][16][2], V [16/2][values][2].
@@ -107,10 +118,11 @@ struct PackWeightsArgs {
 // be aligned. Rows lie `row_bytes` apart, which is at least what their blocks or codes take.
 struct PackBlocksArgs {
   BlockType source;
-  const void* blocks;  // GGUF: rows of whole blocks; kGrid and kNvfp4: codes, the first input in the lowest bits
+  const void* blocks;  // GGUF: rows of whole blocks; else codes, the first input in the lowest bits, kTable4: in the highest
   size_t row_bytes;
   // kGrid: scales [rows, groups] of scale_type in this machine's byte order, zero points [rows, groups] or null, and
-  // whether codes are in two's complement (those have no zero points). kNvfp4: scales [rows, K / 16] e4m3.
+  // whether codes are in two's complement (those have no zero points). kNvfp4: scales [rows, K / 16] e4m3, and what all of a
+  // row are divided by. kMxfp4Rows: [rows, K / 32] exponents of two, with a bias of 127. kE4m3 and kTable4: scales [rows, groups] of float32.
   // They begin at row_begin, too. Strides are in elements.
   int bits;
   const void* scales;
@@ -119,8 +131,8 @@ struct PackBlocksArgs {
   const uint8_t* zeros;
   ptrdiff_t zero_stride;
   bool twos_complement;
-  float divisor;       // kNvfp4: of all scales
-  int rows, cols;      // cols: whole blocks for GGUF and kNvfp4
+  const float* divisors;  // kNvfp4: [rows]
+  int rows, cols;         // cols: whole blocks for GGUF
   void* weight;        // packed, zeroed
   int k;
   int group, group_stride, offset;  // columns, as in PackWeightsArgs

@@ -1,5 +1,6 @@
 // Packs rows of quantized files into panels, bit for bit. https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 // has the layouts of GGUF's blocks; in the functions below, numbers are the offsets of their fields.
+#include "kernels/block_formats.h"
 #include "kernels/blocks.h"
 #include "kernels/table.h"
 
@@ -133,7 +134,10 @@ void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
       for (int n = 0; n < 8; ++n) spread<4>(b + 8 + 16 * n, 16, codes + 32 * n);
       return;
     case BlockType::kNvfp4:
-    case BlockType::kGrid: return;
+    case BlockType::kGrid:
+    case BlockType::kE4m3:
+    case BlockType::kTable4:
+    case BlockType::kMxfp4Rows: return;
   }
 }
 
@@ -165,7 +169,10 @@ constexpr int block_bytes(BlockType type) {
     case BlockType::kQ6K: return 210;
     case BlockType::kIq4Xs: return 136;
     case BlockType::kNvfp4:
-    case BlockType::kGrid: return 0;
+    case BlockType::kGrid:
+    case BlockType::kE4m3:
+    case BlockType::kTable4:
+    case BlockType::kMxfp4Rows: return 0;
   }
   return 0;
 }
@@ -212,10 +219,20 @@ Scales scales_of(const PackBlocksArgs& args, int row) {
   return {static_cast<const char*>(args.scales) + (row - args.row_begin) * bytes, args.scale_type};
 }
 
+// Codes of 4 bits, with a byte of scale for each group.
+void read_fours(const PackBlocksArgs& args, int group, int row, int begin, int count, Chunk& chunk) {
+  const int index = row - args.row_begin, scales = (count + group - 1) / group;
+  read_codes(static_cast<const uint8_t*>(args.blocks) + index * args.row_bytes + begin / 2, 4, count, 0, chunk.codes);
+  std::memset(chunk.bytes, 0, sizeof chunk.bytes);
+  std::memcpy(chunk.bytes, static_cast<const uint8_t*>(args.scales) + index * args.scale_stride + begin / group, scales);
+  if (args.divisors) chunk.words[0] = args.divisors[index];
+}
+
 // The inputs of a row from `begin` on, a chunk of them.
 void read_chunk(const WeightFormat& format, const PackBlocksArgs& args, int row, int begin, Chunk& chunk) {
   const auto* data = static_cast<const uint8_t*>(args.blocks) + (row - args.row_begin) * args.row_bytes;
   const int count = args.cols - begin < kChunkInputs ? args.cols - begin : kChunkInputs, groups = row_groups(count);
+  if (const int group = byte_scale_group(args.source)) return read_fours(args, group, row, begin, count, chunk);
   if (args.source != BlockType::kGrid) {
     const size_t blocks = begin / block_inputs(args.source);
     return read_blocks(args.source, data + blocks * block_bytes(args.source), groups, chunk);
@@ -328,6 +345,7 @@ void put_integers(const WeightFormat& format, const PackBlocksArgs& args, int ro
 }  // namespace
 
 void pack_blocks(const WeightFormat& format, const PackBlocksArgs& args) {
+  if (args.source == BlockType::kE4m3 || args.source == BlockType::kTable4) return pack_widened(format, args);
   for (int row = args.row_begin; row < args.row_end; ++row) {
     const int column = row / args.group * args.group_stride + row % args.group + args.offset, lane = column % kLanes;
     char* strip = static_cast<char*>(args.weight) + size_t(column / kLanes) * strip_bytes(format, args.k);

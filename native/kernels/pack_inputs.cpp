@@ -126,7 +126,9 @@ void quantize_row(const WeightFormat& format, const float* x, int k, int r, int 
 
 size_t row_bytes(const WeightFormat& format, int k) {
   switch (format.kind) {
+    case WeightKind::kTable4:
     case WeightKind::kFloat32: return sizeof(Element<float>::Activation) * k;
+    case WeightKind::kE4m3:
     case WeightKind::kBFloat16: return sizeof(Element<bf16>::Activation) * float_steps<bf16>(k) * Element<bf16>::kStep;
     case WeightKind::kFloat16: return sizeof(Element<f16>::Activation) * k;
     case WeightKind::kInt8Channel: return kHeadBytes + channel_inputs(k);
@@ -153,7 +155,9 @@ void pack_inputs(const WeightFormat& format, const PackInputsArgs& args, int row
     const int r = row % tile_rows, n = args.num_rows - (row - r) < tile_rows ? args.num_rows - (row - r) : tile_rows;
     char* tile = static_cast<char*>(args.out) + (row - r) * bytes;
     switch (format.kind) {
+      case WeightKind::kTable4:
       case WeightKind::kFloat32: round_row<float>(x, args.k, r, n, tile); break;
+      case WeightKind::kE4m3:
       case WeightKind::kBFloat16: round_row<bf16>(x, args.k, r, n, tile); break;
       case WeightKind::kFloat16: round_row<f16>(x, args.k, r, n, tile); break;
       case WeightKind::kInt8:

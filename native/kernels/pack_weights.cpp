@@ -3,6 +3,7 @@
 // the same integers and scales.
 #include "kernels/layout.h"
 #include "kernels/table.h"
+#include "kernels/widened.h"
 
 namespace tidewheel::TW_ISA {
 namespace {
@@ -400,6 +401,8 @@ size_t panel_bytes(const WeightFormat& format, int k) {
     case WeightKind::kFloat32: return sizeof(float) * kPanel * k;
     case WeightKind::kBFloat16: return sizeof(bf16) * kPanel * float_steps<bf16>(k) * Element<bf16>::kStep;
     case WeightKind::kFloat16: return sizeof(f16) * kPanel * k;
+    case WeightKind::kE4m3:
+    case WeightKind::kTable4: return widened_panel_bytes(format, k);
     default: return kStrips * strip_bytes(format, k);
   }
 }
@@ -420,6 +423,8 @@ void unpack_row(const WeightFormat& format, const void* weight, int k, int row, 
     case WeightKind::kInt8:
     case WeightKind::kInt8Channel:
     case WeightKind::kInt4: return unpack_integers(format, weight, k, row, out);
+    case WeightKind::kE4m3:
+    case WeightKind::kTable4: return unpack_widened_row(format, weight, k, row, out);
     default: return unpack_blocks_row(format, weight, k, row, out);
   }
 }

@@ -16,6 +16,9 @@ size_t panel_bytes(const WeightFormat& format, int k);
 void pack_weights(const WeightFormat& format, const PackWeightsArgs& args);
 void pack_blocks(const WeightFormat& format, const PackBlocksArgs& args);
 void unpack_blocks_row(const WeightFormat& format, const void* weight, int k, int row, float* out);
+// The same for formats of widened.h.
+void pack_widened(const WeightFormat& format, const PackBlocksArgs& args);
+void unpack_widened_row(const WeightFormat& format, const void* weight, int k, int row, float* out);
 void unpack_row(const WeightFormat& format, const void* weight, int k, int row, float* out);
 void pack_inputs(const WeightFormat& format, const PackInputsArgs& args, int row_begin, int row_end);
 void gemm(const WeightFormat& format, const GemmArgs& args);

@@ -26,6 +26,12 @@ struct e5m2 {
   uint8_t bits;
 };
 
+// 8 bits with 4 of exponent and 3 of mantissa, and no infinities. Whoever loads such numbers has refused the two codes that
+// are not numbers: here they are 480.
+struct e4m3 {
+  uint8_t bits;
+};
+
 // The type of cached K and V. Int8 has a float32 scale for each token and KV head, for K and for V.
 enum class CacheType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kFloat8E5M2 = 3, kInt8 = 4 };
 constexpr int kCacheTypes = 5;
@@ -62,6 +68,10 @@ TW_INLINE float to_float(f16 x) {
   return bits_float(sign | float_bits(bits_float(rest << 13) * 0x1p112f));
 }
 
+// binary16 holds a 256th of each number, with the same bits of exponent and mantissa.
+TW_INLINE float to_float(e4m3 x) {
+  return 256.0f * to_float(f16{static_cast<uint16_t>((x.bits & 0x80) << 8 | (x.bits & 0x7f) << 7)});
+}
 TW_INLINE float to_float(e5m2 x) { return to_float(f16{static_cast<uint16_t>(x.bits << 8)}); }
 
 // Round to nearest, ties to even; NaN stays NaN.

@@ -1,6 +1,7 @@
 // Rows of quantized files with random bits, and what each number means: the definitions, element by element.
 #pragma once
 
+#include <cmath>
 #include <random>
 #include <string>
 #include <vector>
@@ -65,7 +66,10 @@ inline float block_element(BlockType type, const uint8_t* b, int i) {
     }
     case BlockType::kMxfp4: return std::ldexp(static_cast<float>(kTwiceE2m1[nibble(b + 1, i)]), b[0] - 128);
     case BlockType::kNvfp4:
-    case BlockType::kGrid: break;
+    case BlockType::kGrid:
+    case BlockType::kE4m3:
+    case BlockType::kTable4:
+    case BlockType::kMxfp4Rows: break;
   }
   return 0;
 }
@@ -97,6 +101,7 @@ struct QuantizedMatrix {
   DType scale_type = DType::kFloat32;
   std::vector<char> scales = {};
   std::vector<uint8_t> zeros = {};
+  std::vector<float> divisors = {};  // of kNvfp4
   bool twos_complement = false;
   std::vector<float> values = {};  // [rows, cols]: what the definition says
 
@@ -155,6 +160,52 @@ inline QuantizedMatrix random_grid(const WeightFormat& format, int bits, int gro
       const int half = 1 << (bits - 1), value = twos_complement ? (code ^ half) - half : code;
       const int zero = format.zero_points ? m.zeros[place] : twos_complement ? 0 : half;
       m.values.push_back(scales[place] * static_cast<float>(value - zero));
+    }
+  }
+  return m;
+}
+
+// By the format's definition; code 127 and its negative are no numbers.
+inline float e4m3_value(int code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float magnitude = exponent ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
+                                   : std::ldexp(static_cast<float>(mantissa), -9);
+  return code & 128 ? -magnitude : magnitude;
+}
+
+// Small floats. `group` 0: one scale for a whole row.
+inline QuantizedMatrix random_small_floats(BlockType type, int group, int rows, int cols) {
+  std::mt19937 random(17 + group);
+  float table[16];
+  for (float& number : table) number = 0.001f * static_cast<float>(static_cast<int>(random() % 2001) - 1000);
+  const bool is_nvfp4 = type == BlockType::kNvfp4, bytes = type == BlockType::kE4m3, table_of = type == BlockType::kTable4;
+  const int stored = group ? group : (cols + 127) / 128 * 128;
+  const WeightFormat format = byte_scale_group(type) ? block_type_info(type).format : *small_float_format(type, stored, table);
+  QuantizedMatrix m{format, type, rows, cols, bytes ? size_t(cols) : size_t(cols + 1) / 2, {}};
+  m.group = group ? group : cols;
+  m.blocks.resize(rows * m.row_bytes);
+  const int groups = m.scale_groups();
+  std::vector<float> scales;
+  for (int r = 0; r < rows; ++r) {
+    if (is_nvfp4) m.divisors.push_back(0.5f + static_cast<float>(random() % 1000));
+    for (int g = 0; g < groups; ++g) {
+      const float number = 0.001f * static_cast<float>(1 + random() % 1000);
+      const auto code = static_cast<uint8_t>(is_nvfp4 ? random() % 127 : 100 + random() % 40);
+      const bool byte = byte_scale_group(type) != 0;
+      const char* of = byte ? reinterpret_cast<const char*>(&code) : reinterpret_cast<const char*>(&number);
+      m.scales.insert(m.scales.end(), of, of + (byte ? 1 : sizeof number));
+      scales.push_back(is_nvfp4 ? e4m3_value(code) / m.divisors.back() : byte ? std::ldexp(1.0f, code - 127) : number);
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    uint8_t* row = m.blocks.data() + r * m.row_bytes;
+    for (int i = 0; i < cols; ++i) {
+      int code = static_cast<int>(random() % (bytes ? 256 : 16));
+      if (bytes && (code & 127) == 127) code = 1;
+      const bool high = table_of ? i % 2 == 0 : i % 2;
+      row[bytes ? i : i / 2] |= static_cast<uint8_t>(bytes || !high ? code : code << 4);
+      const float number = bytes ? e4m3_value(code) : table_of ? table[code] : 0.5f * static_cast<float>(kTwiceE2m1[code]);
+      m.values.push_back(scales[r * groups + i / m.group] * number);
     }
   }
   return m;

@@ -81,8 +81,11 @@ class Random {
 // A row as a GEMM sees it: rounded, or quantized to int8 with the scale of its group or of the whole row.
 inline std::vector<double> as_input(const WeightFormat& format, const float* x, int k) {
   std::vector<double> out(x, x + k);
-  if (is_float(format)) {
-    for (int i = 0; i < k; ++i) out[i] = rounded(static_cast<DType>(format.kind), x[i]);
+  if (is_float(format) || format.kind > WeightKind::kGrid) {
+    const DType type = format.kind == WeightKind::kE4m3    ? DType::kBFloat16
+                       : format.kind == WeightKind::kTable4 ? DType::kFloat32
+                                                            : static_cast<DType>(format.kind);
+    for (int i = 0; i < k; ++i) out[i] = rounded(type, x[i]);
     return out;
   }
   const int group = format.kind == WeightKind::kInt8Channel ? k : kRowGroup;

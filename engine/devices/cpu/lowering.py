@@ -34,6 +34,7 @@ from ...weights.tensor import WeightSource
 Formats: TypeAlias = dict[str, TensorFormat]
 
 _CHUNK = 256  # inputs that a kernel expands at once
+_PIECE = 128  # of small floats
 _EXPERT = re.compile(r"(.+\.(?:experts\.\d+|shared))\.(gate|up)\.weight")
 _LOOKED_UP = ("embed.weight", "embed.positions", "embed.per_layer")
 
@@ -71,8 +72,9 @@ def why_not_kept(name: str, shape: tuple[int, ...], stored: TensorFormat) -> str
         return "routers are kept in float32"
     if stored.input_order is not None and name in _LOOKED_UP:
         return "the inputs of an embedding cannot have an order of their own"
-    if is_router(name):
-        return "routers are computed in float32"
+    small = stored.is_small_floats and stored.kind != "nvfp4"
+    if small and small_float_group(stored.group_size, shape[1]) is None:
+        return f"their groups are of 32, 64 or a multiple of 128 inputs, or whole rows, not of {stored.group_size}"
     if stored.kind == "grid" and grid_group(stored.group_size, shape[1]) is None:
         return f"groups are of 32, 64, 128 or a multiple of 256 inputs, or whole rows, not of {stored.group_size}"
     return None
@@ -83,6 +85,13 @@ def grid_group(group_size: int, inputs: int) -> int | None:
     if group_size in GROUP_SIZES or group_size % _CHUNK == 0:
         return group_size
     return -(-inputs // _CHUNK) * _CHUNK if group_size >= inputs else None
+
+
+def small_float_group(group_size: int, inputs: int) -> int | None:
+    """The same of floats of 8 bits, and of 4 bits by a table."""
+    if group_size in (32, 64) or group_size % _PIECE == 0:
+        return group_size
+    return -(-inputs // _PIECE) * _PIECE if group_size >= inputs else None
 
 
 def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.DecoderPlan:
@@ -108,12 +117,19 @@ def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.De
     shapes = tensor_shapes(spec)
     plan.formats = {name: _format(format, shapes[name][1]) for name, format in formats.items()}
     plan.input_orders = {
-        name: list(format.input_order) for name, format in formats.items() if format.input_order is not None
+        name: format.input_order.indices.tolist()
+        for name, format in formats.items()
+        if format.input_order is not None
     }
     return plan
 
 
 def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
+    if format.kind == "e4m3" or format.kind == "table4":
+        group = small_float_group(format.group_size, inputs)
+        if group is None:
+            raise ValueError(f"there are no kernels for {format}")
+        return _native.WeightFormat(format.kind, group, table=list(format.table or ()))
     if format.kind != "grid":
         return _native.WeightFormat(format.kind, format.group_size, format.zero_points)
     group = grid_group(format.group_size, inputs)

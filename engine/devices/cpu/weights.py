@@ -13,8 +13,9 @@ from ...cancellation import Cancellation
 from ...weights.bits import pack, unpack
 from ...weights.dtypes import STORAGE
 from ...weights.finite import require_finite
+from ...weights.small_floats import SmallFloatTensor
 from ...weights.tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightSource, WeightTensor
-from .lowering import Formats, grid_group, interleaved_with, why_not_kept
+from .lowering import Formats, grid_group, interleaved_with, small_float_group, why_not_kept
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def set_weights(
         logger.info("%d quantized matrices are dequantized as they are read: %s", count, reason)
 
 
-def _reason(name: str, weights: WeightSource, tensor: QuantizedTensor | BlockTensor) -> str:
+def _reason(name: str, weights: WeightSource, tensor: QuantizedTensor | BlockTensor | SmallFloatTensor) -> str:
     stored = weights.stored_format(name)
     if stored is None:
         return "their parts are stored in different ways"
@@ -65,7 +66,7 @@ def _reason(name: str, weights: WeightSource, tensor: QuantizedTensor | BlockTen
 
 
 def _num_bytes(tensor: WeightTensor) -> int:
-    return tensor.codes.nbytes if isinstance(tensor, QuantizedTensor) else tensor.data.nbytes
+    return tensor.data.nbytes if isinstance(tensor, DenseTensor | BlockTensor) else tensor.codes.nbytes
 
 
 def _pack(native: _native.Executor, tensors: dict[str, WeightTensor], threads: int) -> None:
@@ -77,12 +78,33 @@ def _pack(native: _native.Executor, tensors: dict[str, WeightTensor], threads: i
             matrices.append(_native.BlockSource(name, tensor.data, kind, tensor.row_order, tensor.mapped))
         elif isinstance(tensor, QuantizedTensor):
             matrices.append(_grid(name, tensor))
+        elif isinstance(tensor, SmallFloatTensor):
+            matrices.append(_small_floats(name, tensor))
         else:
             data, swapped = tensor.data, not tensor.data.dtype.isnative
             if swapped:
                 data = data.view(data.dtype.newbyteorder())  # the same bytes; they are swapped as they are packed
             floats.append((name, data, tensor.dtype, swapped, tensor.mapped))
     native.set_weights(floats, matrices)
+
+
+def _small_floats(name: str, tensor: SmallFloatTensor) -> _native.BlockSource:
+    inputs = tensor.shape[1]
+    in_bytes = tensor.kind in ("nvfp4", "mxfp4")
+    group = tensor.group_size if in_bytes else small_float_group(tensor.stored_format.group_size, inputs)
+    if group is None:
+        raise ValueError(f"{name} is stored in {tensor.stored_format}, for which there are no kernels")
+    numbers = tensor.divisors if tensor.table is None else tensor.table
+    return _native.BlockSource(
+        name,
+        tensor.codes,
+        "mxfp4-rows" if tensor.kind == "mxfp4" else tensor.kind,
+        group,
+        inputs,
+        np.ascontiguousarray(tensor.scales, np.uint8 if in_bytes else np.float32),
+        None if numbers is None else np.ascontiguousarray(numbers, np.float32),
+        tensor.mapped,
+    )
 
 
 def _grid(name: str, tensor: QuantizedTensor) -> _native.BlockSource:

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from ...files.wording import shown
 from ...models.config import ConfigReader
-from ..stored import StoredMatrix
+from ..quantization import TensorFormat
+from ..small_floats import SmallFloatTensor
+from ..stored import StoredMatrix, StoredTensor
 from ..tensor import DenseTensor, QuantizedTensor, to_float32
 from .groups import no_codes
 from .layer import LayerTensors
-from .small_floats import say_that_memory_grows
 
 _STATES = {kind: f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")}
 _STORAGE = ("U8", "I8", "F16", "BF16", "F32", "F64")
@@ -56,8 +57,7 @@ class BitsAndBytes:
     refused = "int8 that is arranged for one processor"
 
     def __init__(self, config: ConfigReader) -> None:
-        if config.raw("load_in_8bit") is not True:
-            say_that_memory_grows(self.name)
+        pass
 
     def matrix(self, layer: LayerTensors) -> StoredMatrix | None:
         """The layer's matrix; None if the layer is not quantized."""
@@ -91,20 +91,48 @@ def _four_bits(layer: LayerTensors, state_part: str) -> StoredMatrix:
         layer.take("weight.nested_quant_map", "F32", shape=(256,))
         layer.take("weight.nested_absmax", "F32", shape=(-(-blocks // state.nested_block),))
 
-    def read() -> DenseTensor:
-        meanings = _finite(layer, "weight.quant_map")
-        codes = np.arange(256)
-        pairs = meanings[np.stack([codes >> 4, codes & 15], axis=1)]  # of each byte
-        values = pairs[weight.data].reshape(-1)[:count]
-        scales = _scales(layer, state)
-        whole = count // state.block
-        with np.errstate(over="ignore"):  # what is not finite is found as in every other weight
-            full, rest = values[: whole * state.block].reshape(whole, state.block), values[whole * state.block :]
-            full *= scales[:whole, np.newaxis]
-            rest *= scales[whole:]
-        return DenseTensor(values.reshape(state.shape), "float32", origin=layer.origin("weight"))
+    outputs, inputs = state.shape
+    if inputs % 2 or (inputs % state.block and state.block % inputs):
+        # Bytes or blocks go on in the next row: there are no groups of a row's inputs.
+        return layer.matrix(state.shape, state, lambda: _dequantized(layer, weight, state))
+    group = min(state.block, inputs)
 
-    return layer.matrix(state.shape, state, read)
+    def read() -> SmallFloatTensor:
+        scales = _scales(layer, state)
+        if state.block > inputs:
+            scales = np.repeat(scales, state.block // inputs)[:outputs]
+        return SmallFloatTensor(
+            "table4",
+            state.shape,
+            group,
+            weight.data.reshape(outputs, -1),
+            scales.reshape(outputs, -1),
+            table=tuple(_meanings(layer).tolist()),
+            mapped=True,
+            origin=layer.origin("weight"),
+            scales_origin=layer.origin("weight.absmax"),
+        )
+
+    return layer.small_floats(
+        state.shape, state, read, lambda: TensorFormat("table4", group, table=tuple(_meanings(layer).tolist()))
+    )
+
+
+def _meanings(layer: LayerTensors) -> NDArray[np.float32]:
+    return _finite(layer, "weight.quant_map")
+
+
+def _dequantized(layer: LayerTensors, weight: StoredTensor, state: _State) -> DenseTensor:
+    codes, count = np.arange(256), math.prod(state.shape)
+    pairs = _meanings(layer)[np.stack([codes >> 4, codes & 15], axis=1)]  # of each byte
+    values = pairs[weight.data].reshape(-1)[:count]
+    scales = _scales(layer, state)
+    whole = count // state.block
+    with np.errstate(over="ignore"):  # what is not finite is found as in every other weight
+        full, rest = values[: whole * state.block].reshape(whole, state.block), values[whole * state.block :]
+        full *= scales[:whole, np.newaxis]
+        rest *= scales[whole:]
+    return DenseTensor(values.reshape(state.shape), "float32", origin=layer.origin("weight"))
 
 
 def _scales(layer: LayerTensors, state: _State) -> NDArray[np.float32]:

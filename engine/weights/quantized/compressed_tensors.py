@@ -28,21 +28,14 @@ from ...errors import ModelError
 from ...files.wording import shown
 from ...models.config import ConfigReader
 from ..bits import pack, unpack
+from ..quantization import TensorFormat
+from ..small_floats import MXFP4_GROUP, NVFP4_GROUP, SmallFloatTensor
 from ..stored import FLOATS, StoredMatrix
-from ..tensor import BlockTensor, DenseTensor, QuantizedTensor, to_float32
+from ..tensor import DenseTensor, QuantizedTensor, to_float32
 from .fp8 import read_block
 from .groups import input_order, no_codes, read_group_size, reordered
 from .layer import LayerTensors
-from .small_floats import (
-    E4M3,
-    MXFP4,
-    e2m1,
-    mxfp4_blocks,
-    read_e4m3,
-    say_that_memory_grows,
-    scaled,
-    take_scales,
-)
+from .small_floats import e4m3_matrix, mxfp4, take_scales
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +45,6 @@ _FORMATS = (
 )  # fmt: skip
 # By the bits of packed integers, those in which they are held.
 _HELD_BITS: dict[int, Literal[2, 3, 4, 8]] = {2: 2, 3: 3, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
-_FP4_GROUP = {"nvfp4": 16, "mxfp4": 32}  # inputs
-
 
 _Packing = Literal["dense", "whole"]
 
@@ -86,8 +77,6 @@ class CompressedTensors:
         if config.raw("kv_cache_scheme") is not None:
             logger.info("The checkpoint's kv_cache_scheme has no effect: --kv-cache-dtype says how K and V are kept")
         self._targets = list(_read_targets(config))
-        if any(scheme.type == "float" and scheme.block != (1, _FP4_GROUP["mxfp4"]) for _, scheme in self._targets):
-            say_that_memory_grows(self.name)
 
     def matrix(self, layer: LayerTensors) -> StoredMatrix | None:
         """The layer's matrix; None if the layer is not quantized."""
@@ -214,7 +203,7 @@ def _fp8(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
     outputs, inputs = layer.take("weight", "F8_E4M3").shape
     shape = (outputs, inputs)
     block = take_scales(layer, "weight_scale", shape, scheme.block)
-    return layer.matrix(shape, (scheme, block), lambda: read_e4m3(layer, "weight", "weight_scale", shape, block))
+    return e4m3_matrix(layer, "weight", "weight_scale", shape, block, (scheme, block))
 
 
 def _fp4(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
@@ -225,34 +214,41 @@ def _fp4(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
 
 def _mxfp4(layer: LayerTensors) -> StoredMatrix:
     outputs, pairs = layer.take("weight_packed", "U8").shape
-    inputs, group = 2 * pairs, _FP4_GROUP["mxfp4"]
+    inputs, group = 2 * pairs, MXFP4_GROUP
     if inputs % group:
         raise layer.error("weight_packed", f"has {inputs} inputs, which are not groups of {group}")
     layer.take("weight_scale", "U8", shape=(outputs, inputs // group))
 
-    def read() -> BlockTensor:
-        return mxfp4_blocks(layer.array("weight_packed"), layer.array("weight_scale"), layer.origin("weight_packed"))
+    def read() -> SmallFloatTensor:
+        return mxfp4(layer.array("weight_packed"), layer.array("weight_scale"), layer.origin("weight_packed"))
 
-    return layer.blocks((outputs, inputs), MXFP4, "mxfp4", read)
+    return layer.small_floats((outputs, inputs), "mxfp4", read, lambda: TensorFormat("mxfp4"))
 
 
 def _nvfp4(layer: LayerTensors) -> StoredMatrix:
     outputs, pairs = layer.take("weight_packed", "U8").shape
-    inputs, group = 2 * pairs, _FP4_GROUP["nvfp4"]
+    inputs, group = 2 * pairs, NVFP4_GROUP
     layer.take("weight_scale", "F8_E4M3", shape=(outputs, -(-inputs // group)))
     found = layer.find("weight_global_scale")
     layer.take("weight_global_scale", *FLOATS, shape=() if found is not None and found.shape == () else (1,))
 
-    def read() -> DenseTensor:
+    def read() -> SmallFloatTensor:
         divisor = to_float32(layer.floats("weight_global_scale"))
         if not divisor.all():
             raise layer.error("weight_global_scale", "is 0, by which nothing can be divided")
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found as in every other weight
-            scales = E4M3[layer.array("weight_scale")] / divisor
-        values = e2m1(layer.array("weight_packed"), inputs)
-        return scaled(values, scales, (1, group), layer.origin("weight_packed"))
+        return SmallFloatTensor(
+            "nvfp4",
+            (outputs, inputs),
+            group,
+            layer.array("weight_packed"),
+            layer.array("weight_scale"),
+            np.broadcast_to(divisor, outputs),
+            mapped=True,
+            origin=layer.origin("weight_packed"),
+            scales_origin=layer.origin("weight_scale"),
+        )
 
-    return layer.matrix((outputs, inputs), "nvfp4", read)
+    return layer.small_floats((outputs, inputs), "nvfp4", read, lambda: TensorFormat("nvfp4", group))
 
 
 def _scales(layer: LayerTensors, outputs: int, groups: int) -> DenseTensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...models.config import ConfigReader
 from ..stored import StoredMatrix
 from .layer import LayerTensors
-from .small_floats import read_e4m3, say_that_memory_grows, take_scales
+from .small_floats import e4m3_matrix, take_scales
 
 
 class Fp8:
@@ -24,7 +24,6 @@ class Fp8:
 
     def __init__(self, config: ConfigReader) -> None:
         config.refuse("fmt", "e4m3")
-        say_that_memory_grows(self.name)
         self._block = read_block(config, "weight_block_size")
 
     def matrix(self, layer: LayerTensors) -> StoredMatrix | None:
@@ -36,7 +35,7 @@ class Fp8:
         shape = (outputs, inputs)
         scale = "weight_scale" if layer.find("weight_scale_inv") is None else "weight_scale_inv"
         block = take_scales(layer, scale, shape, self._block)
-        return layer.matrix(shape, (self.name, block), lambda: read_e4m3(layer, "weight", scale, shape, block))
+        return e4m3_matrix(layer, "weight", scale, shape, block, (self.name, block))
 
 
 def read_block(config: ConfigReader, name: str) -> tuple[int, int] | None:

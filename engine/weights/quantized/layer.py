@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ModelError
-from ..block_types import BlockType
 from ..dtypes import STORAGE
-from ..quantization import TensorFormat, stored_as_blocks
+from ..quantization import TensorFormat
+from ..small_floats import SmallFloatTensor
 from ..stored import FLOATS, StoredMatrix, StoredTensor
-from ..tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor, to_float32
+from ..tensor import DenseTensor, QuantizedTensor, WeightTensor, to_float32
 
 _NUMPY: dict[str, np.dtype[Any]] = {
     **{name: STORAGE[dtype].newbyteorder("<") for name, dtype in FLOATS.items()},
@@ -91,11 +91,15 @@ class LayerTensors:
         """
         return self._matrix(shape, facts, read, lambda: None)
 
-    def blocks(
-        self, shape: tuple[int, int], kind: BlockType, facts: object, read: Callable[[], BlockTensor]
+    def small_floats(
+        self,
+        shape: tuple[int, int],
+        facts: object,
+        read: Callable[[], SmallFloatTensor],
+        stored_format: Callable[[], TensorFormat],
     ) -> StoredMatrix:
-        """The same in blocks of a GGUF type."""
-        return self._matrix(shape, facts, read, lambda: stored_as_blocks(kind))
+        """The same of small floats, whose `stored_format` needs none of the codes and scales."""
+        return self._matrix(shape, facts, read, stored_format)
 
     def integers(self, shape: tuple[int, int], facts: object, read: Callable[[bool], QuantizedTensor]) -> StoredMatrix:
         """The same of integers. `read(False)` leaves out the codes, which are all that is large: see `no_codes`."""

@@ -9,12 +9,11 @@ are multiplied by. In floats, the same checkpoint has `experts.down_proj [E, K, 
 from __future__ import annotations
 
 from ...models.config import ConfigReader
+from ..quantization import TensorFormat
+from ..small_floats import MXFP4_GROUP, SmallFloatTensor
 from ..stored import StoredMatrix
-from ..tensor import BlockTensor
 from .layer import LayerTensors
-from .small_floats import MXFP4, mxfp4_blocks
-
-_GROUP = 32  # inputs
+from .small_floats import mxfp4
 
 
 class Mxfp4:
@@ -37,17 +36,17 @@ class Mxfp4:
         found = experts.find(blocks)
         if found is None:
             return None
-        if len(found.shape) != 4 or 0 in found.shape or found.shape[3] != _GROUP // 2:
+        if len(found.shape) != 4 or 0 in found.shape or found.shape[3] != MXFP4_GROUP // 2:
             raise experts.error(blocks, f"has shape {found.shape}, but must have (experts, outputs, groups, 16)")
         count, outputs, groups, _ = found.shape
         if index >= count:
             raise experts.error(blocks, f"has shape {found.shape}, but the model needs more than {index} experts")
         experts.take(blocks, "U8", shape=found.shape)
         experts.take(scales, "U8", shape=found.shape[:3])
-        shape = (outputs, groups * _GROUP)
+        shape = (outputs, groups * MXFP4_GROUP)
 
-        def read() -> BlockTensor:
+        def read() -> SmallFloatTensor:
             packed = experts.array(blocks)[index].reshape(outputs, -1)
-            return mxfp4_blocks(packed, experts.array(scales)[index], experts.origin(blocks))
+            return mxfp4(packed, experts.array(scales)[index], experts.origin(blocks))
 
-        return experts.blocks(shape, MXFP4, (self.name, name, index), read)
+        return experts.small_floats(shape, (self.name, name, index), read, lambda: TensorFormat("mxfp4"))

@@ -2,74 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import unpack
-from ..block_types import BLOCK_TYPES
-from ..stored import FLOATS
-from ..tensor import BlockTensor, DenseTensor, to_float32
+from ..quantization import TensorFormat
+from ..small_floats import MXFP4_GROUP, SmallFloatTensor
+from ..stored import FLOATS, StoredMatrix
+from ..tensor import to_float32
 from .layer import LayerTensors
 
-logger = logging.getLogger(__name__)
 
-
-def _e4m3_values() -> NDArray[np.float32]:
-    bits = np.arange(128)
-    exponent, mantissa = bits >> 3, bits & 7
-    values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
-    values[127] = np.nan  # there is no infinity
-    return np.concatenate([values, -values]).astype(np.float32)
-
-
-E4M3 = _e4m3_values()
-"""What each of the 256 codes of e4m3 (without infinities) means."""
-
-MXFP4 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "MXFP4")
-"""GGUF's blocks of 32 numbers of e2m1 with one power of two."""
-
-_E8M0 = np.array([*(2.0 ** (code - 127) for code in range(255)), np.nan], np.float32)
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-_E2M1_SIGNED = np.concatenate([_E2M1, -_E2M1])
-
-
-def e2m1(packed: NDArray[np.uint8], inputs: int) -> NDArray[np.float32]:
-    """`[N, K]` floats of 4 bits, of bytes `[N, K / 2]`, the first in the low nibble."""
-    return np.asarray(_E2M1_SIGNED[unpack(packed, 4, inputs)])
-
-
-def e8m0(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Powers of two, of their exponents with a bias of 127. 255 is not a number."""
-    return np.asarray(_E8M0[codes])
-
-
-def mxfp4_blocks(packed: NDArray[np.uint8], exponents: NDArray[np.uint8], origin: str) -> BlockTensor:
-    """The matrix `[N, K]` of e2m1, in `packed [N, K / 2]` as `e2m1` reads it, whose groups of 32 inputs are times 2 to
-    the power of `exponents [N, K / 32]`.
-
-    The numbers are the same in GGUF's blocks, which have element j and element j + 16 in one byte.
-    """
-    pairs = packed.reshape(*exponents.shape, 16)
-    first, second = pairs[..., :8], pairs[..., 8:]
-    blocks = np.empty((*exponents.shape, MXFP4.bytes), np.uint8)
-    blocks[..., 0] = exponents
-    blocks[..., 1::2] = first & 15 | second << 4
-    blocks[..., 2::2] = first >> 4 | second & 240
-    return BlockTensor(MXFP4, blocks.reshape(len(blocks), -1), origin=origin)
-
-
-def scaled(
-    values: NDArray[np.float32], scales: NDArray[np.float32], block: tuple[int, int], origin: str
-) -> DenseTensor:
-    """`values [N, K]`, changed in place: each times the scale of its block of `block` outputs and inputs."""
-    width = min(block[1], values.shape[1])
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found as in every other weight
-        for row in range(len(scales)):  # without a matrix of scales as large as that of values
-            rows = values[row * block[0] : (row + 1) * block[0]]
-            rows *= np.repeat(scales[row], width)[: values.shape[1]]
-    return DenseTensor(values, "float32", origin=origin)
+def mxfp4(packed: NDArray[np.uint8], exponents: NDArray[np.uint8], origin: str) -> SmallFloatTensor:
+    """The matrix `[N, K]` of e2m1 in `packed [N, K / 2]`, with powers of two in `exponents [N, K / 32]`."""
+    shape = (len(packed), 2 * packed.shape[1])
+    return SmallFloatTensor(
+        "mxfp4", shape, MXFP4_GROUP, packed, exponents, mapped=True, origin=origin, scales_origin=origin
+    )
 
 
 def take_scales(
@@ -91,18 +39,27 @@ def take_scales(
     return block
 
 
-def read_e4m3(
-    layer: LayerTensors, part: str, scale_part: str, shape: tuple[int, int], block: tuple[int, int]
-) -> DenseTensor:
+def e4m3_matrix(
+    layer: LayerTensors, part: str, scale_part: str, shape: tuple[int, int], block: tuple[int, int], facts: object
+) -> StoredMatrix:
     """The matrix of e4m3 in tensor `part`, times its scales, one for each block of outputs and inputs."""
-    scales = to_float32(layer.scales(scale_part)).reshape(-(-shape[0] // block[0]), -(-shape[1] // block[1]))
-    return scaled(E4M3[layer.array(part)], scales, block, layer.origin(part))
+    outputs, inputs = shape
+    group = min(block[1], inputs)
+    blocks = (-(-outputs // block[0]), -(-inputs // group))
 
+    def read() -> SmallFloatTensor:
+        scales = to_float32(layer.scales(scale_part)).reshape(blocks)
+        rows = scales[np.arange(outputs) // block[0]]
+        codes = layer.array(part)
+        return SmallFloatTensor(
+            "e4m3",
+            shape,
+            group,
+            codes,
+            rows,
+            mapped=True,
+            origin=layer.origin(part),
+            scales_origin=layer.origin(scale_part),
+        )
 
-def say_that_memory_grows(method: str) -> None:
-    """Log that such weights do not stay as small as they are in the file."""
-    logger.info(
-        "The checkpoint's small floats (%s) are dequantized as they are read: they take the memory of --dtype or "
-        "--quantization, not of the file",
-        method,
-    )
+    return layer.small_floats(shape, facts, read, lambda: TensorFormat("e4m3", group))

@@ -22,7 +22,7 @@ constexpr bool kExpandedForTiles = true;
 constexpr int kFewRows = 4;
 
 constexpr int packed_rows(WeightKind kind) {
-  return kind == WeightKind::kFloat32 || kind == WeightKind::kFloat16 ? kTileRows : 16;
+  return kind == WeightKind::kFloat32 || kind == WeightKind::kFloat16 || kind == WeightKind::kTable4 ? kTileRows : 16;
 }
 
 // Int8 weights are stored as two's complement: tiles multiply signed bytes by signed bytes, and nothing is to be corrected.

@@ -154,6 +154,31 @@ TW_INLINE F load(const int8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
 
+// Numbers of e4m3 as a 256th of each in binary16: the sign is copied down by one bit, and taken off there.
+TW_INLINE F load(const e4m3* p) {
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<int16_t>(0xbf80u)));
+  return mul({_mm256_cvtph_ps(half)}, set1(256.0f));
+}
+TW_INLINE void widen(const e4m3* from, bf16* to) {
+  const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  const __m128i used = _mm_set1_epi16(static_cast<int16_t>(0xbf80u));
+  const __m128i first = _mm_and_si128(_mm_srai_epi16(_mm_slli_epi16(pairs, 8), 1), used);
+  const __m128i second = _mm_and_si128(_mm_srai_epi16(pairs, 1), used);
+  const F even = mul({_mm256_cvtph_ps(first)}, set1(256.0f)), odd = mul({_mm256_cvtph_ps(second)}, set1(256.0f));
+  const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even.v), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_blend_epi16(low, _mm256_castps_si256(odd.v), 0xaa));
+}
+
+TW_INLINE I load(const uint32_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+template <int SHIFT>
+TW_INLINE F lookup(const float* table, I codes) {
+  const __m256i index = _mm256_srli_epi32(codes.v, SHIFT);  // of which three bits count
+  const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), index);
+  const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), index);
+  return {_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes.v, 28 - SHIFT)))};
+}
+
 struct Bytes {
   __m256i v;
 };

@@ -151,6 +151,28 @@ TW_INLINE F load(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 
+// Numbers of e4m3 as a 256th of each in binary16: the sign is copied down by one bit, and taken off there.
+TW_INLINE F load(const e4m3* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80u)));
+  return mul({_mm512_cvtph_ps(half)}, set1(256.0f));
+}
+TW_INLINE void widen(const e4m3* from, bf16* to) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  const __m256i used = _mm256_set1_epi16(static_cast<int16_t>(0xbf80u));
+  const __m256i first = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(pairs, 8), 1), used);
+  const __m256i second = _mm256_and_si256(_mm256_srai_epi16(pairs, 1), used);
+  const F even = mul({_mm512_cvtph_ps(first)}, set1(256.0f)), odd = mul({_mm512_cvtph_ps(second)}, set1(256.0f));
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even.v), 16);
+  _mm512_storeu_si512(to, _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(odd.v)));
+}
+
+TW_INLINE I load(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+template <int SHIFT>
+TW_INLINE F lookup(const float* table, I codes) {
+  return {_mm512_permutexvar_ps(_mm512_srli_epi32(codes.v, SHIFT), _mm512_loadu_ps(table))};
+}
+
 struct Bytes {
   __m512i v;
 };

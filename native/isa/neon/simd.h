@@ -186,6 +186,34 @@ TW_INLINE F load(const int8_t* p) {
   return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_four(p))))))};
 }
 
+// Numbers of e4m3 as a 256th of each in binary16, whose sign and lower bits these are.
+TW_INLINE float32x4_t widened(int16x4_t signs_and_bits) {
+  const uint16x4_t half = vand_u16(vreinterpret_u16_s16(signs_and_bits), vdup_n_u16(0xbf80));
+  return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(half)), 256.0f);
+}
+TW_INLINE F load(const e4m3* p) {
+  const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(load_four(p)));
+  return {widened(vshl_n_s16(vget_low_s16(wide), 7))};
+}
+TW_INLINE void widen(const e4m3* from, bf16* to) {
+  const int16x4_t pairs = vreinterpret_s16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(from)));
+  const float32x4_t even = widened(vshr_n_s16(vshl_n_s16(pairs, 8), 1)), odd = widened(vshr_n_s16(pairs, 1));
+  vst1q_u16(reinterpret_cast<uint16_t*>(to), vtrn2q_u16(vreinterpretq_u16_f32(even), vreinterpretq_u16_f32(odd)));
+}
+
+TW_INLINE I load(const uint32_t* p) { return {vreinterpretq_s32_u32(vld1q_u32(p))}; }
+template <int SHIFT>
+TW_INLINE F lookup(const float* table, I codes) {
+  uint32x4_t index = vreinterpretq_u32_s32(codes.v);
+  if constexpr (SHIFT > 0) index = vshrq_n_u32(index, SHIFT);
+  index = vandq_u32(index, vdupq_n_u32(15));
+  // The four bytes of each number.
+  const uint32x4_t bytes = vmlaq_n_u32(vdupq_n_u32(0x03020100), index, 0x04040404);
+  const auto* p = reinterpret_cast<const uint8_t*>(table);
+  const uint8x16x4_t all = {vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)};
+  return {vreinterpretq_f32_u8(vqtbl4q_u8(all, vreinterpretq_u8_u32(bytes)))};
+}
+
 struct Bytes {
   uint8x16_t v;
 };

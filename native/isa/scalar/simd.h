@@ -170,6 +170,21 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
 TW_INLINE F load(const uint8_t* p) { F r; TW_EACH r.v[i] = static_cast<float>(p[i]); return r; }
 TW_INLINE F load(const int8_t* p) { F r; TW_EACH r.v[i] = static_cast<float>(p[i]); return r; }
 
+TW_INLINE F load(const e4m3* p) { F r; TW_EACH r.v[i] = to_float(p[i]); return r; }
+// 2 * kLanes numbers, which bfloat16 holds exactly.
+TW_INLINE void widen(const e4m3* from, bf16* to) {
+  for (int i = 0; i < 2 * kLanes; ++i) to[i] = {static_cast<uint16_t>(float_bits(to_float(from[i])) >> 16)};
+}
+
+TW_INLINE I load(const uint32_t* p) { I r; TW_EACH r.v[i] = static_cast<int>(p[i]); return r; }
+// Of each lane, the number of the table that the four bits from SHIFT on name.
+template <int SHIFT>
+TW_INLINE F lookup(const float* table, I codes) {
+  F r;
+  TW_EACH r.v[i] = table[static_cast<uint32_t>(codes.v[i]) >> SHIFT & 15];
+  return r;
+}
+
 // Four bytes for each of kLanes columns, to take codes of a few bits apart.
 struct Bytes {
   uint8_t v[4 * kLanes];

@@ -214,6 +214,34 @@ TW_INLINE F load(const int8_t* p) {
   return small_floats(vec_unpackh(vec_unpackh((SignedBytes)words(four))));
 }
 
+// Numbers of e4m3: the sign in bit 31, the other bits from bit 20 on. 120 is missing in the exponent.
+TW_INLINE F widened_e4m3(Words bits) {
+  return {(Floats)(bits & words(0x87f00000)) * vec_splats(0x1p120f)};
+}
+TW_INLINE F load(const e4m3* p) {
+  uint32_t four;
+  std::memcpy(&four, p, 4);
+  return widened_e4m3((Words)vec_unpackh(vec_unpackh((SignedBytes)words(four))) << 20);
+}
+TW_INLINE void widen(const e4m3* from, bf16* to) {
+  const Words pairs = signed_pairs(from);
+  const F even = widened_e4m3(pairs << 4), odd = widened_e4m3(pairs << 20);
+  const Words both = ((Words)even.v & words(0xffff0000)) | (Words)odd.v >> 16;
+  std::memcpy(to, &both, sizeof both);
+}
+
+TW_INLINE I load(const uint32_t* p) { return {load_as<Ints>(p)}; }
+template <int SHIFT>
+TW_INLINE F lookup(const float* table, I codes) {
+  const Words index = (Words)codes.v >> SHIFT;
+  // The four bytes of each number, within a half of the table.
+  const Bytes16 bytes = (Bytes16)((index & words(7)) * words(0x04040404) + words(0x00010203));
+  const auto half = [&](int i) {
+    return (Words)vec_perm(load_as<Bytes16>(table + i), load_as<Bytes16>(table + i + 4), bytes);
+  };
+  return {(Floats)vec_sel(half(0), half(8), (Words)vec_cmpgt(index & words(8), words(0)))};
+}
+
 struct Bytes {
   Bytes16 v;
 };

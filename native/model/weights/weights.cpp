@@ -59,6 +59,7 @@ bool packs_floats(const WeightFormat& format) { return format.kind <= WeightKind
 
 // Whether the format keeps the bits of a matrix that lies so in a file.
 bool keeps(const WeightFormat& format, const StoredBlocks& stored) {
+  if (is_small_floats(stored.type)) return small_float_format(stored.type, stored.group, stored.table) == format;
   if (stored.type != BlockType::kGrid) return block_type_info(stored.type).format == format;
   return grid_format(stored.bits, stored.group, stored.zeros != nullptr, stored.scale_type) == format;
 }
@@ -265,13 +266,14 @@ void Weights::pack_blocks(const Slot& slot, const Source& source, int group, int
     args.row_bytes = stored.data_bytes;
   }
   if (stored.scales) {
-    args.scales = static_cast<const char*>(stored.scales) + row_begin * stored.scale_stride * dtype_bytes(stored.scale_type);
+    args.scales = static_cast<const char*>(stored.scales) + row_begin * stored.scale_stride * stored.scale_bytes();
     args.scale_stride = stored.scale_stride;
   }
   if (stored.zeros) {
     args.zeros = stored.zeros + row_begin * stored.zero_stride;
     args.zero_stride = stored.zero_stride;
   }
+  if (stored.divisors) args.divisors = stored.divisors + row_begin;
   args.bits = stored.bits, args.scale_type = stored.scale_type;
   args.twos_complement = stored.twos_complement;
   args.rows = slot.rows, args.cols = slot.cols;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/block_formats.h"
 #include "model/plan.h"
 #include "model/weights/linear.h"
 #include "model/weights/packed_runs.h"
@@ -26,7 +27,7 @@ struct StoredBlocks {
   size_t row_bytes;   // from a row of blocks or codes to the next
   size_t data_bytes;  // of a row that are read
   const int32_t* row_order = nullptr;  // row r is the stored row row_order[r]; null: they are the same
-  // kGrid
+  // kGrid, kE4m3, kTable4; of kNvfp4 and kMxfp4Rows only the scales, of one byte each
   int bits = 0, group = 0;
   DType scale_type = DType::kFloat32;
   const void* scales = nullptr;
@@ -34,6 +35,10 @@ struct StoredBlocks {
   const uint8_t* zeros = nullptr;
   ptrdiff_t zero_stride = 0;
   bool twos_complement = false;
+  const float* divisors = nullptr;  // kNvfp4: [rows]
+  const float* table = nullptr;     // kTable4: [16]
+
+  size_t scale_bytes() const { return byte_scale_group(type) ? 1 : size_t(dtype_bytes(scale_type)); }
 };
 
 // A tensor as it lies in a checkpoint. Strides are in elements.

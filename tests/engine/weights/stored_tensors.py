@@ -6,6 +6,7 @@ import functools
 import zlib
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +23,8 @@ from tidewheel.engine.models.spec import (
 from tidewheel.engine.weights.bits import pack
 from tidewheel.engine.weights.block_types import BLOCK_TYPES, BlockType
 from tidewheel.engine.weights.dtypes import DType, bfloat16_bits
-from tidewheel.engine.weights.quantization import TensorFormat
+from tidewheel.engine.weights.quantization import SmallFloat, TensorFormat
+from tidewheel.engine.weights.small_floats import SmallFloatTensor
 from tidewheel.engine.weights.tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor
 
 BLOCKS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values() if kind.dequantize is not None}
@@ -38,7 +40,21 @@ _GRIDS: dict[str, dict[str, Any]] = {
     "int8": {"bits": 8, "group": 1 << 30, "scales": "float32", "format": "int"},
     "int8-zeros": {"bits": 8, "group": 1 << 30, "scales": "float32", "format": "int", "zeros": True},
 }
-KINDS = (*BLOCKS, *_GRIDS)
+# The format, and the outputs and inputs of a block with one scale; 0 is all.
+_SMALL_FLOATS: dict[str, tuple[SmallFloat, int, int]] = {
+    "e4m3-block": ("e4m3", 128, 128),
+    "e4m3-group": ("e4m3", 1, 32),
+    "e4m3-channel": ("e4m3", 1, 0),
+    "e4m3-tensor": ("e4m3", 0, 0),
+    "nvfp4": ("nvfp4", 1, 16),
+    "nf4": ("table4", 1, 64),
+}
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+KINDS = (*BLOCKS, *_GRIDS, *_SMALL_FLOATS)
 
 
 def decoder(tied: bool = True) -> DecoderSpec:
@@ -52,9 +68,11 @@ def decoder(tied: bool = True) -> DecoderSpec:
 
 
 @functools.cache
-def stored(kind: str, shape: tuple[int, int], seed: str) -> BlockTensor | QuantizedTensor:
+def stored(kind: str, shape: tuple[int, int], seed: str) -> BlockTensor | QuantizedTensor | SmallFloatTensor:
     """A matrix of that kind, a function of `seed`."""
     random = np.random.default_rng(zlib.crc32(seed.encode()))
+    if kind in _SMALL_FLOATS:
+        return _small_floats(shape, random, *_SMALL_FLOATS[kind])
     return _blocks(BLOCKS[kind], shape, random) if kind in BLOCKS else _grid(shape, random, **_GRIDS[kind])
 
 
@@ -105,6 +123,27 @@ def _grid(
     )
 
 
+def _small_floats(
+    shape: tuple[int, int], random: np.random.Generator, kind: SmallFloat, outputs: int, inputs: int
+) -> SmallFloatTensor:
+    rows, columns = shape
+    group = inputs or columns
+    codes = random.integers(0, 256, (rows, columns if kind == "e4m3" else columns // 2), np.uint8)
+    if kind == "e4m3":
+        numbers = np.clip(random.normal(size=shape) * 64, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+        codes = numbers.view(np.uint8)
+    blocks = (-(-rows // (outputs or rows)), -(-columns // group))
+    factors = np.exp(random.normal(size=blocks) / 4)[np.arange(rows) // (outputs or rows)]
+    if kind == "nvfp4":
+        local = (factors * 100).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+        divisors = np.full(rows, 300 * columns**0.5, np.float32)
+        return SmallFloatTensor(kind, shape, group, codes, local, divisors, origin="file: tensor")
+    deviation = 64 if kind == "e4m3" else 0.5
+    scales = (factors / (deviation * columns**0.5)).astype(np.float32)
+    table = _NF4 if kind == "table4" else None
+    return SmallFloatTensor(kind, shape, group, codes, scales, table=table, origin="file: tensor")
+
+
 def _floats(numbers: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
     return bfloat16_bits(numbers) if dtype == "bfloat16" else numbers.astype(dtype)
 
@@ -147,6 +186,9 @@ class StoredWeights:
             if isinstance(tensor, QuantizedTensor):
                 numbers = 0 if tensor.zeros is None else -(-tensor.zeros.size * tensor.bits // 8)
                 total += tensor.codes.nbytes + tensor.scales.data.nbytes + numbers
+            elif isinstance(tensor, SmallFloatTensor):
+                outputs = _SMALL_FLOATS[self.kinds[name]][1] or len(tensor.scales)
+                total += tensor.codes.nbytes + tensor.scales.nbytes // outputs
             else:
                 total += tensor.data.nbytes
         return total

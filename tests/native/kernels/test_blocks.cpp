@@ -22,7 +22,8 @@ PackedWeight pack(const Kernels& kernels, const QuantizedMatrix& matrix) {
     args.row_bytes = matrix.row_bytes;
     args.bits = matrix.bits;
     args.scale_type = matrix.scale_type;
-    args.scales = matrix.scales.data() + size_t(begin) * groups * dtype_bytes(args.scale_type);
+    args.scales = matrix.scales.data() + matrix.scales.size() / matrix.rows * begin;
+    args.divisors = matrix.divisors.data() + (matrix.divisors.empty() ? 0 : begin);
     args.scale_stride = args.zero_stride = groups;
     args.zeros = matrix.zeros.empty() ? nullptr : matrix.zeros.data() + size_t(begin) * groups;
     args.twos_complement = matrix.twos_complement;
@@ -60,6 +61,14 @@ std::vector<std::pair<std::string, QuantizedMatrix>> all_matrices(int rows, int 
     add_grid(bits, 0, false, DType::kFloat32, false, cols - 32);
     add_grid(bits, 32, false, DType::kFloat16, true, cols);
   }
+  for (const BlockType type : {BlockType::kE4m3, BlockType::kTable4}) {
+    const std::string name(block_type_info(type).name);
+    for (const int group : {32, 64, 128, 0}) {
+      all.emplace_back(name + ", groups of " + std::to_string(group), random_small_floats(type, group, rows, cols - group % 3));
+    }
+  }
+  all.emplace_back("nvfp4", random_small_floats(BlockType::kNvfp4, 16, rows, cols - 16));
+  all.emplace_back("mxfp4-rows", random_small_floats(BlockType::kMxfp4Rows, 32, rows, cols));
   all.emplace_back("int8-channel", random_grid({WeightKind::kInt8Channel}, 8, 0, DType::kBFloat16, true, rows, cols - 5));
   return all;
 }

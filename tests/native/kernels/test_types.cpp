@@ -31,6 +31,16 @@ TEST_CASE("every bfloat16 survives the way through float") {
   }
 }
 
+TEST_CASE("every number of e4m3 is what its bits say") {
+  for (int code = 0; code < 127; ++code) {
+    const int exponent = code >> 3, mantissa = code & 7;
+    const float value = exponent ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
+                                 : std::ldexp(static_cast<float>(mantissa), -9);
+    CHECK(to_float(e4m3{static_cast<uint8_t>(code)}) == value);
+    CHECK(to_float(e4m3{static_cast<uint8_t>(code | 128)}) == -value);
+  }
+}
+
 TEST_CASE("rounding goes to the nearest, ties to even") {
   CHECK(to_bf16(1.0f + 0x1p-8f).bits == 0x3f80);              // half way, down to even
   CHECK(to_bf16(1.0f + 3 * 0x1p-8f).bits == 0x3f82);          // half way, up to even

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from engine.devices.made_models import MLP, NORM, PLAIN, RandomWeights, decoder, decoder_of
 
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import BranchSpec
 from tidewheel.engine.models.spec.shapes import Shapes
-from tidewheel.engine.weights.quantization import Quantization, TensorFormat
+from tidewheel.engine.weights.quantization import InputOrder, Quantization, TensorFormat
 
 _native = pytest.importorskip("tidewheel._native")
 from tidewheel.engine.devices.cpu.lowering import Formats, formats_of, lower, why_not_kept  # noqa: E402
@@ -49,7 +50,7 @@ def test_every_matrix_has_a_format_and_no_vector(
 def test_what_the_kernels_lack_is_dequantized_with_a_reason() -> None:
     class Stored(RandomWeights):
         def stored_format(self, name: str) -> TensorFormat:
-            order = (*range(63, -1, -1),) if name in ("embed.weight", "layers.0.q.weight") else None
+            order = InputOrder(np.arange(63, -1, -1)) if name in ("embed.weight", "layers.0.q.weight") else None
             return TensorFormat("grid", 16 if name.endswith("up.weight") else 64, bits=4, input_order=order)
 
     formats = formats_of(SPEC, "bfloat16", None, Stored(SPEC))

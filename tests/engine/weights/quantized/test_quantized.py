@@ -30,7 +30,8 @@ from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.models.tensor_ref import TensorRef
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.finite import require_finite
-from tidewheel.engine.weights.tensor import QuantizedTensor, WeightSource, to_float32
+from tidewheel.engine.weights.small_floats import SmallFloatTensor
+from tidewheel.engine.weights.tensor import DenseTensor, QuantizedTensor, WeightSource, to_float32
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 64, "intermediate_size": 160,
@@ -44,6 +45,13 @@ NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
 def state(**fields: Any) -> Callable[[Array], Array]:
     """A change of what the JSON of a bitsandbytes layer says."""
     return lambda array: np.frombuffer(json.dumps({**json.loads(array.tobytes()), **fields}).encode(), np.uint8)
+
+
+def not_a_number(array: Array) -> Array:
+    """With such a float of 8 bits."""
+    changed = array.copy()
+    changed.view(np.uint8)[3, 1] = 255
+    return changed
 
 
 def model(format: Format, seed: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -84,6 +92,31 @@ def test_integers_keep_the_bits_of_the_file(tmp_path: Path, kind: str, bits: int
     assert isinstance(tensor, QuantizedTensor)
     assert tensor.bits == bits
     assert tensor.codes.nbytes == 160 * 64 * bits // 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_bytes"),
+    [
+        ("fp8", 160 * (64 + 4)),  # a scale for each row of a block
+        ("e4m3-channel", 160 * (64 + 4)),
+        ("e4m3-tensor", 160 * (64 + 4)),
+        ("nvfp4", 160 * (32 + 4)),
+        ("nf4", 160 * (32 + 4)),
+        ("fp4-rest", 160 * (32 + 4)),
+    ],
+)
+def test_small_floats_keep_the_bits_of_the_file(tmp_path: Path, kind: str, num_bytes: int) -> None:
+    weights = opened(tmp_path, FORMATS[kind], model(FORMATS[kind])[0])
+    tensor, format = weights["layers.0.up.weight"], weights.stored_format("layers.0.up.weight")
+    assert isinstance(tensor, SmallFloatTensor)
+    assert tensor.stored_format == format
+    assert tensor.codes.nbytes + tensor.scales.nbytes == num_bytes == format.num_bytes((160, 64))
+
+
+def test_blocks_across_rows_become_floats(tmp_path: Path) -> None:
+    weights = opened(tmp_path, FORMATS["nf4"], model(FORMATS["nf4"])[0])
+    assert isinstance(weights["layers.0.down.weight"], DenseTensor)  # 160 inputs, and blocks of 64
+    assert weights.stored_format("layers.0.down.weight") is None
 
 
 def read(folder: Path, format: Format, tensors: Mapping[str, Array], /, **fields: Any) -> None:
@@ -159,7 +192,9 @@ def test_what_is_not_supported_is_refused_by_name(
         ("int8", "weight", lambda a: a.astype(np.float32), f"{UP}.weight is stored as F32; supported are I8"),
         ("int8-zeros", "weight_zero_point", None, f"{UP}.weight_zero_point is missing"),
         ("e4m3-channel", "weight_scale", lambda a: a[:, 0][1:], f"{UP}.weight_scale has shape (159,), but must have"),
-        ("e4m3-channel", "weight_scale", lambda a: a * np.float16(np.inf), f"{UP}.weight has"),
+        ("e4m3-channel", "weight_scale", lambda a: a * np.float16(np.inf), f"{UP}.weight_scale has"),
+        ("fp8", "weight", not_a_number, f"{UP}.weight has 1 value that is not finite"),
+        ("nvfp4", "weight_scale", not_a_number, f"{UP}.weight_scale has 1 value that is not finite"),
         ("fp8", "weight_scale_inv", lambda a: a[:1], f"{UP}.weight_scale_inv has shape (1, 1), but must have (2, 1)"),
         ("mxfp4", "weight_scale", lambda a: a | np.uint8(255), f"{UP}.weight_packed has"),
         ("nvfp4", "weight_global_scale", lambda a: a * 0, f"{UP}.weight_global_scale is 0"),
@@ -284,7 +319,9 @@ UP_REFS = st.lists(
 
 
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(["gptq-3-order", "awq", "packed-8-zeros-order", "int8", "e4m3-channel"]), UP_REFS)
+@given(
+    st.sampled_from(["gptq-3-order", "awq", "packed-8-zeros-order", "int8", "e4m3-channel", "nvfp4", "nf4"]), UP_REFS
+)
 def test_rows_are_cut_and_joined_exactly(tmp_path: Path, kind: str, refs: list[TensorRef]) -> None:
     tensors, expected = model(FORMATS[kind])
     opened(tmp_path, FORMATS[kind], tensors)
@@ -294,7 +331,7 @@ def test_rows_are_cut_and_joined_exactly(tmp_path: Path, kind: str, refs: list[T
     tensor = source.weights(dataclasses.replace(what, tensors={**what.tensors, "layers.0.up.weight": up}))[
         "layers.0.up.weight"
     ]
-    assert isinstance(tensor, QuantizedTensor) == (kind != "e4m3-channel")
+    assert isinstance(tensor, QuantizedTensor | SmallFloatTensor)
     whole = expected["layers.0.up.weight"]
     wanted = np.concatenate([whole[ref.rows[0] : ref.rows[1]][list(ref.permute)] for ref in refs])
     np.testing.assert_array_equal(to_float32(tensor), wanted)
