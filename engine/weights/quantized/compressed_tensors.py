@@ -16,7 +16,6 @@ A weight is its scale times (q - zero point). Activations are not rounded, which
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -35,6 +34,7 @@ from ..tensor import DenseTensor, QuantizedTensor, to_float32
 from .fp8 import read_block
 from .groups import input_order, no_codes, read_group_size, reordered
 from .layer import LayerTensors
+from .layer_patterns import LayerPattern
 from .small_floats import e4m3_matrix, mxfp4, take_scales
 
 logger = logging.getLogger(__name__)
@@ -272,7 +272,7 @@ def _check_format(found: object) -> None:
         )
 
 
-def _read_targets(config: ConfigReader) -> Iterator[tuple[re.Pattern[str] | str, _Scheme]]:
+def _read_targets(config: ConfigReader) -> Iterator[tuple[LayerPattern | str, _Scheme]]:
     """Each target of the config's groups, a pattern of layers' names, a name or a class, with its scheme."""
     groups = config.raw("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
@@ -287,18 +287,12 @@ def _read_targets(config: ConfigReader) -> Iterator[tuple[re.Pattern[str] | str,
         if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
             raise ModelError(f"{owner}.targets must be a list of names")
         for target in targets:
-            yield _pattern(target, owner) if target.startswith("re:") else target, scheme
+            pattern = target.startswith("re:")
+            yield LayerPattern(target.removeprefix("re:"), owner) if pattern else target, scheme
 
 
-def _pattern(target: str, owner: str) -> re.Pattern[str]:
-    try:
-        return re.compile(target.removeprefix("re:"))
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ModelError(f"{owner}: {shown(target)} is not a regular expression: {error}") from None
-
-
-def _names(target: re.Pattern[str] | str, layer: str) -> bool:
-    return layer == target if isinstance(target, str) else target.match(layer) is not None
+def _names(target: LayerPattern | str, layer: str) -> bool:
+    return layer == target if isinstance(target, str) else target.matches(layer)
 
 
 def _read_scheme(config: ConfigReader) -> _Scheme:

@@ -7,7 +7,6 @@ group. A weight is `scale * (q - zero)`. The format `gptq` stores zeros less one
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from ..stored import FLOATS, StoredMatrix
 from ..tensor import DenseTensor, QuantizedTensor
 from .groups import input_order, no_codes, read_group_size, reordered
 from .layer import LayerTensors
+from .layer_patterns import LayerPattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Gptq:
 
     def _scheme_of(self, layer: str) -> _Scheme | None:
         for pattern, scheme in self._dynamic:
-            if pattern.match(layer):
+            if pattern.matches(layer):
                 return scheme
         return self._scheme
 
@@ -122,7 +122,7 @@ def _read_scheme(config: ConfigReader, default: _Scheme | None = None) -> _Schem
     return _Scheme(bits, group_size, config.flag("sym", default.symmetric if default else True))
 
 
-def _read_dynamic(config: ConfigReader) -> Iterator[tuple[re.Pattern[str], _Scheme | None]]:
+def _read_dynamic(config: ConfigReader) -> Iterator[tuple[LayerPattern, _Scheme | None]]:
     """Patterns of layers' names, and the scheme of those that match: None is none. The first that matches decides."""
     dynamic = config.raw("dynamic") or {}
     if not isinstance(dynamic, dict):
@@ -132,8 +132,5 @@ def _read_dynamic(config: ConfigReader) -> Iterator[tuple[re.Pattern[str], _Sche
         if not isinstance(fields, dict):
             raise config.error("dynamic", "an object from patterns to settings")
         owner = f"config.json: dynamic {shown(pattern)}"
-        try:
-            compiled = re.compile(pattern.removeprefix("+:").removeprefix("-:"))
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ModelError(f"{owner} is not a regular expression: {error}") from None
-        yield compiled, None if pattern.startswith("-:") else _read_scheme(ConfigReader(fields, owner), default)
+        layers = LayerPattern(pattern.removeprefix("+:").removeprefix("-:"), "config.json: dynamic")
+        yield layers, None if pattern.startswith("-:") else _read_scheme(ConfigReader(fields, owner), default)

@@ -54,6 +54,11 @@ def not_a_number(array: Array) -> Array:
     return changed
 
 
+def targets(*names: str) -> dict[str, Any]:
+    """A field of a config with these layers."""
+    return {"config_groups": {"a": {"targets": names, "weights": {}}}}
+
+
 def model(format: Format, seed: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
     """A checkpoint whose layers' matrices are quantized, and the weights it stands for, by Tidewheel's names."""
     random = np.random.default_rng(seed)
@@ -148,6 +153,7 @@ def refused(folder: Path, format: Format, tensors: Mapping[str, Array], /, **fie
         ("gptq-4", {"checkpoint_format": "marlin"}, "GPTQ's format 'marlin'"),
         ("gptq-4", {"pack_dtype": "int16"}, "pack_dtype"),
         ("gptq-4", {"dynamic": {"a{9999999999}": {}}}, "not a regular expression"),
+        ("gptq-4", {"dynamic": {"-:(a|aa)+$": {}}}, "dynamic: '(a|aa)+$' repeats a group"),
         ("gptq-4", {"dynamic": {"x": {"bits": 7}}}, "dynamic 'x': bits must be"),
         ("packed-4", {"format": "marlin-24"}, "format 'marlin-24'"),
         ("packed-4", {"sparsity_config": {"format": "sparse-bitmask"}}, "sparsity_config"),
@@ -156,6 +162,13 @@ def refused(folder: Path, format: Format, tensors: Mapping[str, Array], /, **fie
         ("packed-4", {"config_groups": {"a": {"targets": ["Linear"]}}}, "config_groups.a does not say"),
         ("packed-4", {"config_groups": {"a": {"targets": ["other"], "weights": {}}}}, "no target of config_groups"),
         ("packed-4", {"config_groups": {"a": {"targets": ["re:("], "weights": {}}}}, "not a regular expression"),
+        ("packed-4", targets("re:(?:[a-z]*)*x"), "'(?:[a-z]*)*x' repeats a group, which can take forever"),
+        ("packed-4", targets("re:(a+)(?#hidden)+$"), "has a group that is not (...)"),
+        ("packed-4", targets("re:(?x)(a+) +$"), "has a group that is not (...)"),
+        ("packed-4", targets("re:" + ".*" * 7 + "x"), "can match in too many ways (2^35)"),
+        ("packed-4", targets("re:" + "(a|a|a|a|a|a|a|a)" * 11), "can match in too many ways (2^33)"),
+        ("packed-4", targets("re:" + "a?" * 31), "can match in too many ways (2^31)"),
+        ("packed-4", targets("re:" + "x" * 513), "has 513 characters, more than the 512 there may be"),
         ("packed-4", {"config_groups": {"a": {"targets": [], "weights": {"strategy": "row"}}}}, "strategy must be"),
         ("fp8", {"weight_block_size": [128]}, "weight_block_size must be two positive integers"),
         ("fp8", {"fmt": "e5m2"}, "fmt = 'e5m2'"),
@@ -246,6 +259,32 @@ def test_layers_of_one_checkpoint_may_be_quantized_in_other_ways(tmp_path: Path)
     tensors = {name: array for name, array in tensors.items() if not name.startswith(down)}
     tensors[f"{down}.weight"] = expected["layers.0.down.weight"] = random.standard_normal((64, 160), np.float32)
     weights = opened(tmp_path, format, tensors)
+    for name in weights:
+        np.testing.assert_array_equal(to_float32(weights[name]), expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        r"re:.*mlp\.(gate|up|down)_proj$",
+        r"re:model\.layers\.\d+\.mlp\..*",
+        r"re:^(?!.*(?:lm_head|self_attn)).*",
+        r"re:.*[.](mlp[*+(]?)[.]\w+_proj",
+        r"re:.*?layers\.(?:[0-9]|[1-9][0-9]{1,2})\.mlp\.(?:experts\.\d+\.)?[a-z]+_proj",
+    ],
+)
+def test_patterns_name_layers(tmp_path: Path, target: str) -> None:
+    group = {"targets": ["Linear"], "weights": packed().config["config_groups"]["group_0"]["weights"]}
+    other = {**FORMATS["int8"].config["config_groups"]["group_0"], "targets": [target]}
+    tensors, expected = model(packed())
+    layers = ("gate_proj", "up_proj", "down_proj")
+    tensors = {name: array for name, array in tensors.items() if name.split(".")[-2] not in layers}
+    random = np.random.default_rng(1)
+    for name in layers:
+        shape = (64, 160) if name == "down_proj" else (160, 64)
+        parts, expected[f"layers.0.{name.removesuffix('_proj')}.weight"] = FORMATS["int8"].make(random, *shape)
+        tensors |= {f"model.layers.0.mlp.{name}.{part}": array for part, array in parts.items()}
+    weights = opened(tmp_path, packed(), tensors, config_groups={"a": group, "b": other}, format="mixed-precision")
     for name in weights:
         np.testing.assert_array_equal(to_float32(weights[name]), expected[name], err_msg=name)
 
