@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from .cancellation import Cancellation
 from .devices import get_device, require
-from .devices.base import Device, Executor, ExecutorLimits, ExecutorOptions
+from .devices.base import Device, Executor, ExecutorLimits, ExecutorOptions, MappingDevice
 from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
 from .devices.coverage import require_mixers
 from .errors import ModelError
@@ -136,7 +136,12 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         quantization = None
     kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     formats = _formats(weights, description.spec, device, dtype, quantization)
-    weight_bytes = sum(formats.get(name, TensorFormat("float32")).num_bytes(shape) for name, shape in shapes.items())
+    mapped = device.left_in_files(formats, weights) if isinstance(device, MappingDevice) else ()
+    weight_bytes = sum(
+        formats.get(name, TensorFormat("float32")).num_bytes(shape)
+        for name, shape in shapes.items()
+        if name not in mapped
+    )
     return OpenedModel(
         source=source,
         tokenizer_source=_tokenizer_source(options, source),

@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <stdexcept>
 
 #include "kernels/block_formats.h"
@@ -316,12 +317,14 @@ void set_weights(Executor& executor, const std::vector<Tensor>& tensors, const s
     }
     source.swapped = swapped;
     source.mapped = mapped;
+    source.owner = std::make_shared<nb::ndarray<nb::ro, nb::device::cpu>>(array);
   }
   for (const BlockSource* matrix : matrices) {
     Source& source = sources.emplace_back(matrix->name, matrix->data.data(), DType::kFloat32);
     source.shape = {static_cast<int64_t>(matrix->data.shape(0)), matrix->cols};
     source.mapped = matrix->mapped;
     source.blocks = matrix->blocks;
+    source.owner = std::make_shared<BlockSource>(*matrix);
   }
   nb::gil_scoped_release release;
   executor.set_weights(sources);

@@ -179,13 +179,14 @@ void bind_plans(nb::module_& m) {
   nb::class_<ExpertsPlan>(m, "ExpertsPlan")
       .def("__init__", [](ExpertsPlan* self, int num_experts, int experts_per_token, int intermediate_size,
                           const std::string& activation, bool bias, float swiglu_limit, bool weighs_input, RouterPlan router,
-                          int shared_size, const std::string& shared_activation, bool shared_gate, bool gated) {
+                          int shared_size, const std::string& shared_activation, bool shared_gate, bool gated,
+                          bool unpacked) {
         new (self) ExpertsPlan{num_experts, experts_per_token, intermediate_size, parse_activation(activation), bias,
                                swiglu_limit, weighs_input, router, shared_size, parse_activation(shared_activation),
-                               shared_gate, gated};
+                               shared_gate, gated, unpacked};
       }, "num_experts"_a, "experts_per_token"_a, "intermediate_size"_a, "activation"_a, "bias"_a, "swiglu_limit"_a,
          "weighs_input"_a, "router"_a, "shared_size"_a, "shared_activation"_a, "shared_gate"_a,
-         "gated"_a = true);
+         "gated"_a = true, "unpacked"_a = false);
 
   nb::class_<ParallelPlan>(m, "ParallelPlan")
       .def("__init__", [](ParallelPlan* self, std::vector<BranchPlan> branches) {

@@ -167,6 +167,7 @@ class ExpertsPlan:
         shared_activation: str,
         shared_gate: bool,
         gated: bool = ...,
+        unpacked: bool = ...,
     ) -> None: ...
 
 class ParallelPlan:

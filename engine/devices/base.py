@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..cancellation import Cancellation
 from ..models.spec import DecoderSpec
 from ..weights.dtypes import DType, KvCacheDType
-from ..weights.quantization import Quantization
+from ..weights.quantization import Quantization, TensorFormat
 from ..weights.tensor import WeightSource
 from .batch import StepBatch, StepOutput
 from .bucket_stats import BucketStats
@@ -283,4 +283,13 @@ class Device(Protocol):
 
         Raises DeviceError, naming what is not supported, and LoadCancelledError soon after it was cancelled.
         """
+        ...
+
+
+@runtime_checkable
+class MappingDevice(Device, Protocol):
+    """One that may leave weights in a checkpoint's mapped files."""
+
+    def left_in_files(self, formats: Mapping[str, TensorFormat], weights: WeightSource) -> frozenset[str]:
+        """The names of those weights, which take no memory of their own."""
         ...

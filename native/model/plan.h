@@ -135,6 +135,7 @@ struct ExpertsPlan {
   Activation shared_activation = Activation::kSilu;
   bool shared_gate = false;
   bool gated = true;          // the MLPs, also the shared one
+  bool unpacked = false;      // the routed experts' matrices stay as they lie in the checkpoint, and are packed when used
 };
 
 // projection(act(gate(x)) * p), where p is what `layer` is told of the token.

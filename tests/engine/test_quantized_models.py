@@ -92,7 +92,7 @@ def test_a_quantized_checkpoint_may_be_quantized_again(tmp_path: Path) -> None:
     assert len(served(tmp_path, "cpu", quantization="int8")) == NUM_TOKENS
 
 
-def test_experts_in_mxfp4_are_those_of_the_weights(tmp_path: Path) -> None:
+def test_experts_in_mxfp4_are_those_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = models_zoo.CASES["gpt-oss"]
     config = {**case.config, "hidden_size": 96, "intermediate_size": 64}
     reference = models_zoo.build(models_zoo.Case(case.model_type, config))
@@ -117,3 +117,5 @@ def test_experts_in_mxfp4_are_those_of_the_weights(tmp_path: Path) -> None:
     assert served(tmp_path, "torch", quantization="mxfp4") == expected
     kept, floats = (Harness(load(make_device(device), tmp_path)).logits([*range(7, 40)]) for device in ("cpu", "torch"))
     assert 0 < np.square(kept - floats).mean() <= 0.04**2 * np.square(floats).mean()
+    monkeypatch.setenv("VLLM_CPU_MOE_PREPACK", "0")
+    np.testing.assert_array_equal(Harness(load(make_device("cpu"), tmp_path)).logits([*range(7, 40)]), kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Mapping
 
 from tidewheel import _native
 
@@ -12,9 +12,10 @@ from ...errors import DeviceError
 from ...machine.cgroup import cpu_quota
 from ...machine.cpu_list import cpu_list
 from ...machine.huge_pages import huge_pages
-from ...models.spec import DecoderSpec, ExpertsSpec, mixers
+from ...models.spec import DecoderSpec
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.packed_cache import BackgroundWrite, PackedCache
+from ...weights.quantization import TensorFormat
 from ...weights.tensor import WeightSource
 from ..base import ExecutorOptions
 from ..cache_split import GroupBytes
@@ -22,11 +23,10 @@ from .executor import CpuExecutor
 from .groups import choose_groups, group_list, spanning_groups
 from .lowering import Formats, formats_of, lower
 from .options import CpuOptions
+from .unpacked_experts import PREPACK, unpacked_experts
 from .weights import set_weights
 
 logger = logging.getLogger(__name__)
-
-_PREPACK = "VLLM_CPU_MOE_PREPACK"
 
 
 def thread_groups(isa: str, threads_bind: str) -> list[list[int]]:
@@ -53,14 +53,15 @@ def _report_memory() -> None:
     logger.info("Weights and KV cache lie in %s (transparent huge pages: %s)", said, mode)
 
 
-def _report_prepacking(spec: DecoderSpec) -> None:
-    has_experts = any(isinstance(mixer, ExpertsSpec) for layer in spec.layers for mixer in mixers(layer))
-    if has_experts and os.environ.get(_PREPACK, "1") == "0":
-        logger.warning(
-            "%s=0 has no effect: experts are packed while they are loaded, because the kernels read packed weights "
-            "only; --cache-dir keeps them packed between starts",
-            _PREPACK,
+def _report_unpacked(unpacked: frozenset[str], reason: str | None, cache_dir: str | None) -> None:
+    if reason is not None:
+        logger.warning("%s=0 has no effect, and experts are packed while they are loaded: %s", PREPACK, reason)
+    if unpacked:
+        logger.info(
+            "%d matrices of experts stay in the checkpoint's files, and are packed when they are used", len(unpacked)
         )
+    if unpacked and cache_dir is not None:
+        logger.warning("--cache-dir has no effect with %s=0: it would keep the experts packed", PREPACK)
 
 
 class CpuDevice:
@@ -94,6 +95,10 @@ class CpuDevice:
             )
         return [GroupBytes(window, block // _native.block_tokens()) for window, block in blocks.items()]
 
+    def left_in_files(self, formats: Mapping[str, TensorFormat], weights: WeightSource) -> frozenset[str]:
+        """The weights that take no memory of their own, because they are read from the checkpoint's mapped files."""
+        return unpacked_experts(formats, weights)[0]
+
     def load(
         self,
         spec: DecoderSpec,
@@ -107,11 +112,12 @@ class CpuDevice:
         )
         groups = thread_groups(self.isa, self._options.threads_bind)
         _report_memory()
-        _report_prepacking(spec)
         formats = formats_of(spec, options.dtype, options.quantization, weights)
+        unpacked, reason = unpacked_experts(formats, weights)
+        _report_unpacked(unpacked, reason, self._options.cache_dir)
         try:
             native = _native.Executor(
-                lower(spec, formats, options.max_model_len),
+                lower(spec, formats, options.max_model_len, unpacked_experts=bool(unpacked)),
                 self.isa,
                 options.cache_dtype,
                 [group.num_blocks + 1 for group in limits.groups],  # with the padding block
@@ -120,12 +126,12 @@ class CpuDevice:
                 groups,
                 limits.num_states,
             )
-            cache = self._packed_cache(spec, formats, weights)
+            cache = None if unpacked else self._packed_cache(spec, formats, weights)
             cancellation = cancellation or Cancellation()
             with cancellation.calling(native.stop_loading):
                 cached = cache is not None and cache.read(native)
                 if not cached:
-                    set_weights(native, weights, formats, sum(map(len, groups)), cancellation)
+                    set_weights(native, weights, formats, sum(map(len, groups)), cancellation, unpacked)
             native.check_complete()
         except _native.StoppedError as error:
             raise LoadCancelledError from error

@@ -94,8 +94,10 @@ def small_float_group(group_size: int, inputs: int) -> int | None:
     return -(-inputs // _PIECE) * _PIECE if group_size >= inputs else None
 
 
-def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.DecoderPlan:
-    """The plan of a model that serves contexts of `max_positions` tokens.
+def lower(
+    spec: DecoderSpec, formats: Formats, max_positions: int, *, unpacked_experts: bool = False
+) -> _native.DecoderPlan:
+    """The plan of a model that serves contexts of `max_positions` tokens, with routed experts packed or as they lie.
 
     Raises DeviceError for a kind of mixer that the CPU device does not have, and ValueError for an unknown format.
     """
@@ -110,16 +112,14 @@ def lower(spec: DecoderSpec, formats: Formats, max_positions: int) -> _native.De
         _norm(embedding.norm),
         _per_layer(embedding.per_layer),
     )
-    caches = _Caches(spec)
-    plan.layers = [[_branch(branch, caches) for branch in layer] for layer in spec.layers]
+    around = _Surroundings(spec, unpacked_experts)
+    plan.layers = [[_branch(branch, around) for branch in layer] for layer in spec.layers]
     plan.final_norm = _norm(spec.final_norm)
     plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0, head.bias)
     shapes = tensor_shapes(spec)
     plan.formats = {name: _format(format, shapes[name][1]) for name, format in formats.items()}
     plan.input_orders = {
-        name: format.input_order.indices.tolist()
-        for name, format in formats.items()
-        if format.input_order is not None
+        name: format.input_order.indices.tolist() for name, format in formats.items() if format.input_order is not None
     }
     return plan
 
@@ -138,10 +138,13 @@ def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
     return _native.WeightFormat("grid", group, format.zero_points, format.bits, format.scales)
 
 
-class _Caches:
-    """Where each layer's K and V lie: in which cache group, and as the how-manyeth layer of it."""
+class _Surroundings:
+    """What a mixer cannot tell itself: whether experts are packed, and where each layer's K and V lie: in which cache
+    group, and as the how-manyeth layer of it.
+    """
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, unpacked_experts: bool) -> None:
+        self.unpacked_experts = unpacked_experts
         self._windows = spec.windows()
         self._layers: dict[int, int] = {}
         counts = dict.fromkeys(self._windows, 0)
@@ -160,9 +163,9 @@ class _Caches:
         return -1 if index is None else self._layers[index]
 
 
-def _branch(branch: BranchSpec, caches: _Caches) -> _native.BranchPlan:
+def _branch(branch: BranchSpec, around: _Surroundings) -> _native.BranchPlan:
     return _native.BranchPlan(
-        _mixer(branch.mixer, caches),
+        _mixer(branch.mixer, around),
         _norm(branch.norm),
         _norm(branch.post_norm),
         _norm(branch.sum_norm),
@@ -171,12 +174,12 @@ def _branch(branch: BranchSpec, caches: _Caches) -> _native.BranchPlan:
     )
 
 
-def _mixer(mixer: MixerSpec, caches: _Caches) -> _native.MixerPlan:
+def _mixer(mixer: MixerSpec, around: _Surroundings) -> _native.MixerPlan:
     match mixer:
         case AttentionSpec():
-            return _attention(mixer, caches)
+            return _attention(mixer, around)
         case LatentAttentionSpec():
-            return _latent_attention(mixer, caches)
+            return _latent_attention(mixer, around)
         case MlpSpec():
             return _native.MlpPlan(mixer.intermediate_size, mixer.activation, mixer.gated, mixer.bias, mixer.gate_scale)
         case DeltaNetSpec():
@@ -186,9 +189,9 @@ def _mixer(mixer: MixerSpec, caches: _Caches) -> _native.MixerPlan:
         case ShortConvSpec():
             return _native.ShortConvPlan(mixer.size, mixer.conv_kernel, mixer.bias)
         case ExpertsSpec():
-            return _experts(mixer)
+            return _experts(mixer, around.unpacked_experts)
         case ParallelSpec():
-            return _native.ParallelPlan([_branch(branch, caches) for branch in mixer.branches])
+            return _native.ParallelPlan([_branch(branch, around) for branch in mixer.branches])
         case PerLayerSpec():
             return _native.PerLayerPlan(mixer.layer, mixer.size, mixer.activation)
         case _:
@@ -208,7 +211,7 @@ def _per_layer(per_layer: PerLayerEmbeddingSpec | None) -> _native.PerLayerEmbed
     )
 
 
-def _attention(attention: AttentionSpec, caches: _Caches) -> _native.AttentionPlan:
+def _attention(attention: AttentionSpec, around: _Surroundings) -> _native.AttentionPlan:
     plan = _native.AttentionPlan()
     plan.num_heads, plan.num_kv_heads = attention.num_heads, attention.num_kv_heads
     plan.head_dim, plan.scale = attention.head_dim, attention.scale
@@ -217,13 +220,13 @@ def _attention(attention: AttentionSpec, caches: _Caches) -> _native.AttentionPl
     plan.normalize_over(attention.qk_norm_over)
     plan.rope = _rope(attention.rope)
     plan.sliding_window, plan.softcap = attention.sliding_window or 0, attention.softcap or 0.0
-    plan.cache_group = caches.group(attention.sliding_window)
+    plan.cache_group = around.group(attention.sliding_window)
     plan.alibi_slopes, plan.sinks = list(attention.alibi_slopes or ()), attention.sinks
     plan.output_gate = attention.output_gate
     if (temperature := attention.query_temperature) is not None:
         plan.query_temperature = _native.TemperaturePlan(temperature.beta, temperature.length, temperature.offset)
     plan.v_norm, plan.values_from_keys = _norm(attention.v_norm), attention.values_from_keys
-    plan.shared_layer = caches.layer(attention.kv_layer)
+    plan.shared_layer = around.layer(attention.kv_layer)
     return plan
 
 
@@ -246,7 +249,7 @@ def _mamba2(mamba: Mamba2Spec) -> _native.Mamba2Plan:
     return plan
 
 
-def _experts(experts: ExpertsSpec) -> _native.ExpertsPlan:
+def _experts(experts: ExpertsSpec, unpacked: bool) -> _native.ExpertsPlan:
     router, shared = experts.router, experts.shared
     return _native.ExpertsPlan(
         experts.num_experts,
@@ -270,15 +273,16 @@ def _experts(experts: ExpertsSpec) -> _native.ExpertsPlan:
         shared.activation if shared else "silu",
         experts.shared_gate,
         experts.gated,
+        unpacked,
     )
 
 
-def _latent_attention(attention: LatentAttentionSpec, caches: _Caches) -> _native.LatentAttentionPlan:
+def _latent_attention(attention: LatentAttentionSpec, around: _Surroundings) -> _native.LatentAttentionPlan:
     plan = _native.LatentAttentionPlan(_norm_plan(attention.norm), _rope_plan(attention.rope))
     plan.num_heads, plan.kv_rank, plan.q_rank = attention.num_heads, attention.kv_rank, attention.q_rank or 0
     plan.nope_dim, plan.rope_dim, plan.value_dim = attention.nope_dim, attention.rope_dim, attention.value_dim
     plan.scale, plan.bias = attention.scale, attention.bias
-    plan.cache_group = caches.group(attention.cached.window)
+    plan.cache_group = around.group(attention.cached.window)
     return plan
 
 

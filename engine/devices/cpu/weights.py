@@ -23,10 +23,15 @@ _BYTES_TOGETHER = 1 << 28  # of a mapped checkpoint: looked through, then packed
 
 
 def set_weights(
-    native: _native.Executor, weights: WeightSource, formats: Formats, threads: int, cancellation: Cancellation
+    native: _native.Executor,
+    weights: WeightSource,
+    formats: Formats,
+    threads: int,
+    cancellation: Cancellation,
+    unpacked: frozenset[str] = frozenset(),
 ) -> None:
     """Pack all weights with `threads` threads. A quantized matrix whose format is not the checkpoint's is dequantized,
-    which is logged with the reason.
+    which is logged with the reason. Those that stay `unpacked` are only looked through.
 
     Raises LoadCancelledError between two of the runtime's calls, and what `require_finite` raises.
     """
@@ -36,6 +41,7 @@ def set_weights(
     together: dict[str, WeightTensor] = {}
     num_bytes = 0
     dequantized: Counter[str] = Counter()
+    copied = 0
     for name in weights:
         tensor = weights[name]
         if not isinstance(tensor, DenseTensor) and not (name in formats and formats[name].is_stored):
@@ -43,12 +49,15 @@ def set_weights(
             require_finite([tensor])  # so that the error names the scales
             tensor = DenseTensor(tensor.dequantize(), "float32", origin=tensor.origin)
         together[name] = tensor
+        copied += name in unpacked and (isinstance(tensor, QuantizedTensor) or not tensor.mapped)
         num_bytes += _num_bytes(tensor)
         if num_bytes >= _BYTES_TOGETHER or isinstance(tensor, QuantizedTensor) or not tensor.mapped:
             cancellation.check()
             _pack(native, together, threads)
             together, num_bytes = {}, 0
     _pack(native, together, threads)
+    if copied:
+        logger.info("%d matrices of experts are kept in memory as they were read: they are no part of a file", copied)
     for reason, count in dequantized.items():
         logger.info("%d quantized matrices are dequantized as they are read: %s", count, reason)
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/weights/pack_source.h"
+
 namespace tidewheel {
 namespace {
 
@@ -47,11 +49,11 @@ Experts::Experts(const ExpertsPlan& plan, const std::string& prefix, Context& co
   if (router.correction_bias) weights.add_vector(prefix + "router.correction_bias", correction_, experts);
   for (int e = 0; e < experts; ++e) {
     Expert& expert = experts_.emplace_back();
-    add_expert(prefix + "experts." + std::to_string(e) + ".", expert, plan.intermediate_size, plan.bias);
+    add_expert(prefix + "experts." + std::to_string(e) + ".", expert, plan.intermediate_size, plan.bias, plan.unpacked);
   }
   if (plan.shared_size > 0) {
     shared_ = std::make_unique<Expert>();
-    add_expert(prefix + "shared.", *shared_, plan.shared_size, false);
+    add_expert(prefix + "shared.", *shared_, plan.shared_size, false, false);
   }
   up_packing_ = packing(&Expert::up, hidden, hidden);
   down_packing_ = packing(&Expert::down, plan.intermediate_size, plan.shared_size);
@@ -70,10 +72,16 @@ Experts::Experts(const ExpertsPlan& plan, const std::string& prefix, Context& co
   for (const Packing* packing : {&up_packing_, &down_packing_}) {
     alone = std::max(alone, packing->most_alone * packing->token_bytes(most));
   }
-  workspace.need_scratch(kTileBytes + 2 * row_scratch_bytes_ + alone);
+  panel_scratch_ = round_up(kTileBytes + 2 * row_scratch_bytes_ + alone, 64);
+  size_t room = 0;
+  for (const Expert& expert : experts_) {
+    if (plan.unpacked) room = std::max({room, panel_room(context.kernels, expert.up), panel_room(context.kernels, expert.down)});
+  }
+  workspace.need_scratch(panel_scratch_ + room);
 }
 
-void Experts::add_expert(const std::string& prefix, Expert& expert, int size, bool bias) {
+void Experts::add_expert(const std::string& prefix, Expert& expert, int size, bool bias, bool unpacked) {
+  expert.up.unpacked = expert.down.unpacked = unpacked;
   Weights& weights = context_.weights;
   const int hidden = context_.hidden_size, columns = 2 * static_cast<int>(round_up(size, kGateColumns));
   if (plan_.gated) {
@@ -246,6 +254,12 @@ void Experts::pack_activated(Worker& worker, const Block& block, int begin, int 
              [&](int row, float*) -> const float* { return block.activated + row * block.stride; });
 }
 
+const char* Experts::panel(const Worker& worker, const Linear& linear, int index) const {
+  const Linear::Slice& slice = linear.slices[worker.group()];
+  if (!linear.unpacked) return slice.weight + index * context_.kernels.panel_bytes(linear.format, linear.k);
+  return pack_panel(context_.kernels, linear, slice.panels.begin + index, context_.workspace.scratch(worker) + panel_scratch_);
+}
+
 void Experts::multiply_up(Worker& worker, int tokens) const {
   const int group = worker.group();
   const auto panels_of = [&](const Expert& expert) { return int64_t{expert.up.slices[group].panels.size()}; };
@@ -265,17 +279,22 @@ void Experts::multiply_up(Worker& worker, int tokens) const {
       const int first_column = slice.panels.begin * kPanel;
       const int columns = std::min(up.n, slice.panels.end * kPanel) - first_column;
       const int block_rows = context_.kernels.row_block(up.format, up.k);
-      for (int row = 0; row < rows.count; row += block_rows) {
-        GemmArgs args{};
-        args.x = rows.packed, args.row_begin = row, args.row_end = std::min(rows.count, row + block_rows);
-        args.weight = slice.weight, args.k = up.k, args.n = columns;
-        args.panel_begin = panel, args.panel_end = panel_end;
-        args.bias = up.bias ? up.bias + first_column : nullptr;
-        args.epilogue = plan_.gated ? Epilogue::kGated : Epilogue::kActivation;
-        args.activation = is_shared ? plan_.shared_activation : plan_.activation;
-        args.swiglu_limit = is_shared ? 0 : plan_.swiglu_limit;
-        args.y = rows.activated + (plan_.gated ? first_column / 2 : first_column), args.y_stride = rows.stride;
-        context_.kernels.gemm(up.format, args);
+      const int together = up.unpacked ? 1 : panel_end - panel;  // panels that lie one behind the other
+      for (int first = panel; first < panel_end; first += together) {
+        const char* weight = this->panel(worker, up, first);
+        const int column = first_column + first * kPanel;
+        for (int row = 0; row < rows.count; row += block_rows) {
+          GemmArgs args{};
+          args.x = rows.packed, args.row_begin = row, args.row_end = std::min(rows.count, row + block_rows);
+          args.weight = weight, args.k = up.k, args.n = columns - first * kPanel;
+          args.panel_end = together;
+          args.bias = up.bias ? up.bias + column : nullptr;
+          args.epilogue = plan_.gated ? Epilogue::kGated : Epilogue::kActivation;
+          args.activation = is_shared ? plan_.shared_activation : plan_.activation;
+          args.swiglu_limit = is_shared ? 0 : plan_.swiglu_limit;
+          args.y = rows.activated + (plan_.gated ? column / 2 : column), args.y_stride = rows.stride;
+          context_.kernels.gemm(up.format, args);
+        }
       }
       begin += panel_end - panel;
     }
@@ -295,7 +314,7 @@ void Experts::add_down(Worker& worker, const Block& rows, int panel_begin, int p
   const Kernels& kernels = context_.kernels;
   const Linear& down = rows.expert->down;
   const Linear::Slice& slice = down.slices[worker.group()];
-  const size_t row_bytes = kernels.row_bytes(down.format, down.k), panel_bytes = kernels.panel_bytes(down.format, down.k);
+  const size_t row_bytes = kernels.row_bytes(down.format, down.k);
   const int tile_rows = kernels.tile_rows(down.format), block_rows = std::max(1, kAddedRows / tile_rows) * tile_rows;
   float* const tile = reinterpret_cast<float*>(context_.workspace.scratch(worker));
   const bool weighs = !plan_.weighs_input || !rows.tokens;
@@ -305,7 +324,7 @@ void Experts::add_down(Worker& worker, const Block& rows, int panel_begin, int p
       const int column = (slice.panels.begin + panel) * kPanel, columns = std::min(kPanel, down.n - column);
       GemmArgs args{};
       args.x = rows.packed + first * row_bytes, args.row_end = count;
-      args.weight = slice.weight + panel * panel_bytes, args.k = down.k, args.n = columns;
+      args.weight = this->panel(worker, down, panel), args.k = down.k, args.n = columns;
       args.panel_end = 1;
       args.bias = down.bias ? down.bias + column : nullptr;
       args.epilogue = Epilogue::kStore;

@@ -42,8 +42,10 @@ class Experts final : public Mixer {
     char* packed;
   };
 
-  void add_expert(const std::string& prefix, Expert& expert, int size, bool bias);
+  void add_expert(const std::string& prefix, Expert& expert, int size, bool bias, bool unpacked);
   Packing packing(Linear Expert::*linear, int routed_inputs, int shared_inputs) const;
+  // A panel of the worker's group, for its gemm.
+  const char* panel(const Worker& worker, const Linear& linear, int index) const;
   static size_t activated_stride(int size) { return round_up(size, kPanel); }
 
   void copy_inputs(Worker& worker, const Rows& input, const Output& output) const;
@@ -75,6 +77,7 @@ class Experts final : public Mixer {
   const std::unique_ptr<RowsByExpert> rows_;  // of the step
   Packing up_packing_, down_packing_;
   size_t row_scratch_bytes_ = 0;
+  size_t panel_scratch_ = 0;  // where a worker packs panels of matrices that are not packed
   Buffer<float> inputs_;     // [T, hidden]
   Buffer<float> logits_;     // [T, experts and the shared expert's gate]
   Buffer<float> choice_;     // [T, experts + groups]

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "model/weights/source.h"
 #include "runtime/groups.h"
 
 namespace tidewheel {
@@ -21,6 +22,14 @@ struct Linear {
   };
   std::vector<Slice> slices;  // [groups]
   float* bias = nullptr;      // [n] in packed order, or null
+  // Whether the matrix stays as it lies in the checkpoint. Then its slices have no weight: see `pack_panel`.
+  bool unpacked = false;
+  struct Part {
+    Source source;
+    Columns columns;
+    int rows;
+  };
+  std::vector<Part> parts;  // of a matrix that is not packed: its tensors
   // Tensors that are stored in different ways but have the same inputs are one product: the columns from `first` on of
   // its output are here, and those behind them in `next`.
   int first = 0;

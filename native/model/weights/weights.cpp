@@ -12,6 +12,7 @@
 #include "kernels/block_formats.h"
 #include "model/require.h"
 #include "model/weights/byte_order.h"
+#include "model/weights/pack_source.h"
 
 namespace tidewheel {
 namespace {
@@ -47,12 +48,6 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
   return text + "]";
-}
-
-// Bytes for the rows of a piece that have to be copied before they are packed.
-size_t room_for(const Source& source, int cols) {
-  if (source.blocks) return source.blocks->row_order ? kPanel * source.blocks->data_bytes : 0;
-  return source.swapped ? size_t{kPanel} * cols * dtype_bytes(source.type) : 0;
 }
 
 bool packs_floats(const WeightFormat& format) { return format.kind <= WeightKind::kInt4; }
@@ -173,7 +168,8 @@ void Weights::place(const Ownership& ownership) {
         continue;
       }
       for (int group = 0; group < ownership.groups(); ++group) {
-        visit(slot, group, ownership.of(group, panels), kernels_.panel_bytes(slot.linear->format, slot.linear->k));
+        const size_t bytes = slot.linear->unpacked ? 0 : kernels_.panel_bytes(slot.linear->format, slot.linear->k);
+        visit(slot, group, ownership.of(group, panels), bytes);
       }
     }
   };
@@ -207,81 +203,21 @@ Weights::Slot& Weights::find(const Source& source) {
   return slot;
 }
 
-int Weights::Slot::first_row(int panel) const {
-  int low = 0, high = rows;  // columns ascend with rows
-  while (low < high) {
-    const int middle = low + (high - low) / 2;
-    if (column(middle) / kPanel < panel) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 Range Weights::rows_of(const Slot& slot, int group) const {
   if (slot.cols == 0) return {0, group == 0 ? slot.rows : 0};
   const Range panels = slot.linear->slices[group].panels;
-  return {slot.first_row(panels.begin), slot.first_row(panels.end)};
+  return {slot.columns.first_row(panels.begin, slot.rows), slot.columns.first_row(panels.end, slot.rows)};
 }
 
 void Weights::pack(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const {
   if (slot.cols == 0) {
     for (int r = row_begin; r < row_end; ++r) {
-      float& value = (*slot.vector)[slot.column(r)] = read_float(source, r * source.strides[0]);
+      float& value = (*slot.vector)[slot.columns.of(r)] = read_float(source, r * source.strides[0]);
       if (slot.added != 0) value += slot.added;
     }
     return;
   }
-  if (source.blocks) return pack_blocks(slot, source, group, row_begin, row_end, room);
-  const Linear& linear = *slot.linear;
-  const Linear::Slice& slice = linear.slices[group];
-  const ptrdiff_t start = row_begin * source.strides[0] * dtype_bytes(source.type);
-  Lines lines{static_cast<const char*>(source.data) + start, source.strides[0], source.strides[1]};
-  if (source.swapped) {
-    const auto swap = source.type == DType::kFloat32 ? swap_lines<uint32_t> : swap_lines<uint16_t>;
-    lines = swap(lines, row_end - row_begin, slot.cols, room);
-  }
-  kernels_.pack_weights(linear.format, {lines.data, source.type, lines.row_stride, lines.col_stride, slot.rows, slot.cols,
-                                        slice.weight, linear.k, slot.columns.group, slot.columns.group_stride,
-                                        slot.columns.offset - slice.panels.begin * kPanel, row_begin, row_end});
-}
-
-void Weights::pack_blocks(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const {
-  const StoredBlocks& stored = *source.blocks;
-  const Linear& linear = *slot.linear;
-  const Linear::Slice& slice = linear.slices[group];
-  const char* rows = static_cast<const char*>(source.data);
-  PackBlocksArgs args{};
-  args.source = stored.type;
-  args.blocks = rows + row_begin * stored.row_bytes;
-  args.row_bytes = stored.row_bytes;
-  if (stored.row_order) {
-    for (int row = row_begin; row < row_end; ++row) {
-      std::memcpy(room + (row - row_begin) * stored.data_bytes, rows + stored.row_order[row] * stored.row_bytes,
-                  stored.data_bytes);
-    }
-    args.blocks = room;
-    args.row_bytes = stored.data_bytes;
-  }
-  if (stored.scales) {
-    args.scales = static_cast<const char*>(stored.scales) + row_begin * stored.scale_stride * stored.scale_bytes();
-    args.scale_stride = stored.scale_stride;
-  }
-  if (stored.zeros) {
-    args.zeros = stored.zeros + row_begin * stored.zero_stride;
-    args.zero_stride = stored.zero_stride;
-  }
-  if (stored.divisors) args.divisors = stored.divisors + row_begin;
-  args.bits = stored.bits, args.scale_type = stored.scale_type;
-  args.twos_complement = stored.twos_complement;
-  args.rows = slot.rows, args.cols = slot.cols;
-  args.weight = slice.weight, args.k = linear.k;
-  args.group = slot.columns.group, args.group_stride = slot.columns.group_stride;
-  args.offset = slot.columns.offset - slice.panels.begin * kPanel;
-  args.row_begin = row_begin, args.row_end = row_end;
-  kernels_.pack_blocks(linear.format, args);
+  pack_rows(kernels_, *slot.linear, slot.linear->slices[group], source, slot.columns, slot.rows, row_begin, row_end, room);
 }
 
 void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop) {
@@ -296,6 +232,10 @@ void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::
   for (size_t i = 0; i < sources.size(); ++i) {
     slots.push_back(&find(sources[i]));
     const Slot& slot = *slots[i];
+    if (slot.cols && slot.linear->unpacked) {
+      slot.linear->parts.push_back({sources[i], slot.columns, slot.rows});
+      continue;
+    }
     room = std::max(room, room_for(sources[i], slot.cols));
     for (size_t group = 0; group < pieces.size(); ++group) {
       const Range rows = rows_of(slot, static_cast<int>(group));

@@ -4,64 +4,25 @@
 
 #include <atomic>
 #include <map>
-#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "kernels/block_formats.h"
 #include "model/plan.h"
 #include "model/weights/linear.h"
 #include "model/weights/packed_runs.h"
+#include "model/weights/source.h"
 #include "runtime/arena.h"
 #include "runtime/groups.h"
 #include "runtime/thread_pool.h"
 
 namespace tidewheel {
 
-// How a matrix lies in a quantized checkpoint, whose bits are kept: see PackBlocksArgs.
-struct StoredBlocks {
-  BlockType type;
-  size_t row_bytes;   // from a row of blocks or codes to the next
-  size_t data_bytes;  // of a row that are read
-  const int32_t* row_order = nullptr;  // row r is the stored row row_order[r]; null: they are the same
-  // kGrid, kE4m3, kTable4; of kNvfp4 and kMxfp4Rows only the scales, of one byte each
-  int bits = 0, group = 0;
-  DType scale_type = DType::kFloat32;
-  const void* scales = nullptr;
-  ptrdiff_t scale_stride = 0;  // elements, from a row's scales to the next one's
-  const uint8_t* zeros = nullptr;
-  ptrdiff_t zero_stride = 0;
-  bool twos_complement = false;
-  const float* divisors = nullptr;  // kNvfp4: [rows]
-  const float* table = nullptr;     // kTable4: [16]
-
-  size_t scale_bytes() const { return byte_scale_group(type) ? 1 : size_t(dtype_bytes(scale_type)); }
-};
-
-// A tensor as it lies in a checkpoint. Strides are in elements.
-struct Source {
-  std::string name;
-  const void* data;
-  DType type;
-  std::vector<int64_t> shape;
-  std::vector<int64_t> strides;
-  bool swapped = false;  // its bytes are in the other order than this machine's
-  bool mapped = false;  // a view of a mapped file: its pages may be freed, and are read again when needed
-  std::optional<StoredBlocks> blocks = {};  // for quantized ones; type, strides and byte order then say nothing
-};
-
 // Ends a load that was told to stop.
 struct Stopped : std::runtime_error {
   Stopped() : std::runtime_error("loading was stopped") {}
-};
-
-// Where the rows of a tensor go in a packed matrix of `n` columns: row r becomes column
-// (r / group) * group_stride + r % group + offset.
-struct Columns {
-  int n, group, group_stride, offset;
 };
 
 class Weights {
@@ -121,10 +82,6 @@ class Weights {
     Columns columns = {};
     float added = 0;         // to every element of a vector
     bool done = false;
-
-    int column(int row) const { return row / columns.group * columns.group_stride + row % columns.group + columns.offset; }
-    // The first row that lands in `panel` or behind it.
-    int first_row(int panel) const;
   };
 
   void add(const std::string& name, const Slot& slot);
@@ -137,8 +94,6 @@ class Weights {
   Range rows_of(const Slot& slot, int group) const;
   // `room` takes rows that are swapped or put in order.
   void pack(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const;
-
-  void pack_blocks(const Slot& slot, const Source& source, int group, int row_begin, int row_end, char* room) const;
 
   const Kernels& kernels_;
   const std::map<std::string, WeightFormat> formats_;

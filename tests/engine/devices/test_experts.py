@@ -133,17 +133,3 @@ def test_of_equally_good_experts_the_first_ones_are_chosen(device_id: str) -> No
 def test_devices_without_experts_refuse_them_with_a_way_out(device_id: str) -> None:
     with pytest.raises(DeviceError, match=f"the {device_id} device has no experts, .*: choose --device cpu or torch"):
         require_mixers(device_id, SPECS["softmax"])
-
-
-@pytest.mark.parametrize(("value", "said"), [(None, False), ("1", False), ("0", True)])
-def test_experts_that_cannot_stay_as_in_the_file_are_said(
-    value: str | None, said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    if not CPU_IDS:
-        pytest.skip("there is no native module")
-    if value is None:
-        monkeypatch.delenv("VLLM_CPU_MOE_PREPACK", raising=False)
-    else:
-        monkeypatch.setenv("VLLM_CPU_MOE_PREPACK", value)
-    load(CPU_IDS[-1], SPECS["softmax"]).close()
-    assert ("VLLM_CPU_MOE_PREPACK=0 has no effect: experts are packed" in caplog.text) == said
