@@ -20,7 +20,7 @@ from ...models.config import ConfigReader
 from ..bits import unpack
 from ..stored import FLOATS, StoredMatrix
 from ..tensor import DenseTensor, QuantizedTensor
-from .groups import input_order, no_codes, read_group_size, reordered
+from .groups import input_order, no_codes, read_group_size, reordered, reordered_words
 from .layer import LayerTensors
 from .layer_patterns import LayerPattern
 
@@ -88,8 +88,12 @@ class Gptq:
         order = None if layer.find("g_idx") is None else input_order(layer, "g_idx", shape[1], group_size)
         codes = no_codes(shape, scheme.bits)
         if with_codes:
-            words = np.ascontiguousarray(layer.array("qweight").T)
-            codes = reordered(words.view(np.uint8), scheme.bits, order)
+            words = layer.array("qweight")
+            if order is None or 32 % scheme.bits:
+                codes = reordered(np.ascontiguousarray(words.T).view(np.uint8), scheme.bits, order)
+            else:
+                words = reordered_words(words, scheme.bits, order)
+                codes = np.ascontiguousarray(words.T).view(np.uint8)
         zeros = unpack(layer.array("qzeros").view(np.uint8), scheme.bits, shape[0])
         scales = layer.scales("scales")
         return QuantizedTensor(
