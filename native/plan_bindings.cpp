@@ -140,9 +140,10 @@ void bind_plans(nb::module_& m) {
 
   nb::class_<MlpPlan>(m, "MlpPlan")
       .def("__init__", [](MlpPlan* self, int intermediate_size, const std::string& activation, bool gated, bool bias,
-                          float gate_scale) {
-        new (self) MlpPlan{intermediate_size, parse_activation(activation), gated, bias, gate_scale};
-      }, "intermediate_size"_a, "activation"_a, "gated"_a, "bias"_a, "gate_scale"_a = 1.0f);
+                          float gate_scale, std::optional<float> cutoff) {
+        new (self) MlpPlan{intermediate_size, parse_activation(activation), gated, bias, gate_scale, cutoff};
+      }, "intermediate_size"_a, "activation"_a, "gated"_a, "bias"_a, "gate_scale"_a = 1.0f,
+         "cutoff"_a.none() = nb::none());
 
   nb::class_<DeltaNetPlan>(m, "DeltaNetPlan")
       .def("__init__", [](DeltaNetPlan* self, int num_key_heads, int num_value_heads, int key_dim, int value_dim,
@@ -198,11 +199,27 @@ void bind_plans(nb::module_& m) {
         new (self) PerLayerPlan{layer, size, parse_activation(activation)};
       }, "layer"_a, "size"_a, "activation"_a);
 
+  nb::class_<LaurelPlan>(m, "LaurelPlan")
+      .def("__init__", [](LaurelPlan* self, int rank, const NormPlan& norm) { new (self) LaurelPlan{rank, norm}; },
+           "rank"_a, "norm"_a);
+
+  nb::class_<AltUpPlan>(m, "AltUpPlan")
+      .def("__init__", [](AltUpPlan* self, int streams, int active, const NormPlan& norm, std::vector<BranchPlan> branches,
+                          BranchPlan told, bool scaled) {
+        new (self) AltUpPlan{streams, active, norm, std::move(branches), {std::move(told)}, scaled};
+      }, "streams"_a, "active"_a, "norm"_a, "branches"_a, "told"_a, "scaled"_a);
+
+  nb::class_<StreamsPlan>(m, "StreamsPlan")
+      .def("__init__", [](StreamsPlan* self, int count, float least_square) {
+        new (self) StreamsPlan{count, least_square};
+      }, "count"_a, "least_square"_a);
+
   nb::class_<BranchPlan>(m, "BranchPlan")
       .def("__init__", [](BranchPlan* self, MixerPlan mixer, std::optional<NormPlan> norm, std::optional<NormPlan> post_norm,
-                          std::optional<NormPlan> sum_norm, float scale, bool sum_scale) {
-        new (self) BranchPlan{std::move(mixer), norm, post_norm, sum_norm, scale, sum_scale};
-      }, "mixer"_a, "norm"_a.none(), "post_norm"_a.none(), "sum_norm"_a.none(), "scale"_a, "sum_scale"_a = false);
+                          std::optional<NormPlan> sum_norm, float scale, bool sum_scale, float sum_factor) {
+        new (self) BranchPlan{std::move(mixer), norm, post_norm, sum_norm, scale, sum_scale, sum_factor};
+      }, "mixer"_a, "norm"_a.none(), "post_norm"_a.none(), "sum_norm"_a.none(), "scale"_a, "sum_scale"_a = false,
+         "sum_factor"_a = 1.0f);
 
   nb::class_<PerLayerEmbeddingPlan>(m, "PerLayerEmbeddingPlan")
       .def("__init__", [](PerLayerEmbeddingPlan* self, int vocab_size, int size, float scale, float projection_scale,
@@ -230,6 +247,7 @@ void bind_plans(nb::module_& m) {
       .def_rw("layers", &DecoderPlan::layers)
       .def_rw("final_norm", &DecoderPlan::final_norm, nb::arg().none())
       .def_rw("head", &DecoderPlan::head)
+      .def_rw("streams", &DecoderPlan::streams, nb::arg().none())
       .def_rw("formats", &DecoderPlan::formats)
       .def_rw("input_orders", &DecoderPlan::input_orders);
 }

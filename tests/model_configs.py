@@ -48,6 +48,7 @@ MPT: dict[str, Any] = {
 }
 GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = {**LLAMA, "architectures": ["Gemma3ForCausalLM"]}
+GEMMA3N = {**LLAMA, "architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 0}
 GEMMA4 = {**LLAMA, "architectures": ["Gemma4ForCausalLM"]}
 MINICPM3 = {**LLAMA, "architectures": ["MiniCPM3ForCausalLM"]}
 _EXPERTS = {"num_experts_per_tok": 2}
@@ -166,7 +167,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITEMOE, GPT_OSS, GLM4_MOE, ERNIE4_5_MOE),
         *(HUNYUAN_MOE, LLAMA4),
         *(GRANITE_HYBRID, BAMBA, FALCON_H1, NEMOTRON_H, MAMBA2),
-        *(GEMMA4, MINICPM3, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE),
+        *(GEMMA3N, GEMMA4, MINICPM3, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE),
     )
 }
 

@@ -183,6 +183,31 @@ CASES: dict[str, Case] = {
             },
         },
     ),
+    "gemma3n": Case(
+        "gemma3n_text",
+        {
+            **_LLAMA,
+            "num_hidden_layers": 6,
+            "intermediate_size": [160, 160, 160, 144, 144, 144],
+            "head_dim": 24,
+            "rms_norm_eps": 1e-3,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+            "activation_sparsity_pattern": [0.8, 0.6, 0.0, 0.0, 0.0, 0.0],
+            "vocab_size_per_layer_input": VOCAB_SIZE - 20,
+            "hidden_size_per_layer_input": 24,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "laurel_rank": 20,
+            "final_logit_softcapping": 10.0,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+        everywhere=False,
+    ),
     "gemma4": Case(
         "gemma4_text",
         {

@@ -106,7 +106,13 @@ class LatentAttentionPlan:
 
 class MlpPlan:
     def __init__(
-        self, intermediate_size: int, activation: str, gated: bool, bias: bool, gate_scale: float = ...
+        self,
+        intermediate_size: int,
+        activation: str,
+        gated: bool,
+        bias: bool,
+        gate_scale: float = ...,
+        cutoff: float | None = ...,
     ) -> None: ...
 
 class DeltaNetPlan:
@@ -176,6 +182,23 @@ class ParallelPlan:
 class PerLayerPlan:
     def __init__(self, layer: int, size: int, activation: str) -> None: ...
 
+class LaurelPlan:
+    def __init__(self, rank: int, norm: NormPlan) -> None: ...
+
+class AltUpPlan:
+    def __init__(
+        self,
+        streams: int,
+        active: int,
+        norm: NormPlan,
+        branches: Sequence[BranchPlan],
+        told: BranchPlan,
+        scaled: bool,
+    ) -> None: ...
+
+class StreamsPlan:
+    def __init__(self, count: int, least_square: float) -> None: ...
+
 MixerPlan: TypeAlias = (
     AttentionPlan
     | MlpPlan
@@ -186,6 +209,8 @@ MixerPlan: TypeAlias = (
     | ShortConvPlan
     | PerLayerPlan
     | LatentAttentionPlan
+    | LaurelPlan
+    | AltUpPlan
 )
 
 class BranchPlan:
@@ -197,6 +222,7 @@ class BranchPlan:
         sum_norm: NormPlan | None,
         scale: float,
         sum_scale: bool = False,
+        sum_factor: float = 1.0,
     ) -> None: ...
 
 class PerLayerEmbeddingPlan:
@@ -232,6 +258,7 @@ class DecoderPlan:
     layers: list[list[BranchPlan]]
     final_norm: NormPlan | None
     head: HeadPlan
+    streams: StreamsPlan | None
     formats: dict[str, WeightFormat]
     input_orders: dict[str, list[int]]
 

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from ..errors import DeviceError
 from ..models.spec import (
+    AltUpSpec,
     AttentionSpec,
     DecoderSpec,
     DeltaNetSpec,
     ExpertsSpec,
     LatentAttentionSpec,
+    LaurelSpec,
     LayerSpec,
     Mamba2Spec,
     MlpSpec,
@@ -26,10 +28,12 @@ EVERYWHERE = ("cpu", "cuda", "hpu", "neuron", "tpu", "torch", "graph-cpu")
 _STATEFUL = ("cpu", "torch")
 
 DEVICES_WITH: dict[str, tuple[str, ...]] = {
+    AltUpSpec.kind: ("cpu", "torch"),
     AttentionSpec.kind: EVERYWHERE,
     DeltaNetSpec.kind: _STATEFUL,
     Mamba2Spec.kind: _STATEFUL,
     LatentAttentionSpec.kind: ("cpu", "torch"),
+    LaurelSpec.kind: ("cpu", "torch"),
     MlpSpec.kind: EVERYWHERE,
     ExpertsSpec.kind: ("cpu", "torch"),
     ParallelSpec.kind: EVERYWHERE,
@@ -44,6 +48,7 @@ FORMS_WITH: dict[str, tuple[str, ...]] = {
     "attention with keys as values": ("cpu", "torch"),
     "scaled gates of MLPs": ("cpu", "torch"),
     "scaled sums": ("cpu", "torch"),
+    "MLPs whose gates are cut off": ("cpu", "torch"),
 }
 """By form of a mixer or a branch that not all devices have, those that do."""
 
@@ -70,7 +75,9 @@ def _forms(layer: LayerSpec) -> Iterator[str]:
                 yield "attention with keys as values"
         if isinstance(mixer, MlpSpec) and mixer.gate_scale != 1:
             yield "scaled gates of MLPs"
-    if any(branch.sum_scale for branch in layer):
+        if isinstance(mixer, MlpSpec) and mixer.cutoff is not None:
+            yield "MLPs whose gates are cut off"
+    if any(branch.sum_scale or branch.sum_factor != 1 for branch in layer):
         yield "scaled sums"
 
 

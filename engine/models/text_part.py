@@ -19,6 +19,7 @@ WRAPPERS = (
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
@@ -63,6 +64,7 @@ _GEMMA3 = {
     "intermediate_size": 9216,
     "max_position_embeddings": 131072,
 }
+_GEMMA3N = {**_GEMMA3, "vocab_size": 262400, "hidden_size": 2048, "num_hidden_layers": 35, "intermediate_size": 16384}
 _GEMMA4 = {**_GEMMA3, "vocab_size": 262144, "num_hidden_layers": 30}
 _QWEN2_VL: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}
 # By the model_type of a text config: the architecture, and what the fields mean that it may leave out.
@@ -74,6 +76,7 @@ _TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "qwen2": ("Qwen2ForCausalLM", _QWEN),
     "qwen3": ("Qwen3ForCausalLM", _QWEN),
     "gemma3_text": ("Gemma3ForCausalLM", _GEMMA3),
+    "gemma3n_text": ("Gemma3nForCausalLM", _GEMMA3N),
     "gemma4_text": ("Gemma4ForCausalLM", _GEMMA4),
     "cohere2": ("Cohere2ForCausalLM", {}),
     "qwen2_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),

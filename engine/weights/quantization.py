@@ -130,7 +130,10 @@ class TensorFormat:
 
 
 def is_router(name: str) -> bool:
-    """Whether the weight of that name decides which experts a token has. Rounded, it would choose others."""
+    """Whether the weight of that name decides which experts a token has, or what streams tell each other.
+
+    Rounded, it would choose others.
+    """
     return name.endswith(_ROUTERS)
 
 

@@ -4,37 +4,39 @@
 
 namespace tidewheel {
 
-Branch::Branch(const BranchPlan& plan, const std::string& prefix, Context& context)
-    : context_(context), scale_(plan.scale) {
+Branch::Branch(const BranchPlan& plan, const std::string& prefix, Context& context, int width)
+    : context_(context), width_(width ? width : context.hidden_size), scale_(plan.scale), sum_factor_(plan.sum_factor) {
   const std::string kind = prefix + std::visit([](const auto& mixer) { return mixer.kKind; }, plan.mixer);
   const Workspace::Turn turn(context.workspace);
-  context.weights.add_norm(kind + "_norm", norm_, plan.norm, context.hidden_size);
-  context.weights.add_norm(kind + "_post_norm", post_norm_, plan.post_norm, context.hidden_size);
-  context.weights.add_norm(kind + "_sum_norm", sum_norm_, plan.sum_norm, context.hidden_size);
+  context.weights.add_norm(kind + "_norm", norm_, plan.norm, width_);
+  context.weights.add_norm(kind + "_post_norm", post_norm_, plan.post_norm, width_);
+  context.weights.add_norm(kind + "_sum_norm", sum_norm_, plan.sum_norm, width_);
   if (plan.sum_scale) context.weights.add_vector(kind + "_sum_scale", sum_scale_, 1);
-  if (plan.post_norm) mixed_ = context.workspace.add<float>(context.hidden_size);
+  if (plan.post_norm) mixed_ = context.workspace.add<float>(width_);
   mixer_ = make_mixer(plan.mixer, prefix, context);
 }
 
 template <typename Body>
 void Branch::each_row(Worker& worker, int rows, Body&& body) const {
   worker.share(rows, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) body(row * context_.hidden_size);
+    for (int64_t row = begin; row < end; ++row) body(row * width_);
   });
   context_.profile.end(worker, Phase::kNorm);
 }
 
 void Branch::run(Worker& worker, const Step& step, const float* x, float* y, float scale) const {
-  const int size = context_.hidden_size, tokens = static_cast<int>(step.token_ids.size());
+  const int size = width_, tokens = static_cast<int>(step.token_ids.size());
   const Kernels& kernels = context_.kernels;
   const Rows rows{x, size_t(size), tokens, nullptr, norm_};
+  const bool changes_sum = sum_norm_.kind != NormKind::kNone || sum_scale_ || sum_factor_ != 1;
   const auto finish = [&](int64_t at) {
+    if (sum_factor_ != 1) std::transform(y + at, y + at + size, y + at, [&](float value) { return value * sum_factor_; });
     if (sum_norm_.kind != NormKind::kNone) kernels.normalize(sum_norm_, y + at, size);
     if (sum_scale_) std::transform(y + at, y + at + size, y + at, [&](float value) { return value * *sum_scale_; });
   };
   if (post_norm_.kind == NormKind::kNone) {
     mixer_->run(worker, step, rows, {Epilogue::kAdd, y, size_t(size), scale * scale_});
-    if (sum_norm_.kind != NormKind::kNone || sum_scale_) each_row(worker, tokens, finish);
+    if (changes_sum) each_row(worker, tokens, finish);
   } else {
     float* mixed = context_.workspace.rows(mixed_);
     mixer_->run(worker, step, rows, {Epilogue::kStore, mixed, size_t(size)});

@@ -1,4 +1,4 @@
-// A residual branch of a layer: x = sum_scale * sum_norm(x + scale * post_norm(mixer(norm(x)))).
+// A residual branch of a layer: x = sum_scale * sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x))))).
 #pragma once
 
 #include <memory>
@@ -11,13 +11,14 @@ namespace tidewheel {
 
 class Branch {
  public:
-  // `prefix` begins the names of its weights. A branch cannot move: the weights are loaded into its norms.
-  Branch(const BranchPlan& plan, const std::string& prefix, Context& context);
+  // `prefix` begins the names of its weights. A branch cannot move: the weights are loaded into its norms. `width` is that
+  // of the rows, the hidden size unless it is given.
+  Branch(const BranchPlan& plan, const std::string& prefix, Context& context, int width = 0);
   Branch(const Branch&) = delete;
   Branch& operator=(const Branch&) = delete;
 
-  // Adds scale * the branch of `x` [tokens, hidden] to `y` [tokens, hidden], with a barrier behind it. They may be the
-  // same rows. A sum norm and a sum scale are applied to `y`.
+  // Adds scale * the branch of `x` [tokens, width] to `y` [tokens, width], with a barrier behind it. They may be the same
+  // rows. A sum factor, norm and scale are applied to `y`.
   void run(Worker& worker, const Step& step, const float* x, float* y, float scale = 1) const;
 
  private:
@@ -25,10 +26,11 @@ class Branch {
   void each_row(Worker& worker, int rows, Body&& body) const;
 
   const Context& context_;
-  const float scale_;
+  const int width_;
+  const float scale_, sum_factor_;
   Norm norm_, post_norm_, sum_norm_;
   float* sum_scale_ = nullptr;  // or null
-  Buffer<float> mixed_;  // [T, hidden], if there is a post-norm
+  Buffer<float> mixed_;  // [T, width], if there is a post-norm
   std::unique_ptr<const Mixer> mixer_;
 };
 

@@ -25,24 +25,27 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   }
   require(!embed_.input_order && !positions_.input_order, "a table that is looked up has its inputs in the model's order");
   weights_.add_norm("embed.norm", embedding_norm_, embedding.norm, size);
-  hidden_ = workspace_.add<float>(size);
+  if (plan_.streams) streams_.emplace(*plan_.streams, context_);
+  const int width = streams_ ? streams_->width() : size;
+  hidden_ = workspace_.add<float>(width);
+  if (streams_) embedded_ = workspace_.add<float>(size);
   if (projects()) {
     weights_.add_linear("embed.project_in", project_in_, size, embedding.size, false);
     weights_.add_linear("embed.project_out", project_out_, embedding.size, size, false);
     projected_ = workspace_.add<float>(embedding.size);
   }
   if (const auto& per_layer = embedding.per_layer) {
-    const int layers = static_cast<int>(plan_.layers.size()), width = layers * per_layer->size;
-    require(per_layer->size > 0 && per_layer->vocab_size >= vocab, "per-layer embeddings must have a row for every token");
-    weights_.add_matrix("embed.per_layer", per_layer_, per_layer->vocab_size, width);
-    weights_.add_linear("embed.per_layer_projection", per_layer_projection_, width, size, false);
+    const int layers = static_cast<int>(plan_.layers.size()), told = layers * per_layer->size;
+    require(per_layer->size > 0 && per_layer->vocab_size > 0, "per-layer embeddings must have a size");
+    weights_.add_matrix("embed.per_layer", per_layer_, per_layer->vocab_size, told);
+    weights_.add_linear("embed.per_layer_projection", per_layer_projection_, told, size, false);
     weights_.add_norm("embed.per_layer_norm", per_layer_norm_, per_layer->norm, per_layer->size);
-    context_.per_layer = {workspace_.add<float>(width), layers, per_layer->size};
-    workspace_.need_scratch(width * sizeof(float));
+    context_.per_layer = {workspace_.add<float>(told), layers, per_layer->size};
+    workspace_.need_scratch(told * sizeof(float));
   }
   for (size_t i = 0; i < plan_.layers.size(); ++i) {
     const std::string prefix = "layers." + std::to_string(i) + ".";
-    for (const BranchPlan& branch : plan_.layers[i]) branches_.emplace_back(branch, prefix, context_);
+    for (const BranchPlan& branch : plan_.layers[i]) branches_.emplace_back(branch, prefix, context_, width);
   }
   weights_.add_norm("final_norm", final_norm_, plan_.final_norm, size);
   if (!plan_.head.tied) weights_.add_linear("head", untied_head_, vocab, embedding.size, false);
@@ -117,6 +120,7 @@ void Executor::step(const Step& step, const std::function<void()>& before_sampli
 void Executor::forward(Worker& worker, const Step& step) {
   embed(worker, step);
   if (plan_.embedding.per_layer) tell_layers(worker, step);
+  if (streams_) streams_->widen(worker, embedded(), static_cast<int>(step.token_ids.size()), hidden());
   profile_.end(worker, Phase::kEmbed);
   for (const Branch& branch : branches_) branch.run(worker, step, hidden(), hidden());
   if (!step.logits_rows.empty()) logits(worker, step, 0);
@@ -130,7 +134,7 @@ void Executor::look_up(const Linear& linear, int row, float* out) const {
 void Executor::embed(Worker& worker, const Step& step) {
   const int tokens = static_cast<int>(step.token_ids.size());
   const EmbeddingPlan& embedding = plan_.embedding;
-  float* rows = projects() ? workspace_.rows(projected_) : hidden();
+  float* rows = projects() ? workspace_.rows(projected_) : embedded();
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       float* row = rows + t * embedding.size;
@@ -141,20 +145,20 @@ void Executor::embed(Worker& worker, const Step& step) {
   });
   const size_t size = plan_.hidden_size;
   if (projects()) {
-    gemms_.run(worker, project_in_, {rows, size_t(embedding.size), tokens}, {Epilogue::kStore, hidden(), size});
+    gemms_.run(worker, project_in_, {rows, size_t(embedding.size), tokens}, {Epilogue::kStore, embedded(), size});
   }
   if (embedding.num_positions) {
     worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
       float* learned = reinterpret_cast<float*>(workspace_.scratch(worker));
       for (int64_t t = begin; t < end; ++t) {
         look_up(positions_, step.positions[t] + embedding.position_offset, learned);
-        for (size_t i = 0; i < size; ++i) hidden()[t * size + i] += learned[i];
+        for (size_t i = 0; i < size; ++i) embedded()[t * size + i] += learned[i];
       }
     });
   }
   if (embedding.norm) {
     worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) kernels_.normalize(embedding_norm_, hidden() + t * size, plan_.hidden_size);
+      for (int64_t t = begin; t < end; ++t) kernels_.normalize(embedding_norm_, embedded() + t * size, plan_.hidden_size);
     });
   }
 }
@@ -165,12 +169,12 @@ void Executor::tell_layers(Worker& worker, const Step& step) {
   float* told = workspace_.rows(buffer);
   const int tokens = static_cast<int>(step.token_ids.size()), width = context_.per_layer.layers * plan.size;
   const Output output{Epilogue::kStore, told, buffer.stride, plan.projection_scale};
-  gemms_.run(worker, per_layer_projection_, {hidden(), size_t(plan_.hidden_size), tokens}, output);
+  gemms_.run(worker, per_layer_projection_, {embedded(), size_t(plan_.hidden_size), tokens}, output);
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     float* own = reinterpret_cast<float*>(workspace_.scratch(worker));
     for (int64_t t = begin; t < end; ++t) {
       float* row = told + t * buffer.stride;
-      look_up(per_layer_, step.token_ids[t], own);
+      look_up(per_layer_, step.token_ids[t] < plan.vocab_size ? step.token_ids[t] : 0, own);
       for (int i = 0; i < width; i += plan.size) kernels_.normalize(per_layer_norm_, row + i, plan.size);
       for (int i = 0; i < width; ++i) row[i] = (row[i] + own[i] * plan.scale) * plan.sum_scale;
     }
@@ -180,6 +184,10 @@ void Executor::tell_layers(Worker& worker, const Step& step) {
 void Executor::logits(Worker& worker, const Step& step, size_t first) {
   const int rows = static_cast<int>(std::min<size_t>(shape_.max_num_seqs, step.logits_rows.size() - first));
   Rows last{hidden(), size_t(plan_.hidden_size), rows, step.logits_rows.data() + first, final_norm_};
+  if (streams_) {
+    streams_->narrow(worker, hidden(), last.gather, rows, embedded());
+    last.x = embedded(), last.gather = nullptr;
+  }
   if (projects()) {
     float* projected = workspace_.rows(projected_);
     const size_t size = plan_.embedding.size;

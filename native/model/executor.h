@@ -12,6 +12,7 @@
 #include "model/plan.h"
 #include "model/sampler.h"
 #include "model/step.h"
+#include "model/streams.h"
 #include "runtime/arena.h"
 #include "runtime/thread_pool.h"
 
@@ -83,6 +84,7 @@ class Executor {
 
   bool projects() const { return plan_.embedding.size != plan_.hidden_size; }
   float* hidden() const { return workspace_.rows(hidden_); }
+  float* embedded() const { return streams_ ? workspace_.rows(embedded_) : hidden(); }
   float* logits_row(size_t row) const { return reinterpret_cast<float*>(logits_.data()) + row * plan_.vocab_size; }
 
   const DecoderPlan plan_;
@@ -104,9 +106,11 @@ class Executor {
   Linear embed_, positions_, project_in_, project_out_, untied_head_;
   Linear per_layer_, per_layer_projection_;  // with per-layer embeddings
   Norm embedding_norm_, final_norm_, per_layer_norm_;
+  std::optional<Streams> streams_;
   std::deque<Branch> branches_;  // of all layers, in order
 
-  Buffer<float> hidden_;     // [T, hidden]: the residual stream
+  Buffer<float> hidden_;     // [T, hidden]: the residual stream; or all streams in a row
+  Buffer<float> embedded_;   // [T, hidden], if there are streams: before them, and behind them
   Buffer<float> projected_;  // [T, embedding size], for models that project their embedding
   Arena logits_;             // [max_num_seqs, vocab] float
 };

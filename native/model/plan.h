@@ -87,6 +87,7 @@ struct MlpPlan {
   Activation activation = Activation::kSilu;
   bool gated = false, bias = false;
   float gate_scale = 1;  // of what the activation is given, where it is gated
+  std::optional<float> cutoff;  // of a gate's values, in standard deviations above their mean
 };
 
 // Gated delta net, Mamba2, and LFM2's convolution: see engine/models/spec.
@@ -152,15 +153,33 @@ struct ParallelPlan {
   std::vector<BranchPlan> branches;
 };
 
-using MixerPlan = std::variant<AttentionPlan, MlpPlan, ExpertsPlan, ParallelPlan, DeltaNetPlan, Mamba2Plan, ShortConvPlan,
-                               PerLayerPlan, LatentAttentionPlan>;
+// x + norm(up(down(x)))
+struct LaurelPlan {
+  static constexpr const char* kKind = "laurel";
+  int rank = 0;
+  NormPlan norm;
+};
 
-// x = sum_scale * sum_norm(x + scale * post_norm(mixer(norm(x))))
+// A layer over several streams: see engine/models/spec/alt_up.py.
+struct AltUpPlan {
+  static constexpr const char* kKind = "alt_up";
+  int streams = 0, active = 0;
+  NormPlan norm;
+  std::vector<BranchPlan> branches;
+  std::vector<BranchPlan> told;  // one
+  bool scaled = true;
+};
+
+using MixerPlan = std::variant<AttentionPlan, MlpPlan, ExpertsPlan, ParallelPlan, DeltaNetPlan, Mamba2Plan, ShortConvPlan,
+                               PerLayerPlan, LatentAttentionPlan, LaurelPlan, AltUpPlan>;
+
+// x = sum_scale * sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x)))))
 struct BranchPlan {
   MixerPlan mixer;
   std::optional<NormPlan> norm, post_norm, sum_norm;
   float scale = 1;
   bool sum_scale = false;  // a number of the checkpoint
+  float sum_factor = 1;
 };
 
 // What all layers are told of a token: sum_scale * (norm(projection_scale * W x) + scale * table[id]).
@@ -186,6 +205,12 @@ struct HeadPlan {
   bool bias = false;
 };
 
+// What a token has instead of one row: see engine/models/spec/alt_up.py.
+struct StreamsPlan {
+  int count = 0;
+  float least_square = 0;
+};
+
 // By the name of a tensor: which of the model's inputs each of the matrix' inputs is.
 using InputOrders = std::map<std::string, std::vector<int32_t>>;
 
@@ -195,6 +220,7 @@ struct DecoderPlan {
   std::vector<std::vector<BranchPlan>> layers;
   std::optional<NormPlan> final_norm;
   HeadPlan head;
+  std::optional<StreamsPlan> streams;
   std::map<std::string, WeightFormat> formats;  // how each matrix is to be stored, by the name of its tensor
   InputOrders input_orders;  // of matrices whose inputs are not in the model's order
 };

@@ -9,12 +9,14 @@ from tidewheel import _native
 
 from ...errors import DeviceError
 from ...models.spec import (
+    AltUpSpec,
     AttentionSpec,
     BranchSpec,
     DecoderSpec,
     DeltaNetSpec,
     ExpertsSpec,
     LatentAttentionSpec,
+    LaurelSpec,
     Mamba2Spec,
     MixerSpec,
     MlpSpec,
@@ -115,6 +117,8 @@ def lower(
     around = _Surroundings(spec, unpacked_experts)
     plan.layers = [[_branch(branch, around) for branch in layer] for layer in spec.layers]
     plan.final_norm = _norm(spec.final_norm)
+    if spec.streams is not None:
+        plan.streams = _native.StreamsPlan(spec.streams.count, spec.streams.least_square)
     plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0, head.bias)
     shapes = tensor_shapes(spec)
     plan.formats = {name: _format(format, shapes[name][1]) for name, format in formats.items()}
@@ -171,6 +175,7 @@ def _branch(branch: BranchSpec, around: _Surroundings) -> _native.BranchPlan:
         _norm(branch.sum_norm),
         branch.scale,
         branch.sum_scale,
+        branch.sum_factor,
     )
 
 
@@ -181,7 +186,11 @@ def _mixer(mixer: MixerSpec, around: _Surroundings) -> _native.MixerPlan:
         case LatentAttentionSpec():
             return _latent_attention(mixer, around)
         case MlpSpec():
-            return _native.MlpPlan(mixer.intermediate_size, mixer.activation, mixer.gated, mixer.bias, mixer.gate_scale)
+            return _mlp(mixer)
+        case LaurelSpec():
+            return _native.LaurelPlan(mixer.rank, _norm_plan(mixer.norm))
+        case AltUpSpec():
+            return _alt_up(mixer, around)
         case DeltaNetSpec():
             return _delta_net(mixer)
         case Mamba2Spec():
@@ -228,6 +237,21 @@ def _attention(attention: AttentionSpec, around: _Surroundings) -> _native.Atten
     plan.v_norm, plan.values_from_keys = _norm(attention.v_norm), attention.values_from_keys
     plan.shared_layer = around.layer(attention.kv_layer)
     return plan
+
+
+def _alt_up(layer: AltUpSpec, around: _Surroundings) -> _native.AltUpPlan:
+    return _native.AltUpPlan(
+        layer.streams,
+        layer.active,
+        _norm_plan(layer.norm),
+        [_branch(branch, around) for branch in layer.branches],
+        _branch(layer.told, around),
+        layer.scaled,
+    )
+
+
+def _mlp(mlp: MlpSpec) -> _native.MlpPlan:
+    return _native.MlpPlan(mlp.intermediate_size, mlp.activation, mlp.gated, mlp.bias, mlp.gate_scale, mlp.cutoff)
 
 
 def _delta_net(net: DeltaNetSpec) -> _native.DeltaNetPlan:

@@ -13,6 +13,7 @@ from ...models.spec import DecoderSpec
 from ...weights.dtypes import DType
 from ...weights.tensor import WeightTensor
 from .mixers import KINDS, Branch, Parts, Tokens
+from .mixers.alt_up import narrowed, widened
 from .weights import Weights
 
 _DTYPES: dict[DType, torch.dtype] = {
@@ -68,9 +69,12 @@ class TorchDecoder:
             dict(zip(self._windows, tables, strict=True)),
             self._per_layer(ids, x),
         )
+        if streams := self._spec.streams:
+            x = widened(streams, self._weights, x)
         for branch in self._branches:
             x = branch(x, tokens)
-        return self._logits(x[_indices(logits_rows)]).numpy()
+        x = x[_indices(logits_rows)]
+        return self._logits(narrowed(streams, self._weights, x) if streams else x).numpy()
 
     @torch.inference_mode()
     def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None:
@@ -103,7 +107,8 @@ class TorchDecoder:
         shape = (len(token_ids), len(self._spec.layers), per_layer.size)
         projected = self._weights.linear("embed.per_layer_projection", x) * per_layer.projection_scale
         projected = self._weights.norm("embed.per_layer_norm", per_layer.norm, projected.view(shape))
-        looked_up = self._weights["embed.per_layer"][token_ids].view(shape) * per_layer.scale
+        rows = torch.where(token_ids < per_layer.vocab_size, token_ids, 0)
+        looked_up = self._weights["embed.per_layer"][rows].view(shape) * per_layer.scale
         return (projected + looked_up) * per_layer.sum_scale
 
     def _logits(self, x: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ As in https://github.com/huggingface/transformers/blob/main/src/transformers/mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import ModelError
@@ -20,6 +19,14 @@ from ..spec import (
     PerLayerEmbeddingSpec,
     PerLayerSpec,
 )
+from .gemma_parts import (
+    PER_LAYER_MODULES,
+    PER_LAYER_TOP,
+    last_with,
+    layers_with_kv,
+    per_layer_embedding,
+    per_layer_size,
+)
 from .listing import Listing
 from .names import CheckpointNames
 from .parts import attention, decoder, gated_mlp, layer_windows
@@ -33,32 +40,12 @@ _ROPES = {
 }
 _NAMES = CheckpointNames(
     base="model.",
-    top={
-        "embed.weight": "embed_tokens.weight",
-        "embed.per_layer": "embed_tokens_per_layer.weight",
-        "embed.per_layer_projection.weight": "per_layer_model_projection.weight",
-        "embed.per_layer_norm.weight": "per_layer_projection_norm.weight",
-        "final_norm.weight": "norm.weight",
-    },
+    top=PER_LAYER_TOP,
     layers="layers",
     modules={
+        **PER_LAYER_MODULES,
         "attention_norm": "input_layernorm",
-        "q": "self_attn.q_proj",
-        "k": "self_attn.k_proj",
-        "v": "self_attn.v_proj",
-        "o": "self_attn.o_proj",
-        "q_norm": "self_attn.q_norm",
-        "k_norm": "self_attn.k_norm",
-        "attention_post_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "gate": "mlp.gate_proj",
-        "up": "mlp.up_proj",
-        "down": "mlp.down_proj",
-        "mlp_post_norm": "post_feedforward_layernorm",
         "mlp_sum_scale": "layer_scalar",
-        "per_layer_gate": "per_layer_input_gate",
-        "per_layer_projection": "per_layer_projection",
-        "per_layer_post_norm": "post_per_layer_input_norm",
         "per_layer_sum_scale": "layer_scalar",
     },
 )
@@ -90,7 +77,7 @@ def _layer(config: ConfigReader, index: int, mixer: AttentionSpec, norm: NormSpe
     mlp = gated_mlp(config, activation)
     if mixer.kv_layer is not None and config.flag("use_double_wide_mlp", False):
         mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
-    size = _per_layer_size(config)
+    size = per_layer_size(config)
     branches = [BranchSpec(mixer, norm, norm), BranchSpec(mlp, norm, norm)]
     if size:
         branches.append(BranchSpec(PerLayerSpec(index, size, activation), post_norm=norm))
@@ -99,18 +86,10 @@ def _layer(config: ConfigReader, index: int, mixer: AttentionSpec, norm: NormSpe
 
 
 def _embedding(config: ConfigReader, norm: NormSpec) -> PerLayerEmbeddingSpec | None:
-    size = _per_layer_size(config)
-    if not size:
-        return None
-    vocab_size = config.integer("vocab_size_per_layer_input", 262_144)
-    if vocab_size < config.integer("vocab_size"):
+    embedding = per_layer_embedding(config, norm)
+    if embedding is not None and embedding.vocab_size < config.integer("vocab_size"):
         raise ModelError("config.json: vocab_size_per_layer_input must be at least vocab_size")
-    return PerLayerEmbeddingSpec(vocab_size, size, size**0.5, config.integer("hidden_size") ** -0.5, 2**-0.5, norm)
-
-
-def _per_layer_size(config: ConfigReader) -> int:
-    """How many values a layer is told of a token: 0 in models without per-layer embeddings."""
-    return 0 if config.raw("hidden_size_per_layer_input") == 0 else config.integer("hidden_size_per_layer_input", 256)
+    return embedding
 
 
 def _attentions(config: ConfigReader, max_model_len: int | None) -> tuple[tuple[AttentionSpec, ...], int]:
@@ -118,7 +97,7 @@ def _attentions(config: ConfigReader, max_model_len: int | None) -> tuple[tuple[
     window = config.optional_integer("sliding_window", 512)
     windows = layer_windows(config, window, lambda i: (i + 1) % _WINDOWS_EVERY != 0)
     windows = (*windows[:-1], None)  # whatever the config says of the last layer
-    own = len(windows) - _shared_layers(config, len(windows))
+    own = layers_with_kv(config, len(windows))
     bias = config.flag("attention_bias", False)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6))
     keys_are_values = config.flag("attention_k_eq_v", False)
@@ -137,27 +116,12 @@ def _attentions(config: ConfigReader, max_model_len: int | None) -> tuple[tuple[
             values_from_keys=keys_are_values and window is None,
         )
         if index >= own:
-            source = _last_with(windows[:own], window)
+            source = last_with(windows[:own], window)
             mixer = replace(mixer, v_norm=None, values_from_keys=False, kv_layer=source)
             if replace(mixer, kv_layer=None).cached != mixers[source].cached:
                 raise ModelError(f"config.json: layers {source} and {index} share K and V, but not the size of heads")
         mixers.append(mixer)
     return tuple(mixers), longest
-
-
-def _shared_layers(config: ConfigReader, num_layers: int) -> int:
-    shared = 0 if config.raw("num_kv_shared_layers") == 0 else config.optional_integer("num_kv_shared_layers", 0) or 0
-    if shared >= num_layers:
-        raise config.error("num_kv_shared_layers", f"less than the {num_layers} layers")
-    return shared
-
-
-def _last_with(windows: Sequence[int | None], window: int | None) -> int:
-    """The last of the layers that have K and V of their own and this window."""
-    for index in reversed(range(len(windows))):
-        if windows[index] == window:
-            return index
-    raise ModelError("config.json: num_kv_shared_layers leaves a layer without an earlier one of its type")
 
 
 def _heads(config: ConfigReader, index: int, window: int | None) -> ConfigReader:

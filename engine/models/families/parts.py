@@ -20,6 +20,7 @@ from ..spec import (
     MlpSpec,
     NormSpec,
     PerLayerEmbeddingSpec,
+    StreamsSpec,
 )
 
 MAX_HEAD_DIM = 2**14  # bounds rope's table, which is made before any tensor's shape is checked
@@ -140,6 +141,7 @@ def decoder(
     divisor: float = 1.0,
     head_bias: bool = False,
     per_layer: PerLayerEmbeddingSpec | None = None,
+    streams: StreamsSpec | None = None,
 ) -> DecoderSpec:
     """A decoder around `layers`. `tied` is the default of `tie_word_embeddings`.
 
@@ -155,4 +157,5 @@ def decoder(
         layers=layers,
         final_norm=final_norm,
         head=HeadSpec(config.flag("tie_word_embeddings", tied), softcap, divisor, head_bias),
+        streams=streams,
     )

@@ -5,12 +5,15 @@ tensors here. A layer is a tuple of residual branches, each around a mixer; a ki
 `tensor_shapes` is the one list of the weights that a spec needs, under Tidewheel's own names.
 """
 
+from .alt_up import AltUpSpec, StreamsSpec
 from .attention import AttentionSpec, KvShape, RopeSpec, TemperatureSpec
-from .branch import BranchSpec, LayerSpec, MixerSpec, ParallelSpec, mixers
+from .branch import BranchSpec, LayerSpec, MixerSpec, ParallelSpec
 from .decoder import DecoderSpec, EmbeddingSpec, HeadSpec, tensor_shapes
 from .delta_net import DeltaNetSpec
 from .experts import ExpertsSpec, RouterSpec
 from .latent_attention import LatentAttentionSpec
+from .laurel import LaurelSpec
+from .layers import mixers
 from .mamba2 import Mamba2Spec
 from .mlp import Activation, MlpSpec
 from .norm import NormSpec
@@ -19,6 +22,7 @@ from .short_conv import ShortConvSpec
 
 __all__ = [
     "Activation",
+    "AltUpSpec",
     "AttentionSpec",
     "BranchSpec",
     "DecoderSpec",
@@ -28,6 +32,7 @@ __all__ = [
     "HeadSpec",
     "KvShape",
     "LatentAttentionSpec",
+    "LaurelSpec",
     "LayerSpec",
     "Mamba2Spec",
     "MixerSpec",
@@ -39,6 +44,7 @@ __all__ = [
     "RopeSpec",
     "RouterSpec",
     "ShortConvSpec",
+    "StreamsSpec",
     "TemperatureSpec",
     "mixers",
     "tensor_shapes",

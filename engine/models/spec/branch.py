@@ -31,7 +31,7 @@ class MixerSpec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BranchSpec:
-    """`x = sum_norm(x + scale * post_norm(mixer(norm(x))))`, where a norm that is None changes nothing.
+    """`x = sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x)))))`, where a norm that is None changes nothing.
 
     With a `sum_scale` the checkpoint has a number that x is multiplied by in the end.
     """
@@ -42,6 +42,7 @@ class BranchSpec:
     scale: float = 1.0
     sum_norm: NormSpec | None = None
     sum_scale: bool = False
+    sum_factor: float = 1.0
 
     def norms(self) -> Iterator[tuple[str, NormSpec]]:
         """The norms of this branch, by their names within a layer."""
@@ -63,7 +64,7 @@ class BranchSpec:
 class ParallelSpec:
     """Branches with the same input: the sum of their `scale * post_norm(mixer(norm(x)))`.
 
-    None has a `sum_norm` or a `sum_scale`.
+    None has a `sum_norm`, a `sum_scale` or a `sum_factor`.
     """
 
     kind: ClassVar[str] = "parallel"
@@ -71,7 +72,7 @@ class ParallelSpec:
     branches: tuple[BranchSpec, ...]
 
     def __post_init__(self) -> None:
-        if any(branch.sum_norm or branch.sum_scale for branch in self.branches):
+        if any(branch.sum_norm or branch.sum_scale or branch.sum_factor != 1 for branch in self.branches):
             raise ValueError("a branch beside others has no sum to normalize or to scale")
 
     @property
@@ -85,12 +86,3 @@ class ParallelSpec:
 
 
 LayerSpec = tuple[BranchSpec, ...]
-
-
-def mixers(layer: LayerSpec) -> Iterator[MixerSpec]:
-    """The mixers of a layer, in the order of its branches. A ParallelSpec gives its own mixers one by one."""
-    for branch in layer:
-        if isinstance(branch.mixer, ParallelSpec):
-            yield from mixers(branch.mixer.branches)
-        else:
-            yield branch.mixer

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from .alt_up import AltUpSpec, StreamsSpec
 from .attention import AttentionSpec, KvShape
-from .branch import LayerSpec, mixers
+from .branch import LayerSpec
 from .delta_net import DeltaNetSpec
 from .latent_attention import LatentAttentionSpec
+from .layers import mixers
 from .mamba2 import Mamba2Spec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
@@ -58,6 +60,8 @@ class HeadSpec:
 class DecoderSpec:
     """A whole decoder. `max_positions` is the longest context, in tokens, that the weights and tables allow.
 
+    With `streams` a token has several rows between embedding and head, which AltUpSpecs compute with.
+
     Raises ValueError for layers that read what no earlier layer has.
     """
 
@@ -69,11 +73,14 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec | None
     head: HeadSpec
+    streams: StreamsSpec | None = None
 
     def __post_init__(self) -> None:
         per_layer = self.embedding.per_layer
         for index, layer in enumerate(self.layers):
             for mixer in mixers(layer):
+                if isinstance(mixer, AltUpSpec) and (self.streams is None or self.streams.count != mixer.streams):
+                    raise ValueError(f"layer {index} wants {mixer.streams} streams, which the embedding does not make")
                 if isinstance(mixer, AttentionSpec) and mixer.kv_layer is not None:
                     self._require_kv(index, mixer, mixer.kv_layer)
                 if isinstance(mixer, PerLayerSpec) and (
@@ -133,6 +140,8 @@ def tensor_shapes(spec: DecoderSpec) -> Shapes:
         shapes |= under("embed.norm", embedding.norm.shapes(hidden))
     if embedding.per_layer:
         shapes |= under("embed", embedding.per_layer.shapes(hidden, len(spec.layers)))
+    if spec.streams:
+        shapes |= spec.streams.shapes(hidden)
     for i, layer in enumerate(spec.layers):
         for branch in layer:
             shapes |= under(f"layers.{i}", branch.shapes(hidden))

@@ -14,7 +14,9 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 class MlpSpec:
     """Gated: `down(act(gate_scale * gate(x)) * up(x))`. Plain: `down(act(up(x)))`. `relu2` is `relu(x)^2`.
 
-    Raises ValueError for a scale of a gate that there is not.
+    With a `cutoff`, a gated one takes of the gate's values only what they are above their mean and `cutoff` standard
+    deviations, and 0 for the others (https://arxiv.org/abs/2506.06644). Raises ValueError for a scale or a cutoff
+    without a gate.
     """
 
     kind: ClassVar[str] = "mlp"
@@ -24,10 +26,13 @@ class MlpSpec:
     gated: bool
     bias: bool = False
     gate_scale: float = 1.0
+    cutoff: float | None = None
 
     def __post_init__(self) -> None:
         if self.gate_scale != 1 and not self.gated:
             raise ValueError("an MLP without a gate has no scale of it")
+        if self.cutoff is not None and not self.gated:
+            raise ValueError("only the values of a gate are cut off")
 
     @property
     def activations(self) -> int:

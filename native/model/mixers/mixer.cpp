@@ -1,10 +1,12 @@
 #include "model/mixers/mixer.h"
 
+#include "model/mixers/alt_up.h"
 #include "model/mixers/attention.h"
 #include "model/mixers/delta_net.h"
 #include "model/mixers/mamba2.h"
 #include "model/mixers/experts.h"
 #include "model/mixers/latent_attention.h"
+#include "model/mixers/laurel.h"
 #include "model/mixers/mlp.h"
 #include "model/mixers/parallel.h"
 #include "model/mixers/short_conv.h"
@@ -21,6 +23,8 @@ struct Maker {
 
   Made operator()(const AttentionPlan& plan) const { return std::make_unique<Attention>(plan, prefix, context); }
   Made operator()(const LatentAttentionPlan& plan) const { return std::make_unique<LatentAttention>(plan, prefix, context); }
+  Made operator()(const LaurelPlan& plan) const { return std::make_unique<Laurel>(plan, prefix, context); }
+  Made operator()(const AltUpPlan& plan) const { return std::make_unique<AltUp>(plan, prefix, context); }
   Made operator()(const MlpPlan& plan) const { return std::make_unique<Mlp>(plan, prefix, context); }
   Made operator()(const ExpertsPlan& plan) const { return std::make_unique<Experts>(plan, prefix, context); }
   Made operator()(const ParallelPlan& plan) const { return std::make_unique<Parallel>(plan, prefix, context); }

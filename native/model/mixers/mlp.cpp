@@ -1,16 +1,45 @@
 #include "model/mixers/mlp.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+
 namespace tidewheel {
 namespace {
 
 constexpr int kGateColumns = kPanel / 2;
+
+float activate(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kSilu: return x / (1.0f + std::exp(-x));
+    case Activation::kGelu: return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
+    case Activation::kGeluTanh: return 0.5f * x * (1.0f + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+    case Activation::kRelu: return std::max(x, 0.0f);
+  }
+  return x;
+}
+
+// The sum of `term(i)`, in an order of its own, so that the compiler may use vectors.
+template <typename Term>
+float sum(int size, Term&& term) {
+  std::array<float, 16> lanes{};
+  int i = 0;
+  for (; i + 16 <= size; i += 16) {
+    for (int lane = 0; lane < 16; ++lane) lanes[lane] += term(i + lane);
+  }
+  float total = 0;
+  for (const float lane : lanes) total += lane;
+  for (; i < size; ++i) total += term(i);
+  return total;
+}
 
 }  // namespace
 
 Mlp::Mlp(const MlpPlan& plan, const std::string& prefix, Context& context) : context_(context), plan_(plan) {
   const int size = plan.intermediate_size, hidden = context.hidden_size;
   Weights& weights = context.weights;
-  interleaved_ = plan.gated && weights.agree(prefix + "gate.weight", prefix + "up.weight");
+  require(!plan.cutoff || plan.gated, "only the values of a gate are cut off");
+  interleaved_ = plan.gated && !plan.cutoff && weights.agree(prefix + "gate.weight", prefix + "up.weight");
   if (interleaved_) {
     const int columns = 2 * static_cast<int>(round_up(size, kGateColumns));
     weights.add_linear(prefix + "gate", up_, size, hidden, plan.bias, {columns, kGateColumns, kPanel, 0});
@@ -24,20 +53,34 @@ Mlp::Mlp(const MlpPlan& plan, const std::string& prefix, Context& context) : con
   if (plan.gated && !interleaved_) upper_ = context.workspace.add<float>(size);
 }
 
-// Gate and up are stored in different ways: a product each, and a pass that multiplies them.
+// Gate and up are stored in different ways, or the gate's values are compared with each other: a product each, and a pass
+// that multiplies them.
 void Mlp::run_gated(Worker& worker, const Rows& input) const {
   float* activated = context_.workspace.rows(activated_);
   float* upper = context_.workspace.rows(upper_);
+  const Epilogue epilogue = plan_.cutoff ? Epilogue::kStore : Epilogue::kActivation;
   context_.gemms.run(worker, gate_, input,
-                     {Epilogue::kActivation, activated, activated_.stride, plan_.gate_scale, plan_.activation});
+                     {epilogue, activated, activated_.stride, plan_.gate_scale, plan_.activation});
   context_.gemms.run(worker, up_, input, {Epilogue::kStore, upper, upper_.stride});
   worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      float* gate = activated + row * activated_.stride;
-      const float* up = upper + row * upper_.stride;
-      for (int i = 0; i < plan_.intermediate_size; ++i) gate[i] *= up[i];
+      multiply_gate(activated + row * activated_.stride, upper + row * upper_.stride);
     }
   });
+}
+
+void Mlp::multiply_gate(float* gate, const float* up) const {
+  const int size = plan_.intermediate_size;
+  if (!plan_.cutoff) {
+    for (int i = 0; i < size; ++i) gate[i] *= up[i];
+    return;
+  }
+  const float count = static_cast<float>(size);
+  const float mean = sum(size, [&](int i) { return gate[i]; }) / count;
+  const float variance = sum(size, [&](int i) { return (gate[i] - mean) * (gate[i] - mean); }) / count;
+  const float least = mean + *plan_.cutoff * std::sqrt(variance);
+  // Most values are 0, and every activation function keeps that.
+  for (int i = 0; i < size; ++i) gate[i] = gate[i] > least ? activate(plan_.activation, gate[i] - least) * up[i] : 0.0f;
 }
 
 void Mlp::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {

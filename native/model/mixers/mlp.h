@@ -12,6 +12,7 @@ class Mlp final : public Mixer {
 
  private:
   void run_gated(Worker& worker, const Rows& input) const;
+  void multiply_gate(float* gate, const float* up) const;
 
   const Context& context_;
   const MlpPlan plan_;

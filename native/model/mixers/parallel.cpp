@@ -8,7 +8,7 @@ Parallel::Parallel(const ParallelPlan& plan, const std::string& prefix, Context&
     : context_(context), input_(context.workspace.add<float>(context.hidden_size)) {
   require(!plan.branches.empty(), "parallel branches must be one or more");
   for (const BranchPlan& branch : plan.branches) {
-    require(!branch.sum_norm && !branch.sum_scale, "a branch beside others has no sum to normalize or to scale");
+    require(!branch.sum_norm && !branch.sum_scale && branch.sum_factor == 1, "a branch beside others has no sum to normalize or to scale");
     branches_.emplace_back(branch, prefix, context);
   }
 }

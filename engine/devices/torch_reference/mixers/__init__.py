@@ -1,21 +1,25 @@
 """The mixers that torch computes: one file a kind, and one line here."""
 
 from ....models.spec import (
+    AltUpSpec,
     AttentionSpec,
     DeltaNetSpec,
     ExpertsSpec,
     LatentAttentionSpec,
+    LaurelSpec,
     Mamba2Spec,
     MlpSpec,
     ParallelSpec,
     PerLayerSpec,
     ShortConvSpec,
 )
+from .alt_up import AltUp
 from .attention import Attention
 from .branch import Branch
 from .delta_net import DeltaNet
 from .experts import Experts
 from .latent_attention import LatentAttention
+from .laurel import Laurel
 from .mamba2 import Mamba2
 from .mixer import Parts, Tokens
 from .mlp import Mlp
@@ -26,11 +30,13 @@ from .short_conv import ShortConv
 __all__ = ["KINDS", "Branch", "Parts", "Tokens"]
 
 KINDS = {
+    AltUpSpec.kind: AltUp,
     AttentionSpec.kind: Attention,
     DeltaNetSpec.kind: DeltaNet,
     ExpertsSpec.kind: Experts,
     Mamba2Spec.kind: Mamba2,
     LatentAttentionSpec.kind: LatentAttention,
+    LaurelSpec.kind: Laurel,
     MlpSpec.kind: Mlp,
     ParallelSpec.kind: Parallel,
     ShortConvSpec.kind: ShortConv,

@@ -9,7 +9,7 @@ from .mixer import Parts, Tokens
 
 
 class Branch:
-    """`x = sum_scale * sum_norm(x + scale * post_norm(mixer(norm(x))))`."""
+    """`x = sum_scale * sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x)))))`."""
 
     def __init__(self, spec: BranchSpec, layer: str, parts: Parts) -> None:
         self._spec = spec
@@ -25,5 +25,6 @@ class Branch:
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
         """The residual stream `[T, hidden]` after the branch."""
-        x = self._weights.norm(f"{self._norms}_sum_norm", self._spec.sum_norm, x + self.added(x, tokens))
+        x = (x + self.added(x, tokens)) * self._spec.sum_factor
+        x = self._weights.norm(f"{self._norms}_sum_norm", self._spec.sum_norm, x)
         return x * self._weights[f"{self._norms}_sum_scale"] if self._spec.sum_scale else x

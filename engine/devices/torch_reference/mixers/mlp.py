@@ -19,7 +19,8 @@ class Mlp:
         """`down(act(gate_scale * gate(x)) * up(x))`, or `down(act(up(x)))`."""
         spec, up = self._spec, self._weights.linear(f"{self._layer}.up", x)
         if spec.gated:
-            up = activate(spec.activation, spec.gate_scale * self._weights.linear(f"{self._layer}.gate", x)) * up
+            gate = cut_off(spec.gate_scale * self._weights.linear(f"{self._layer}.gate", x), spec.cutoff)
+            up = activate(spec.activation, gate) * up
         else:
             up = activate(spec.activation, up)
         return self._weights.linear(f"{self._layer}.down", up)
@@ -29,6 +30,14 @@ class Mlp:
 
     def copy_state(self, source: int, target: int) -> None:
         """Nothing to copy."""
+
+
+def cut_off(gate: Tensor, cutoff: float | None) -> Tensor:
+    """What of `gate [T, values]` is above the mean of its row and so many standard deviations, 0 for the others."""
+    if cutoff is None:
+        return gate
+    least = gate.mean(-1, keepdim=True) + cutoff * gate.std(-1, keepdim=True, unbiased=False)
+    return functional.relu(gate - least)
 
 
 def activate(activation: Activation, x: Tensor) -> Tensor:

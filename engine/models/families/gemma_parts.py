@@ -1,0 +1,69 @@
+"""What Gemma 3n and Gemma 4 share: per-layer embeddings, and K and V that the last layers read from earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...errors import ModelError
+from ..config import ConfigReader
+from ..spec import NormSpec, PerLayerEmbeddingSpec
+
+_VOCAB_SIZE = 262_144
+PER_LAYER_TOP = {
+    "embed.weight": "embed_tokens.weight",
+    "embed.per_layer": "embed_tokens_per_layer.weight",
+    "embed.per_layer_projection.weight": "per_layer_model_projection.weight",
+    "embed.per_layer_norm.weight": "per_layer_projection_norm.weight",
+    "final_norm.weight": "norm.weight",
+}
+"""The names in checkpoints of what belongs to no layer."""
+
+PER_LAYER_MODULES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "mlp_post_norm": "post_feedforward_layernorm",
+    "per_layer_gate": "per_layer_input_gate",
+    "per_layer_projection": "per_layer_projection",
+    "per_layer_post_norm": "post_per_layer_input_norm",
+}
+"""The names in checkpoints of a layer's modules."""
+
+
+def per_layer_size(config: ConfigReader) -> int:
+    """How many values a layer is told of a token: 0 in models without per-layer embeddings."""
+    return 0 if config.raw("hidden_size_per_layer_input") == 0 else config.integer("hidden_size_per_layer_input", 256)
+
+
+def per_layer_embedding(config: ConfigReader, norm: NormSpec) -> PerLayerEmbeddingSpec | None:
+    """What all layers are told of a token; None in models without per-layer embeddings."""
+    size = per_layer_size(config)
+    if not size:
+        return None
+    vocab_size = config.integer("vocab_size_per_layer_input", _VOCAB_SIZE)
+    return PerLayerEmbeddingSpec(vocab_size, size, size**0.5, config.integer("hidden_size") ** -0.5, 2**-0.5, norm)
+
+
+def layers_with_kv(config: ConfigReader, num_layers: int, default: int = 0) -> int:
+    """How many layers have K and V of their own; the last ones read those of others."""
+    shared = config.raw("num_kv_shared_layers")
+    shared = shared if shared == 0 else config.optional_integer("num_kv_shared_layers", default) or 0
+    if shared >= num_layers:
+        raise config.error("num_kv_shared_layers", f"less than the {num_layers} layers")
+    return num_layers - int(shared)
+
+
+def last_with(windows: Sequence[int | None], window: int | None) -> int:
+    """The last of the layers that have K and V of their own and this window. Raises ModelError if there is none."""
+    for index in reversed(range(len(windows))):
+        if windows[index] == window:
+            return index
+    raise ModelError("config.json: num_kv_shared_layers leaves a layer without an earlier one of its type")

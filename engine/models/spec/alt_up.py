@@ -1,0 +1,79 @@
+"""AltUp: a residual stream several times as wide as what layers compute with (https://arxiv.org/abs/2301.13310)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .branch import BranchSpec
+from .norm import NormSpec
+from .shapes import Shapes, linear, under
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsSpec:
+    """What a token has instead of one row x of `hidden` values: `count` rows, one behind the other.
+
+    The first is its embedding x. Row i is `W_i x`, made as large as x. In the end, row i but the first becomes
+    `V_i row_i`, made as large as the first; their mean goes on. Large is the root of the mean square, and what is made
+    larger counts as at least the root of `least_square`.
+    """
+
+    count: int
+    least_square: float
+
+    def __post_init__(self) -> None:
+        if self.count < 2 or self.least_square <= 0:
+            raise ValueError("there must be two streams or more, whose least square is above 0")
+
+    def shapes(self, hidden_size: int) -> Shapes:
+        """The weights: W_i as `embed.stream.i` and V_i as `final.stream.i`."""
+        shapes: Shapes = {}
+        for end in ("embed", "final"):
+            for i in range(1, self.count):
+                shapes |= under(f"{end}.stream.{i}", linear(hidden_size, hidden_size, bias=False))
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class AltUpSpec:
+    """A layer that computes with one of its `streams`, and tells the others what it made of it.
+
+    `m(x) = tanh(router(norm(x)) / hidden)` is a number for each stream. First the rows are predicted: to row j are
+    added all rows i, each times number `j * streams + i` of `predict m(active row)`. The `branches` compute with the
+    predicted `active` row a and make b of it. Then `(b - a) (1 + correct m(b))` is added to the predicted rows, with a
+    factor for each. The branch `told` adds to all rows but the first what it makes of the active one, which is
+    multiplied by a vector before if it is `scaled`.
+
+    Raises ValueError for a stream that there is not.
+    """
+
+    kind: ClassVar[str] = "alt_up"
+
+    streams: int
+    active: int
+    norm: NormSpec
+    branches: tuple[BranchSpec, ...]
+    told: BranchSpec
+    scaled: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.active < self.streams:
+            raise ValueError(f"of {self.streams} streams, {self.active} cannot be the active one")
+
+    @property
+    def activations(self) -> int:
+        """Those of the widest branch."""
+        return max(branch.mixer.activations for branch in (*self.branches, self.told))
+
+    def shapes(self, hidden_size: int) -> Shapes:
+        """The weights: router, norm, `predict` and `correct` row by row, the vector, and those of all branches."""
+        count = self.streams
+        shapes = under("alt_up.router", linear(count, hidden_size, bias=False))
+        shapes |= under("alt_up.norm", self.norm.shapes(hidden_size))
+        shapes |= {"alt_up.predict": (count**3,), "alt_up.correct": (count**2,)}
+        if self.scaled:
+            shapes["alt_up.scale"] = (hidden_size,)
+        for branch in (*self.branches, self.told):
+            shapes |= branch.shapes(hidden_size)
+        return shapes

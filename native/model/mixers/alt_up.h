@@ -1,0 +1,35 @@
+// A layer that computes with one of several streams, and tells the others what it made of it: see
+// engine/models/spec/alt_up.py.
+#pragma once
+
+#include <deque>
+
+#include "model/branch.h"
+
+namespace tidewheel {
+
+// Its input has all streams of a token in a row, and so has its output.
+class AltUp final : public Mixer {
+ public:
+  AltUp(const AltUpPlan& plan, const std::string& prefix, Context& context);
+  void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
+
+ private:
+  // A number for each stream, of rows of the hidden size.
+  void route(Worker& worker, const Rows& rows) const;
+  void predict(Worker& worker, const Rows& input, const Output& output) const;
+  void correct(Worker& worker, int rows, const Output& output) const;
+
+  const Context& context_;
+  const AltUpPlan plan_;
+  Linear router_;
+  Norm norm_;
+  float *predict_ = nullptr, *correct_ = nullptr;  // [streams, streams, streams], [streams, streams]
+  float* scale_ = nullptr;                         // [hidden], or null
+  Buffer<float> numbers_;                          // [T, streams]
+  Buffer<float> predicted_, active_;               // [T, hidden]: before the branches, and behind them
+  Buffer<float> told_input_, told_;                // [T, hidden]
+  std::deque<Branch> branches_, telling_;
+};
+
+}  // namespace tidewheel
