@@ -173,21 +173,25 @@ void bind_plans(nb::module_& m) {
       }, "size"_a, "conv_kernel"_a, "bias"_a);
   nb::class_<RouterPlan>(m, "RouterPlan")
       .def("__init__", [](RouterPlan* self, bool sigmoid, bool normalize, bool bias, bool correction_bias, int num_groups,
-                          int kept_groups, bool best_two, float scale) {
-        new (self) RouterPlan{sigmoid, normalize, bias, correction_bias, num_groups, kept_groups, best_two, scale};
-      }, "sigmoid"_a, "normalize"_a, "bias"_a, "correction_bias"_a, "num_groups"_a, "kept_groups"_a, "best_two"_a, "scale"_a);
+                          int kept_groups, bool best_two, float scale, bool expert_scales) {
+        new (self) RouterPlan{sigmoid, normalize, bias, correction_bias, num_groups, kept_groups, best_two, scale,
+                              expert_scales};
+      }, "sigmoid"_a, "normalize"_a, "bias"_a, "correction_bias"_a, "num_groups"_a, "kept_groups"_a, "best_two"_a, "scale"_a,
+         "expert_scales"_a = false);
 
   nb::class_<ExpertsPlan>(m, "ExpertsPlan")
       .def("__init__", [](ExpertsPlan* self, int num_experts, int experts_per_token, int intermediate_size,
                           const std::string& activation, bool bias, float swiglu_limit, bool weighs_input, RouterPlan router,
                           int shared_size, const std::string& shared_activation, bool shared_gate, bool gated,
-                          bool unpacked) {
+                          bool unpacked, std::optional<NormPlan> input_norm, std::optional<NormPlan> router_norm,
+                          float router_input_scale) {
         new (self) ExpertsPlan{num_experts, experts_per_token, intermediate_size, parse_activation(activation), bias,
                                swiglu_limit, weighs_input, router, shared_size, parse_activation(shared_activation),
-                               shared_gate, gated, unpacked};
+                               shared_gate, gated, unpacked, input_norm, router_norm, router_input_scale};
       }, "num_experts"_a, "experts_per_token"_a, "intermediate_size"_a, "activation"_a, "bias"_a, "swiglu_limit"_a,
          "weighs_input"_a, "router"_a, "shared_size"_a, "shared_activation"_a, "shared_gate"_a,
-         "gated"_a = true, "unpacked"_a = false);
+         "gated"_a = true, "unpacked"_a = false, "input_norm"_a.none() = nb::none(), "router_norm"_a.none() = nb::none(),
+         "router_input_scale"_a = 1.0f);
 
   nb::class_<ParallelPlan>(m, "ParallelPlan")
       .def("__init__", [](ParallelPlan* self, std::vector<BranchPlan> branches) {

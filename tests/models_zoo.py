@@ -234,6 +234,24 @@ CASES: dict[str, Case] = {
         },
         everywhere=False,
     ),
+    "gemma4-experts": Case(
+        "gemma4_text",
+        {
+            **_LLAMA,
+            "num_hidden_layers": 3,
+            "head_dim": 24,
+            "global_head_dim": 32,
+            "rms_norm_eps": 1e-3,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+        },
+        everywhere=False,
+    ),
     "gemma4-keys": Case(
         "gemma4_text",
         {

@@ -156,6 +156,7 @@ class RouterPlan:
         kept_groups: int,
         best_two: bool,
         scale: float,
+        expert_scales: bool = False,
     ) -> None: ...
 
 class ExpertsPlan:
@@ -174,6 +175,9 @@ class ExpertsPlan:
         shared_gate: bool,
         gated: bool = ...,
         unpacked: bool = ...,
+        input_norm: NormPlan | None = ...,
+        router_norm: NormPlan | None = ...,
+        router_input_scale: float = ...,
     ) -> None: ...
 
 class ParallelPlan:

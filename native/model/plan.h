@@ -137,6 +137,9 @@ struct ExpertsPlan {
   bool shared_gate = false;
   bool gated = true;          // the MLPs, also the shared one
   bool unpacked = false;      // the routed experts' matrices stay as they lie in the checkpoint, and are packed when used
+  // Experts read input_norm(x), and the router router_input_scale * router_norm(x).
+  std::optional<NormPlan> input_norm, router_norm;
+  float router_input_scale = 1;
 };
 
 // projection(act(gate(x)) * p), where p is what `layer` is told of the token.

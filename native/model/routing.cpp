@@ -53,8 +53,8 @@ void keep_groups(const RouterPlan& plan, int experts, float* choice, float* grou
 
 }  // namespace
 
-void route(const RouterPlan& plan, int experts, int per_token, float* logits, const float* correction, float* choice,
-           int32_t* chosen, float* weights) {
+void route(const RouterPlan& plan, int experts, int per_token, float* logits, const float* correction, const float* scales,
+           float* choice, int32_t* chosen, float* weights) {
   score(plan, experts, logits);
   for (int e = 0; e < experts; ++e) choice[e] = correction ? logits[e] + correction[e] : logits[e];
   if (plan.num_groups > 1) keep_groups(plan, experts, choice, choice + experts);
@@ -63,7 +63,7 @@ void route(const RouterPlan& plan, int experts, int per_token, float* logits, co
   float sum = 0;
   for (int i = 0; i < per_token; ++i) sum += weights[i] = logits[chosen[i]];
   const float divisor = plan.normalize ? std::max(sum, std::numeric_limits<float>::min()) : 1.0f;
-  for (int i = 0; i < per_token; ++i) weights[i] = weights[i] / divisor * plan.scale;
+  for (int i = 0; i < per_token; ++i) weights[i] = weights[i] / divisor * plan.scale * (scales ? scales[chosen[i]] : 1.0f);
 }
 
 void RowsByExpert::sort(int tokens, const int32_t* chosen, const float* weights, int32_t* token_of, float* weight_of) {

@@ -14,12 +14,14 @@ struct RouterPlan {
   int num_groups = 1, kept_groups = 1;
   bool best_two = false;  // a group is as good as the sum of its two best experts, else as its best one
   float scale = 1;
+  bool expert_scales = false;  // each expert has a number that its weights are multiplied by
 };
 
 // Chooses `per_token` experts of one token, in ascending order. `logits` [experts] become scores. `correction` [experts]
-// or null. `choice` [experts + groups] is scratch memory. Every choice is one of the experts, whatever the logits are.
-void route(const RouterPlan& plan, int experts, int per_token, float* logits, const float* correction, float* choice,
-           int32_t* chosen, float* weights);
+// or null, and so `scales`. `choice` [experts + groups] is scratch memory. Every choice is one of the experts, whatever
+// the logits are.
+void route(const RouterPlan& plan, int experts, int per_token, float* logits, const float* correction, const float* scales,
+           float* choice, int32_t* chosen, float* weights);
 
 // The rows of a step, sorted by expert: a row is a token for one of its experts.
 class RowsByExpert {

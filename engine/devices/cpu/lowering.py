@@ -292,12 +292,16 @@ def _experts(experts: ExpertsSpec, unpacked: bool) -> _native.ExpertsPlan:
             router.kept_groups,
             router.group_score == "best_two",
             router.scale,
+            router.expert_scales,
         ),
         shared.intermediate_size if shared else 0,
         shared.activation if shared else "silu",
         experts.shared_gate,
         experts.gated,
         unpacked,
+        _norm(experts.input_norm),
+        _norm(router.norm),
+        router.input_scale,
     )
 
 

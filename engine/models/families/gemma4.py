@@ -14,11 +14,16 @@ from ..rope import Rope, rope_from_config
 from ..spec import (
     AttentionSpec,
     BranchSpec,
+    ExpertsSpec,
     LayerSpec,
     NormSpec,
+    ParallelSpec,
     PerLayerEmbeddingSpec,
     PerLayerSpec,
+    RouterSpec,
 )
+from ..tensor_ref import TensorRef
+from .expert_parts import expert_count, experts_per_token, stacked
 from .gemma_parts import (
     PER_LAYER_MODULES,
     PER_LAYER_TOP,
@@ -31,7 +36,7 @@ from .listing import Listing
 from .names import CheckpointNames
 from .parts import attention, decoder, gated_mlp, layer_windows
 
-ARCHITECTURES = {"Gemma4ForCausalLM": Listing("Gemma 4, the text models", refused="experts; bidirectional attention")}
+ARCHITECTURES = {"Gemma4ForCausalLM": Listing("Gemma 4, the text models", refused="bidirectional attention")}
 
 _WINDOWS_EVERY = 6  # where the config has no `layer_types`, every sixth layer has no window
 _ROPES = {
@@ -49,12 +54,22 @@ _NAMES = CheckpointNames(
         "per_layer_sum_scale": "layer_scalar",
     },
 )
+# Of layers with experts, where the MLP's result is normalized before that of the experts is added, and the sum again.
+_EXPERTS = {
+    "mlp_post_norm": "post_feedforward_layernorm_1",
+    "router": "router.proj",
+    "router_norm.weight": "router.scale",
+    "router.expert_scales": "router.per_expert_scale",
+    "experts_input_norm": "pre_feedforward_layernorm_2",
+    "experts_post_norm": "post_feedforward_layernorm_2",
+    "parallel_post_norm": "post_feedforward_layernorm",
+    "parallel_sum_scale": "layer_scalar",
+}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
     """Gemma 4. The last layer has no window, whatever the config says."""
     config.refuse("use_bidirectional_attention", "vision")  # which text does not feel
-    config.refuse("enable_moe_block", False)
     config = config.with_defaults(num_key_value_heads=4, head_dim=256, max_position_embeddings=131072)
     attentions, max_positions = _attentions(config, max_model_len)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6))
@@ -69,7 +84,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         softcap=config.optional_number("final_logit_softcapping"),
         per_layer=_embedding(config, norm),
     )
-    return _NAMES.describe(spec)
+    return _names(config).describe(spec, _expert_refs(config))
 
 
 def _layer(config: ConfigReader, index: int, mixer: AttentionSpec, norm: NormSpec) -> LayerSpec:
@@ -78,11 +93,47 @@ def _layer(config: ConfigReader, index: int, mixer: AttentionSpec, norm: NormSpe
     if mixer.kv_layer is not None and config.flag("use_double_wide_mlp", False):
         mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
     size = per_layer_size(config)
-    branches = [BranchSpec(mixer, norm, norm), BranchSpec(mlp, norm, norm)]
+    beside = BranchSpec(mlp, norm, norm)
+    if _has_experts(config):
+        experts = BranchSpec(_experts(config, norm), post_norm=norm)
+        beside = BranchSpec(ParallelSpec((beside, experts)), post_norm=norm)
+    branches = [BranchSpec(mixer, norm, norm), beside]
     if size:
         branches.append(BranchSpec(PerLayerSpec(index, size, activation), post_norm=norm))
     branches[-1] = replace(branches[-1], sum_scale=True)
     return tuple(branches)
+
+
+def _has_experts(config: ConfigReader) -> bool:
+    return config.flag("enable_moe_block", False)
+
+
+def _experts(config: ConfigReader, norm: NormSpec) -> ExpertsSpec:
+    """Experts beside the MLP. They and their router read the residual stream, each through a norm of its own."""
+    num_experts = expert_count(config, "num_experts")
+    return ExpertsSpec(
+        num_experts,
+        experts_per_token(config, num_experts, "top_k_experts"),
+        config.integer("moe_intermediate_size"),
+        config.activation("hidden_activation", "gelu_pytorch_tanh"),
+        router=RouterSpec(norm=norm, input_scale=config.integer("hidden_size") ** -0.5, expert_scales=True),
+        input_norm=norm,
+    )
+
+
+def _names(config: ConfigReader) -> CheckpointNames:
+    return replace(_NAMES, modules={**_NAMES.modules, **_EXPERTS}) if _has_experts(config) else _NAMES
+
+
+def _expert_refs(config: ConfigReader) -> dict[str, TensorRef]:
+    if not _has_experts(config):
+        return {}
+    size, gate_up = config.integer("moe_intermediate_size"), "experts.gate_up_proj"
+    return {
+        "experts.*.gate.weight": stacked(gate_up, rows=(0, size)),
+        "experts.*.up.weight": stacked(gate_up, rows=(size, 2 * size)),
+        "experts.*.down.weight": stacked("experts.down_proj"),
+    }
 
 
 def _embedding(config: ConfigReader, norm: NormSpec) -> PerLayerEmbeddingSpec | None:

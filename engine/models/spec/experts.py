@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from .mlp import Activation, MlpSpec
+from .norm import NormSpec
 from .shapes import Shapes, linear, under
 
 
@@ -21,7 +22,10 @@ class RouterSpec:
     A group is as good as its best expert, or as the sum of its `best_two`.
 
     The weight of an expert is its score. With `normalize`, that is divided by the sum of those chosen; of a softmax,
-    that is the softmax over the chosen logits. Then it is multiplied by `scale`.
+    that is the softmax over the chosen logits. Then it is multiplied by `scale`, and with `expert_scales` by a number
+    that the checkpoint has for each expert.
+
+    With a `norm`, the router reads `input_scale * norm(x)` instead of x.
 
     Raises ValueError for numbers that make no router.
     """
@@ -34,12 +38,17 @@ class RouterSpec:
     kept_groups: int = 1
     group_score: Literal["best", "best_two"] = "best"
     scale: float = 1.0
+    norm: NormSpec | None = None
+    input_scale: float = 1.0
+    expert_scales: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.kept_groups <= self.num_groups:
             raise ValueError(f"of {self.num_groups} groups of experts, {self.kept_groups} cannot be kept")
         if self.scale <= 0:
             raise ValueError("the scale of experts' weights must be above 0")
+        if self.input_scale <= 0 or (self.input_scale != 1 and self.norm is None):
+            raise ValueError("the scale of what a router reads must be above 0, and goes with a norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,8 @@ class ExpertsSpec:
 
     With `weighs_input`, it is `expert(weight * x)` that is summed. The `shared` expert, an MLP of the same form without
     bias, computes every token; with a `shared_gate`, it counts the sigmoid of `x . gate`.
+
+    With an `input_norm`, experts read the norm of x, and the router still reads x.
 
     Each expert's matrices are weights of their own: `experts.7.gate.weight`.
 
@@ -71,6 +82,7 @@ class ExpertsSpec:
     shared: MlpSpec | None = None
     shared_gate: bool = False
     gated: bool = True
+    input_norm: NormSpec | None = None
 
     def __post_init__(self) -> None:
         router = self.router
@@ -94,6 +106,8 @@ class ExpertsSpec:
             raise ValueError("a gate of the shared expert needs one")
         if self.weighs_input and self.bias:
             raise ValueError("experts whose input is weighed have no bias")
+        if self.input_norm is not None and (router.norm is None or self.shared is not None):
+            raise ValueError("experts with a norm of their own have a router with one, and no shared expert")
 
     @property
     def activations(self) -> int:
@@ -104,6 +118,12 @@ class ExpertsSpec:
     def shapes(self, hidden_size: int) -> Shapes:
         """The weights: the router's, those of each expert, and of the shared one."""
         shapes = under("router", linear(self.num_experts, hidden_size, self.router.bias))
+        if self.router.norm:
+            shapes |= under("router_norm", self.router.norm.shapes(hidden_size))
+        if self.router.expert_scales:
+            shapes["router.expert_scales"] = (self.num_experts,)
+        if self.input_norm:
+            shapes |= under("experts_input_norm", self.input_norm.shapes(hidden_size))
         if self.router.correction_bias:
             shapes["router.correction_bias"] = (self.num_experts,)
         expert = MlpSpec(self.intermediate_size, self.activation, self.gated, self.bias).shapes(hidden_size)

@@ -47,6 +47,10 @@ Experts::Experts(const ExpertsPlan& plan, const std::string& prefix, Context& co
   weights.add_linear(prefix + "router", router_, experts, hidden, router.bias, {experts + gated, experts, 0, 0});
   if (gated) weights.add_linear(prefix + "shared_gate", router_, 1, hidden, false, {experts + 1, 1, 0, experts});
   if (router.correction_bias) weights.add_vector(prefix + "router.correction_bias", correction_, experts);
+  if (router.expert_scales) weights.add_vector(prefix + "router.expert_scales", scales_, experts);
+  weights.add_norm(prefix + "router_norm", router_norm_, plan.router_norm, hidden);
+  weights.add_norm(prefix + "experts_input_norm", input_norm_, plan.input_norm, hidden);
+  require(!plan.input_norm || plan.router_norm, "experts with a norm of their own have a router with one");
   for (int e = 0; e < experts; ++e) {
     Expert& expert = experts_.emplace_back();
     add_expert(prefix + "experts." + std::to_string(e) + ".", expert, plan.intermediate_size, plan.bias, plan.unpacked);
@@ -108,10 +112,13 @@ Experts::Packing Experts::packing(Linear Expert::*linear, int routed_inputs, int
 
 void Experts::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
   const int tokens = input.count;
+  if (plan_.router_norm) {  // it reads what the copy may not be, and the output may be the input
+    require(input.norm.kind == NormKind::kNone, "a router with a norm of its own reads what is not normalized");
+    compute_logits(worker, {input.x, input.stride, tokens, input.gather, router_norm_});
+  }
   copy_inputs(worker, input, output);
   context_.profile.end(worker, Phase::kNorm);
-  const Rows rows{inputs(0), inputs_.stride, tokens};
-  context_.gemms.run(worker, router_, rows, {Epilogue::kStore, context_.workspace.rows(logits_), logits_.stride});
+  if (!plan_.router_norm) compute_logits(worker, {inputs(0), inputs_.stride, tokens});
   choose(worker, tokens);
   context_.profile.end(worker, Phase::kRoute);
   pack(worker, up_packing_, tokens, [&](const Block& block, int begin, int end) { pack_input(worker, block, begin, end); });
@@ -122,6 +129,12 @@ void Experts::run(Worker& worker, const Step&, const Rows& input, const Output& 
   context_.profile.end(worker, Phase::kDown);
 }
 
+void Experts::compute_logits(Worker& worker, Rows rows) const {
+  Output output{Epilogue::kStore, context_.workspace.rows(logits_), logits_.stride};
+  output.scale = plan_.router_input_scale;
+  context_.gemms.run(worker, router_, rows, output);
+}
+
 // The experts read a copy, because they may add to what they were given.
 void Experts::copy_inputs(Worker& worker, const Rows& input, const Output& output) const {
   const int size = context_.hidden_size;
@@ -130,6 +143,7 @@ void Experts::copy_inputs(Worker& worker, const Rows& input, const Output& outpu
       float* x = inputs(static_cast<int>(row));
       std::copy_n(input.x + row * input.stride, size, x);
       if (input.norm.kind != NormKind::kNone) context_.kernels.normalize(input.norm, x, size);
+      if (input_norm_.kind != NormKind::kNone) context_.kernels.normalize(input_norm_, x, size);
       if (output.epilogue == Epilogue::kStore) std::fill_n(output.y + row * output.stride, size, 0.0f);
     }
   });
@@ -160,7 +174,7 @@ void Experts::route_token(int token, int tokens) const {
     float* shared_weights = workspace.rows(weight_of_) + size_t(tokens) * plan_.experts_per_token;
     shared_weights[token] = plan_.shared_gate ? 1.0f / (1.0f + std::exp(-logits[plan_.num_experts])) : 1.0f;
   }
-  route(plan_.router, plan_.num_experts, plan_.experts_per_token, logits, correction_,
+  route(plan_.router, plan_.num_experts, plan_.experts_per_token, logits, correction_, scales_,
         workspace.rows(choice_) + token * choice_.stride, workspace.rows(chosen_) + token * chosen_.stride,
         workspace.rows(weights_) + token * weights_.stride);
 }

@@ -49,6 +49,7 @@ class Experts final : public Mixer {
   static size_t activated_stride(int size) { return round_up(size, kPanel); }
 
   void copy_inputs(Worker& worker, const Rows& input, const Output& output) const;
+  void compute_logits(Worker& worker, Rows rows) const;
   void choose(Worker& worker, int tokens) const;
   void route_token(int token, int tokens) const;
   // The blocks of a step, in the order in which their results are added.
@@ -71,7 +72,8 @@ class Experts final : public Mixer {
   const Context& context_;
   const ExpertsPlan plan_;
   Linear router_;  // [experts], then the shared expert's gate
-  float* correction_ = nullptr;
+  float *correction_ = nullptr, *scales_ = nullptr;  // [experts], or null
+  Norm input_norm_, router_norm_;
   std::deque<Expert> experts_;
   std::unique_ptr<Expert> shared_;
   const std::unique_ptr<RowsByExpert> rows_;  // of the step

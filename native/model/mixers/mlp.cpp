@@ -15,6 +15,7 @@ float activate(Activation activation, float x) {
     case Activation::kGelu: return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
     case Activation::kGeluTanh: return 0.5f * x * (1.0f + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
     case Activation::kRelu: return std::max(x, 0.0f);
+    case Activation::kRelu2: return std::max(x, 0.0f) * std::max(x, 0.0f);
   }
   return x;
 }

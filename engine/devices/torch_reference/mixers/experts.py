@@ -23,7 +23,13 @@ class Experts:
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
         """What the chosen experts make of `x [T, hidden]`, weighed and summed in the order of their numbers."""
         spec = self._spec
-        weights = route(spec, self._logits(x), self._weights.get(f"{self._layer}.router.correction_bias"))
+        weights = route(
+            spec,
+            self._logits(x),
+            self._weights.get(f"{self._layer}.router.correction_bias"),
+            self._weights.get(f"{self._layer}.router.expert_scales"),
+        )
+        x = self._weights.norm(f"{self._layer}.experts_input_norm", spec.input_norm, x)
         total = torch.zeros_like(x)
         for expert in weights.any(0).nonzero().flatten().tolist():
             rows = weights[:, expert].nonzero().flatten()
@@ -47,7 +53,8 @@ class Experts:
 
     def _logits(self, x: Tensor) -> Tensor:
         """`[T, experts]`, always in float32."""
-        name = f"{self._layer}.router"
+        name, router = f"{self._layer}.router", self._spec.router
+        x = self._weights.norm(f"{name}_norm", router.norm, x) * router.input_scale
         return functional.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
@@ -64,7 +71,9 @@ class Experts:
         return self._weights.linear(f"{name}.down", inner)
 
 
-def route(spec: ExpertsSpec, logits: Tensor, correction_bias: Tensor | None) -> Tensor:
+def route(
+    spec: ExpertsSpec, logits: Tensor, correction_bias: Tensor | None, expert_scales: Tensor | None = None
+) -> Tensor:
     """The weights of all experts, 0 for those that are not chosen. `logits [T, experts]`, and so the result."""
     router = spec.router
     scores = logits.softmax(-1) if router.scores == "softmax" else logits.sigmoid()
@@ -76,7 +85,8 @@ def route(spec: ExpertsSpec, logits: Tensor, correction_bias: Tensor | None) -> 
     weights = torch.zeros_like(scores).scatter(1, chosen, scores.gather(1, chosen))
     if router.normalize:
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-    return weights * router.scale
+    weights = weights * router.scale
+    return weights if expert_scales is None else weights * expert_scales
 
 
 def _kept(router: RouterSpec, choice: Tensor) -> Tensor:

@@ -46,7 +46,11 @@ def test_layers_that_share_k_and_v_take_no_cache() -> None:
     [
         ({"num_kv_shared_layers": 5}, "leaves a layer without an earlier one of its type"),
         ({"num_kv_shared_layers": 6}, "num_kv_shared_layers must be less than the 6 layers"),
-        ({"enable_moe_block": True}, "enable_moe_block = True is not supported"),
+        ({"enable_moe_block": True}, "num_experts is missing"),
+        (
+            {"enable_moe_block": True, "num_experts": 4, "moe_intermediate_size": 8, "top_k_experts": 5},
+            "top_k_experts must be at most the number of experts, 4",
+        ),
         ({"vocab_size_per_layer_input": 99}, "vocab_size_per_layer_input must be at least vocab_size"),
         ({"num_kv_shared_layers": 1, "per_layer_config": {"5": {"head_dim": 8}}}, "3 and 5 share K and V"),
         ({"per_layer_config": {"5": {"window": 8}}}, "per_layer_config must be an object"),
