@@ -24,12 +24,13 @@ PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 33, 48)
 class Case:
     """A model to make: transformers' name of the family, and its config's fields.
 
-    `everywhere`: graph devices and TPUs have its mixers too.
+    `everywhere`: graph devices and TPUs have its mixers too. `attention` is the implementation to compare with.
     """
 
     model_type: str
     config: dict[str, Any] = field(default_factory=dict)
     everywhere: bool = True
+    attention: str = "eager"
 
 
 _LLAMA = {
@@ -377,6 +378,12 @@ CASES: dict[str, Case] = {
     "falcon-one-norm": Case(
         "falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
     ),
+    # What transformers calls eager adds ALiBi twice.
+    "falcon-alibi": Case(
+        "falcon",
+        {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
+        attention="sdpa",
+    ),
     "falcon-sequential": Case("falcon", {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
     "qwen3_5": Case("qwen3_5_text", _DELTA, everywhere=False),
     "qwen3_next": Case(
@@ -645,7 +652,7 @@ def build(case: Case, seed: int = 0) -> Any:
 
     fields = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **case.config}
     config = AutoConfig.for_model(case.model_type, vocab_size=VOCAB_SIZE, **fields)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=case.attention).eval()
     generator = torch.Generator().manual_seed(seed)
 
     with torch.no_grad():

@@ -1,8 +1,13 @@
-"""Falcon (https://arxiv.org/abs/2311.16867): the first architecture (7B), and the new one with grouped heads (40B)."""
+"""Falcon (https://arxiv.org/abs/2311.16867): the first architecture (7B), and the new one with grouped heads (40B).
+
+The RW models (https://arxiv.org/abs/2306.01116) have ALiBi instead of rope.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import numpy as np
 
 from ...errors import ModelError
 from ..config import ConfigReader
@@ -12,9 +17,11 @@ from ..spec import AttentionSpec, BranchSpec, LayerSpec, MlpSpec, NormSpec, Para
 from ..tensor_ref import TensorRef
 from .listing import Listing
 from .names import CheckpointNames, fused_heads, fused_rows
-from .parts import attention, decoder, uniform_layers
+from .parts import alibi_slopes, attention, decoder, uniform_layers
 
-ARCHITECTURES = {"FalconForCausalLM": Listing("Falcon, the designs of the 7B and the 40B model", refused="ALiBi")}
+ARCHITECTURES = {
+    "FalconForCausalLM": Listing("Falcon, Falcon-RW: the designs of the 7B, the 40B and the RW models"),
+}
 
 _FUSED = "self_attention.query_key_value"
 _NAMES = CheckpointNames(
@@ -37,18 +44,17 @@ _NORMS_IN_SEQUENCE = {"attention_norm": "input_layernorm", "mlp_norm": "post_att
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Falcon with rope. ALiBi is refused: it would need slopes that are rounded to bfloat16."""
-    config.refuse("alibi", False)
+    """Falcon."""
     config = config.with_fields(head_dim=None, hidden_size=config.raw("n_embed") or config.raw("hidden_size"))
     config = config.with_defaults(max_position_embeddings=2048)
     grouped, bias = config.flag("new_decoder_architecture", False), config.flag("bias", False)
     heads, fused = _heads(config, grouped, bias)
-    rope = rope_from_config(config, heads.head_dim, max_model_len)
+    mixer, longest = _with_positions(config, heads, max_model_len)
     hidden, activation = config.integer("hidden_size"), config.activation("activation", "gelu")
     mlp = MlpSpec(config.integer("ffn_hidden_size", 4 * hidden), activation, gated=False, bias=bias)
     norm = NormSpec("layer", config.number("layer_norm_epsilon", 1e-5), bias=True)
-    layer, norms = _layer(config, grouped, replace(heads, rope=rope.spec), mlp, norm)
-    spec = decoder(config, "falcon", (layer,) * uniform_layers(config), norm, rope.max_positions, tied=True)
+    layer, norms = _layer(config, grouped, mixer, mlp, norm)
+    spec = decoder(config, "falcon", (layer,) * uniform_layers(config), norm, longest, tied=True)
     return replace(_NAMES, modules={**_NAMES.modules, **norms}).describe(spec, fused)
 
 
@@ -63,6 +69,25 @@ def _heads(config: ConfigReader, grouped: bool, bias: bool) -> tuple[AttentionSp
     if one_kv_head:
         return heads, fused_rows(_FUSED, q=heads.q_size, k=heads.kv_size, v=heads.kv_size)
     return heads, fused_heads(_FUSED, num_heads // num_kv_heads, heads.head_dim)
+
+
+def _with_positions(config: ConfigReader, heads: AttentionSpec, max_model_len: int | None) -> tuple[AttentionSpec, int]:
+    """The attention with rope or ALiBi, and the longest context.
+
+    Slopes are rounded to bfloat16, and added to the scores before these are scaled.
+    """
+    if not config.flag("alibi", False):
+        rope = rope_from_config(config, heads.head_dim, max_model_len)
+        return replace(heads, rope=rope.spec), rope.max_positions
+    slopes = tuple(_as_bfloat16(slope) * heads.scale for slope in alibi_slopes(config, "num_attention_heads"))
+    return replace(heads, alibi_slopes=slopes), config.integer("max_position_embeddings")
+
+
+def _as_bfloat16(value: float) -> float:
+    """The nearest number of bfloat16, of two the one whose last bit is 0."""
+    bits = int(np.float32(value).view(np.uint32))
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(np.uint32(rounded).view(np.float32))
 
 
 def _layer(

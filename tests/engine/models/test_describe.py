@@ -136,7 +136,6 @@ def test_an_unsupported_architecture_is_refused_with_what_is_near(config: dict[s
         ({**COHERE2, "use_parallel_block": False}, "use_parallel_block"),
         ({**COHERE2, "sliding_window": None}, "no sliding window"),
         ({**STABLELM, "qk_layernorm": 1}, "qk_layernorm must be true or false"),
-        ({**FALCON, "alibi": True}, "alibi"),
         ({**FALCON, "new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
         ({**FALCON, "num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         ({**FALCON, "multi_query": False, "num_kv_heads": 2}, "num_kv_heads 2"),
