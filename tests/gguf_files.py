@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import gguf_hybrids
+import gguf_layouts
 import models_zoo
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,14 @@ _ENUM = {
     "mixtral": gguf.MODEL_ARCH.LLAMA, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "olmoe": gguf.MODEL_ARCH.OLMOE, "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE, "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "gemma3n_text": gguf.MODEL_ARCH.GEMMA3N, "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2, "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
+    "minicpm3": gguf.MODEL_ARCH.MINICPM3, "olmo": gguf.MODEL_ARCH.OLMO, "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "glm": gguf.MODEL_ARCH.CHATGLM, "llama4_text": gguf.MODEL_ARCH.LLAMA4,
+    "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
 }  # fmt: skip
-_PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe", "ministral3", "granitemoehybrid")
+_PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe", "ministral3", "olmo", "granitemoehybrid")
 _COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
 _LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
 
@@ -52,19 +59,38 @@ def quantized(kind: Any) -> Quantize:
     return quantize
 
 
-def write(path: Path, model: Any, tokenizer: Any = None, pre: str = "gpt-2", quantize: Quantize = as_float32) -> Path:
-    """The transformers model, and its tokenizer if there is one, in one file."""
+def write(
+    path: Path,
+    model: Any,
+    tokenizer: Any = None,
+    pre: str = "gpt-2",
+    quantize: Quantize = as_float32,
+    arch: Any = None,
+    old: bool = False,
+) -> Path:
+    """The transformers model, and its tokenizer if there is one, in one file.
+
+    `arch` is another architecture that has the same weights. `old`: as earlier converters wrote it.
+    """
     config = model.config
-    arch = gguf_hybrids.architecture(config) or _ENUM[config.model_type]
+    if config.model_type == "gemma4_text":
+        config.allow_global_per_layer_attribute_access = True
+    arch = arch or gguf_hybrids.architecture(config) or _ENUM[config.model_type]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _write_config(writer, config)
+    gguf_layouts.adjust(writer, config, old)
+    for name, data in gguf_layouts.model_tensors(model).items():
+        writer.add_tensor(name, data)
     ends = (".weight", ".bias")
     for name, parameter in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        if (name == "lm_head.weight" and config.tie_word_embeddings) or gguf_layouts.STACKED.match(name):
             continue
         data = parameter.float().numpy()
-        if (part := _LAYER.fullmatch(name)) and (moved := _of_experts(config, part[2], data)):
+        part = _LAYER.fullmatch(name)
+        if part and (
+            moved := gguf_layouts.layer_tensors(config, part[2], data, old) or _of_experts(config, part[2], data)
+        ):
             for stored_name, one in moved.items():
                 stored, kind = quantize(stored_name, np.ascontiguousarray(one))
                 writer.add_tensor(f"blk.{part[1]}.{stored_name}", stored, raw_dtype=kind)
@@ -87,7 +113,7 @@ def _changed(name: str, data: NDArray[np.float32], config: Any) -> NDArray[np.fl
     if is_permuted:
         count = config.num_attention_heads if ".q_proj." in name else _kv_heads(config)
         data = data.reshape(count, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
-    plus_one = config.model_type.startswith("gemma") or config.model_type in gguf_hybrids.DELTA_NETS
+    plus_one = config.model_type in ("gemma2", "gemma3_text", *gguf_hybrids.DELTA_NETS)
     if plus_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         data = data + 1
     if config.model_type == "gpt2" and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc"):
@@ -101,16 +127,16 @@ def _of_experts(config: Any, name: str, data: NDArray[np.float32]) -> dict[str, 
     """The tensors of a file that are made of one of experts, of routers and of sinks; none of others."""
     for block in ("mlp.", "block_sparse_moe.", "mixer.", "feed_forward."):
         name = name.removeprefix(block)
-    in_turn = config.model_type == "gpt_oss"
+    in_turn, transposed = config.model_type == "gpt_oss", config.model_type in ("gpt_oss", "llama4_text")
     if name.startswith("experts.gate_up_proj"):
         kind = "bias" if name.endswith("bias") else "weight"
-        data = data.swapaxes(1, 2) if in_turn and kind == "weight" else data
+        data = data.swapaxes(1, 2) if transposed and kind == "weight" else data
         half = data.shape[1] // 2
         gate, up = (data[:, ::2], data[:, 1::2]) if in_turn else (data[:, :half], data[:, half:])
         return {f"ffn_gate_exps.{kind}": gate, f"ffn_up_exps.{kind}": up}
     if name.startswith("experts.down_proj"):
         kind = "bias" if name.endswith("bias") else "weight"
-        return {f"ffn_down_exps.{kind}": data.swapaxes(1, 2) if in_turn and kind == "weight" else data}
+        return {f"ffn_down_exps.{kind}": data.swapaxes(1, 2) if transposed and kind == "weight" else data}
     if name.startswith("experts.up_proj"):
         return {"ffn_up_exps.weight": data}
     simple = {
@@ -208,7 +234,7 @@ def _write_rope(writer: Any, config: Any, head_dim: int) -> None:
         writer.add_tensor("rope_factors_long.weight", np.array(rope["long_factor"], np.float32))
         writer.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], np.float32))
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    elif kind != "default":
+    elif kind not in ("default", "proportional"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(rope["factor"])
         if kind == "yarn":
@@ -246,7 +272,8 @@ def _write_experts(writer: Any, config: Any) -> None:
     if count is None or gguf_hybrids.architecture(config) == gguf.MODEL_ARCH.NEMOTRON_H:
         return
     writer.add_expert_count(count)
-    writer.add_expert_used_count(config.num_experts_per_tok)
+    if used := getattr(config, "num_experts_per_tok", None):
+        writer.add_expert_used_count(used)
     if size := getattr(config, "moe_intermediate_size", None):
         writer.add_expert_feed_forward_length(size)
     if config.model_type == "qwen2_moe":

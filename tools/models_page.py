@@ -23,7 +23,8 @@ from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.models.text_part import WRAPPERS
 from tidewheel.engine.weights.block_types import BLOCK_TYPES
 from tidewheel.engine.weights.dtypes import KvCacheDType
-from tidewheel.engine.weights.gguf.names import ARCHITECTURES as GGUF_ARCHITECTURES
+from tidewheel.engine.weights.gguf.architectures import ARCHITECTURES as GGUF_ARCHITECTURES
+from tidewheel.engine.weights.gguf.architectures import variants_of
 from tidewheel.engine.weights.gguf.tokenizer import supported_pre
 from tidewheel.engine.weights.quantization import Method
 from tidewheel.engine.weights.quantized import readers
@@ -57,10 +58,9 @@ def made(page: str, configs: Mapping[str, Mapping[str, Any]]) -> str:
 def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
     """Every architecture: its models, what of it is refused, and where it runs."""
     in_gguf = defaultdict(list)
-    for name, stored in GGUF_ARCHITECTURES.items():
-        for one in (stored, stored.with_experts):
-            if one is not None:
-                in_gguf[one.name].append(f"`{name}`")
+    for name in GGUF_ARCHITECTURES:
+        for stored in variants_of(name):
+            in_gguf[stored.name].append(f"`{name}`")
     rows = []
     for architecture in SUPPORTED_ARCHITECTURES:
         listing = listing_of(architecture)
@@ -74,7 +74,10 @@ def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
 
 def wrappers(configs: Mapping[str, Mapping[str, Any]]) -> str:
     """Models of which the language model is served alone."""
-    names = f"Of these models, which take images or sound, the language model is served: {_code(sorted(WRAPPERS))}."
+    names = (
+        "Tidewheel serves the language model of checkpoints that also take images or sound; requests are text only. "
+        f"These architectures are supported: {_code(sorted(WRAPPERS))}."
+    )
     return "".join(f"{line}\n" for line in textwrap.wrap(names, 120))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import ModelError
 from ..files.reading import MAX_JSON_BYTES
 from .gguf.choosing import choose_gguf
-from .gguf.names import CONFIG_TENSORS
+from .gguf.config import CONFIG_TENSORS
 from .gguf.reader import GgufFile, read_gguf
 from .hub import hub_errors, refuse_pickles, split_name
 

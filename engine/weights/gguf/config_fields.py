@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from ...errors import ModelError
+from . import experts, hybrids
+from .config import Config
 from .fields import Fields
+from .gemmas import sliding_layers
 from .reader import GgufFile
-
-Config = dict[str, Any]
 
 _STARCODER2_WINDOW = 4096  # of all its models; their files do not say
 
@@ -27,22 +24,86 @@ def _rotated(fields: Fields, config: Config) -> float:
 
 def _layer_types(fields: Fields, config: Config) -> Config:
     """Window and layer types, where the file has a window and says for each layer whether it is used."""
-    window = fields.optional_integer("attention.sliding_window")
-    if not window:
+    if not has_window(fields):
         return {"sliding_window": None}
-    key = "attention.sliding_window_pattern"
-    slides = fields.raw(key)
-    if not isinstance(slides, np.ndarray | list) or len(slides) != config["num_hidden_layers"]:
-        raise fields.error(key, f"{config['num_hidden_layers']} bools, one for each layer")
-    types = ["sliding_attention" if slide else "full_attention" for slide in slides]
-    return {"sliding_window": window, "layer_types": types}
+    sliding = sliding_layers(fields, config["num_hidden_layers"])
+    types = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+    return {"sliding_window": fields.integer("attention.sliding_window"), "layer_types": types}
 
 
-def olmo2(file: GgufFile, fields: Fields, config: Config) -> Config:
-    """OLMo 2. The files of OLMo 3 have its architecture's name and a window."""
-    if fields.optional_integer("attention.sliding_window"):
-        raise ModelError(f"{file.path}: OLMo 3 in GGUF is not supported: serve its safetensors checkpoint")
-    return {}
+def has_window(fields: Fields) -> bool:
+    """Whether some layers of a file have a sliding window."""
+    return bool(fields.optional_integer("attention.sliding_window"))
+
+
+def has_no_window(fields: Fields) -> bool:
+    """Whether no layers of a file have a sliding window."""
+    return not has_window(fields)
+
+
+def llama(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """Llama, SmolLM3."""
+    return {"attention_bias": _has(file, "attn_output.bias"), "mlp_bias": _has(file, "ffn_up.bias")}
+
+
+def granite(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """Granite."""
+    multipliers = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    given = {name: fields.optional_number(key) for name, key in multipliers.items()}
+    # Without a scale of its own, attention has the usual one, unlike in a config.json.
+    given["attention_multiplier"] = given["attention_multiplier"] or config["head_dim"] ** -0.5
+    return llama(file, fields, config) | {name: value for name, value in given.items() if value is not None}
+
+
+def granite_moe(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """Granite with experts."""
+    return granite(file, fields, config) | experts.mixtral(file, fields, config)
+
+
+def granite_hybrid(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """Granite 4."""
+    return granite(file, fields, config) | hybrids.granite_hybrid(file, fields, config)
+
+
+def phi3(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """Phi-3."""
+    window = fields.optional_integer("attention.sliding_window") or None
+    return {"sliding_window": window if window and window < config["max_position_embeddings"] else None}
+
+
+def minicpm(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """MiniCPM. Older files have no multipliers: those of the first models hold then."""
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    residual, divisor = fields.optional_number("residual_scale"), fields.optional_number("logit_scale")
+    return {
+        "scale_emb": fields.optional_number("embedding_scale") or 12.0,
+        "scale_depth": residual * layers**0.5 if residual else 1.4,
+        "dim_model_base": hidden / divisor if divisor else 256,
+        "attention_bias": _has(file, "attn_q.bias"),
+    }
+
+
+def internlm2(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """InternLM 2."""
+    return {"bias": _has(file, "attn_q.bias")}
+
+
+def olmo(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """OLMo."""
+    return {"clip_qkv": fields.optional_number("attention.clamp_kqv") or None}
+
+
+def olmo3(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """OLMo 3, whose files have OLMo 2's architecture and a window. Scaling of rope is for layers without it."""
+    given, local = _layer_types(fields, config), fields.optional_number("rope.freq_base_swa")
+    if local is not None:
+        given["rope_parameters"] = {"sliding_attention": {"rope_type": "default", "rope_theta": local}}
+    return given
 
 
 def exaone4(file: GgufFile, fields: Fields, config: Config) -> Config:
@@ -71,8 +132,11 @@ def phi2(file: GgufFile, fields: Fields, config: Config) -> Config:
 
 
 def glm4(file: GgufFile, fields: Fields, config: Config) -> Config:
-    """GLM-4-0414."""
-    return {"partial_rotary_factor": _rotated(fields, config), "attention_bias": _has(file, "attn_q.bias")}
+    """GLM-4. Files of models that see images too hold queries and keys in another order, as their sections show."""
+    if fields.raw("rope.dimension_sections") is not None:
+        raise ModelError(f"{file.path}: rope by sections (rope.dimension_sections) is not supported for GLM-4")
+    bias = _has(file, "attn_q.bias") or _has(file, "attn_qkv.bias")
+    return {"partial_rotary_factor": _rotated(fields, config), "attention_bias": bias}
 
 
 def ernie(file: GgufFile, fields: Fields, config: Config) -> Config:

@@ -6,6 +6,7 @@ The keys and names: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gg
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 from ...models.tensor_ref import TensorRef
@@ -21,21 +22,29 @@ _MODULES = {
     "router.weight": "ffn_gate_inp.weight",
     "router.bias": "ffn_gate_inp.bias",
     "router.correction_bias": "exp_probs_b.bias",
+    "router_norm.weight": "ffn_gate_inp.scale",
+    "router.expert_scales": "ffn_down_exps.scale",
     "shared.gate.weight": "ffn_gate_shexp.weight",
     "shared.up.weight": "ffn_up_shexp.weight",
     "shared.down.weight": "ffn_down_shexp.weight",
     "shared_gate.weight": "ffn_gate_inp_shexp.weight",
     "sinks": "attn_sinks.weight",
 }
-_SIGMOID = 2  # of expert_gating_func
+SOFTMAX, SIGMOID = 1, 2  # of expert_gating_func
+_MAVERICK_EXPERTS = 128
 
 
-def expert_reference(name: str) -> TensorRef | None:
+def expert_reference(name: str, shape: tuple[int, ...], stored: Collection[str]) -> TensorRef | None:
     """Where a weight of experts, of their router or of sinks is in a file, by Tidewheel's name; None for others.
 
-    A tensor has the matrices of all experts, one after the other.
+    A tensor has the matrices of all experts, one after the other. `stored` are the names of all tensors: some files
+    have gate and up in one, the rows of up behind those of the gate.
     """
     if found := _EXPERT.fullmatch(name):
+        fused = f"blk.{found[1]}.ffn_gate_up_exps.{found[4]}"
+        if found[3] != "down" and fused in stored:
+            start = 0 if found[3] == "gate" else shape[0]
+            return TensorRef(fused, index=int(found[2]), rows=(start, start + shape[0]))
         return TensorRef(f"blk.{found[1]}.ffn_{found[3]}_exps.{found[4]}", index=int(found[2]))
     found = _MODULE.fullmatch(name)
     if found is None or found[2] not in _MODULES:
@@ -96,27 +105,35 @@ def drafts(fields: Fields, config: _Config) -> _Config:
     return {"num_hidden_layers": config["num_hidden_layers"] - count, "num_nextn_predict_layers": count}
 
 
-def grouped(fields: Fields, config: _Config) -> _Config:
-    """Experts in groups, with a router of sigmoids and a shared expert."""
-    if fields.optional_integer("expert_gating_func") not in (None, _SIGMOID):
-        raise fields.error("expert_gating_func", f"{_SIGMOID}, the sigmoid")
+def grouped(fields: Fields, config: _Config, *, normalizes: bool) -> _Config:
+    """Experts as DeepSeek's and GLM's, of which groups are chosen first, a shared one, and layers for drafts.
+
+    `normalizes`: whether weights are normalized where the file is silent.
+    """
     scale = fields.optional_number("expert_weights_scale")
-    return _counts(fields, "n_routed_experts") | {
+    return {
+        **drafts(fields, config),
+        **_counts(fields, "n_routed_experts"),
         "moe_intermediate_size": _expert_size(fields, config),
         "n_shared_experts": fields.optional_integer("expert_shared_count") or 0,
         "n_group": fields.integer("expert_group_count", 1),
         "topk_group": fields.integer("expert_group_used_count", 1),
-        "routed_scaling_factor": 1.0 if scale is None else scale,
-        "norm_topk_prob": fields.flag("expert_weights_norm", True),
+        "routed_scaling_factor": scale or 1.0,
+        "norm_topk_prob": fields.flag("expert_weights_norm", normalizes),
+        "first_k_dense_replace": fields.optional_integer("leading_dense_block_count") or 0,
     }
+
+
+def require_sigmoids(fields: Fields) -> None:
+    """Raises ModelError for a router of other scores."""
+    if fields.optional_integer("expert_gating_func") not in (None, SIGMOID):
+        raise fields.error("expert_gating_func", f"{SIGMOID}, the sigmoid")
 
 
 def glm4_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     """GLM-4 with experts."""
-    return {
-        **grouped(fields, config),
-        **drafts(fields, config),
-        "first_k_dense_replace": fields.optional_integer("leading_dense_block_count") or 0,
+    require_sigmoids(fields)
+    return grouped(fields, config, normalizes=True) | {
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
     }
@@ -129,4 +146,30 @@ def ernie4_5_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
         "moe_num_shared_experts": fields.optional_integer("expert_shared_count") or 0,
         "moe_layer_start_index": fields.optional_integer("leading_dense_block_count") or 0,
         "moe_layer_interval": fields.integer("interleave_moe_layer_step", 1),
+    }
+
+
+def hunyuan_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Hunyuan with experts, which are as large as the shared one."""
+    size = _expert_size(fields, config)
+    if fields.integer("expert_shared_feed_forward_length", size) != size:
+        raise fields.error("expert_shared_feed_forward_length", f"that of other experts, {size}")
+    return _counts(fields, "num_experts", "moe_topk") | {
+        "intermediate_size": size,
+        "num_shared_expert": fields.integer("expert_shared_count", 1),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+
+
+def llama4(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Llama 4. Of the length of its chunks and of its temperatures files say nothing: they are those of all models."""
+    if fields.optional_integer("attention.sliding_window") == 0:
+        raise fields.error("attention.sliding_window", "above 0: models without chunks are not supported")
+    counts = _counts(fields, "num_local_experts")
+    return counts | {
+        "intermediate_size": _expert_size(fields, config),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": fields.integer("interleave_moe_layer_step", 1),
+        # As llama.cpp tells Scout, which normalizes queries and keys, from Maverick.
+        "use_qk_norm": counts["num_local_experts"] != _MAVERICK_EXPERTS,
     }

@@ -228,11 +228,11 @@ def nemotron_h(file: GgufFile, fields: Fields, config: _Config) -> _Config:
 
 def nemotron_h_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     """The same with experts."""
-    drafts = experts.drafts(fields, config)
+    experts.require_sigmoids(fields)
+    grouped = experts.grouped(fields, config, normalizes=True)
     return {
-        **nemotron_h(file, fields, config | drafts),
-        **experts.grouped(fields, config),
-        **drafts,
+        **nemotron_h(file, fields, config | grouped),
+        **grouped,
         "moe_shared_expert_intermediate_size": fields.integer("expert_shared_feed_forward_length"),
         "moe_latent_size": fields.optional_integer("moe_latent_size"),
     }

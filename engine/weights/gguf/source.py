@@ -13,10 +13,10 @@ from ...models import ModelDescription, describe
 from ...models.generation import GenerationConfig
 from ..contents import Contents, formats_in
 from ..tensor import WeightSource
+from .architectures import architecture_of, config_of
 from .fields import Fields
 from .file_types import file_type_of
 from .generation import generation_of
-from .names import architecture_of, config_of
 from .reader import GgufFile, GgufTensor, read_gguf
 from .weights import GgufWeights
 

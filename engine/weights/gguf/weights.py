@@ -24,8 +24,9 @@ from ..dtypes import STORAGE, DType
 from ..quantization import TensorFormat, stored_as_blocks
 from ..taking import rows_of, take_blocks
 from ..tensor import DenseTensor, WeightTensor
+from .architecture import GgufArchitecture
+from .config import CONFIG_TENSORS
 from .hybrids import log_of_decays
-from .names import CONFIG_TENSORS, GgufArchitecture
 from .reader import GgufTensor
 
 logger = logging.getLogger(__name__)
@@ -52,17 +53,17 @@ class GgufWeights:
         count: Counter[DType] = Counter()
         shapes = tensor_shapes(description.spec)
         for name, shape in shapes.items():
-            found = architecture.reference(name, description.tensors[name], shapes)
+            found = architecture.reference(name, description.tensors[name], shapes, tensors.keys())
             stored = tensors.get(found.name) if found is not None else None
             if found is None or stored is None:
                 file, missing = next(iter(tensors.values())).path, found or description.tensors[name]
                 raise ModelError(f"{file} has no tensor {missing.name}, which the model needs")
-            ref, stored = found, _as_needed(stored, found, shape)
+            ref, stored = found, stored if found.index is not None else _as_needed(stored, found, shape)
             if ref.shape(stored.shape) != shape:
                 raise ModelError(f"{stored.origin} has shape {stored.shape}, but the model needs {ref.needed(shape)}")
             if ref.index is not None:
                 stored, ref = stored.at(ref.index), replace(ref, index=None)
-            if order := architecture.row_order(stored.name, config):
+            if order := architecture.row_order(name, config):
                 ref = replace(ref, permute=order)
             self._places[name] = (stored, ref)
             # Of a quantized file, bfloat16 is what is computed in: its floats are vectors mostly, which stay float32.
@@ -71,7 +72,8 @@ class GgufWeights:
         drafts = {name for name in tensors.keys() - used if _is_for_drafts(name, config)}
         if drafts:
             logger.info("not loaded are %d tensors of %s", len(drafts), FOR_DRAFTS)
-        if unknown := sorted(tensors.keys() - used - drafts):
+        left = tensors.keys() - used - drafts
+        if unknown := sorted(name for name in left if not _is_unused(architecture, name, config)):
             raise ModelError(
                 f"{tensors[unknown[0]].origin} is nothing that a model of this architecture has here: the file holds "
                 "a variant that is not supported"
@@ -119,15 +121,23 @@ def _stays_in_blocks(stored: GgufTensor, ref: TensorRef) -> bool:
 
 
 def _as_needed(stored: GgufTensor, ref: TensorRef, needed: tuple[int, ...]) -> GgufTensor:
-    """A matrix of one row that the file holds as a vector, or a vector that it holds as a matrix."""
+    """A tensor whose shape in files is another: a row that is a vector, a vector that is a matrix, a matrix a head."""
+    is_row = needed == (1, *stored.shape)
     is_flat = len(needed) == 1 and needed == (math.prod(stored.shape),) and not ref.flat
-    return replace(stored, shape=needed) if is_flat or needed == (1, *stored.shape) else stored
+    of_heads = len(stored.shape) == 3 and needed == (stored.shape[0] * stored.shape[1], stored.shape[2])
+    return replace(stored, shape=needed) if is_row or is_flat or of_heads else stored
 
 
 def _is_for_drafts(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a tensor is of a layer behind the model's own, which predicts further tokens."""
     found, layers = _LAYER.match(name), config["num_hidden_layers"]
     return found is not None and layers <= int(found[1]) < layers + config.get("num_nextn_predict_layers", 0)
+
+
+def _is_unused(architecture: GgufArchitecture, name: str, config: Mapping[str, Any]) -> bool:
+    """Whether the architecture says that the model does not need a tensor."""
+    found = _LAYER.match(name)
+    return found is not None and architecture.unused(int(found[1]), name[found.end() :], dict(config))
 
 
 def _floats(stored: GgufTensor) -> tuple[NDArray[Any], bool]:

@@ -30,11 +30,13 @@ NAMES = [
     "ministral3", "stablelm", "lfm2", "lfm2-experts", "qwen3_5", "qwen3_5-experts", "qwen3_next-experts",
     "granitemoehybrid", "granitemoehybrid-experts", "falcon-h1", "nemotron-h", "nemotron-h-experts", "mamba2",
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "gpt-oss", "glm4-moe", "ernie4-5-moe",
+    "deepseek-v2", "deepseek-v3", "minicpm3", "gemma3n", "gemma4", "gemma4-experts", "llama4", "olmo3",
 ]  # fmt: skip
 # Which need nothing that the others do not need.
 MORE_NAMES = [
     "olmo2", "exaone4", "exaone4-full", "glm4",
     "ernie4-5", "hunyuan", "cohere", "cohere2", "stablelm-parallel", "starcoder2", "phi",
+    "glm4-moe-lite", "gemma4-keys", "glm", "hunyuan-moe", "olmo",
     "gpt-bigcode", "gpt-neox", "gpt-neox-sequential", "falcon", "falcon-one-norm", "bloom", "mpt",
 ]  # fmt: skip
 # What a file does not say, and the architecture decides.
@@ -50,6 +52,11 @@ UNLIKE = {
     "qwen2-moe": {"mlp_only_layers": [], "use_sliding_window": False},
     "olmoe": {"norm_topk_prob": False},
     "gpt-oss": {"swiglu_limit": 7.0},
+    "deepseek-v3": {"rope_parameters": {**models_zoo.CASES["deepseek-v3"].config["rope_parameters"], "mscale": 0.8}},
+    "minicpm3": {"dim_model_base": 256, "attention_bias": False, "mlp_bias": False, "v_head_dim": 16},
+    "gemma4-keys": {"attention_bias": False},
+    "llama4": {"no_rope_layers": None, "num_hidden_layers": 4, "floor_scale": 8192},
+    "hunyuan-moe": {"head_dim": 16},
 }
 
 
@@ -73,14 +80,68 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.sweep) for name in MORE_NAMES)])
 def test_a_file_in_float32_gives_transformers_greedy_tokens(name: str, tmp_path: Path) -> None:
     model = model_of(name)
-    path = gguf_files.write(tmp_path / "model.gguf", model)
+    assert served(gguf_files.write(tmp_path / "model.gguf", model)) == expected_of(model)
+
+
+def served(path: Path) -> list[list[int]]:
+    """What is generated greedily, 24 tokens after each of three prompts."""
     executor = load(make_device("cpu"), path)
     try:
-        prompts = models_zoo.prompts()[-3:]
-        made = [running.output for running in Harness(executor).generate(prompts, 24)]
-        assert made == [greedy(model, prompt, 24) for prompt in prompts]
+        return [running.output for running in Harness(executor).generate(models_zoo.prompts()[-3:], 24)]
     finally:
         executor.close()
+
+
+def expected_of(model: Any) -> list[list[int]]:
+    return [greedy(model, prompt, 24) for prompt in models_zoo.prompts()[-3:]]
+
+
+def test_older_files_have_keys_and_values_of_latents_in_one_matrix(tmp_path: Path) -> None:
+    model = model_of("deepseek-v2")
+    assert served(gguf_files.write(tmp_path / "m.gguf", model, old=True)) == expected_of(model)
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "config"),
+    [
+        (gguf.MODEL_ARCH.INTERNLM2, "llama", {}),
+        # Scores of the usual scale, and the others as MiniCPM has them.
+        (gguf.MODEL_ARCH.MINICPM, "granite", {"attention_multiplier": 0.25, "attention_bias": False}),
+    ],
+    ids=["internlm2", "minicpm"],
+)
+def test_models_that_transformers_has_under_another_name(
+    arch: Any, name: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    case = models_zoo.CASES[name]
+    model = models_zoo.build(models_zoo.Case(case.model_type, case.config | config))
+    path = gguf_files.write(tmp_path / "m.gguf", model, arch=arch)
+    assert open_source(str(path)).config["architectures"] == [
+        {"llama": "InternLM2ForCausalLM", "granite": "MiniCPMForCausalLM"}[name]
+    ]
+    assert served(path) == expected_of(model)
+
+
+def test_queries_keys_and_values_may_be_one_matrix_of_any_model(tmp_path: Path) -> None:
+    class Fusing(gguf.GGUFWriter):  # type: ignore[misc]
+        waiting: dict[str, Any] = {}  # noqa: RUF012
+
+        def add_tensor(self, name: str, tensor: Any, raw_dtype: Any = None) -> None:
+            layer, _, module = name.rpartition(".attn_")
+            if module not in ("q.weight", "k.weight", "v.weight"):
+                super().add_tensor(name, tensor, raw_dtype=raw_dtype)
+                return
+            self.waiting[module] = tensor
+            if len(self.waiting) == 3:
+                parts = [self.waiting.pop(f"{part}.weight") for part in "qkv"]
+                super().add_tensor(f"{layer}.attn_qkv.weight", np.concatenate(parts))
+
+    model = model_of("llama")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files.gguf, "GGUFWriter", Fusing)
+        path = gguf_files.write(tmp_path / "m.gguf", model)
+    assert "blk.0.attn_qkv.weight" in [tensor.name for tensor in gguf.GGUFReader(path).tensors]
+    assert served(path) == expected_of(model)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q8_0"])
