@@ -96,7 +96,7 @@ def gguf(configs: Mapping[str, Mapping[str, Any]]) -> str:
         [
             ("architectures", ", ".join(f"`{name}`" for name in sorted(GGUF_ARCHITECTURES))),
             ("tensor types (bits a weight)", ", ".join(types)),
-            ("tokenizers", f"SentencePiece (`llama`); byte-level BPE with `pre` {pre}"),
+            ("tokenizers", f"SentencePiece (`llama`, `gemma4`); byte-level BPE with `pre` {pre}"),
             ("files", "versions 2 and 3, little-endian"),
         ],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,11 @@ class Fields:
 
     def __init__(self, file: GgufFile, prefix: str = "") -> None:
         self._file, self._prefix = file, prefix
+
+    @property
+    def path(self) -> Path:
+        """The file, for errors."""
+        return self._file.path
 
     def raw(self, key: str) -> Any:
         """The value as it is; None if there is none."""

@@ -20,6 +20,7 @@ from .fields import Fields
 from .reader import GgufFile
 from .splitting import SPLITTINGS
 
+_SPACE = "\u2581"  # how SentencePiece writes a space
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
 
@@ -33,9 +34,11 @@ def tokenizer_of(file: GgufFile) -> Tokenizer:
         backend: TokenizerBackend = _byte_level(file, fields, vocabulary)
     elif kind == "llama":
         backend = _sentencepiece(file, fields, vocabulary)
+    elif kind == "gemma4":
+        backend = _merged_sentencepieces(file, fields, vocabulary)
     else:
         raise ModelError(
-            f"{file.path}: tokenizer {shown(kind)} is not supported; supported are gpt2 and llama; "
+            f"{file.path}: tokenizer {shown(kind)} is not supported; supported are gpt2, llama and gemma4; "
             "name the original model's folder or hub id with --tokenizer"
         )
     names: dict[str, str | list[str]] = {}
@@ -70,6 +73,13 @@ class _Vocabulary:
     def of_type(self, *kinds: int) -> list[int]:
         return [token_id for token_id, kind in enumerate(self.types) if kind in kinds]
 
+    def ids(self) -> dict[str, int]:
+        """By token. Raises ModelError if one is there twice."""
+        ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
+        if len(ids) < len(self.tokens):
+            raise ModelError(f"{self._fields.path}: tokenizer.ggml.tokens has a token twice")
+        return ids
+
     def special(self, name: str) -> str | None:
         key = f"{_SPECIAL[name]}_token_id"
         token_id = self._fields.optional_integer(key)
@@ -93,33 +103,49 @@ def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> Toke
             "name the original model's folder or hub id with --tokenizer"
         )
     splitting = SPLITTINGS[pre]
-    ids = dict(zip(vocabulary.tokens, range(len(vocabulary.tokens)), strict=True))
-    if len(ids) < len(vocabulary.tokens):
-        raise ModelError(f"{file.path}: tokenizer.ggml.tokens has a token twice")
-    merges = fields.texts("merges")
-    if any(merge.count(" ") != 1 for merge in merges):
-        raise fields.error("merges", "pairs of tokens with one space between them")
-    halves = " ".join(merges).split(" ") if merges else []  # as one text, because there are hundreds of thousands
+    ids, merges = vocabulary.ids(), _merges(fields)
     with reading_tokenizer(file.path):
-        made = tokenizers.Tokenizer(
-            models.BPE(ids, list(zip(halves[::2], halves[1::2], strict=True)), ignore_merges=splitting.whole_words)
-        )
+        made = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=splitting.whole_words))
         made.pre_tokenizer = splitting.pre_tokenizer()
         made.decoder = decoders.ByteLevel()
         if splitting.nfc:
             made.normalizer = normalizers.NFC()
-        for kind, special in (((_UNKNOWN, _CONTROL), True), ((_USER_DEFINED,), False)):
-            texts = [vocabulary.tokens[token_id] for token_id in vocabulary.of_type(*kind)]
-            made.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts if text])
-        bos, eos = vocabulary.around(splitting.begins)
-        if bos is not None or eos is not None:
-            pieces = [bos, "$A", eos]
-            made.post_processor = processors.TemplateProcessing(
-                single=[piece for piece in pieces if piece is not None],
-                special_tokens=[(token, ids[token]) for token in (bos, eos) if token is not None],
-            )
-        made.encode("a")  # some errors appear only now
-        return TokenizersBackend(made)
+        return _finished(made, vocabulary, splitting.begins)
+
+
+def _merged_sentencepieces(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> TokenizersBackend:
+    """Gemma 4's: pieces of SentencePiece that are merged by rank, not by score. What is not in them is bytes."""
+    ids, merges = vocabulary.ids(), _merges(fields)
+    with reading_tokenizer(file.path):
+        unknown = vocabulary.special("unk")
+        made = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+        made.normalizer = normalizers.Replace(" ", _SPACE)
+        made.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+        return _finished(made, vocabulary, begins=True)
+
+
+def _merges(fields: Fields) -> list[tuple[str, str]]:
+    merges = fields.texts("merges")
+    if any(merge.count(" ") != 1 for merge in merges):
+        raise fields.error("merges", "pairs of tokens with one space between them")
+    halves = " ".join(merges).split(" ") if merges else []  # as one text, because there are hundreds of thousands
+    return list(zip(halves[::2], halves[1::2], strict=True))
+
+
+def _finished(made: tokenizers.Tokenizer, vocabulary: _Vocabulary, begins: bool) -> TokenizersBackend:
+    """With the tokens that texts are cut at first, and those around every text, which may begin with bos."""
+    for kind, special in (((_UNKNOWN, _CONTROL), True), ((_USER_DEFINED,), False)):
+        texts = [vocabulary.tokens[token_id] for token_id in vocabulary.of_type(*kind)]
+        made.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts if text])
+    bos, eos = vocabulary.around(begins)
+    if bos is not None or eos is not None:
+        pieces, ids = [bos, "$A", eos], vocabulary.ids()
+        made.post_processor = processors.TemplateProcessing(
+            single=[piece for piece in pieces if piece is not None],
+            special_tokens=[(token, ids[token]) for token in (bos, eos) if token is not None],
+        )
+    made.encode("a")  # some errors appear only now
+    return TokenizersBackend(made)
 
 
 def _sentencepiece(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> SentencePieceBackend:

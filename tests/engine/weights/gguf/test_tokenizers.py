@@ -164,10 +164,55 @@ def test_sentencepiece_tokenizers_give_the_same_ids(prefix: bool, tmp_path: Path
     assert ours.token_texts(range(5)) == theirs.token_texts(range(5))
 
 
+def gemma_files(path: Path) -> Any:
+    """A tokenizer of transformers, and the same in a GGUF file."""
+    from transformers import GemmaTokenizer
+
+    made = tokenizers.Tokenizer(models.BPE(byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=[*specials, *(f"<0x{byte:02X}>" for byte in range(256))], show_progress=False
+    )
+    made.train_from_iterator(tiny_tokenizers.TEXT, trainer)
+    state = json.loads(made.to_str())["model"]
+    merges = [tuple(merge) for merge in state["merges"]]
+    theirs = GemmaTokenizer(vocab=state["vocab"], merges=merges)
+    theirs.add_tokens(["<|turn>"], special_tokens=True)
+    fast = theirs.backend_tokenizer
+    tokens = [fast.id_to_token(i) for i in range(fast.get_vocab_size())]
+    added = {token.content: token.special for token in fast.get_added_tokens_decoder().values()}
+    writer = gguf.GGUFWriter(path, "gemma4")
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types([
+        gguf.TokenType.CONTROL if added.get(token) else gguf.TokenType.BYTE if token.startswith("<0x")
+        else gguf.TokenType.NORMAL for token in tokens
+    ])  # fmt: skip
+    writer.add_token_merges([" ".join(merge) for merge in merges])
+    for name in ("bos", "eos", "unk", "pad"):
+        getattr(writer, f"add_{name}_token_id")(state["vocab"][f"<{name}>"])
+    writer.add_add_bos_token(True)
+    gguf_files.finish(writer)
+    return fast
+
+
+def test_gemma_4s_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
+    theirs, ours = gemma_files(tmp_path / "m.gguf"), opened(tmp_path / "m.gguf")
+    for text in [*TEXTS, "a<|turn> b\n<bos>", "\u2581 x  \u2581"]:
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False) == ids
+        assert ours.encode(text) == [ours.special_ids()["<bos>"], *ids]
+        for skip in (True, False):
+            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert ours.vocab_size == theirs.get_vocab_size()
+
+
 @pytest.mark.parametrize(
     ("model", "pre", "message"),
     [
-        ("bert", None, "tokenizer 'bert' is not supported; supported are gpt2 and llama"),
+        ("bert", None, "tokenizer 'bert' is not supported; supported are gpt2, llama and gemma4"),
         ("gpt2", "kimi-k2", "tokenizer.ggml.pre 'kimi-k2' is not supported; supported are gpt-2"),
         ("gpt2", None, "tokenizer.ggml.pre must be a string, there is none"),
     ],
