@@ -40,7 +40,15 @@ def model_tensors(model: Any) -> Tensors:
     """Tensors that belong to no layer, and to the config."""
     config, state = model.config, model.state_dict()
     if config.model_type == "gemma3n_text":
-        return {
+        # What layers do not use that read another's K and V; checkpoints have it too.
+        shared = range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers)
+        size = config.num_key_value_heads * config.head_dim
+        unused: Tensors = {}
+        for layer in shared:
+            for name in ("attn_k.weight", "attn_v.weight"):
+                unused[f"blk.{layer}.{name}"] = np.zeros((size, config.hidden_size), np.float32)
+            unused[f"blk.{layer}.attn_k_norm.weight"] = np.zeros(config.head_dim, np.float32)
+        return unused | {
             stored: np.stack([data.numpy() for name, data in state.items() if f".{module}." in name])
             for module, stored in (
                 ("altup_projections", "altup_proj.weight"),

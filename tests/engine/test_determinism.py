@@ -77,6 +77,8 @@ def subjects() -> Iterator[Subject]:
     for model in ("gemma4", "minicpm3"):  # layers that share K and V; a latent for all heads
         yield Subject(_LEVELS[0], "bfloat16", "int8", 2, model=model)
         yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
+    for model in ("gemma3n", "gemma4-experts"):  # several streams; experts beside an MLP
+        yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
     yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, model=STORED)
     for level in _LEVELS:
         best = level == _LEVELS[0]

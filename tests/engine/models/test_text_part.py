@@ -140,6 +140,24 @@ def test_text_is_computed_as_by_the_whole_model(
         assert "vi" in said[0].partition("tensors of")[2]  # vision_tower or visual
 
 
+def test_gemma_3n_is_served_by_the_names_that_its_checkpoints_have(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model, tokens = models_zoo.model("gemma3n"), models_zoo.prompts()[-1]
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    state = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in state.items()}
+    # Of layers that read another's K and V, and of other parts.
+    state["model.language_model.layers.5.self_attn.k_proj.weight"] = np.zeros((48, 64), np.float32)
+    state["model.audio_tower.conformer.0.norm.weight"] = np.zeros(8, np.float32)
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in state.items()}, tmp_path / "model.safetensors")
+    config = {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": model.config.to_dict()}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    executor = load(make_device("torch"), tmp_path)
+    logits = Harness(executor).logits(tokens, chunk=20)
+    executor.close()
+    expected = models_zoo.reference_logits("gemma3n", tokens)
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 def renamed(folder: Path, model: Any, target: Path) -> Path:
     """The same model with the names that transformers has in memory, and checkpoints since 4.52 have."""
     state = model.state_dict()
