@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from ..devices.base import ExecutorLimits
 from .blocks import BlockPool
 from .identity import Digest
-from .snapshots import SnapshotPlan
+from .snapshots import SPACING_BLOCKS, SnapshotPlan
 from .states import StateSlots
 from .window import Window
 
@@ -97,6 +98,7 @@ class CacheManager:
         self._most_chunk_tokens = limits.max_num_batched_tokens
         self._forked: dict[int, CachedSequence] = {}  # by key; since the last decode: their last blocks may be shared
         self._freed: set[int] = set()  # keys of those whose blocks have been freed behind a window since then
+        self._wanted: set[Digest] = set()  # pending ones after which those who wait want a snapshot
 
     @property
     def num_blocks(self) -> int:
@@ -130,13 +132,31 @@ class CacheManager:
         return self._match(sequence.digests(self._num_reusable(sequence), self.block_size))
 
     def should_await_prefix(self, sequence: CachedSequence) -> bool:
-        """Whether a running sequence is computing the very block that this one would have to start with."""
+        """Whether a running sequence is computing the very block that this one would have to start with.
+
+        With recurrent layers: the last block that this one has in common, after which a snapshot will be taken for it.
+        """
         if sequence.awaited is None or not self._first.is_pending(sequence.awaited):
             digests = sequence.digests(self._num_reusable(sequence), self.block_size)
-            num_cached = self._match(digests).num_blocks
-            missing = digests[num_cached] if num_cached < len(digests) else None
-            sequence.awaited = missing if missing is not None and self._first.is_pending(missing) else None
+            sequence.awaited = self._awaitable(digests, self._match(digests).num_blocks)
+        if sequence.awaited is not None and self._cuts_prompts:
+            self._wanted.add(sequence.awaited)
         return sequence.awaited is not None
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether prompts are cut where snapshots of recurrent state are due."""
+        return self._cuts_prompts
+
+    def look_ahead(self, sequence: CachedSequence, waiting: Iterable[CachedSequence]) -> None:
+        """Have snapshots taken where those who wait part from a sequence that was just given its blocks."""
+        own = sequence.digests(sequence.num_tokens // self.block_size, self.block_size)
+        for other in waiting:
+            theirs = other.digests(self._num_reusable(other), self.block_size)
+            # A digest says all of the blocks before its own, too.
+            common = bisect_left(range(min(len(own), len(theirs))), True, key=lambda i: own[i] != theirs[i])
+            if common - sequence.num_registered >= SPACING_BLOCKS:
+                self._wanted.add(own[common - 1])
 
     def has_room(self, sequence: CachedSequence, prefix: Prefix, num_spare: int) -> bool:
         """Whether the tokens of a sequence that finds `prefix` fit in the free blocks, with `num_spare` left over."""
@@ -185,7 +205,16 @@ class CacheManager:
 
     def chunk_tokens(self, sequence: CachedSequence, num_tokens: int) -> int:
         """How many of the next `num_tokens` of a prompt to compute in a step, which ends where a snapshot is due."""
-        return sequence.snapshots.chunk(sequence.num_computed, num_tokens) if self._cuts_prompts else num_tokens
+        if not self._cuts_prompts:
+            return num_tokens
+        start = sequence.num_computed
+        num_tokens = sequence.snapshots.chunk(start, num_tokens)
+        if self._wanted and num_tokens:
+            first, last = start // self.block_size, (start + num_tokens - 1) // self.block_size
+            digests = sequence.digests(last, self.block_size)
+            stops = (i for i in range(first, last) if digests[i] in self._wanted)
+            num_tokens = next(((i + 1) * self.block_size - start for i in stops), num_tokens)
+        return num_tokens
 
     def reach(self, sequence: CachedSequence, num_tokens: int, num_spare: int = 0) -> int:
         """Give a sequence blocks with windows for `num_tokens`, or as many as are free but for `num_spare`.
@@ -207,9 +236,10 @@ class CacheManager:
     def advance(self, sequence: CachedSequence) -> None:
         """Let the prefix cache know the blocks that a sequence has filled, and free those behind its windows."""
         if self._prefix_caching:
-            self._register_full(sequence)
+            registered = self._register_full(sequence)
             if self._states is not None and sequence.num_computed % self.block_size == 0:
                 self._take_snapshot(sequence, self._states)
+            self._wanted.difference_update(registered)
         for window in self._windows:
             group = window.group
             held, seen = sequence.first_blocks[group], window.first_block(sequence.num_computed)
@@ -236,6 +266,7 @@ class CacheManager:
     def release(self, sequence: CachedSequence) -> None:
         """Take a sequence's blocks back, and what it has announced."""
         self._first.retract(sequence.announced)
+        self._wanted.difference_update(sequence.announced)
         sequence.announced = []
         for group, pool in enumerate(self._pools):
             pool.release(self._held(sequence, group))
@@ -336,8 +367,24 @@ class CacheManager:
             else:
                 return Prefix(count, blocks, common)
 
-    def _register_full(self, sequence: CachedSequence) -> None:
+    def _awaitable(self, digests: list[Digest], num_cached: int) -> Digest | None:
+        """The block that is worth waiting for, of a sequence with these blocks of which `num_cached` are there."""
+        if not self._cuts_prompts:
+            missing = digests[num_cached] if num_cached < len(digests) else None
+            return missing if missing is not None and self._first.is_pending(missing) else None
+        # A sequence goes on from a snapshot only: that after the last block that both have.
+        common = num_cached
+        while common < len(digests) and (
+            self._first.is_pending(digests[common]) or self._first.match(digests[common : common + 1])
+        ):
+            common += 1
+        worth = common - num_cached >= SPACING_BLOCKS and self._first.is_pending(digests[common - 1])
+        return digests[common - 1] if worth else None
+
+    def _register_full(self, sequence: CachedSequence) -> list[Digest]:
+        """The digests of the blocks that have become full."""
         full = sequence.num_computed // self.block_size
+        registered = sequence.digests(full, self.block_size)[sequence.num_registered : full]
         for i in range(sequence.num_registered, full):
             digest = sequence.digests(i + 1, self.block_size)[i]
             for pool, table in zip(self._pools, sequence.block_tables, strict=True):
@@ -345,13 +392,14 @@ class CacheManager:
             if sequence.announced:
                 self._first.retract([sequence.announced.pop()])
         sequence.num_registered = full
+        return registered
 
     def _take_snapshot(self, sequence: CachedSequence, states: StateSlots) -> None:
         plan, at = sequence.snapshots, sequence.num_computed
-        lasts = plan.lasts(at)
+        digest = sequence.digests(sequence.num_registered, self.block_size)[-1]
+        lasts = plan.lasts(at) or digest in self._wanted
         if not lasts and not plan.passes(at):
             return
-        digest = sequence.digests(sequence.num_registered, self.block_size)[-1]
         if lasts:
             states.keep(sequence.state_slot, digest)
             sequence.snapshots = plan.taken(at)

@@ -2,7 +2,8 @@
 
 A state is as large as the K and V of hundreds of tokens, and is known only where a step ends. Prompts come back with
 more behind them (the next turn of a chat) or with something else behind a part (a system prompt, a document). So a
-snapshot lasts where a prompt ends, where it parts from one that came before, and now and then within a long prompt.
+snapshot lasts where a prompt ends, where it parts from one that came before or that waits for it, and now and then
+within a long prompt.
 Between these a sequence has one that passes on with it, from which it goes on after a preemption.
 """
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from .identity import Digest
 
-_SPACING_BLOCKS = 4  # computing so few again costs less than a step of its own or a copy
+SPACING_BLOCKS = 4  # computing so few again costs less than a step of its own or a copy
 _LASTING_BLOCKS = 64
 
 
@@ -36,7 +37,7 @@ class SnapshotPlan:
         """For a sequence of `num_tokens` that goes on after `num_cached`. It has `num_common` in common with others,
         so far as the cache knows their K and V.
         """
-        end, spacing = (num_tokens - 1) // block_size * block_size, _SPACING_BLOCKS * block_size
+        end, spacing = (num_tokens - 1) // block_size * block_size, SPACING_BLOCKS * block_size
         stops = [num_cached]
         for stop in (num_common, end):
             if stop - stops[-1] >= spacing:
@@ -53,7 +54,7 @@ class SnapshotPlan:
 
     def passes(self, at: int) -> bool:
         """Whether one that does not last is due."""
-        return at - self.latest >= _SPACING_BLOCKS * self.block_size
+        return at - self.latest >= SPACING_BLOCKS * self.block_size
 
     def taken(self, at: int, passing: Digest | None = None) -> SnapshotPlan:
         """The plan after a snapshot: one that lasts, or one that is `passing`."""

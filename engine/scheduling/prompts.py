@@ -16,6 +16,8 @@ from .step import Step
 from .step_room import StepRoom
 from .waiting import WaitingQueue
 
+_LOOKED_AHEAD = 32  # of those who wait, for the prefixes that they have in common with one that is admitted
+
 
 class Prompts:
     """Admits sequences that wait, and cuts their prompts into chunks that fit into steps.
@@ -82,6 +84,8 @@ class Prompts:
             ):
                 break
             self._admit(self._waiting.pop(), prefix)
+            if self._cache.takes_snapshots:
+                self._cache.look_ahead(sequence, self._waiting.sequences()[:_LOOKED_AHEAD])
             if not self._add_chunk(step, sequence, limit_ms):
                 break
         for sequence in deferred:

@@ -184,6 +184,29 @@ def test_a_snapshot_is_taken_where_a_prompt_parts_from_another() -> None:
     assert [reused(driver, (*common, *range(first, first + 18)))[0] for first in (1, 30, 60)] == [0, 0, 20]
 
 
+@pytest.mark.parametrize("num_batched_tokens", [12, 64])
+def test_prompts_that_come_at_once_wait_for_the_state_after_what_they_share(num_batched_tokens: int) -> None:
+    driver = Driver(FakeExecutor(dataclasses.replace(recurrent(), max_num_batched_tokens=num_batched_tokens)), 64)
+    common = tuple(range(100, 126))  # 6 blocks and a half
+    prompts = [(*common, *range(first, first + 9)) for first in (1, 30, 60)]
+    jobs = [Job(prompt, SamplingParams(max_tokens=3, ignore_eos=True)) for prompt in (*prompts, prompts[0])]
+    keys = [driver.add(job)[0] for job in jobs]
+    driver.run()
+    assert driver.scheduler.cached_prompt_tokens_total == 24 + 24 + 32  # the last has a prompt of 35 in common
+    for key, wanted in zip(keys, jobs, strict=True):
+        assert driver.sampled[key] == alone(FakeExecutor(recurrent()), 64, wanted, 0, frozenset())[0]
+
+
+def test_those_who_wait_for_a_state_go_on_when_it_will_never_be() -> None:
+    driver = Driver(FakeExecutor(dataclasses.replace(recurrent(), max_num_batched_tokens=8)), 64)
+    common = tuple(range(100, 140))
+    keys = [driver.add(Job((*common, last), SamplingParams(max_tokens=3, ignore_eos=True)))[0] for last in (1, 2)]
+    driver.step()
+    driver.abort(keys[0])
+    driver.run()
+    assert len(driver.tokens(keys[1])) == 3
+
+
 def test_a_snapshot_goes_along_with_a_decode() -> None:
     driver = Driver(FakeExecutor(recurrent(10)), 64)
     prompt = tuple(range(100, 106))
