@@ -34,6 +34,8 @@ YARN = {
     "llama_4_scaling_beta": 0.3,
 }
 SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+_QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+_DELTA = {**models_zoo._DELTA, "vocab_size": models_zoo.VOCAB_SIZE}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3": (
         "mistral3",
@@ -83,13 +85,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2_5_vl",
         {
             "text_config": {**TEXT, "model_type": "qwen2_5_vl_text", "rope_parameters": SECTIONS},
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "out_hidden_size": 64,
-            },
+            "vision_config": _QWEN_VISION,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3.5": (
+        "qwen3_5",
+        {
+            "text_config": {**_DELTA, "model_type": "qwen3_5_text"},
+            "vision_config": {**_QWEN_VISION, "num_position_embeddings": 16},
             "tie_word_embeddings": False,
         },
     ),
