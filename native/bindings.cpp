@@ -432,9 +432,10 @@ NB_MODULE(_native, m) {
   m.def("block_tokens", [] { return kBlockTokens; }, "Tokens a KV block holds.");
   m.def("state_floats", [](int key_dim, int value_dim) { return recurrence_state_floats(key_dim, value_dim); }, "key_dim"_a,
         "value_dim"_a, "Numbers that one head of a recurrence keeps of a sequence.");
-  m.def("kv_bytes_per_block", [](int num_kv_heads, int key_dim, int value_dim, const std::string& dtype) {
-    return Heads{num_kv_heads, num_kv_heads, key_dim, value_dim}.block_bytes(parse_cache_type(dtype));
-  }, "num_kv_heads"_a, "key_dim"_a, "value_dim"_a, "dtype"_a, "Bytes of one layer's K and V in one block.");
+  m.def("kv_bytes_per_block", [](int num_kv_heads, int key_dim, int value_dim, bool values_in_keys, const std::string& dtype) {
+    const Heads heads{num_kv_heads, num_kv_heads, key_dim, value_dim, values_in_keys ? 0 : -1};
+    return heads.block_bytes(parse_cache_type(dtype));
+  }, "num_kv_heads"_a, "key_dim"_a, "value_dim"_a, "values_in_keys"_a, "dtype"_a, "Bytes of one layer's K and V in one block.");
   m.def("measure_ceilings", [](const std::string& isa, const std::vector<int>& cpus, double seconds, int megabytes) {
     const Kernels& kernels = choose_kernels(isa);
     nb::gil_scoped_release release;

@@ -8,6 +8,7 @@
 #include "kernels/cache.h"
 #include "kernels/element.h"
 #include "kernels/kernels.h"
+#include "kernels/spread_values.h"
 #include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
@@ -19,6 +20,7 @@ constexpr int kTileBlocks = kAttentionTile / kBlockTokens;
 constexpr int kBlockVectors = kBlockTokens / kLanes;
 constexpr int kPrefetchBlocks = 8;
 constexpr int kPieceTiles = kAttentionPiece / kAttentionTile;
+constexpr int kSpreadValues = 64;  // elements of V that are taken out of K at a time, so that they stay in the nearest cache
 
 // 2^x for x up to about 0, to 2 ulp; 0 below 2^-126.5, minus infinity included. The polynomial's relative error is
 // least over [-1/2, 1/2] among those of its degree that give 1 at 0.
@@ -142,11 +144,14 @@ class Piece {
   static constexpr bool kScaled = kHasScales<T>;
 
   Piece(const AttentionArgs& args, Scratch& scratch)
-      : args_(args), rows_(args), dim_(rows_.dim), values_(rows_.values), block_stride_(args.block_stride),
+      : args_(args), rows_(args), dim_(rows_.dim), values_(rows_.values), stored_values_(args.heads.stored_values()),
+        block_stride_(args.block_stride),
         adjusts_(kScaled || args.softcap != 0 || args.alibi_slopes),
         q_(scratch.take<Q>(size_t(rows_.count) * dim_)), scores_(scratch.take<float>(kTileRows * kAttentionTile)),
-        weights_(scratch.take<Q>(kTileRows * kAttentionTile)), k_scales_(scratch.take<float>(kAttentionTile)),
-        v_scales_(scratch.take<float>(kAttentionTile)) {
+        weights_(scratch.take<Q>((stored_values_ ? kTileRows : rows_.count) * kAttentionTile)),
+        k_scales_(scratch.take<float>(kAttentionTile)),
+        v_scales_(scratch.take<float>(kAttentionTile)),
+        spread_(stored_values_ ? nullptr : scratch.take<T>(kAttentionTile * kSpreadValues)) {
     const Q* source = static_cast<const Q*>(args.q);
     for (int r = 0; r < rows_.count; ++r) {
       std::memcpy(q_ + size_t(r) * dim_, source + r / rows_.group * args.q_stride + size_t(rows_.head(r)) * dim_,
@@ -160,12 +165,21 @@ class Piece {
     const int end = rows_.limit(rows_.count - 1);
     const int first = std::max(piece * kPieceTiles, rows_.begin(0) / kAttentionTile);
     for (int tile = first; tile < (piece + 1) * kPieceTiles && tile * kAttentionTile < end; ++tile) {
-      if constexpr (kScaled) gather_scales(tile, std::min(end - tile * kAttentionTile, kAttentionTile));
-      for (int row = 0; row < rows_.count; row += kTileRows) {
-        const int count = std::min(rows_.count - row, kTileRows);
-        // The last token that these rows see. Slots after it may hold anything, and what is read there is not used.
-        const int tokens = std::min(rows_.limit(row + count - 1) - tile * kAttentionTile, kAttentionTile);
-        if (tokens > 0) visit_rows(count, row, tile, tokens, std::make_integer_sequence<int, kTileRows>{});
+      const int seen = std::min(end - tile * kAttentionTile, kAttentionTile);
+      if constexpr (kScaled) gather_scales(tile, seen);
+      if (!spread_) {
+        columns_ = {0, values_};
+        each_rows(tile, [&](int count, int row, int tokens) {
+          (this->*kVisits.weigh[count])(row, tile, tokens);
+          (this->*kVisits.sum[count])(row, tile, tokens);
+        });
+        continue;
+      }
+      each_rows(tile, [&](int count, int row, int tokens) { (this->*kVisits.weigh[count])(row, tile, tokens); });
+      for (int d = 0; d < values_; d += kSpreadValues) {
+        columns_ = {d, std::min(d + kSpreadValues, values_)};
+        spread(tile, seen);
+        each_rows(tile, [&](int count, int row, int tokens) { (this->*kVisits.sum[count])(row, tile, tokens); });
       }
     }
   }
@@ -173,7 +187,7 @@ class Piece {
  private:
   CachedHead<T> head(int block) const {
     const char* start = args_.cache_head + args_.block_table[block] * block_stride_;
-    return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_, values_};
+    return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_, stored_values_};
   }
 
   // Bytes from a block to one that is needed a little later, by this task or the next one. Blocks are scattered in
@@ -195,9 +209,31 @@ class Piece {
     for (int t = 0; t < tokens; t += kBlockTokens) {
       const CachedHead<T> h = head(tile * kTileBlocks + t / kBlockTokens);
       std::memcpy(k_scales_ + t, h.k_scales(), kBlockTokens * sizeof(float));
-      std::memcpy(v_scales_ + t, h.v_scales(), kBlockTokens * sizeof(float));
+      std::memcpy(v_scales_ + t, spread_ ? h.k_scales() : h.v_scales(), kBlockTokens * sizeof(float));
     }
   }
+
+  // Puts these columns of the tile's V where they can be read as V: once for all rows.
+  void spread(int tile, int tokens) {
+    for (int t = 0; t < tokens; t += kBlockTokens) {
+      spread_values<kSpreadValues>(head(tile * kTileBlocks + t / kBlockTokens), args_.heads.value_start + columns_.begin,
+                                   columns_.end - columns_.begin, spread_ + t * kSpreadValues);
+    }
+  }
+
+  // Some rows of the tile's tokens at a time.
+  template <typename Visit>
+  void each_rows(int tile, Visit&& visit) {
+    for (int row = 0; row < rows_.count; row += kTileRows) {
+      const int count = std::min(rows_.count - row, kTileRows);
+      // The last token that these rows see. Slots after it may hold anything, and what is read there is not used.
+      const int tokens = std::min(rows_.limit(row + count - 1) - tile * kAttentionTile, kAttentionTile);
+      if (tokens > 0) visit(count, row, tokens);
+    }
+  }
+
+  // The weights of these rows, which are kept for all rows of the task only if the values wait for all of them.
+  Q* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
 
   template <int ROWS>
   void score_rows(int row, int tile, int blocks) {
@@ -250,7 +286,7 @@ class Piece {
   // Turns scores into weights, and rescales the results of earlier tiles.
   void soften(int index, int row, int tile, int width) {
     float* s = scores_ + index * kAttentionTile;
-    Q* w = weights_ + index * kAttentionTile;
+    Q* w = weights(row - index) + index * kAttentionTile;
     const int first = rows_.begin(row) - tile * kAttentionTile, last = rows_.limit(row) - tile * kAttentionTile;
     F peak = set1(-kInfinity);
     if (adjusts_ || first > 0 || last < width) {
@@ -293,9 +329,10 @@ class Piece {
   template <int ROWS>
   void sum_rows(int row, int tile, int tokens) {
     constexpr int kVectors = vectors_for(ROWS);
-    int d = 0;
-    for (; d + kVectors * kLanes <= values_; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, tokens, d);
-    for (; d < values_; d += kLanes) sum_columns<ROWS, 1>(row, tile, tokens, d);
+    const int end = columns_.end;
+    int d = columns_.begin;
+    for (; d + kVectors * kLanes <= end; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, tokens, d);
+    for (; d < end; d += kLanes) sum_columns<ROWS, 1>(row, tile, tokens, d);
   }
 
   template <int ROWS, int VECTORS>
@@ -307,20 +344,22 @@ class Piece {
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + r * values_ + v * kLanes);
     }
+    const size_t step_stride = size_t(spread_ ? kSpreadValues : values_) * kStep;
+    const Q* w = weights(row);
     for (int t = 0; t < tokens; t += kBlockTokens) {
       const int block = tile * kTileBlocks + t / kBlockTokens;
-      const T* v = head(block).v_element(0, d);
+      const T* v = spread_ ? spread_ + t * kSpreadValues + (d - columns_.begin) * kStep : head(block).v_element(0, d);
       const int steps = std::min(tokens - t, kBlockTokens) / kStep;
       Columns<T, VECTORS> columns;
 #pragma GCC unroll 4
       for (int i = 0; i < VECTORS; ++i) {
         columns.start[i] = v + i * kLanes * kStep;
-        columns.ahead[i] = ahead(block);
+        columns.ahead[i] = spread_ ? 0 : ahead(block);
       }
-      contract<T, ROWS, VECTORS>(weights_ + t, kAttentionTile, columns, size_t(values_) * kStep, steps, acc);
+      contract<T, ROWS, VECTORS>(w + t, kAttentionTile, columns, step_stride, steps, acc);
       if constexpr (kStep == 2) {
         if (tokens - t < kBlockTokens && tokens % 2) {
-          last_half_pair<ROWS, VECTORS>(weights_ + t + 2 * steps, v + steps * size_t(values_) * kStep, acc);
+          last_half_pair<ROWS, VECTORS>(w + t + 2 * steps, v + steps * step_stride, acc);
         }
       }
     }
@@ -343,32 +382,43 @@ class Piece {
   }
 
   template <int ROWS>
-  void visit(int row, int tile, int tokens) {
+  void weigh_rows(int row, int tile, int tokens) {
     const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
     score_rows<ROWS>(row, tile, blocks);
     for (int r = 0; r < ROWS; ++r) soften(r, row + r, tile, blocks * kBlockTokens);
-    sum_rows<ROWS>(row, tile, tokens);
   }
 
-  template <int... I>
-  void visit_rows(int count, int row, int tile, int tokens, std::integer_sequence<int, I...>) {
-    using Visit = void (Piece::*)(int, int, int);
-    static constexpr Visit kVisits[] = {&Piece::template visit<I + 1>...};
-    (this->*kVisits[count - 1])(row, tile, tokens);
-  }
+  // By the number of rows.
+  struct Visits {
+    using Visit = void (Piece::*)(int row, int tile, int tokens);
+    Visit weigh[kTileRows + 1] = {}, sum[kTileRows + 1] = {};
+    constexpr Visits() { add(std::make_integer_sequence<int, kTileRows>{}); }
+    template <int... I>
+    constexpr void add(std::integer_sequence<int, I...>) {
+      ((weigh[I + 1] = &Piece::template weigh_rows<I + 1>, sum[I + 1] = &Piece::template sum_rows<I + 1>), ...);
+    }
+  };
+  static const Visits kVisits;
 
   const AttentionArgs& args_;
   const Rows rows_;
-  const int dim_, values_;
+  const int dim_, values_, stored_values_;
   const size_t block_stride_;
   const bool adjusts_;
   Q* const q_;             // [rows, dim]
   float* const scores_;    // [kTileRows, kAttentionTile]
-  Q* const weights_;       // [kTileRows, kAttentionTile]
+  Q* const weights_;       // [kTileRows, or all rows if V is spread, kAttentionTile]
   float* const k_scales_;  // [kAttentionTile], for int8
   float* const v_scales_;
+  T* const spread_;        // [kAttentionTile, kSpreadValues] of V, in blocks as V is cached; null: the cache has V
+  struct {
+    int begin, end;
+  } columns_{0, 0};        // of V, which are summed
   Partial result_{nullptr, 0, 0};
 };
+
+template <typename T>
+const typename Piece<T>::Visits Piece<T>::kVisits{};
 
 // Combines pieces one after the other, in ascending order.
 class Fold {
@@ -423,8 +473,9 @@ class Fold {
 size_t attention_scratch_bytes(const Heads& heads) {
   const int tokens = std::max(1, kAttentionRows / heads.group());
   const size_t rows = size_t(tokens) * heads.group();
+  const size_t spread = heads.values_in_keys() ? kAttentionTile * (kSpreadValues + rows) : 0;
   return sizeof(float) * (rows * heads.padded_dim() + (2 * kTileRows + 2) * kAttentionTile +
-                          2 * heads.partial_floats(tokens)) + 7 * 64;
+                          2 * heads.partial_floats(tokens) + spread) + 8 * 64;
 }
 
 void attention(CacheType type, const AttentionArgs& args) {

@@ -30,7 +30,7 @@ struct Cached<int8_t> : CachedAs<CacheType::kInt8, PairedElements<int8_t>> {};
 template <typename T>
 constexpr bool kHasScales = Cached<T>::kType == CacheType::kInt8;
 
-// One KV head's part of a block. `dim`, of K, and `values`, of V, are padded.
+// One KV head's part of a block. `dim`, of K, and `values`, of V, are padded; `values` is 0 if V is a part of K.
 template <typename T>
 struct CachedHead {
   static constexpr int kStep = Cached<T>::kStep;

@@ -63,7 +63,8 @@ enum class BlockType : int {
 // of the numbers that quantization chooses: weights that were packed and kept under another version are not used.
 constexpr int kPackedVersion = 4;
 
-// KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V.
+// KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V. Heads whose V
+// is a part of K have no V of its own there, and no scales of it.
 // float32 and float16: K [dim][16], V [16][values]; the others: K [dim/2][16][2], V [16/2][values][2].
 constexpr int kBlockTokens = 16;
 // Attention is computed in pieces of the context, tile after tile within a piece; both start at multiples of their
@@ -161,15 +162,18 @@ struct PackInputsArgs {
 
 struct Heads {
   int num_heads, num_kv_heads, head_dim;
-  int value_dim = 0;  // of V; 0: head_dim
+  int value_dim = 0;     // of V; 0: head_dim
+  int value_start = -1;  // V is not stored: it is K from this element on, an even number; -1: it is
   int padded_dim() const { return (head_dim + 15) / 16 * 16; }
   int values() const { return value_dim ? value_dim : head_dim; }
   int padded_values() const { return (values() + 15) / 16 * 16; }
+  bool values_in_keys() const { return value_start >= 0; }
+  int stored_values() const { return values_in_keys() ? 0 : padded_values(); }
   int group() const { return num_heads / num_kv_heads; }
   // One KV head's part of a block, and a block.
   size_t head_bytes(CacheType type) const {
-    const size_t scales = type == CacheType::kInt8 ? 2 * sizeof(float) : 0;
-    return kBlockTokens * (size_t(padded_dim() + padded_values()) * cache_element_bytes(type) + scales);
+    const size_t scales = type == CacheType::kInt8 ? (values_in_keys() ? 1 : 2) * sizeof(float) : 0;
+    return kBlockTokens * (size_t(padded_dim() + stored_values()) * cache_element_bytes(type) + scales);
   }
   size_t block_bytes(CacheType type) const { return num_kv_heads * head_bytes(type); }
   // Floats that the attention of one KV head over one piece results in: sums [rows, padded_values], maximum [rows], total
@@ -178,7 +182,7 @@ struct Heads {
 };
 
 // One token, some of its KV heads and their query heads: q and k are normalized and rotated, v is normalized, q is stored
-// as a query, k and v go to the cache.
+// as a query, k and v go to the cache. A v that is a part of k is not looked at.
 struct StoreQkvArgs {
   Heads heads;
   int kv_begin, kv_end;

@@ -71,7 +71,7 @@ template <typename T>
 void store_typed(const StoreQkvArgs& args) {
   using C = Cached<T>;
   const Heads& heads = args.heads;
-  const int dim = heads.head_dim, padded = heads.padded_dim(), values = heads.values(), padded_values = heads.padded_values();
+  const int dim = heads.head_dim, padded = heads.padded_dim(), values = heads.values(), stored_values = heads.stored_values();
   const size_t head_bytes = heads.head_bytes(C::kType);
   const int q_begin = args.kv_begin * heads.group(), q_end = args.kv_end * heads.group();
   const auto turn = [&](float* x, Norm norm, int head) {
@@ -93,17 +93,18 @@ void store_typed(const StoreQkvArgs& args) {
     float* k = args.qkv + (heads.num_heads + h) * dim;
     float* v = args.qkv + (heads.num_heads + heads.num_kv_heads) * dim + h * values;
     if (args.values_from_keys) std::memcpy(v, k, sizeof(float) * values);
-    if (args.v_norm.kind != NormKind::kNone) normalize(args.v_norm, v, values);
+    if (stored_values && args.v_norm.kind != NormKind::kNone) normalize(args.v_norm, v, values);
     turn(k, args.k_norm, h);
     const CachedHead<T> head{
-        reinterpret_cast<T*>(static_cast<char*>(args.cache_heads) + (h - args.kv_begin) * head_bytes), padded, padded_values};
+        reinterpret_cast<T*>(static_cast<char*>(args.cache_heads) + (h - args.kv_begin) * head_bytes), padded, stored_values};
     F k_factor = set1(1.0f), v_factor = set1(1.0f);
     if constexpr (kHasScales<T>) {
-      const float k_scale = int8_scale(k, dim, padded), v_scale = int8_scale(v, values, padded_values);
-      head.k_scales()[args.slot] = k_scale;
-      head.v_scales()[args.slot] = v_scale;
-      k_factor = set1(k_scale > 0 ? 1.0f / k_scale : 0.0f);
-      v_factor = set1(v_scale > 0 ? 1.0f / v_scale : 0.0f);
+      const auto scaled = [](const float* x, int size, int size_padded, float& scale) {
+        scale = int8_scale(x, size, size_padded);
+        return set1(scale > 0 ? 1.0f / scale : 0.0f);
+      };
+      k_factor = scaled(k, dim, padded, head.k_scales()[args.slot]);
+      if (stored_values) v_factor = scaled(v, values, stored_values, head.v_scales()[args.slot]);
     }
     const auto quantized = [](F a, F factor) { return kHasScales<T> ? mul(a, factor) : a; };
     T rounded[kLanes];
@@ -113,7 +114,8 @@ void store_typed(const StoreQkvArgs& args) {
         std::memcpy(head.k_step(args.slot, d + i), rounded + i, C::kStep * sizeof(T));
       }
     });
-    each_vector(v, values, padded_values, [&](int d, F a) {
+    if (!stored_values) continue;
+    each_vector(v, values, stored_values, [&](int d, F a) {
       store(rounded, quantized(a, v_factor));
       // One by one: the elements between belong to another token, which another worker may be writing.
       for (int i = 0; i < kLanes; ++i) *head.v_element(args.slot, d + i) = rounded[i];

@@ -76,8 +76,8 @@ struct LatentAttentionPlan {
   RopePlan rope;
   int cache_group = 0;
 
-  // A latent is one KV head: K is the rotated part and the latent, V the latent.
-  Heads heads() const { return {num_heads, 1, rope_dim + kv_rank, kv_rank}; }
+  // A latent is one KV head: K is the rotated part and the latent, and V is that part of K.
+  Heads heads() const { return {num_heads, 1, rope_dim + kv_rank, kv_rank, rope_dim}; }
   int q_size() const { return num_heads * (nope_dim + rope_dim); }
 };
 

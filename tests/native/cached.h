@@ -28,6 +28,11 @@ struct Preparation {
 
 class CachedSequence {
  public:
+  // Of a token's q, k and v.
+  static size_t width(const Heads& heads) {
+    return size_t(heads.num_heads + heads.num_kv_heads) * heads.head_dim + size_t(heads.num_kv_heads) * heads.values();
+  }
+
   const Kernels& kernels;
   const CacheType type;
   const Heads heads;
@@ -52,7 +57,7 @@ class CachedSequence {
     }
   }
 
-  size_t width() const { return size_t(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim; }
+  size_t width() const { return width(heads); }
   size_t query_stride() const { return size_t(heads.num_heads) * heads.padded_dim(); }
   int unit() const { return kernels.query_bytes[static_cast<int>(type)]; }
 
@@ -65,14 +70,16 @@ class CachedSequence {
     return element(token, kv_head, index) * scale(token, kv_head, 0);
   }
   double v(int token, int kv_head, int d) const {
-    const int dim = heads.padded_dim(), s = slot(token);
-    const int index = pairs() ? (s / 2 * dim + d) * 2 + s % 2 : s * dim + d;
-    return element(token, kv_head, dim * kBlockTokens + index) * scale(token, kv_head, 1);
+    if (heads.values_in_keys()) return k(token, kv_head, heads.value_start + d);
+    const int values = heads.padded_values(), s = slot(token);
+    const int index = pairs() ? (s / 2 * values + d) * 2 + s % 2 : s * values + d;
+    return element(token, kv_head, heads.padded_dim() * kBlockTokens + index) * scale(token, kv_head, 1);
   }
   // Of K (0) or V (1); 1 for the types that have none.
   double scale(int token, int kv_head, int which) const {
     if (type != CacheType::kInt8) return 1.0;
-    return at<float>(head(token, kv_head) + 2 * heads.padded_dim() * kBlockTokens, which * kBlockTokens + slot(token));
+    const char* scales = head(token, kv_head) + size_t(heads.padded_dim() + heads.stored_values()) * kBlockTokens;
+    return at<float>(scales, which * kBlockTokens + slot(token));
   }
 
  private:

@@ -91,7 +91,7 @@ class CpuDevice:
         blocks = dict.fromkeys(spec.windows(), 0)
         for shape in spec.caches():
             blocks[shape.window] += _native.kv_bytes_per_block(
-                shape.num_heads, shape.key_dim, shape.value_dim, kv_cache_dtype
+                shape.num_heads, shape.key_dim, shape.value_dim, shape.values_in_keys, kv_cache_dtype
             )
         return [GroupBytes(window, block // _native.block_tokens()) for window, block in blocks.items()]
 

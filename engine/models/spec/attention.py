@@ -43,18 +43,19 @@ class TemperatureSpec:
 class KvShape:
     """What a token leaves in the cache of one layer: K `[num_heads, key_dim]` and V `[num_heads, value_dim]`.
 
-    It lies in the cache group of `window`.
+    It lies in the cache group of `window`. With `values_in_keys` V is a part of K, and is kept with it.
     """
 
     window: int | None
     num_heads: int
     key_dim: int
     value_dim: int
+    values_in_keys: bool = False
 
     @property
     def values(self) -> int:
         """How many numbers these are."""
-        return self.num_heads * (self.key_dim + self.value_dim)
+        return self.num_heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,8 @@ class LatentAttentionSpec:
 
     @property
     def cached(self) -> KvShape:
-        """What it keeps of a token: for K the rotated key and the latent, for V the latent once more."""
-        return KvShape(None, 1, self.rope_dim + self.kv_rank, self.kv_rank)
+        """What it keeps of a token: the rotated key and the latent, which together are K. V is the latent."""
+        return KvShape(None, 1, self.rope_dim + self.kv_rank, self.kv_rank, values_in_keys=True)
 
     @property
     def activations(self) -> int:

@@ -11,7 +11,7 @@ constexpr int kMostHeadsTogether = 16;  // query heads of a task
 Heads divide(const Heads& heads) {
   int together = std::min(heads.num_heads, kMostHeadsTogether);
   while (heads.num_heads % together) --together;
-  return {heads.num_heads, heads.num_heads / together, heads.head_dim, heads.value_dim};
+  return {heads.num_heads, heads.num_heads / together, heads.head_dim, heads.value_dim, heads.value_start};
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ LatentAttention::LatentAttention(const LatentAttentionPlan& plan, const std::str
   const size_t query_bytes = context.kernels.query_bytes[static_cast<int>(state.cache_type)];
   in_rows_ = context.workspace.add<float>(round_up(q + kv, 16));
   q_rows_ = context.workspace.add<float>(round_up(std::max(plan.q_size(), heads * plan.value_dim), 16));
-  wide_rows_ = context.workspace.add<float>(round_up((heads + 1) * wide_dim() + rank, 16));
+  wide_rows_ = context.workspace.add<float>(round_up((heads + 1) * wide_dim(), 16));
   query_rows_ = context.workspace.add<char>(heads * heads_.padded_dim() * query_bytes);
   context.workspace.need_scratch(context.kernels.attention_scratch_bytes(divided_));
   context.workspace.need_scratch(std::max(context.gemms.heads_scratch_bytes(k_up_), context.gemms.heads_scratch_bytes(v_up_)));
@@ -96,7 +96,6 @@ void LatentAttention::arrange(Worker& worker, int tokens) const {
       float* key = wide + heads * wide_dim();
       std::copy_n(latent + rank, rope, key);
       std::copy_n(latent, rank, key + rope);
-      std::copy_n(latent, rank, key + rope + rank);
     }
   });
 }

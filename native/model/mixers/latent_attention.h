@@ -35,7 +35,7 @@ class LatentAttention final : public Mixer {
   Norm q_norm_, kv_norm_;
   Buffer<float> in_rows_;     // [T, q or its latent, latent, key]
   Buffer<float> q_rows_;      // [T, heads, nope + rope]; later the values of all heads
-  Buffer<float> wide_rows_;   // [T, heads * (rope + latent), key, latent, latent]; later what is seen, [T, heads, latent]
+  Buffer<float> wide_rows_;   // [T, heads * (rope + latent), key, latent]; later what is seen, [T, heads, latent]
   Buffer<char> query_rows_;   // [T, heads, padded_dim] queries
 };
 

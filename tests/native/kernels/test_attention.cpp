@@ -22,9 +22,9 @@ class Attention {
   Attention(const CachedSequence& sequence, const Scoring& scoring)
       : sequence_(sequence), scoring_(scoring), scratch_(sequence.kernels.attention_scratch_bytes(sequence.heads)) {}
 
-  size_t stride() const { return size_t(sequence_.heads.num_heads) * sequence_.heads.head_dim; }
+  size_t stride() const { return size_t(sequence_.heads.num_heads) * sequence_.heads.values(); }
 
-  // Of `count` tokens from `first` on: [count, heads * head_dim].
+  // Of `count` tokens from `first` on: [count, heads * values].
   std::vector<float> at_once(int first, int count) {
     return compute(first, count, [&](const AttentionArgs& args) { sequence_.kernels.attention(sequence_.type, args); });
   }
@@ -42,17 +42,15 @@ class Attention {
     });
   }
 
-  // What is cached, as [tokens, KV heads, head_dim].
+  // What is cached, as [tokens, KV heads, head_dim] and [.., values].
   struct Contents {
     std::vector<double> k, v;
 
     explicit Contents(const CachedSequence& sequence) {
       for (int t = 0; t < sequence.tokens; ++t) {
         for (int h = 0; h < sequence.heads.num_kv_heads; ++h) {
-          for (int d = 0; d < sequence.heads.head_dim; ++d) {
-            k.push_back(sequence.k(t, h, d));
-            v.push_back(sequence.v(t, h, d));
-          }
+          for (int d = 0; d < sequence.heads.head_dim; ++d) k.push_back(sequence.k(t, h, d));
+          for (int d = 0; d < sequence.heads.values(); ++d) v.push_back(sequence.v(t, h, d));
         }
       }
     }
@@ -60,31 +58,31 @@ class Attention {
 
   // The definition in double, and the same sum over magnitudes.
   struct Expected {
-    std::vector<double> values, magnitudes;  // [head_dim]
+    std::vector<double> values, magnitudes;  // [values]
   };
   Expected expected(const Contents& contents, int token, int head) const {
     const int kv_heads = sequence_.heads.num_kv_heads, kv_head = head / sequence_.heads.group();
-    const int dim = sequence_.heads.head_dim;
-    Expected result{std::vector<double>(dim), std::vector<double>(dim)};
+    const int dim = sequence_.heads.head_dim, size = sequence_.heads.values();
+    Expected result{std::vector<double>(size), std::vector<double>(size)};
     std::vector<double> q(dim);
     for (int d = 0; d < dim; ++d) q[d] = sequence_.q(token, head, d);
     double total = scoring_.sinks.empty() ? 0 : std::exp(double{scoring_.sinks[head]});
     for (int t = scoring_.window ? std::max(0, token + 1 - scoring_.window) : 0; t <= token; ++t) {
-      const size_t start = (size_t(t) * kv_heads + kv_head) * dim;
+      const size_t place = size_t(t) * kv_heads + kv_head;
       double score = 0;
-      for (int d = 0; d < dim; ++d) score += q[d] * contents.k[start + d];
+      for (int d = 0; d < dim; ++d) score += q[d] * contents.k[place * dim + d];
       score *= double{kScale};
       if (scoring_.softcap != 0) score = scoring_.softcap * std::tanh(score / scoring_.softcap);
       if (!scoring_.slopes.empty()) score += scoring_.slopes[head] * double(t - token);
       const double weight = std::exp(score);
       total += weight;
-      for (int d = 0; d < dim; ++d) {
-        const double v = contents.v[start + d];
+      for (int d = 0; d < size; ++d) {
+        const double v = contents.v[place * size + d];
         result.values[d] += weight * v;
         result.magnitudes[d] += weight * std::abs(v);
       }
     }
-    for (int d = 0; d < dim; ++d) {
+    for (int d = 0; d < size; ++d) {
       result.values[d] /= total;
       result.magnitudes[d] /= total;
     }
@@ -113,8 +111,7 @@ class Attention {
 };
 
 CachedSequence random_sequence(const Kernels& kernels, CacheType type, Heads heads, int tokens, Random& random) {
-  const size_t width = size_t(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
-  return {kernels, type, heads, random.normals(tokens * width)};
+  return {kernels, type, heads, random.normals(tokens * CachedSequence::width(heads))};
 }
 
 std::vector<float> slopes(int heads) {
@@ -125,11 +122,15 @@ std::vector<float> slopes(int heads) {
 
 }  // namespace
 
+// Where a V is smaller than K: stored beside it, or a part of it that begins and ends inside of a vector.
+constexpr Heads kSmallerValues[] = {{6, 2, 40, 24}, {8, 1, 80, 56, 24}, {4, 2, 36, 20, 10}};
+
 TEST_CASE("attention agrees with its definition, for every level, type, grouping, window, cap, slope and sink") {
   Random random;
   for (const Kernels* kernels : tested_kernels()) {
     for (const CacheType type : kAllCacheTypes) {
-      for (const Heads heads : {Heads{6, 2, 16}, Heads{2, 2, 40}, Heads{8, 1, 80}}) {
+      for (const Heads heads : {Heads{6, 2, 16}, Heads{2, 2, 40}, Heads{8, 1, 80}, kSmallerValues[0], kSmallerValues[1],
+                                kSmallerValues[2]}) {
         const CachedSequence sequence = random_sequence(*kernels, type, heads, 1099, random);
         const Attention::Contents contents(sequence);
         // K, V and queries are taken as they are cached: what is left is the rounding of the weights, to bfloat16
@@ -152,8 +153,8 @@ TEST_CASE("attention agrees with its definition, for every level, type, grouping
             for (const int t : {0, 3, 5}) {
               const int head = (t + first) % heads.num_heads;
               const auto expected = attention.expected(contents, first + t, head);
-              for (int d = 0; d < heads.head_dim; ++d) {
-                const float got = values[(t * heads.num_heads + head) * heads.head_dim + d];
+              for (int d = 0; d < heads.values(); ++d) {
+                const float got = values[(t * heads.num_heads + head) * heads.values() + d];
                 CHECK(std::abs(got - expected.values[d]) <= tolerance * expected.magnitudes[d]);
               }
             }
@@ -185,6 +186,32 @@ TEST_CASE("a token's attention is the same to the bit alone, in any run of token
             CHECK(attention.at_once(first + t, 1) == expected);
             CHECK(attention.in_pieces(first + t, 1) == expected);
           }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("V that is a part of K gives the same bits as the same V beside K") {
+  Random random;
+  const Heads inside{6, 2, 40, 24, 14}, beside{6, 2, 40, 24};
+  for (const Kernels* kernels : tested_kernels()) {
+    for (const CacheType type : kAllCacheTypes) {
+      if (type == CacheType::kInt8) continue;  // whose scales are of all of K there, and of V here
+      CAPTURE(std::string(kernels->name));
+      CAPTURE(std::string(name_of(type)));
+      std::vector<float> qkv = random.normals(700 * CachedSequence::width(inside));
+      for (size_t token = 0; token < 700; ++token) {
+        float* kv = qkv.data() + token * CachedSequence::width(inside) + 6 * 40;
+        for (int h = 0; h < 2; ++h) std::copy_n(kv + h * 40 + 14, 24, kv + 2 * 40 + h * 24);
+      }
+      const CachedSequence one(*kernels, type, inside, qkv), two(*kernels, type, beside, qkv);
+      CHECK(one.cache.size() < two.cache.size());
+      for (const Scoring& scoring : {Scoring{}, Scoring{200, 2.0f}}) {
+        Attention a(one, scoring), b(two, scoring);
+        for (const int first : {0, 684}) {
+          CHECK(a.at_once(first, 16) == b.at_once(first, 16));
+          CHECK(a.in_pieces(first, 16) == b.at_once(first, 16));
         }
       }
     }

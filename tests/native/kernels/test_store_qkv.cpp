@@ -64,7 +64,7 @@ TEST_CASE("queries, keys and values are normalized, rotated and cached, for ever
   Random random;
   for (const Kernels* kernels : tested_kernels()) {
     for (const CacheType type : kAllCacheTypes) {
-      for (const Heads heads : {Heads{3, 1, 64}, Heads{2, 2, 40}, Heads{8, 1, 80}}) {
+      for (const Heads heads : {Heads{3, 1, 64}, Heads{2, 2, 40}, Heads{8, 1, 80}, Heads{4, 2, 40, 24}, Heads{8, 1, 80, 56, 24}}) {
         for (const int pairs : {0, heads.head_dim / 2, 11}) {
           for (const bool norm : {false, true}) {
             CAPTURE(std::string(kernels->name));
@@ -78,7 +78,7 @@ TEST_CASE("queries, keys and values are normalized, rotated and cached, for ever
             preparation.interleaved = pairs == 11;
             if (heads.num_kv_heads == 2) preparation.kind = NormKind::kLayer;
             const int dim = heads.head_dim;
-            const size_t width = size_t(heads.num_heads + 2 * heads.num_kv_heads) * dim;
+            const size_t width = CachedSequence::width(heads);
             const CachedSequence sequence(*kernels, type, heads, random.normals(19 * width), preparation);
             for (int t = 0; t < sequence.tokens; ++t) {
               const float* row = sequence.qkv.data() + t * width;
@@ -92,11 +92,17 @@ TEST_CASE("queries, keys and values are normalized, rotated and cached, for ever
               }
               for (int h = 0; h < heads.num_kv_heads; ++h) {
                 const auto k = prepared(row + (heads.num_heads + h) * dim, dim, preparation.k_norm, preparation);
-                const float* v_row = row + (heads.num_heads + heads.num_kv_heads + h) * dim;
-                const std::vector<double> v(v_row, v_row + dim);
+                const float* v_row = row + (heads.num_heads + heads.num_kv_heads) * dim + h * heads.values();
+                const std::vector<double> v(v_row, v_row + heads.values());
                 for (int d = 0; d < dim; ++d) {
                   CHECK(std::abs(sequence.k(t, h, d) - k[d]) <= cached_error(type, k[d], largest_magnitude(k)));
-                  CHECK(std::abs(sequence.v(t, h, d) - v[d]) <= cached_error(type, v[d], largest_magnitude(v)));
+                }
+                for (int d = 0; d < heads.values(); ++d) {
+                  if (heads.values_in_keys()) {
+                    CHECK(sequence.v(t, h, d) == sequence.k(t, h, heads.value_start + d));
+                  } else {
+                    CHECK(std::abs(sequence.v(t, h, d) - v[d]) <= cached_error(type, v[d], largest_magnitude(v)));
+                  }
                 }
               }
             }

@@ -119,3 +119,11 @@ def test_what_is_no_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as exited:
         main(["inspect"])
     assert exited.value.code == 2
+
+
+def test_a_latent_is_cached_once(inspect: Inspect) -> None:
+    pytest.importorskip("transformers")
+    config = models_zoo.CASES["deepseek-v3"].config
+    numbers = config["num_hidden_layers"] * (config["kv_lora_rank"] + config["qk_rope_head_dim"])
+    longest = inspect(models_zoo.folder("deepseek-v3", tokenizer=True), "--device", "torch")["kv_cache"][-1]
+    assert longest["bytes"]["float16"] == 2 * numbers * longest["tokens"]

@@ -1,0 +1,87 @@
+// V out of K, for heads whose V is a part of K: a block's elements from K's layout into V's.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cache.h"
+#include "kernels/kernels.h"
+
+namespace tidewheel::TW_ISA {
+
+template <int BYTES>
+struct WordOf;
+template <>
+struct WordOf<1> { using Type = uint8_t; };
+template <>
+struct WordOf<2> { using Type = uint16_t; };
+template <>
+struct WordOf<4> { using Type = uint32_t; };
+template <>
+struct WordOf<8> { using Type = uint64_t; };
+template <int BYTES>
+using Word = typename WordOf<BYTES>::Type;
+
+// Two elements of each of two tokens become two tokens of each of two elements.
+TW_INLINE uint64_t swap_middle(uint64_t four) {
+  return (four & 0xffff00000000ffffu) | (four >> 16 & 0xffff0000u) | (four & 0xffff0000u) << 16;
+}
+TW_INLINE uint32_t swap_middle(uint32_t four) {
+  return (four & 0xff0000ffu) | (four >> 8 & 0xff00u) | (four & 0xff00u) << 8;
+}
+
+// `out` alternates between the first half of `in` and the second. As many times as a square matrix has bits in its row
+// numbers, this transposes it. Compilers have vector instructions for such loops on every level.
+template <int COUNT, typename W>
+TW_INLINE void alternate(const W* __restrict in, W* __restrict out) {
+  for (int i = 0; i < COUNT / 2; ++i) {
+    out[2 * i] = in[i];
+    out[2 * i + 1] = in[COUNT / 2 + i];
+  }
+}
+
+// Elements d .. d + 15 of all slots, which lie one after the other, from [16 / kStep][16 slots][kStep] to
+// [16 slots / kStep], each `stride` elements from the last one, [16][kStep].
+template <typename T>
+TW_INLINE void transpose_elements(const T* __restrict k, T* __restrict v, size_t stride) {
+  constexpr int kStep = Cached<T>::kStep, kSide = kBlockTokens / kStep, kCount = kSide * kSide;
+  using W = Word<sizeof(T) * kStep * kStep>;  // the elements that stay together
+  W a[kCount], b[kCount];
+  std::memcpy(b, k, sizeof(b));
+  for (int i = 0; i < kCount / 2; ++i) {
+    if constexpr (kStep == 2) {
+      a[2 * i] = swap_middle(b[i]);
+      a[2 * i + 1] = swap_middle(b[kCount / 2 + i]);
+    } else {
+      a[2 * i] = b[i];
+      a[2 * i + 1] = b[kCount / 2 + i];
+    }
+  }
+  alternate<kCount>(a, b);
+  if constexpr (kSide == 16) {
+    alternate<kCount>(b, a);
+    alternate<kCount>(a, b);
+    for (int row = 0; row < kSide; ++row) std::memcpy(v + row * stride, b + row * kSide, kSide * sizeof(W));
+  } else {
+    alternate<kCount>(b, a);
+    for (int row = 0; row < kSide; ++row) std::memcpy(v + row * stride, a + row * kSide, kSide * sizeof(W));
+  }
+}
+
+// Writes V of a block, `values` elements that begin at K's element `start`, as V is cached with STRIDE elements.
+template <int STRIDE, typename T>
+TW_INLINE void spread_values(const CachedHead<T>& head, int start, int values, T* v) {
+  constexpr int kStep = Cached<T>::kStep;
+  for (int d = 0; d < values; d += kBlockTokens) {
+    const T* k = head.k_step(0, start + d);
+    T padded[kBlockTokens * kBlockTokens];
+    if (const int there = head.dim - start - d; there < kBlockTokens) {  // K may end before V's padding does
+      std::memcpy(padded, k, sizeof(T) * there * kBlockTokens);
+      std::memset(padded + there * kBlockTokens, 0, sizeof(T) * (kBlockTokens - there) * kBlockTokens);
+      k = padded;
+    }
+    transpose_elements(k, v + d * kStep, STRIDE * kStep);
+  }
+}
+
+}  // namespace tidewheel::TW_ISA
