@@ -19,6 +19,7 @@ from harness import device_ids, make_device
 from hypothesis import strategies as st
 
 from tidewheel.engine.devices.base import Executor, ExecutorOptions
+from tidewheel.engine.devices.cache_split import most_states
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.sampling_params import SamplingParams
@@ -66,19 +67,18 @@ def subjects() -> Iterator[Subject]:
         yield Subject("torch", "float32", "float32", 1, model=model)
         yield Subject(_LEVELS[0], "bfloat16", "int8", 2, model=model)
     yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model="gemma2")
-    for model in (
-        "qwen3_5",
-        "lfm2",
-        "falcon-h1",
-        "nemotron-h-experts",
-        "mamba2",
-    ):  # whose states are restored from snapshots
+    # Their states are restored from snapshots.
+    for model in ("qwen3_5", "lfm2", "granitemoehybrid", "falcon-h1", "nemotron-h-experts", "mamba2"):
         yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
+    yield Subject("torch", "float32", "float32", 1, model="qwen3_5")
     for model in ("gemma4", "minicpm3"):  # layers that share K and V; a latent for all heads
         yield Subject(_LEVELS[0], "bfloat16", "int8", 2, model=model)
         yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
-    for model in ("gemma3n", "gemma4-experts"):  # several streams; experts beside an MLP
+    # Several streams; experts beside an MLP, latents or states.
+    for model in ("gemma3n", "gemma4-experts", "deepseek-v3", "qwen3_next-experts"):
         yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
+    yield Subject(_LEVELS[0], "bfloat16", "int8", 2, _QUANTIZATIONS[0], model="deepseek-v3")
+    yield Subject(_LEVELS[0], "bfloat16", "fp8_e5m2", 2, _QUANTIZATIONS[2], model="olmoe")
     yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, model=STORED)
     for level in _LEVELS:
         best = level == _LEVELS[0]
@@ -95,15 +95,22 @@ def subjects() -> Iterator[Subject]:
             yield Subject(level, "bfloat16", "int8", 2, quantization)
 
 
+def swept_subjects() -> Iterator[Subject]:
+    """Those that take minutes."""
+    for model in ("deepseek-v3", "qwen3_next-experts"):
+        yield Subject("torch", "float32", "float32", 1, model=model)
+
+
 @functools.cache
 def executor(subject: Subject) -> Executor:
     spec, weights = opened(subject.model)
     threads_bind = "auto" if subject.device == "torch" else bind(subject.threads, subject.groups)
     device = make_device(subject.device, threads_bind)
+    # Twice the states, because they get at most half of the cache.
+    states = 2 * spec.state_bytes * most_states(8)
     options = ExecutorOptions(
         dtype=subject.dtype,
-        # At most half is for states, and these are 24.
-        kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(spec, subject.kv_cache_dtype) + 48 * spec.state_bytes,
+        kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(spec, subject.kv_cache_dtype) + states,
         max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=128,
@@ -151,8 +158,11 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(prompt, sampling, draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from([0, 0, 1])))
 
 
-@pytest.mark.parametrize("subject", list(subjects()), ids=str)
+@pytest.mark.parametrize(
+    "subject", [*subjects(), *(pytest.param(one, marks=pytest.mark.sweep) for one in swept_subjects())], ids=str
+)
 def test_any_company_gives_the_same_bits(subject: Subject) -> None:
+    on_torch = 2 if opened(subject.model)[0].state_bytes else 4  # states are computed token by token
     check_any_company(
         executor(subject),
         executor(subject._replace(threads=1, groups=1)),
@@ -161,5 +171,5 @@ def test_any_company_gives_the_same_bits(subject: Subject) -> None:
         eos_ids=EOS,
         num_blocks=st.integers(4, 12),
         num_batched_tokens=st.sampled_from([8, 13, 50, 128]),
-        max_examples=4 if subject.device == "torch" else 20,
+        max_examples=on_torch if subject.device == "torch" else 20,
     )
