@@ -279,6 +279,32 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path: Path) -> No
         source.weights(describe(source.config))
 
 
+@pytest.mark.parametrize("name", ["falcon-h1", "nemotron-h-experts", "qwen3_next-experts"])
+def test_matrices_of_recurrent_layers_stay_in_the_bits_of_the_file(name: str, tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType.Q8_0
+
+    def quantize(stored: str, data: Any) -> Any:
+        left = ("ssm_conv1d", "ssm_norm", "ssm_a", "ssm_d", "ffn_gate_inp")  # as llama.cpp leaves them
+        if data.ndim < 2 or data.shape[-1] % 32 or any(part in stored for part in left):
+            return gguf_files.as_float32(stored, data)
+        return gguf.quants.quantize(data, kind), kind
+
+    path = gguf_files.write(tmp_path / "m.gguf", models_zoo.model(name), quantize=quantize)
+    source = open_source(str(path))
+    weights = source.weights(describe(source.config))
+    own = {"falcon-h1": "mamba_dt", "nemotron-h-experts": "mamba_z", "qwen3_next-experts": "delta_v"}[name]
+    assert str(weights.stored_format(f"layers.0.{own}.weight")) == "q8_0"
+    tokens = models_zoo.prompts()[-1]
+    logits = []
+    for device in ("torch", "cpu"):
+        executor = load(make_device(device), path)
+        logits.append(Harness(executor).logits(tokens))
+        executor.close()
+    # Activations are rounded to 8 bits, which sends a few tokens to other experts.
+    errors = np.sqrt(np.mean((logits[1] - logits[0]) ** 2, axis=1))
+    assert np.median(errors) <= 0.02 * np.abs(logits[0]).max()
+
+
 def test_layers_for_drafts_are_left_out_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class WithDrafts(gguf.GGUFWriter):  # type: ignore[misc]
         def add_block_count(self, length: int) -> None:
