@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 import pytest
@@ -36,6 +37,22 @@ PATTERNS = {
         "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
         r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
         r" ?[\p{P}\p{S}]+[\r\n]*|" + SPACES,
+    ],
+    # Intersections of classes need the newer version of this library's patterns.
+    "kimi-k2": [
+        r"(?V1)[\p{Han}]+|"
+        + CASED.replace("END", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]")
+        + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+        + SPACES
+    ],
+    "deepseek-llm": [
+        r"[\r\n]",
+        # All that TEXTS have of its letters with a case.
+        r"\s?[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01c4-\u0293]+",
+        r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+        r"\p{N}",
     ],
     "deepseek-coder": [
         r"[\r\n]",
@@ -99,3 +116,13 @@ def test_texts_are_cut_as_by_transformers(pre: str) -> None:
 
 def test_falcon_cuts_off_punctuation_first_and_digits_by_threes() -> None:
     assert ours("falcon", "ab, cd!? 12345 x") == ["ab", ",", " cd", "!?", " ", "123", "45", " x"]
+
+
+def test_deepseeks_first_tokenizer_lists_letters_that_have_a_case() -> None:
+    (letters,) = [pattern for pattern in SPLITTINGS["deepseek-llm"].patterns if "A-Z" in pattern]
+    listed = regex.compile(letters.replace(r"\s?", "").rstrip("+"))
+    for letter in map(chr, range(0x110000)):
+        if listed.fullmatch(letter):
+            assert unicodedata.category(letter) in ("Lu", "Ll", "Lt", "Cn"), hex(ord(letter))
+        elif letter < "\u0530":  # some of later scripts are not in it
+            assert unicodedata.category(letter) not in ("Lu", "Ll", "Lt"), hex(ord(letter))

@@ -213,7 +213,7 @@ def test_gemma_4s_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
     ("model", "pre", "message"),
     [
         ("bert", None, "tokenizer 'bert' is not supported; supported are gpt2, llama and gemma4"),
-        ("gpt2", "kimi-k2", "tokenizer.ggml.pre 'kimi-k2' is not supported; supported are gpt-2"),
+        ("gpt2", "chameleon", "tokenizer.ggml.pre 'chameleon' is not supported; supported are gpt-2"),
         ("gpt2", None, "tokenizer.ggml.pre must be a string, there is none"),
     ],
 )
