@@ -688,6 +688,7 @@ CORE = frozenset(
         "gpt2-scaled",
         "gemma2",
         "gemma3",
+        "gemma3n",
         "gemma4",
         "granite",
         "minicpm3",

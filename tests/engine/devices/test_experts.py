@@ -67,6 +67,19 @@ SPECS = {
     "weighed inputs": mixture(
         ExpertsSpec(5, 1, 40, weighs_input=True, router=RouterSpec("sigmoid", normalize=False), shared=SHARED)
     ),
+    "norms of their own": decoder_of(
+        (
+            BranchSpec(TURNED, NORM),
+            BranchSpec(
+                replace(
+                    PLAIN_EXPERTS,
+                    router=RouterSpec(norm=NORM, input_scale=0.4, expert_scales=True),
+                    input_norm=NORM,
+                ),
+                post_norm=NORM,
+            ),
+        )
+    ),
     "beside an MLP": decoder_of(
         (
             BranchSpec(TURNED, NORM),

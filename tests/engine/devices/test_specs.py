@@ -15,6 +15,7 @@ from tidewheel.engine.models.spec import (
     DeltaNetSpec,
     EmbeddingSpec,
     HeadSpec,
+    LaurelSpec,
     LayerSpec,
     Mamba2Spec,
     MixerSpec,
@@ -103,6 +104,10 @@ SPECS = {
 # What graph devices and TPUs lack.
 CPU_SPECS = {
     **SPECS,
+    "a gate that is cut off": twice((USUAL[0], BranchSpec(replace(MLP, activation="gelu_tanh", cutoff=0.5), NORM))),
+    "a gate that is cut off below its mean": twice((USUAL[0], BranchSpec(replace(MLP, cutoff=-1.0), NORM))),
+    "factors of sums": branches(sum_factor=0.7),
+    "LAuReL": beside_attention(LaurelSpec(20, NORM)),
     "output gate": attention(output_gate=True),
     "scaled gate of an MLP": with_mlp(replace(MLP, gate_scale=0.4, bias=True)),
     "output gate with biases": attention(output_gate=True, qkv_bias=True),
