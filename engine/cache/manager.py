@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -17,6 +16,7 @@ from .blocks import BlockPool
 from .identity import Digest
 from .snapshots import SPACING_BLOCKS, SnapshotPlan
 from .states import StateSlots
+from .wanted import WantedSnapshots, num_common
 from .window import Window
 
 
@@ -98,7 +98,7 @@ class CacheManager:
         self._most_chunk_tokens = limits.max_num_batched_tokens
         self._forked: dict[int, CachedSequence] = {}  # by key; since the last decode: their last blocks may be shared
         self._freed: set[int] = set()  # keys of those whose blocks have been freed behind a window since then
-        self._wanted: set[Digest] = set()  # pending ones after which those who wait want a snapshot
+        self._wanted = WantedSnapshots(limits.block_size)
 
     @property
     def num_blocks(self) -> int:
@@ -140,7 +140,7 @@ class CacheManager:
             digests = sequence.digests(self._num_reusable(sequence), self.block_size)
             sequence.awaited = self._awaitable(digests, self._match(digests).num_blocks)
         if sequence.awaited is not None and self._cuts_prompts:
-            self._wanted.add(sequence.awaited)
+            self._wanted.want(sequence.awaited)
         return sequence.awaited is not None
 
     @property
@@ -153,10 +153,9 @@ class CacheManager:
         own = sequence.digests(sequence.num_tokens // self.block_size, self.block_size)
         for other in waiting:
             theirs = other.digests(self._num_reusable(other), self.block_size)
-            # A digest says all of the blocks before its own, too.
-            common = bisect_left(range(min(len(own), len(theirs))), True, key=lambda i: own[i] != theirs[i])
+            common = num_common(own, theirs)
             if common - sequence.num_registered >= SPACING_BLOCKS:
-                self._wanted.add(own[common - 1])
+                self._wanted.want(own[common - 1])
 
     def has_room(self, sequence: CachedSequence, prefix: Prefix, num_spare: int) -> bool:
         """Whether the tokens of a sequence that finds `prefix` fit in the free blocks, with `num_spare` left over."""
@@ -209,12 +208,7 @@ class CacheManager:
             return num_tokens
         start = sequence.num_computed
         num_tokens = sequence.snapshots.chunk(start, num_tokens)
-        if self._wanted and num_tokens:
-            first, last = start // self.block_size, (start + num_tokens - 1) // self.block_size
-            digests = sequence.digests(last, self.block_size)
-            stops = (i for i in range(first, last) if digests[i] in self._wanted)
-            num_tokens = next(((i + 1) * self.block_size - start for i in stops), num_tokens)
-        return num_tokens
+        return self._wanted.chunk(start, num_tokens, lambda count: sequence.digests(count, self.block_size))
 
     def reach(self, sequence: CachedSequence, num_tokens: int, num_spare: int = 0) -> int:
         """Give a sequence blocks with windows for `num_tokens`, or as many as are free but for `num_spare`.
@@ -239,7 +233,7 @@ class CacheManager:
             registered = self._register_full(sequence)
             if self._states is not None and sequence.num_computed % self.block_size == 0:
                 self._take_snapshot(sequence, self._states)
-            self._wanted.difference_update(registered)
+            self._wanted.drop(registered)
         for window in self._windows:
             group = window.group
             held, seen = sequence.first_blocks[group], window.first_block(sequence.num_computed)
@@ -266,7 +260,7 @@ class CacheManager:
     def release(self, sequence: CachedSequence) -> None:
         """Take a sequence's blocks back, and what it has announced."""
         self._first.retract(sequence.announced)
-        self._wanted.difference_update(sequence.announced)
+        self._wanted.drop(sequence.announced)
         sequence.announced = []
         for group, pool in enumerate(self._pools):
             pool.release(self._held(sequence, group))
