@@ -463,6 +463,9 @@ CASES: dict[str, Case] = {
         {**_NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "mlp_bias": True},
         everywhere=False,
     ),
+    "nemotron-h-attention": Case(
+        "nemotron_h", {**_NEMOTRON, "layers_block_type": ["full_attention", "mlp", "full_attention"]}
+    ),
     "nemotron-h-experts": Case(
         "nemotron_h",
         {
