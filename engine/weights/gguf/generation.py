@@ -14,7 +14,7 @@ _CONTROL, _USER_DEFINED = 3, 4
 # Suggestions of other kinds of sampling, and the values that change nothing.
 _OTHER_SAMPLING = {"xtc_probability": 0, "mirostat": 0}
 # What ends a turn in the templates of models whose files name only the end of a text.
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<turn|>", "<|tool_response>")
 
 
 def generation_of(file: GgufFile) -> GenerationConfig:

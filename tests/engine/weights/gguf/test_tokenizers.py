@@ -178,7 +178,7 @@ def gemma_files(path: Path) -> Any:
     state = json.loads(made.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
     theirs = GemmaTokenizer(vocab=state["vocab"], merges=merges)
-    theirs.add_tokens(["<|turn>"], special_tokens=True)
+    theirs.add_tokens(["<|turn>", "<turn|>"], special_tokens=True)
     fast = theirs.backend_tokenizer
     tokens = [fast.id_to_token(i) for i in range(fast.get_vocab_size())]
     added = {token.content: token.special for token in fast.get_added_tokens_decoder().values()}
@@ -194,6 +194,7 @@ def gemma_files(path: Path) -> Any:
     for name in ("bos", "eos", "unk", "pad"):
         getattr(writer, f"add_{name}_token_id")(state["vocab"][f"<{name}>"])
     writer.add_add_bos_token(True)
+    writer.add_chat_template("{% for m in messages %}<|turn>{{ m.content }}<turn|>{% endfor %}")
     gguf_files.finish(writer)
     return fast
 
@@ -207,6 +208,8 @@ def test_gemma_4s_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
         for skip in (True, False):
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
     assert ours.vocab_size == theirs.get_vocab_size()
+    ends = open_source(str(tmp_path / "m.gguf")).generation().eos_token_ids
+    assert ends == (theirs.token_to_id("<eos>"), theirs.token_to_id("<turn|>"))
 
 
 @pytest.mark.parametrize(
