@@ -87,7 +87,7 @@ struct MlpPlan {
   Activation activation = Activation::kSilu;
   bool gated = false, bias = false;
   float gate_scale = 1;  // of what the activation is given, where it is gated
-  std::optional<float> cutoff;  // of a gate's values, in standard deviations above their mean
+  std::optional<float> cutoff = {};  // of a gate's values, in standard deviations above their mean
 };
 
 // Gated delta net, Mamba2, and LFM2's convolution: see engine/models/spec.
@@ -138,7 +138,7 @@ struct ExpertsPlan {
   bool gated = true;          // the MLPs, also the shared one
   bool unpacked = false;      // the routed experts' matrices stay as they lie in the checkpoint, and are packed when used
   // Experts read input_norm(x), and the router router_input_scale * router_norm(x).
-  std::optional<NormPlan> input_norm, router_norm;
+  std::optional<NormPlan> input_norm = {}, router_norm = {};
   float router_input_scale = 1;
 };
 
@@ -223,7 +223,7 @@ struct DecoderPlan {
   std::vector<std::vector<BranchPlan>> layers;
   std::optional<NormPlan> final_norm;
   HeadPlan head;
-  std::optional<StreamsPlan> streams;
+  std::optional<StreamsPlan> streams = {};
   std::map<std::string, WeightFormat> formats;  // how each matrix is to be stored, by the name of its tensor
   InputOrders input_orders;  // of matrices whose inputs are not in the model's order
 };
