@@ -428,7 +428,8 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
     # Its pages appear with the first long prompt, which would end the server.
     widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.layers)
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
-    needed = (tokens * (widest + 2 * spec.hidden_size) + rows * spec.vocab_size) * _ACTIVATION_BYTES
+    hidden = spec.hidden_size * (1 if spec.streams is None else spec.streams.count)
+    needed = (tokens * (widest + 2 * hidden) + rows * spec.vocab_size) * _ACTIVATION_BYTES
     if memory.ceiling is not None and needed > memory.ceiling:
         raise ModelError(
             f"a step of {tokens} tokens takes {needed / _GIB:.2f} GiB beside the weights, more than the "

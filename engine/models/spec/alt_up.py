@@ -63,8 +63,8 @@ class AltUpSpec:
 
     @property
     def activations(self) -> int:
-        """Those of the widest branch."""
-        return max(branch.mixer.activations for branch in (*self.branches, self.told))
+        """A number for each stream; what the branches take is their own."""
+        return self.streams
 
     def shapes(self, hidden_size: int) -> Shapes:
         """The weights: router, norm, `predict` and `correct` row by row, the vector, and those of all branches."""
