@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .spec import DecoderSpec
 from .tensor_ref import TensorRef
+
+
+def _nowhere(name: str) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,7 @@ class ModelDescription:
     `tensors` has the keys of `tensor_shapes(spec)`. Some checkpoints were saved from the bare decoder: their names do
     not begin with `base_prefix`. `head_name` is the family's name of the head. If the head is tied, a checkpoint may
     hold the head, the embedding, or both. A `text_part` lies in a checkpoint of a model that takes images or sound too.
+    `otherwise` says where a weight is in checkpoints that do not have it where `tensors` says.
     """
 
     spec: DecoderSpec
@@ -23,3 +28,4 @@ class ModelDescription:
     base_prefix: str
     head_name: str = "lm_head.weight"
     text_part: bool = False
+    otherwise: Callable[[str], TensorRef | None] = _nowhere

@@ -181,6 +181,10 @@ class CheckpointWeights:
         spec, sources = description.spec, dict(description.tensors)
         if spec.head.tied:
             sources["embed.weight"] = self._tied(sources["embed.weight"], description.head_name)
+        for name, ref in sources.items():
+            other = description.otherwise(name)
+            if other is not None and self._find(other.name) is not None and self._stored(ref.name) is None:
+                sources[name] = other
         bytes_by_dtype: Counter[DType] = Counter()
         places = []
         for name, shape in tensor_shapes(spec).items():
@@ -221,11 +225,14 @@ class CheckpointWeights:
         return self._require(ref.name), ref
 
     def _require(self, name: str) -> StoredTensor | StoredMatrix:
-        stored = self._quantized(name) or self._find(name)
+        stored = self._stored(name)
         if stored is None:
             files = sorted({str(tensor.path) for tensor in self._checkpoint.values()}) or ["the checkpoint"]
             raise ModelError(f"tensor {name} is missing from {', '.join(files)}")
         return stored
+
+    def _stored(self, name: str) -> StoredTensor | StoredMatrix | None:
+        return self._quantized(name) or self._find(name)
 
     def _quantized(self, name: str) -> StoredMatrix | None:
         layer = name.removesuffix(".weight")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import partial
 
 from ..config import ConfigReader
 from ..description import ModelDescription
-from .expert_parts import EXPERT_NORMS, stacked
+from ..tensor_ref import TensorRef
+from .expert_parts import EXPERT_NORMS
 from .hybrids import SHARED_EXPERT_MODULES, qwen_mlps
 from .listing import Listing
 from .qwen3_5 import described, text_config
@@ -18,20 +21,29 @@ ARCHITECTURES = {
 }
 
 
+_EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)\.(gate|up|down)\.weight")
+
+
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Qwen3.5 with experts. Checkpoints of multimodal models hold the matrices of all experts in one tensor."""
-    if architecture == _MULTIMODAL:
+    """Qwen3.5 with experts. Checkpoints hold the matrices of each expert, or those of all in one tensor."""
+    is_multimodal = architecture == _MULTIMODAL
+    if is_multimodal:
         config = text_config(config)
     config = config.with_defaults(num_key_value_heads=2)
-    mlps = qwen_mlps(config, 256, 8)
     modules = {**EXPERT_NORMS, **SHARED_EXPERT_MODULES}
-    if architecture != _MULTIMODAL:
-        return described("qwen3_5_moe", config, mlps, max_model_len, modules)
-    size = config.integer("moe_intermediate_size", 512)
-    refs = {
-        "experts.*.gate.weight": stacked("mlp.experts.gate_up_proj", rows=(0, size)),
-        "experts.*.up.weight": stacked("mlp.experts.gate_up_proj", rows=(size, 2 * size)),
-        "experts.*.down.weight": stacked("mlp.experts.down_proj"),
-    }
-    description = described("qwen3_5_moe", config, mlps, max_model_len, modules, refs, "model.language_model.")
-    return replace(description, text_part=True)
+    base = "model.language_model." if is_multimodal else "model."
+    description = described("qwen3_5_moe", config, qwen_mlps(config, 256, 8), max_model_len, modules, base=base)
+    together = partial(_together, base, config.integer("moe_intermediate_size", 512))
+    return replace(description, otherwise=together, text_part=is_multimodal)
+
+
+def _together(base: str, size: int, name: str) -> TensorRef | None:
+    """Where an expert's matrix is in a tensor that holds those of all."""
+    if not (found := _EXPERT.fullmatch(name)):
+        return None
+    layer, expert, matrix = found.groups()
+    module = f"{base}layers.{layer}.mlp.experts."
+    if matrix == "down":
+        return TensorRef(f"{module}down_proj", index=int(expert))
+    first = 0 if matrix == "gate" else size
+    return TensorRef(f"{module}gate_up_proj", rows=(first, first + size), index=int(expert))

@@ -97,6 +97,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    # Saved expert by expert; in memory, and in some checkpoints, with all experts in one tensor.
+    "qwen3.5-experts": (
+        "qwen3_5_moe",
+        {
+            "text_config": {
+                **_DELTA,
+                **models_zoo._EXPERTS,
+                "shared_expert_intermediate_size": 40,
+                "model_type": "qwen3_5_moe_text",
+            },
+            "vision_config": {**_QWEN_VISION, "num_position_embeddings": 16},
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 
