@@ -136,7 +136,8 @@ def _attentions(spec: DecoderSpec, kv_groups: Sequence[GroupBytes]) -> list[_Att
     values = dict.fromkeys(spec.windows(), 0)
     for shape in spec.caches():
         values[shape.window] += shape.values
-    bytes_per_value = {group.window: group.bytes_per_token / values[group.window] for group in kv_groups}
+    # Without attention there is a group that keeps nothing.
+    bytes_per_value = {g.window: g.bytes_per_token / values[g.window] for g in kv_groups if values[g.window]}
 
     def attention(num_heads: int, cached: KvShape) -> _Attention:
         flops = 2 * num_heads * (cached.key_dim + cached.value_dim)

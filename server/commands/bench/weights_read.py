@@ -21,7 +21,7 @@ _KERNELS = {
     "out": "o latent_v_up latent_o delta_out mamba_out conv_out",
     "convolution": "delta_conv mamba_conv conv_taps",
     "route": "router shared_gate",
-    "up": "gate up per_layer_gate",
+    "up": "gate up laurel_down laurel_up per_layer_gate",
     "down": "down per_layer_projection",
 }
 _KERNEL_OF = {name: kernel for kernel, names in _KERNELS.items() for name in names.split()}
@@ -31,6 +31,7 @@ _OUTSIDE = {
     "embed.project_out.weight": "head",
     "head.weight": "head",
 }
+_STREAMS = {"embed": "embed", "final": "head"}  # of matrices that make residual streams and join them
 _LOOKED_UP = ("embed.weight", "embed.positions", "embed.per_layer")
 
 
@@ -119,8 +120,8 @@ def _choice(spec: DecoderSpec, layer: int) -> tuple[int, int] | None:
 def _kernel_of(name: str) -> str | None:
     """The kernel that multiplies tokens with a weight; None for norms and biases."""
     if not name.startswith("layers."):
-        return _OUTSIDE.get(name)
+        return _OUTSIDE.get(name) or _STREAMS.get(name.partition(".stream.")[0])
     parts = name.split(".")[2:]
     if parts[-1] != "weight":
         return None
-    return _KERNEL_OF.get({"experts": parts[-2], "shared": parts[-2]}.get(parts[0], parts[0]))
+    return _KERNEL_OF.get(parts[-2] if parts[0] in ("alt_up", "experts", "shared") else parts[0])
