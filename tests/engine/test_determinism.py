@@ -60,45 +60,55 @@ _QUANTIZATIONS = [
 
 
 def subjects() -> Iterator[Subject]:
-    """Every level on one thread and on two, with every type of weight and of cache; the best one with all dtypes, with
-    two groups, and with windows."""
+    """The best level with every type of weight and of cache, on one thread and on two, with two groups, with windows,
+    and with each kind of layer; the others with a type of weight for each kernel."""
+    best, *others = _LEVELS
     yield Subject("torch", "float32", "float32", 1)
-    for model in ("mistral-window", "qwen2-window", "gemma2", "gemma3"):  # whose windows free and reuse blocks
+    for model in ("mistral-window", "gemma2"):  # whose windows free and reuse blocks
         yield Subject("torch", "float32", "float32", 1, model=model)
-        yield Subject(_LEVELS[0], "bfloat16", "int8", 2, model=model)
-    yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model="gemma2")
-    # Their states are restored from snapshots.
-    for model in ("qwen3_5", "lfm2", "granitemoehybrid", "falcon-h1", "nemotron-h-experts", "mamba2"):
-        yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
-    yield Subject("torch", "float32", "float32", 1, model="qwen3_5")
+        yield Subject(best, "bfloat16", "int8", 2, model=model)
+    yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model="gemma2")
+    for model in ("qwen3_5", "lfm2", "mamba2"):  # whose states are restored from snapshots
+        yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model=model)
     for model in ("gemma4", "minicpm3"):  # layers that share K and V; a latent for all heads
-        yield Subject(_LEVELS[0], "bfloat16", "int8", 2, model=model)
-        yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
-    # Several streams; experts beside an MLP, latents or states.
-    for model in ("gemma3n", "gemma4-experts", "deepseek-v3", "qwen3_next-experts"):
-        yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, groups=2, model=model)
-    yield Subject(_LEVELS[0], "bfloat16", "int8", 2, _QUANTIZATIONS[0], model="deepseek-v3")
-    yield Subject(_LEVELS[0], "bfloat16", "fp8_e5m2", 2, _QUANTIZATIONS[2], model="olmoe")
-    yield Subject(_LEVELS[0], "bfloat16", "bfloat16", 2, model=STORED)
-    for level in _LEVELS:
-        best = level == _LEVELS[0]
-        for threads in (1, 2):
-            yield Subject(level, "bfloat16", "bfloat16", threads)
-            if best:
-                yield Subject(level, "float32", "float32", threads)
-                yield Subject(level, "float16", "float16", threads)
-        yield Subject(level, "bfloat16", "fp8_e5m2", 2)
-        if best:
-            yield Subject(level, "bfloat16", "bfloat16", 2, groups=2)
-            yield Subject(level, "bfloat16", "int8", 2, _QUANTIZATIONS[1], groups=2)
-        for quantization in _QUANTIZATIONS:
-            yield Subject(level, "bfloat16", "int8", 2, quantization)
+        yield Subject(best, "bfloat16", "int8", 2, model=model)
+        yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model=model)
+    for model in ("gemma3n", "deepseek-v3"):  # several streams; experts beside latents
+        yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model=model)
+    yield Subject(best, "bfloat16", "fp8_e5m2", 2, _QUANTIZATIONS[2], model="olmoe")
+    yield Subject(best, "bfloat16", "bfloat16", 2, model=STORED)
+    for threads in (1, 2):
+        yield Subject(best, "bfloat16", "bfloat16", threads)
+        yield Subject(best, "float32", "float32", threads)
+        yield Subject(best, "float16", "float16", threads)
+    yield Subject(best, "bfloat16", "fp8_e5m2", 2)
+    yield Subject(best, "bfloat16", "bfloat16", 2, groups=2)
+    yield Subject(best, "bfloat16", "int8", 2, _QUANTIZATIONS[1], groups=2)
+    for quantization in _QUANTIZATIONS:
+        yield Subject(best, "bfloat16", "int8", 2, quantization)
+    for level in others:
+        yield Subject(level, "bfloat16", "bfloat16", 2)
+        yield Subject(level, "bfloat16", "int8", 2, _QUANTIZATIONS[2])
 
 
 def swept_subjects() -> Iterator[Subject]:
-    """Those that take minutes."""
-    for model in ("deepseek-v3", "qwen3_next-experts"):
+    """Those that are much like others, or take minutes: the whole zoo among them."""
+    best, *others = _LEVELS
+    seen = set(subjects())
+    for model in models_zoo.CASES:
+        subject = Subject(best, "bfloat16", "bfloat16", 2, groups=2, model=model)
+        if subject not in seen:
+            yield subject
+    for model in ("qwen2-window", "gemma3", "qwen3_5", "deepseek-v3", "qwen3_next-experts"):
         yield Subject("torch", "float32", "float32", 1, model=model)
+    for model in ("qwen2-window", "gemma3"):
+        yield Subject(best, "bfloat16", "int8", 2, model=model)
+    yield Subject(best, "bfloat16", "int8", 2, _QUANTIZATIONS[0], model="deepseek-v3")
+    for level in others:
+        yield Subject(level, "bfloat16", "bfloat16", 1)
+        yield Subject(level, "bfloat16", "fp8_e5m2", 2)
+        for quantization in (_QUANTIZATIONS[0], _QUANTIZATIONS[1], _QUANTIZATIONS[3]):
+            yield Subject(level, "bfloat16", "int8", 2, quantization)
 
 
 @functools.cache
