@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 # Of each kind, for each harness; `make fuzz` has more.
-EXAMPLES = int(os.environ.get("TIDEWHEEL_FUZZ_EXAMPLES", "150"))
-RUNS = 2000
-PARSER_RUNS = 500  # each reads its input a few dozen times, or loads what takes a while
+EXAMPLES = int(os.environ.get("TIDEWHEEL_FUZZ_EXAMPLES", "80"))
+RUNS = 1000
+PARSER_RUNS = 200  # each reads its input a few dozen times, or loads what takes a while
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 JSON_HARNESSES = [name for name, harness in HARNESSES.items() if harness.seeds[0].startswith((b'{"', b'[{"'))]
 # A process of atheris's own takes a second to start, so that similar ones share one harness.

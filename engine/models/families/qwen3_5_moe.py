@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from ..config import ConfigReader
 from ..description import ModelDescription
@@ -33,17 +32,23 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     modules = {**EXPERT_NORMS, **SHARED_EXPERT_MODULES}
     base = "model.language_model." if is_multimodal else "model."
     description = described("qwen3_5_moe", config, qwen_mlps(config, 256, 8), max_model_len, modules, base=base)
-    together = partial(_together, base, config.integer("moe_intermediate_size", 512))
+    together = _Together(base, config.integer("moe_intermediate_size", 512))
     return replace(description, otherwise=together, text_part=is_multimodal)
 
 
-def _together(base: str, size: int, name: str) -> TensorRef | None:
+@dataclass(frozen=True)
+class _Together:
     """Where an expert's matrix is in a tensor that holds those of all."""
-    if not (found := _EXPERT.fullmatch(name)):
-        return None
-    layer, expert, matrix = found.groups()
-    module = f"{base}layers.{layer}.mlp.experts."
-    if matrix == "down":
-        return TensorRef(f"{module}down_proj", index=int(expert))
-    first = 0 if matrix == "gate" else size
-    return TensorRef(f"{module}gate_up_proj", rows=(first, first + size), index=int(expert))
+
+    base: str
+    size: int
+
+    def __call__(self, name: str) -> TensorRef | None:
+        if not (found := _EXPERT.fullmatch(name)):
+            return None
+        layer, expert, matrix = found.groups()
+        module = f"{self.base}layers.{layer}.mlp.experts."
+        if matrix == "down":
+            return TensorRef(f"{module}down_proj", index=int(expert))
+        first = 0 if matrix == "gate" else self.size
+        return TensorRef(f"{module}gate_up_proj", rows=(first, first + self.size), index=int(expert))
