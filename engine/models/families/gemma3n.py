@@ -24,11 +24,10 @@ from ..spec import (
 )
 from ..tensor_ref import TensorRef
 from .gemma_parts import (
-    PER_LAYER_MODULES,
-    PER_LAYER_TOP,
     last_with,
     layers_with_kv,
     per_layer_embedding,
+    per_layer_names,
 )
 from .listing import Listing
 from .names import CheckpointNames
@@ -41,7 +40,6 @@ _LEAST_SQUARE = 1e-5
 _MOST_STREAMS = 16
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95  # of models with more layers than these, where the config does not say
 _MODULES = {
-    **PER_LAYER_MODULES,
     "parallel_norm": "input_layernorm",
     "laurel_down": "laurel.linear_left",
     "laurel_up": "laurel.linear_right",
@@ -160,4 +158,4 @@ def _names(count: int) -> CheckpointNames:
         for end, module in (("embed", "altup_projections"), ("final", "altup_unembed_projections"))
         for i in range(1, count)
     }
-    return CheckpointNames(base="model.", top={**PER_LAYER_TOP, **streams}, layers="layers", modules=_MODULES)
+    return per_layer_names(_MODULES, streams)

@@ -25,11 +25,10 @@ from ..spec import (
 from ..tensor_ref import TensorRef
 from .expert_parts import expert_count, experts_per_token, stacked
 from .gemma_parts import (
-    PER_LAYER_MODULES,
-    PER_LAYER_TOP,
     last_with,
     layers_with_kv,
     per_layer_embedding,
+    per_layer_names,
     per_layer_size,
 )
 from .listing import Listing
@@ -43,17 +42,11 @@ _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-_NAMES = CheckpointNames(
-    base="model.",
-    top=PER_LAYER_TOP,
-    layers="layers",
-    modules={
-        **PER_LAYER_MODULES,
-        "attention_norm": "input_layernorm",
-        "mlp_sum_scale": "layer_scalar",
-        "per_layer_sum_scale": "layer_scalar",
-    },
-)
+_MODULES = {
+    "attention_norm": "input_layernorm",
+    "mlp_sum_scale": "layer_scalar",
+    "per_layer_sum_scale": "layer_scalar",
+}
 # Of layers with experts, where the MLP's result is normalized before that of the experts is added, and the sum again.
 _EXPERTS = {
     "mlp_post_norm": "post_feedforward_layernorm_1",
@@ -122,7 +115,7 @@ def _experts(config: ConfigReader, norm: NormSpec) -> ExpertsSpec:
 
 
 def _names(config: ConfigReader) -> CheckpointNames:
-    return replace(_NAMES, modules={**_NAMES.modules, **_EXPERTS}) if _has_experts(config) else _NAMES
+    return per_layer_names({**_MODULES, **_EXPERTS} if _has_experts(config) else _MODULES)
 
 
 def _expert_refs(config: ConfigReader) -> dict[str, TensorRef]:

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from ...errors import ModelError
 from ..config import ConfigReader
 from ..spec import NormSpec, PerLayerEmbeddingSpec
+from .names import CheckpointNames, llama_names
 
 _VOCAB_SIZE = 262_144
-PER_LAYER_TOP = {
-    "embed.weight": "embed_tokens.weight",
+_TOP = {
     "embed.per_layer": "embed_tokens_per_layer.weight",
     "embed.per_layer_projection.weight": "per_layer_model_projection.weight",
     "embed.per_layer_norm.weight": "per_layer_projection_norm.weight",
-    "final_norm.weight": "norm.weight",
 }
-"""The names in checkpoints of what belongs to no layer."""
-
-PER_LAYER_MODULES = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
+_MODULES = {
     "attention_post_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
     "mlp_post_norm": "post_feedforward_layernorm",
     "per_layer_gate": "per_layer_input_gate",
     "per_layer_projection": "per_layer_projection",
     "per_layer_post_norm": "post_per_layer_input_norm",
 }
-"""The names in checkpoints of a layer's modules."""
+
+
+def per_layer_names(modules: Mapping[str, str], top: Mapping[str, str] = MappingProxyType({})) -> CheckpointNames:
+    """Names in checkpoints with per-layer embeddings. `modules` and `top` are those that only one family has."""
+    names = llama_names({**_MODULES, **modules})
+    return replace(names, top={**names.top, **_TOP, **top})
 
 
 def per_layer_size(config: ConfigReader) -> int:

@@ -7,7 +7,7 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..spec import BranchSpec, NormSpec
 from .listing import Listing
-from .mamba_parts import mamba_mixer, mamba_refs
+from .mamba_parts import mamba_refs, plain_mixer
 from .names import CheckpointNames
 from .parts import decoder
 
@@ -23,17 +23,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     heads, head_dim = config.integer("num_heads", 128), config.integer("head_dim", 64)
     if (size := config.integer("expand", 2) * config.integer("hidden_size")) != heads * head_dim:
         raise ModelError(f"config.json: num_heads {heads} of head_dim {head_dim} are not expand * hidden_size {size}")
-    mamba = mamba_mixer(
-        config,
-        heads,
-        head_dim,
-        config.integer("n_groups", 8),
-        config.integer("state_size", 128),
-        config.integer("conv_kernel", 4),
-        norm,
-        conv_bias=config.flag("use_conv_bias", True),
-        bias=config.flag("use_bias", False),
-    )
+    mamba = plain_mixer(config, heads, head_dim, config.integer("state_size", 128), norm)
     layers = ((BranchSpec(mamba, norm),),) * config.num_layers("num_hidden_layers")
     names = CheckpointNames(
         base="backbone.",

@@ -42,6 +42,21 @@ def bamba_mixer(config: ConfigReader, norm: NormSpec | None, size: int | None = 
     )
 
 
+def plain_mixer(config: ConfigReader, heads: int, head_dim: int, state_dim: int, norm: NormSpec) -> Mamba2Spec:
+    """A Mamba2 layer of a config in the words that Mamba2's and Nemotron-H's have in common."""
+    return mamba_mixer(
+        config,
+        heads,
+        head_dim,
+        config.integer("n_groups", 8),
+        state_dim,
+        config.integer("conv_kernel", 4),
+        norm,
+        conv_bias=config.flag("use_conv_bias", True),
+        bias=config.flag("use_bias", False),
+    )
+
+
 def mamba_mixer(
     config: ConfigReader,
     heads: int,

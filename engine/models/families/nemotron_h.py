@@ -13,7 +13,7 @@ from ..spec import BranchSpec, ExpertsSpec, Mamba2Spec, MixerSpec, MlpSpec, Norm
 from .deepseek_experts import grouped_experts
 from .expert_parts import shared_expert, single_experts
 from .listing import Listing
-from .mamba_parts import mamba_mixer, mamba_refs
+from .mamba_parts import mamba_refs, plain_mixer
 from .names import CheckpointNames
 from .parts import attention, decoder
 
@@ -83,17 +83,8 @@ def _layer_types(config: ConfigReader) -> list[str]:
 
 def _mamba(config: ConfigReader, norm: NormSpec) -> Mamba2Spec:
     config.refuse("mamba_hidden_act", "silu", "swish")
-    return mamba_mixer(
-        config,
-        config.integer("mamba_num_heads", 128),
-        config.integer("mamba_head_dim", 64),
-        config.integer("n_groups", 8),
-        config.integer("ssm_state_size", 128),
-        config.integer("conv_kernel", 4),
-        norm,
-        conv_bias=config.flag("use_conv_bias", True),
-        bias=config.flag("use_bias", False),
-    )
+    heads, head_dim = config.integer("mamba_num_heads", 128), config.integer("mamba_head_dim", 64)
+    return plain_mixer(config, heads, head_dim, config.integer("ssm_state_size", 128), norm)
 
 
 def _experts(config: ConfigReader) -> ExpertsSpec:

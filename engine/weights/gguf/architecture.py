@@ -35,7 +35,7 @@ def anyhow(fields: Fields) -> bool:
     return True
 
 
-def nothing_unused(layer: int, tensor: str, config: Config) -> bool:
+def nothing_unused(layer: int, tensor: str, config: Mapping[str, Any]) -> bool:
     """False for every tensor."""
     return False
 
@@ -78,7 +78,7 @@ class GgufArchitecture(NamedTuple):
     own: Mapping[str, str] = {}
     heads: Callable[[Fields, Config], Config] = plain_heads
     rope: Callable[[GgufFile, Fields, Config], Config] = plain_rope
-    unused: Callable[[int, str, Config], bool] = nothing_unused
+    unused: Callable[[int, str, Mapping[str, Any]], bool] = nothing_unused
     places: Callable[[str, Mapping[str, tuple[int, ...]]], TensorRef | None] = no_place
     attending: bool = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
@@ -180,7 +181,7 @@ def gemma4(file: GgufFile, fields: Fields, config: Config) -> Config:
     }
 
 
-def shared_kv(layer: int, tensor: str, config: Config) -> bool:
+def shared_kv(layer: int, tensor: str, config: Mapping[str, Any]) -> bool:
     """Whether a tensor is of K and V that the layer does not use: it reads those of another."""
     return layer >= config["num_hidden_layers"] - config["num_kv_shared_layers"] and tensor in _SHARED
 

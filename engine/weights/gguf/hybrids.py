@@ -217,11 +217,8 @@ def nemotron_h(file: GgufFile, fields: Fields, config: _Config) -> _Config:
         "layer_norm_epsilon": config["rms_norm_eps"],
         "mamba_num_heads": heads,
         "mamba_head_dim": size // heads,
-        "n_groups": fields.integer("ssm.group_count"),
         "ssm_state_size": fields.integer("ssm.state_size"),
-        "conv_kernel": fields.integer("ssm.conv_kernel"),
-        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
-        "use_bias": _has(file, "ssm_in.bias"),
+        **_plain_mamba(file, fields),
         "mlp_bias": _has(file, "ffn_up.bias"),
     }
 
@@ -248,11 +245,8 @@ def mamba2(file: GgufFile, fields: Fields, config: _Config) -> _Config:
         "num_heads": heads,
         "head_dim": size // heads,
         "expand": size // config["hidden_size"],
-        "n_groups": fields.integer("ssm.group_count"),
         "state_size": fields.integer("ssm.state_size"),
-        "conv_kernel": fields.integer("ssm.conv_kernel"),
-        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
-        "use_bias": _has(file, "ssm_in.bias"),
+        **_plain_mamba(file, fields),
     }
 
 
@@ -276,6 +270,16 @@ def _bamba(file: GgufFile, fields: Fields, size: int) -> _Config:
         "mamba_conv_bias": _has(file, "ssm_conv1d.bias"),
         "mamba_proj_bias": _has(file, "ssm_in.bias"),
         "projectors_bias": _has(file, "ssm_in.bias"),
+    }
+
+
+def _plain_mamba(file: GgufFile, fields: Fields) -> _Config:
+    """What configs of Mamba2 and of Nemotron-H call by the same names."""
+    return {
+        "n_groups": fields.integer("ssm.group_count"),
+        "conv_kernel": fields.integer("ssm.conv_kernel"),
+        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
+        "use_bias": _has(file, "ssm_in.bias"),
     }
 
 

@@ -137,7 +137,7 @@ def _is_for_drafts(name: str, config: Mapping[str, Any]) -> bool:
 def _is_unused(architecture: GgufArchitecture, name: str, config: Mapping[str, Any]) -> bool:
     """Whether the architecture says that the model does not need a tensor."""
     found = _LAYER.match(name)
-    return found is not None and architecture.unused(int(found[1]), name[found.end() :], dict(config))
+    return found is not None and architecture.unused(int(found[1]), name[found.end() :], config)
 
 
 def _floats(stored: GgufTensor) -> tuple[NDArray[Any], bool]:

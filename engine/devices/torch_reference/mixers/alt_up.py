@@ -8,16 +8,16 @@ from torch.nn import functional
 
 from ....models.spec import AltUpSpec, StreamsSpec
 from ..weights import Weights
-from .branch import Branch
+from .branch import Branch, Branches
 from .mixer import Parts, Tokens
 
 
-class AltUp:
-    """A layer. What tokens leave behind is kept in its branches."""
+class AltUp(Branches):
+    """A layer."""
 
     def __init__(self, spec: AltUpSpec, layer: str, parts: Parts) -> None:
         self._spec, self._name, self._weights = spec, f"{layer}.alt_up", parts.weights
-        self._branches = [Branch(branch, layer, parts) for branch in spec.branches]
+        super().__init__(spec.branches, layer, parts)
         self._told = Branch(spec.told, layer, parts)
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
@@ -39,16 +39,6 @@ class AltUp:
             told = told * weights[f"{self._name}.scale"]
         added[:, 1:] += self._told.added(told, tokens)[:, None]
         return added.reshape(x.shape)
-
-    def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
-        """Copy those of all branches."""
-        for branch in self._branches:
-            branch.mixer.copy_blocks(source, target, window)
-
-    def copy_state(self, source: int, target: int) -> None:
-        """Copy that of all branches."""
-        for branch in self._branches:
-            branch.mixer.copy_state(source, target)
 
     def _numbers(self, x: Tensor) -> Tensor:
         """A number for each stream, `[T, streams]`, of a row `x [T, hidden]`. Routers compute in float32."""

@@ -1,6 +1,8 @@
-"""A residual branch: a mixer and the norms around it."""
+"""Residual branches: mixers and the norms around them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -28,3 +30,20 @@ class Branch:
         x = (x + self.added(x, tokens)) * self._spec.sum_factor
         x = self._weights.norm(f"{self._norms}_sum_norm", self._spec.sum_norm, x)
         return x * self._weights[f"{self._norms}_sum_scale"] if self._spec.sum_scale else x
+
+
+class Branches:
+    """Mixers are made of these. What tokens leave behind is kept in the branches."""
+
+    def __init__(self, specs: Sequence[BranchSpec], layer: str, parts: Parts) -> None:
+        self._branches = [Branch(spec, layer, parts) for spec in specs]
+
+    def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
+        """Copy those of all branches."""
+        for branch in self._branches:
+            branch.mixer.copy_blocks(source, target, window)
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy that of all branches."""
+        for branch in self._branches:
+            branch.mixer.copy_state(source, target)
