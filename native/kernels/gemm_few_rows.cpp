@@ -14,7 +14,7 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
   const int groups = row_groups(k);
   Expanded expanded;
   F acc[ROWS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r) acc[r] = zero();
   for (int begin = 0; begin < groups; begin += kChunkGroups, chunk += chunk_size) {
     const int count = groups - begin < kChunkGroups ? groups - begin : kChunkGroups;
@@ -25,14 +25,14 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
 #pragma GCC unroll 2
       for (int p = 0; p < kParts; ++p) {
         I dot[ROWS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(T.shifts ? 0 : group->correction[p][r]);
 #pragma GCC unroll 8
         for (int s = p * kPartQuads; s < (p + 1) * kPartQuads; ++s) {
           BlockRows<ROWS, kParts>::multiply(dot, codes[s], *group, s);
         }
         const F w = load(expanded.scales[g * kParts + p]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
           acc[r] = fma(small_to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
           if constexpr (T.shifts) {
@@ -43,7 +43,7 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
 }
 

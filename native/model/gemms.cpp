@@ -140,7 +140,7 @@ void Gemms::multiply(Worker& worker, const Linear& part, const char* x, int num_
   const int block_rows = kernels_.row_block(part.format, part.k);
   const int blocks = (num_rows + block_rows - 1) / block_rows;
   // Panel by panel of one block of rows after the other.
-  worker.share_in_group_guided(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {
+  worker.share_ranges_in_group(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int row = static_cast<int>(begin / panels) * block_rows;
       const int panel = static_cast<int>(begin % panels);

@@ -89,6 +89,30 @@ void Worker::barrier(bool last) {
   wait_while(group_.barrier_generation, generation);
 }
 
+bool Worker::take_of_range(int member, int64_t size, bool own, int64_t& begin, int64_t& end) {
+  constexpr int kBits = 28;
+  constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
+  std::atomic<uint64_t>& left = group_.ranges[member].left;
+  uint64_t seen = left.load(std::memory_order_relaxed), taken;
+  do {
+    // A range of an earlier call: nobody has begun this one.
+    const bool is_new = seen >> 2 * kBits != range_call_;
+    begin = is_new ? 0 : static_cast<int64_t>(seen >> kBits & kMask);
+    end = is_new ? size : static_cast<int64_t>(seen & kMask);
+    if (begin >= end) return false;
+    const int64_t piece = (end - begin + 3) / 4;
+    taken = uint64_t{range_call_} << 2 * kBits;
+    if (own) {
+      taken |= static_cast<uint64_t>(begin + piece) << kBits | static_cast<uint64_t>(end);
+      end = begin + piece;
+    } else {
+      taken |= static_cast<uint64_t>(begin) << kBits | static_cast<uint64_t>(end - piece);
+      begin = end - piece;
+    }
+  } while (!left.compare_exchange_weak(seen, taken, std::memory_order_relaxed));
+  return true;
+}
+
 std::atomic<int64_t>& Worker::take_counter(bool own) {
   const unsigned current = phase_++ % 3;
   // The next counters are not touched before all have passed this phase's barrier.
@@ -99,6 +123,7 @@ std::atomic<int64_t>& Worker::take_counter(bool own) {
 ThreadPool::ThreadPool(const std::vector<std::vector<int>>& groups) : ownership_(sizes(groups)), groups_(groups.size()) {
   for (size_t g = 0; g < groups.size(); ++g) {
     groups_[g].workers = groups_[g].members = static_cast<int>(groups[g].size());
+    groups_[g].ranges = std::vector<WorkerGroup::Range>(groups[g].size());
     for (int i = 0; i < groups_[g].workers; ++i) places_.push_back({groups[g][i], static_cast<int>(g), i});
   }
   for (int i = 1; i < size(); ++i) {
@@ -119,6 +144,7 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::run(const std::function<void(Worker&)>& job) {
   for (WorkerGroup& group : groups_) {
     for (auto& counter : group.counters) counter.next.store(0, std::memory_order_relaxed);
+    for (auto& range : group.ranges) range.left.store(0, std::memory_order_relaxed);
   }
   job_ = &job;
   first_phase_ = 0;

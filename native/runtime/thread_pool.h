@@ -28,6 +28,10 @@ struct WorkerGroup {
   struct alignas(kCacheLine) Counter {
     std::atomic<int64_t> next{0};
   };
+  // What is left of a worker's own range: the call that it belongs to, 8 bits, and its begin and end, 28 bits each.
+  struct alignas(kCacheLine) Range {
+    std::atomic<uint64_t> left{0};
+  };
 
   int workers = 0;
   int members = 0;  // workers that take part now: all except a lent one
@@ -36,6 +40,7 @@ struct WorkerGroup {
   // Three are enough. One is in use, the next one is ready at 0, and a late worker may still read the one before on its
   // way to the barrier.
   Counter counters[3];
+  std::vector<Range> ranges;  // [workers]
 };
 
 // A worker's view of the team while a job runs.
@@ -64,18 +69,18 @@ class Worker {
     share_from(true, count, grain, body);
   }
 
-  // The same in pieces that shrink to 1 as less is left: long pieces first, and all workers finish at the same time.
+  // The same in ranges: a worker takes what lies one behind the other, so that what it reads is a stream, in pieces that
+  // shrink to 1. Who is done helps others, from the end of their ranges. `total` is less than 2^28.
   template <typename Body>
-  void share_in_group_guided(int64_t total, Body&& body) {
+  void share_ranges_in_group(int64_t total, Body&& body) {
+    range_call_ = range_call_ % kMostCalls + 1;
     if (skip()) return;
-    std::atomic<int64_t>& next = take_counter(true);
-    int64_t begin = next.load(std::memory_order_relaxed);
-    while (begin < total) {
-      const int64_t piece = (total - begin) / (2 * group_.workers), end = begin + (piece > 1 ? piece : 1);
-      if (next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) {
-        body(begin, end);
-        begin = next.load(std::memory_order_relaxed);
-      }
+    take_counter(true);
+    const int members = group_.members;
+    for (int i = 0; i < members && i <= kMostHelped; ++i) {
+      const int member = (index_in_group_ + i) % members;
+      const int64_t first = total * member / members, size = total * (member + 1) / members - first;
+      for (int64_t begin, end; take_of_range(member, size, i == 0, begin, end);) body(first + begin, first + end);
     }
     barrier();
   }
@@ -92,6 +97,14 @@ class Worker {
     }
     barrier();
   }
+
+  // Calls are counted from 1 on, again and again: 0 is what a range of no call has.
+  static constexpr int kMostCalls = 255;
+  // A worker that is done looks at so many others.
+  static constexpr int kMostHelped = 7;
+
+  // Takes a piece of a member's range of `size`, from its begin or its end. False if nothing is left.
+  bool take_of_range(int member, int64_t size, bool own, int64_t& begin, int64_t& end);
 
   bool skip() {
     if (!is_late()) return false;
@@ -111,6 +124,7 @@ class Worker {
   const int index_in_group_;
   const unsigned first_phase_;
   unsigned phase_ = 0;  // calls of `share...` so far
+  uint8_t range_call_ = 0;  // of those of `share_ranges_in_group`
 };
 
 class ThreadPool {

@@ -20,7 +20,8 @@ constexpr int kGroupRun = 4;    // kInt8 and kInt4; divides kRowGroup
 constexpr int kChannelRun = 4;  // kInt8Channel
 constexpr int kBlockRun = 4;    // of the kinds that keep a quantized file's bits
 constexpr bool kExpandedForTiles = false;
-constexpr int kFewRows = 1;     // so many rows are multiplied by those kinds without expanding them in memory
+// So many rows are multiplied by those kinds without expanding them in memory: as many as there are registers for.
+constexpr int kFewRows = kTileRows < 12 ? 1 : 8;
 
 // Rows of a packed tile.
 constexpr int packed_rows(WeightKind) { return kTileRows; }

@@ -280,7 +280,7 @@ void Experts::multiply_up(Worker& worker, int tokens) const {
   const int64_t panels = panels_of(experts_[0]), shared_panels = shared_ ? panels_of(*shared_) : 0;
   const int64_t routed = worker.is_late() ? 0 : panels * static_cast<int64_t>(rows_->used().size());
   // The shared expert has more rows than the others, so it comes first: pieces get smaller towards the end.
-  worker.share_in_group_guided(shared_panels + routed, [&](int64_t begin, int64_t end) {
+  worker.share_ranges_in_group(shared_panels + routed, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const bool is_shared = begin < shared_panels;
       const int64_t at = is_shared ? begin : begin - shared_panels;
@@ -317,7 +317,7 @@ void Experts::multiply_up(Worker& worker, int tokens) const {
 
 void Experts::multiply_down(Worker& worker, int tokens, const Output& output) const {
   const int64_t panels = experts_[0].down.slices[worker.group()].panels.size();
-  worker.share_in_group_guided(panels, [&](int64_t begin, int64_t end) {
+  worker.share_ranges_in_group(panels, [&](int64_t begin, int64_t end) {
     for (int i = 0; i < num_blocks(); ++i) {
       add_down(worker, block(worker, down_packing_, i, tokens), static_cast<int>(begin), static_cast<int>(end), output);
     }

@@ -69,7 +69,7 @@ TEST_CASE("a group's pieces are done once, by its own workers, and all meet behi
     const int count = static_cast<int>(groups.size());
     for (int round = 0; round < 50; ++round) {
       std::vector<int> team(500), sums(count);
-      std::vector<std::vector<int>> own(count, std::vector<int>(300)), guided = own;
+      std::vector<std::vector<int>> own(count, std::vector<int>(300)), ranges = own;
       pool.run([&](Worker& worker) {
         const int group = worker.group(), total = 300 - 100 * (group % 2);  // each has another number
         CHECK(worker.index_in_group() < static_cast<int>(groups[group].size()));
@@ -79,10 +79,10 @@ TEST_CASE("a group's pieces are done once, by its own workers, and all meet behi
         worker.share(500, 3, [&](int64_t begin, int64_t end) {
           for (int64_t i = begin; i < end; ++i) team[i] += own[i % count][0];
         });
-        worker.share_in_group_guided(total, [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) guided[group][i] += team[i];
+        worker.share_ranges_in_group(total, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) ranges[group][i] += team[i];
         });
-        worker.share(count, 1, [&](int64_t g, int64_t) { sums[g] = std::accumulate(guided[g].begin(), guided[g].end(), 0); });
+        worker.share(count, 1, [&](int64_t g, int64_t) { sums[g] = std::accumulate(ranges[g].begin(), ranges[g].end(), 0); });
       });
       CHECK(std::accumulate(team.begin(), team.end(), 0) == 500);
       for (int group = 0; group < count; ++group) {

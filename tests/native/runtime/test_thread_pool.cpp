@@ -71,7 +71,7 @@ TEST_CASE("a team does all of its work whenever its last worker is lent and take
           worker.share_in_group(100, 3, [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i) own[worker.group() * 100 + i] += counts[i * 5];
           });
-          worker.share_in_group_guided(100, [&](int64_t begin, int64_t end) {
+          worker.share_ranges_in_group(100, [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i) {
               if (own[worker.group() * 100 + i] != phase * (phase + 1) / 2) complete = false;
             }
