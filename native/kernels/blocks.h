@@ -48,33 +48,38 @@ template <int BITS, bool ZERO_POINTS>
 constexpr BlockTraits kGridTraits = {BITS == 8, BITS == 4, BITS == 2 || BITS == 3, BITS == 3, false, ZERO_POINTS,
                                      ZERO_POINTS ? 0 : 1 << (BITS - 1)};
 
-// Calls `body` with a format's traits as its template argument.
+// Calls `body` with a format's kind and traits as its template arguments.
 template <typename Body>
-TW_INLINE auto with_traits(const WeightFormat& format, Body&& body) {
+TW_INLINE auto with_kind(const WeightFormat& format, Body&& body) {
+  using enum WeightKind;
   switch (format.kind) {
-    case WeightKind::kQ5_0: return body.template operator()<kQ5_0Traits>();
-    case WeightKind::kQ5_1:
-    case WeightKind::kQ5K: return body.template operator()<kQ5KTraits>();
-    case WeightKind::kQ2K: return body.template operator()<kQ2KTraits>();
-    case WeightKind::kQ3K: return body.template operator()<kQ3KTraits>();
-    case WeightKind::kQ4K: return body.template operator()<kQ4KTraits>();
-    case WeightKind::kQ6K: return body.template operator()<kQ6KTraits>();
-    case WeightKind::kIq4Nl:
-    case WeightKind::kIq4Xs: return body.template operator()<kIq4Traits>();
-    case WeightKind::kMxfp4: return body.template operator()<kMxfp4Traits>();
-    case WeightKind::kNvfp4: return body.template operator()<kNvfp4Traits>();
+    case kQ5_0: return body.template operator()<kQ5_0, kQ5_0Traits>();
+    case kQ5_1: return body.template operator()<kQ5_1, kQ5KTraits>();
+    case kQ2K: return body.template operator()<kQ2K, kQ2KTraits>();
+    case kQ3K: return body.template operator()<kQ3K, kQ3KTraits>();
+    case kQ4K: return body.template operator()<kQ4K, kQ4KTraits>();
+    case kQ5K: return body.template operator()<kQ5K, kQ5KTraits>();
+    case kQ6K: return body.template operator()<kQ6K, kQ6KTraits>();
+    case kIq4Nl: return body.template operator()<kIq4Nl, kIq4Traits>();
+    case kIq4Xs: return body.template operator()<kIq4Xs, kIq4Traits>();
+    case kMxfp4: return body.template operator()<kMxfp4, kMxfp4Traits>();
+    case kNvfp4: return body.template operator()<kNvfp4, kNvfp4Traits>();
     default: break;
   }
+  const auto grid = [&]<int BITS>() {
+    return format.zero_points ? body.template operator()<kGrid, kGridTraits<BITS, true>>()
+                              : body.template operator()<kGrid, kGridTraits<BITS, false>>();
+  };
   switch (format.bits) {
-    case 2: return format.zero_points ? body.template operator()<kGridTraits<2, true>>() : body.template operator()<kGridTraits<2, false>>();
-    case 3: return format.zero_points ? body.template operator()<kGridTraits<3, true>>() : body.template operator()<kGridTraits<3, false>>();
-    case 4: return format.zero_points ? body.template operator()<kGridTraits<4, true>>() : body.template operator()<kGridTraits<4, false>>();
-    default: return format.zero_points ? body.template operator()<kGridTraits<8, true>>() : body.template operator()<kGridTraits<8, false>>();
+    case 2: return grid.template operator()<2>();
+    case 3: return grid.template operator()<3>();
+    case 4: return grid.template operator()<4>();
+    default: return grid.template operator()<8>();
   }
 }
 
 TW_INLINE BlockTraits traits_of(const WeightFormat& format) {
-  return with_traits(format, []<BlockTraits TRAITS>() { return TRAITS; });
+  return with_kind(format, []<WeightKind, BlockTraits TRAITS>() { return TRAITS; });
 }
 
 // Whole bytes and a table's integers are signed, and stored like this: plus 128 where weights are multiplied unsigned.
@@ -133,8 +138,6 @@ struct alignas(64) Expanded {
 };
 
 void expand_chunk(const WeightFormat& format, const char* chunk, int groups, Expanded& out);
-// Of which only the scales and shifts. Returns what follows a chunk's header.
-const uint8_t* expand_scales(const WeightFormat& format, const char* chunk, int groups, Expanded& out);
 
 // Where tiles multiply, what is expanded is signed if it has no shifts.
 constexpr bool unsigned_expanded(const BlockTraits& traits) { return kUnsignedCodes && (traits.shifts || !kExpandedForTiles); }
@@ -148,7 +151,6 @@ TW_INLINE int code_at(const BlockTraits& traits, const Expanded& e, int lane, in
 constexpr int kLineBytes = 64;
 // The prefetch distance. With few rows, headers and planes from memory must arrive before they are needed.
 constexpr int kChunkAheadBytes = 8192;
-
 
 struct alignas(16) CodeTable {
   uint8_t entries[16];

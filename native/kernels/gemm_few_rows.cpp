@@ -1,24 +1,24 @@
 // A few rows times weights that keep the bits of a quantized file. Integer sums are exact, and floats are added in the order
 // of gemm_blocks.h: the results are those of many rows.
-#include "kernels/blocks.h"
+#include "kernels/block_scales.h"
 #include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
 namespace {
 
-template <BlockTraits T, int ROWS>
+template <WeightKind KIND, BlockTraits T, int ROWS>
 void multiply_strip(const WeightFormat& format, const char* x, const char* chunk, int k, float* tile) {
   constexpr int kParts = T.halves ? 2 : 1, kPartQuads = kGroupQuads / kParts;
   const auto* group = reinterpret_cast<const BlockRows<ROWS, kParts>*>(x);
   const size_t chunk_size = chunk_bytes(format, kChunkGroups);
   const int groups = row_groups(k);
-  Expanded expanded;
   F acc[ROWS];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r) acc[r] = zero();
   for (int begin = 0; begin < groups; begin += kChunkGroups, chunk += chunk_size) {
     const int count = groups - begin < kChunkGroups ? groups - begin : kChunkGroups;
-    const uint8_t* planes = expand_scales(format, chunk, count, expanded);
+    ScaleReader<KIND, T> scales(format, chunk, count);
+    const uint8_t* planes = scales.planes();
     for (int g = 0; g < count; ++g, ++group) {
       Bytes codes[kGroupQuads];
       load_group<T>(planes, codes);
@@ -31,13 +31,14 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
         for (int s = p * kPartQuads; s < (p + 1) * kPartQuads; ++s) {
           BlockRows<ROWS, kParts>::multiply(dot, codes[s], *group, s);
         }
-        const F w = load(expanded.scales[g * kParts + p]);
+        F w, shift = zero();
+        scales.next(w, shift);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
           acc[r] = fma(small_to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
           if constexpr (T.shifts) {
             const F sum = set1(reinterpret_cast<const float*>(group->correction[p])[r]);
-            acc[r] = fma(load(expanded.shifts[g * kParts + p]), sum, acc[r]);
+            acc[r] = fma(shift, sum, acc[r]);
           }
         }
       }
@@ -49,17 +50,17 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
 
 using Multiply = void (*)(const WeightFormat&, const char*, const char*, int, float*);
 
-template <BlockTraits T, int... I>
+template <WeightKind KIND, BlockTraits T, int... I>
 Multiply by_rows(int rows, std::integer_sequence<int, I...>) {
-  static constexpr Multiply kMultiply[] = {multiply_strip<T, I + 1>...};
+  static constexpr Multiply kMultiply[] = {multiply_strip<KIND, T, I + 1>...};
   return kMultiply[rows - 1];
 }
 
 }  // namespace
 
 void multiply_few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
-  with_traits(format, [&]<BlockTraits TRAITS>() {
-    const Multiply multiply = by_rows<TRAITS>(rows, std::make_integer_sequence<int, kFewRows>{});
+  with_kind(format, [&]<WeightKind KIND, BlockTraits TRAITS>() {
+    const Multiply multiply = by_rows<KIND, TRAITS>(rows, std::make_integer_sequence<int, kFewRows>{});
     for (int s = 0; s < kStrips; ++s) multiply(format, x, panel + s * block_strip_bytes(format, k), k, tile + s * kLanes);
   });
 }

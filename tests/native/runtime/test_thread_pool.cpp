@@ -86,6 +86,30 @@ TEST_CASE("a team does all of its work whenever its last worker is lent and take
   }
 }
 
+TEST_CASE("every piece of ranges is done once, however many calls there are") {
+  for (const int workers : {1, 2, 3, 11}) {
+    ThreadPool pool({std::vector<int>(workers, 0)});
+    constexpr int kCalls = 600, kTotal = 37;
+    std::vector<int> done(kTotal);
+    std::atomic<bool> complete{true};
+    pool.run([&](Worker& worker) {
+      for (int call = 0; call < kCalls; ++call) {
+        const int total = call % (kTotal + 1);
+        worker.share_ranges_in_group(total, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) done[i] += 1;
+        });
+        worker.share(1, 1, [&](int64_t, int64_t) {
+          for (int i = 0; i < total; ++i) {
+            if (done[i] != 1) complete = false;
+          }
+          done.assign(kTotal, 0);
+        });
+      }
+    });
+    CHECK(complete.load());
+  }
+}
+
 TEST_CASE("a job does without a worker that is lent, unless it is a group's only one") {
   const auto workers_of_a_job = [](ThreadPool& pool) {
     std::atomic<int> seen{0};
