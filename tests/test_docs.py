@@ -17,6 +17,8 @@ from tidewheel.server.api.docs import DOCS_PATHS
 from tidewheel.server.api.web import WEB_PATHS
 from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
+from tidewheel.server.options.vllm_flags import vllm_flags
+from tidewheel.server.options.vllm_table import RENAMED
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -29,6 +31,7 @@ PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*/]".replace(".ci", r
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMANDS = ("serve", "bench", "chat", "inspect", "pull", "list", "rm")
 DOCKER_OPTIONS = {"--gpus", "--net", "--privileged", "--runtime"}
+VLLM_FLAGS = {*vllm_flags(), *RENAMED}
 # Not in code, where brackets mean something else.
 LINK = re.compile(r"!?\[[^\]]*\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -94,6 +97,8 @@ def test_options_exist(page: Path) -> None:
         known |= options_of_load_tests()
     if page.parent.name == "devices":
         known |= DOCKER_OPTIONS
+    if page.name == "vllm.md":
+        known |= VLLM_FLAGS
     named = {flag for code in re.findall(r"`(--[^`]*)`", prose(page)) for flag in FLAG.findall(code)}
     assert named - known == set()
 
@@ -103,7 +108,8 @@ def test_commands_use_options_that_exist(page: Path) -> None:
     for line in commands(page):
         for pattern in (rf"tidewheel ({'|'.join(COMMANDS)})\b(.*)", r"make (serve|bench)\b.* ARGS=(.*)"):
             for command, arguments in re.findall(pattern, line):
-                assert set(FLAG.findall(arguments)) <= options_of(command), line
+                known = options_of(command) | (VLLM_FLAGS if page.name == "vllm.md" else set())
+                assert set(FLAG.findall(arguments)) <= known, line
 
 
 @pages

@@ -33,6 +33,8 @@ def run(arguments: Sequence[str]) -> int:
     options = parse_options(arguments)
     configure_logging(options.log.log_level, options.log.log_format)
     allow_many_connections()
+    for note in options.notes:
+        logger.info("%s", note)
     if options.app.enable_auto_tool_choice:
         logger.info("--enable-auto-tool-choice has no effect: calls are returned as tool_calls without it")
     resources = find_resources(options.app)

@@ -66,8 +66,22 @@ class AdmissionLimits(Options):
         check=at_least(0),
         metavar="N",
     )
-    max_prompts: int = option(1024, "most prompts of one request", parse=count, check=at_least(1), metavar="N")
-    max_n: int = option(128, "most choices (n, best_of) of one prompt", parse=count, check=at_least(1), metavar="N")
+    max_prompts: int = option(
+        1024,
+        "most prompts of one request",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+        env_aliases=("VLLM_MAX_COMPLETION_PROMPTS",),
+    )
+    max_n: int = option(
+        128,
+        "most choices (n, best_of) of one prompt",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+        env_aliases=("VLLM_MAX_N_SEQUENCES",),
+    )
     max_answer_bytes: int = option(
         64 * 2**20,
         "largest answer in bytes, e.g. 64M, by an estimate from a request's prompts, tokens, choices and logprobs",

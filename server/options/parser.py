@@ -8,29 +8,53 @@ else it is the default.
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tidewheel.engine.declaring.option import Option, OptionError, Options, OptionsT, options_of
 
+from .hints import hint
+from .spelling import is_flag, spelled
+
 
 class OptionParser(argparse.ArgumentParser):
-    """An argparse parser that suggests the closest option for one that does not exist."""
+    """An argparse parser that knows vLLM's spellings, and names all options that do not exist, with what was meant."""
 
-    def parse_known(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """What was given, by name. Prints what is wrong and exits with 2 if there is more than the parser knows."""
-        namespace, unknown = self.parse_known_args(list(arguments))
-        if unknown:
-            name = unknown[0].split("=")[0]
-            close = difflib.get_close_matches(name, self._option_string_actions, 1)
-            hint = f"; did you mean {close[0]}?" if close and name.startswith("-") else ""
-            what = "option" if name.startswith("-") else "argument"
-            self.error(f"unknown {what} {name}{hint} (see --help)")
+    where = ""
+    """Stands before an error: what is parsed, if it is not the command line."""
+
+    @property
+    def flags(self) -> Collection[str]:
+        """All flags that there are, under all their names."""
+        return self._option_string_actions
+
+    def parse_known(self, arguments: Sequence[str], refusals: Sequence[str] = ()) -> dict[str, Any]:
+        """What was given, by name. Prints what is wrong and exits with 2 if there is more than the parser knows.
+
+        `refusals` are what is known to be wrong with the line besides.
+        """
+        line = spelled(arguments)
+        wrong = [*self._unknown(line), *refusals]
+        if wrong and not {"-h", "--help"} & {*line}:
+            self.error(". ".join(wrong))
+        namespace, rest = self.parse_known_args(line)
+        if rest:
+            self.error(f"unknown argument {rest[0]}; see --help")
         return vars(namespace)
 
+    def _unknown(self, line: Sequence[str]) -> Iterator[str]:
+        unknown = []
+        for before, argument in zip(["", *line], line, strict=False):
+            flag = argument.partition("=")[0]
+            # What stands in the place of a value is not repeated: it may be a secret.
+            owner = self._option_string_actions.get(before)
+            if is_flag(flag) and flag not in self.flags and (owner is None or owner.nargs == 0):
+                unknown.append(flag + hint(flag, self.flags))
+        if unknown:
+            yield f"unknown option{'s' * (len(unknown) > 1)} {', '.join(dict.fromkeys(unknown))}; see --help"
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, f"{self.prog}: {self.where}{message}\n")
 
 
 def add_option(group: argparse._ArgumentGroup, option: Option, remark: str = "") -> None:
@@ -48,6 +72,9 @@ def add_option(group: argparse._ArgumentGroup, option: Option, remark: str = "")
     if option.is_switch:
         action: Any = argparse.BooleanOptionalAction if option.given_default else "store_true"
         group.add_argument(*flags, action=action, **shared)
+        if not option.given_default:  # as all of vLLM's switches
+            off = {**shared, "help": argparse.SUPPRESS}
+            group.add_argument(*(flag.replace("--", "--no-", 1) for flag in flags), action="store_false", **off)
         return
     shared |= {"type": argument_type(option.read), "choices": declared.choices, "metavar": declared.metavar}
     if option.takes_several:

@@ -18,8 +18,10 @@ class LogOptions(Options):
     log_level: str = option(
         "info",
         "what is logged",
+        parse=str.lower,
         choices=("debug", "info", "warning", "error", "critical"),
         flag_aliases=("--uvicorn-log-level",),
+        env_aliases=("VLLM_LOGGING_LEVEL",),
     )
     log_format: str = option(
         "text", "lines for people, or a JSON object a line for collectors", choices=("text", "json")

@@ -19,6 +19,7 @@ from tidewheel.server.app_options import AppOptions
 from tidewheel.server.commands.cli import main
 from tidewheel.server.http.limits import AdmissionLimits, ConnectionLimits
 from tidewheel.server.http.options import HttpOptions
+from tidewheel.server.options.config_file import ConfigFileOptions
 from tidewheel.server.options.serve import ServeOptions, parse_options
 from tidewheel.server.telemetry.logs import LogOptions
 
@@ -26,6 +27,7 @@ OWNERS: tuple[type[Options], ...] = (
     EngineOptions,
     *DEVICE_OPTIONS,
     EncoderOptions,
+    ConfigFileOptions,
     AppOptions,
     AdmissionLimits,
     HttpOptions,
@@ -172,6 +174,10 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
     assert "--max-model-length" in message
     assert "did you mean --max-model-len?" in message
     assert "--pipeline-parallel-size" in refusal(capsys, "m", "--pipeline-parallel-size=2")
+    several = refusal(capsys, "--ctx-size", "4096", "-c", "9", "--n-predict", "5", "--threads=4", "--nonsense")
+    assert "--ctx-size (did you mean --max-model-len?), -c (did you mean --max-model-len?)" in several
+    assert "--n-predict (a request says it as max_tokens), --threads (did you mean --threads-bind?)" in several
+    assert "--nonsense" in several
     assert "second" in refusal(capsys, "m", "second")
     assert "--max-model" in refusal(capsys, "--max-model", "5")  # no abbreviations
 

@@ -214,7 +214,7 @@ def test_experts_latents_and_recurrent_layers(name: str, capsys: pytest.CaptureF
         (["--batch-sizes", "1,a"], "'a' is not a number"),
         (["--decode-tokens", "1"], "--decode-tokens must be at least 2"),
         (["--repeats", "0"], "must be at least 1"),
-        (["--context", "9"], "unknown option --context; did you mean --contexts?"),
+        (["--context", "9"], "unknown option --context (did you mean --contexts?)"),
         (["--port", "9"], "unknown option --port"),
     ],
 )

@@ -1,0 +1,58 @@
+"""`--config`: options from a YAML file, whose keys are flags: `max-model-len: 4096`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tidewheel.engine.declaring.option import OptionError, Options, option
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.files.reading import read_file
+from tidewheel.engine.files.wording import one_line
+
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigFileOptions(Options):
+    """Where more options are."""
+
+    config: str | None = option(
+        None, "a YAML file with more options, such as max-model-len: 4096; the command line goes first", metavar="FILE"
+    )
+
+
+def read_config_file(path: str) -> list[str]:
+    """The options of a file as a command line. Raises OptionError, saying what is wrong with the file."""
+    import yaml  # which few starts need
+
+    try:
+        options = yaml.safe_load(read_file(Path(path), _MAX_BYTES))
+    except ModelError as error:
+        raise OptionError(f"--config: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise OptionError(f"--config: {path} is not valid YAML: {one_line(error)}") from error
+    if options is None:
+        return []
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise OptionError(f"--config: {path} must have one option a line, such as max-model-len: 4096")
+    if "config" in options:
+        raise OptionError(f"--config: {path} names another file with config; give all options in one")
+    return [argument for key, value in options.items() for argument in _arguments(key, value)]
+
+
+def _arguments(key: str, value: Any) -> Iterator[str]:
+    flag = f"--{key}"
+    if isinstance(value, bool):
+        yield flag if value else f"--no-{key}"
+    elif isinstance(value, list):
+        yield from (f"{flag}={_text(item)}" for item in value)
+    elif value is not None:
+        yield f"{flag}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

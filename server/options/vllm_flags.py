@@ -1,0 +1,96 @@
+"""The flags of vLLM's server that are no options here: some are accepted without effect, others are refused.
+
+`vllm_table` says which, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import takewhile
+
+from .spelling import is_flag, spelled
+from .vllm_table import ACCEPTED, NOT_YET, REFUSED, RENAMED, SHORT
+
+_MANY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class VllmFlag:
+    """What becomes of a flag: of one `value` of it, or None of all that have no line of their own.
+
+    `takes` is how many values it takes: 0, 1, or 2 for any number.
+    """
+
+    name: str
+    value: str | None
+    takes: int
+    accepted: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class VllmLine:
+    """A command line without vLLM's flags: `notes` say what has no effect, `refusals` what is not supported."""
+
+    ours: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+
+@cache
+def vllm_flags() -> Mapping[str, Sequence[VllmFlag]]:
+    """All of them by name, those with a value first."""
+    found: dict[str, list[VllmFlag]] = {}
+    for table, accepted in ((ACCEPTED, True), (REFUSED, False), (NOT_YET, False)):
+        for why, flags in table.items():
+            for text in flags.split():
+                name, equals, value = text.partition("=")
+                takes = 0 if not equals else _MANY if value == "*" else 1
+                flag = VllmFlag(name, value if value not in ("", "*") else None, takes, accepted, why)
+                found.setdefault(name, []).append(flag)
+    return {name: sorted(flags, key=lambda flag: flag.value is None) for name, flags in found.items()}
+
+
+def read_vllm_line(arguments: Sequence[str], declared: Collection[str]) -> VllmLine:
+    """Take vLLM's flags out of a command line, but for those that are `declared` here."""
+    line, table = VllmLine(), vllm_flags()
+    rest = [*reversed(spelled([*_in_full(arguments)]))]
+    while rest:
+        argument = rest.pop()
+        name, equals, value = argument.partition("=")
+        turned_off = name.startswith("--no-") and name not in declared and name not in table
+        flags = table.get("--" + name.removeprefix("--no-") if turned_off else name, ())
+        values = [value] if equals or not flags else _following(rest, flags[0].takes)
+        given = " ".join(values)
+        flag = next((f for f in flags if f.value == given or (f.value is None and name not in declared)), None)
+        if flag is None:
+            line.ours.append(argument)
+            continue
+        if not equals:
+            del rest[len(rest) - len(values) :]
+        if turned_off or flag.accepted:
+            line.notes.append(f"{name} has no effect: {flag.why if flag.accepted else 'it is never on'}")
+        else:
+            line.refusals.append(f"{name}{f' {given}' if flag.value else ''} is not supported: {flag.why}")
+    return line
+
+
+def _in_full(arguments: Sequence[str]) -> Iterator[str]:
+    """Short flags by their long names, and flags of one meaning under the name that they have here."""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        head, dot, path = name.partition(".")
+        if argument.startswith("-O") and argument[2:].isdigit():
+            yield f"--optimization-level={argument[2:]}"
+        elif head in SHORT:
+            yield ("--compilation-config" if head == "-O" and dot else SHORT[head]) + dot + path + equals + value
+        else:
+            yield RENAMED.get(name.replace("_", "-"), name) + equals + value
+
+
+def _following(rest: Sequence[str], takes: int) -> list[str]:
+    """The values of a flag, of which the next one is last in `rest`."""
+    values = [*takewhile(lambda argument: not is_flag(argument), reversed(rest))]
+    return values if takes == _MANY else values[:takes]

@@ -1,0 +1,244 @@
+"""Every flag of vLLM's server, from 0.5 on, and what becomes of it: `docs/vllm.md` is made of this.
+
+A flag is written `--flag` if it is a switch, `--flag=` if it takes a value, `--flag=*` if it takes several, and
+`--flag=value` for what is said of that value alone. A table has the flags by what is said of them.
+"""
+
+from __future__ import annotations
+
+WORKS = {
+    "": "--allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-key --chat-template --config "
+    "--default-chat-template-kwargs --device --disable-fastapi-docs --disable-log-requests "
+    "--disable-uvicorn-access-log --download-dir --enable-prefix-caching --enable-request-id-headers "
+    "--h11-max-header-count --h11-max-incomplete-event-size --host --max-model-len --max-num-batched-tokens "
+    "--max-num-seqs --middleware --model --otlp-traces-endpoint --port --revision --root-path --seed "
+    "--served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile --tokenizer "
+    "--trust-request-chat-template --uds --uvicorn-log-level",
+    "`half` and `float` are `float16` and `float32`": "--dtype",
+    "requests are logged unless this is turned off": "--enable-log-requests",
+    "`auto`, `safetensors`, `gguf` and `dummy`": "--load-format",
+    "`auto` takes the model's file, `vllm` takes none": "--generation-config",
+    "tool calls are found without it": "--enable-auto-tool-choice",
+    "`auto` finds the format in the chat template": "--tool-call-parser --reasoning-parser",
+    "gptq, awq, compressed-tensors, fp8, bitsandbytes and mxfp4 are found without it; int8 and int4 quantize while "
+    "weights are loaded": "--quantization",
+    "`fp8` is `fp8_e5m2`; int8 is there too": "--kv-cache-dtype",
+    "accelerators only; on a CPU the log says that it has no effect": "--gpu-memory-utilization "
+    "--device-memory-utilization --enforce-eager --max-seq-len-to-capture --max-context-len-to-capture "
+    "--num-gpu-blocks-override --tensor-parallel-size",
+    "sequences that may wait, not requests": "--max-num-queued-reqs",
+}
+
+SHORT = {
+    "-ac": "--attention-config",
+    "-asc": "--api-server-count",
+    "-cc": "--compilation-config",
+    "-dc": "--diffusion-config",
+    "-dcp": "--decode-context-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpa": "--data-parallel-address",
+    "-dpb": "--data-parallel-backend",
+    "-dpe": "--data-parallel-external-lb",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpl": "--data-parallel-size-local",
+    "-dpm": "--data-parallel-multi-port-external-lb",
+    "-dpn": "--data-parallel-rank",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpr": "--data-parallel-start-rank",
+    "-ep": "--enable-expert-parallel",
+    "-n": "--nnodes",
+    "-O": "--optimization-level",
+    "-pcp": "--prefill-context-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-q": "--quantization",
+    "-r": "--node-rank",
+    "-sc": "--speculative-config",
+    "-tp": "--tensor-parallel-size",
+}
+
+RENAMED = {
+    "--device-memory-utilization": "--gpu-memory-utilization",
+    "--enable-log-requests": "--no-disable-log-requests",
+    "--max-context-len-to-capture": "--max-seq-len-to-capture",
+    "--max-num-queued-reqs": "--max-queue",
+    "--model-tag": "--model",
+    "--no-enable-log-requests": "--disable-log-requests",
+}
+
+ACCEPTED = {
+    "a preempted sequence is computed again, so KV blocks are never swapped": "--swap-space= "
+    "--preemption-mode=recompute",
+    "kernels are built in, and the buckets of an accelerator say what is compiled (docs/devices/buckets.md)": (
+        "--optimization-level= --compilation-config= --performance-mode= --enable-flashinfer-autotune "
+        "--cudagraph-capture-sizes=* --cuda-graph-sizes=* --max-cudagraph-capture-size= --ir-op-priority= "
+        "--jit-monitor-mode= --jit-monitor-verbose --max-paddings="
+    ),
+    "the best kernels of this processor are chosen at the start": "--attention-backend= --attention-config= "
+    "--moe-backend= --linear-backend= --mamba-backend= --mamba-ssu-algorithm= --gdn-prefill-backend= "
+    "--kda-prefill-backend= --kda-decode-backend= --kernel-config= --sparse-indexer-topk-backend= "
+    "--disable-cascade-attn --use-fp64-gumbel --enable-flash-late-interaction",
+    "the device chooses the size of a block": "--block-size= --mamba-block-size=",
+    "windows and recurrent states have blocks and snapshots of their own": "--disable-hybrid-kv-cache-manager "
+    "--use-v2-block-manager --kv-sharing-fast-prefill --swa-bounded-replay --mamba-cache-mode= "
+    "--mamba-cache-philox-rounds= --enable-mamba-cache-stochastic-rounding --enable-mamba-shared-prefix-checkpoint "
+    "--prefix-match-unit= --use-replayssm --replayssm-buffer-len= --prefix-cache-retention-interval=",
+    "recurrent states are kept in float32": "--mamba-cache-dtype= --mamba-ssm-cache-dtype=",
+    "cached prompts are found by a hash of the server's own": "--prefix-caching-hash-algo=",
+    "K and V of fp8_e5m2 and int8 need no scales from a file": "--quantization-param-path= --calculate-kv-scales",
+    "prompts are computed in chunks wherever the device can": "--enable-chunked-prefill",
+    "--max-step-ms bounds how long prompts may hold up running answers": "--scheduler-delay-factor= "
+    "--max-num-partial-prefills= --max-long-partial-prefills= --long-prefill-token-threshold= "
+    "--long-prefill-token-threshold-adaptive --prefill-schedule-interval=",
+    "one step is planned while the last one is delivered": "--num-scheduler-steps= --multi-step-stream-outputs= "
+    "--num-lookahead-slots= --async-scheduling --use-async-output-proc --disable-async-output-proc "
+    "--scheduler-reserve-full-isl --watermark=",
+    "requests are served first come, first served within their priority": "--scheduling-policy=",
+    "tokens are streamed as soon as they are there": "--stream-interval=",
+    "the server is one process, with a thread for each core": "--disable-frontend-multiprocessing "
+    "--distributed-executor-backend=mp --distributed-executor-backend=uni --api-server-count=1 --worker-cls=auto "
+    "--max-parallel-loading-workers= --disable-custom-all-reduce --distributed-timeout-seconds= "
+    "--cpu-distributed-timeout-seconds= --enable-shm-tensor-arena --disable-nccl-for-dp-synchronization "
+    "--enable-nccl-comm-suspend --enable-batch-sharded-sampling --dp-sync-interval= --enable-hc-sp",
+    "it asks for one machine, and there is one": "--pipeline-parallel-size=1 --data-parallel-size=1 "
+    "--data-parallel-size-local=1 --data-parallel-rank=0 --decode-context-parallel-size=1 "
+    "--prefill-context-parallel-size=1 --nnodes=1 --node-rank=0 --data-parallel-backend=mp --master-addr= "
+    "--master-port= --cp-kv-cache-interleave-size= --dcp-kv-cache-interleave-size= --dcp-comm-backend= "
+    "--dcp-q-replicate",
+    "all experts lie in the memory of this machine": "--enable-expert-parallel --enable-ep-weight-filter "
+    "--enable-eplb --eplb-config= --num-redundant-experts= --eplb-window-size= --eplb-step-interval= "
+    "--eplb-log-balancedness --expert-placement-strategy= --all2all-backend= --enable-dbo --ubatch-size= "
+    "--dbo-decode-token-threshold= --dbo-prefill-token-threshold=",
+    "threads are bound to cores, a group to each NUMA node; --threads-bind names others": "--numa-bind",
+    "texts are encoded in threads beside the engine": "--tokenizer-pool-size= --tokenizer-pool-type= "
+    "--tokenizer-pool-extra-config= --renderer-num-workers=",
+    "it is the same tokenizer": "--tokenizer-mode=auto --tokenizer-mode=hf --tokenizer-mode=slow --tokenizer-mode=fast",
+    "no code that comes with a model is ever run": "--trust-remote-code --code-revision=",
+    "it is how models are read here": "--config-format=auto --config-format=hf --model-impl=auto --model-impl=vllm "
+    "--allow-deprecated-quantization",
+    "the format is found in the checkpoint": "--load-format=bitsandbytes --load-format=hf --load-format=mistral",
+    "weights are mapped and read once": "--load-format=fastsafetensors --load-format=runai_streamer "
+    "--use-tqdm-on-load --pt-load-map-location= --model-loader-extra-config= --safetensors-load-strategy= "
+    "--safetensors-prefetch-num-threads= --safetensors-prefetch-block-size= --ignore-patterns=*",
+    "what a model is for is found in its config": "--task=auto --task=generate --runner=auto --runner=generate "
+    "--convert=auto --convert=none",
+    "weights and KV cache stay in the memory that they were loaded into": "--cpu-offload-gb=0 --kv-offloading-size=0 "
+    "--offload-backend= --offload-group-size= --offload-num-in-group= --offload-prefetch-step= --offload-params=* "
+    "--cpu-offload-params=* --enable-cumem-allocator",
+    "statistics are on /metrics and never in the log": "--disable-log-stats --aggregate-engine-logging "
+    "--enable-logging-iteration-details --log-error-stack --enable-log-deltas --fail-on-environ-validation",
+    "/metrics has all that is measured": "--show-hidden-metrics-for-version= --collect-detailed-traces= "
+    "--kv-cache-metrics --kv-cache-metrics-sample= --cudagraph-metrics --enable-mfu-metrics "
+    "--per-request-spec-decode-metrics=none",
+    "tool_choice none always leaves the tools out of the prompt": "--exclude-tools-when-tool-choice-none",
+    "/load always answers": "--enable-server-load-tracking",
+    "prompts and answers are never logged": "--max-log-len=",
+    "usage always says how many tokens of a prompt were cached": "--enable-prompt-tokens-details",
+    "the page /docs needs nothing from the internet": "--enable-offline-docs",
+    "the parts of a content reach the chat template as one text": "--chat-template-content-format=",
+    "log-probabilities are those of the model's own logits": "--logprobs-mode=raw_logprobs",
+    "--reasoning-parser says it alone": "--enable-reasoning",
+    "a template's enable_thinking says it": "--anthropic-disabled-thinking-effort=",
+    "Cohere's own API is not served": "--cohere-is-reasoning-model --cohere-format=",
+    "llguidance compiles every structured output": "--guided-decoding-backend= --structured-outputs-config= "
+    "--guided-decoding-disable-fallback --tool-strict-level=auto",
+    "streams are kept open by tokens alone": "--sse-keep-alive-interval=0",
+    "system_fingerprint is made of the version and the model's name": "--fingerprint-mode=full --fingerprint-mode=hash",
+    "only the language model is served": "--language-model-only --skip-mm-profiling --disable-mm-preprocessor-cache "
+    "--mm-processor-cache-gb=0 --disable-chunked-mm-input",
+}
+
+_MANY_SERVERS = (
+    "a server is one process on one machine; start several, and let a proxy share requests among them "
+    "(docs/deploying.md)"
+)
+
+REFUSED = {
+    "a preempted sequence is computed again; leave it out": "--preemption-mode=",
+    "a model is not split into stages; --tensor-parallel-size shares each layer": "--pipeline-parallel-size=",
+    _MANY_SERVERS: "--data-parallel-size= --data-parallel-size-local= --data-parallel-rank= "
+    "--data-parallel-start-rank= --data-parallel-address= --data-parallel-rpc-port= --data-parallel-backend= "
+    "--data-parallel-hybrid-lb --data-parallel-external-lb --data-parallel-multi-port-external-lb "
+    "--data-parallel-supervisor-port= --dp-supervisor-probe-interval-s= --dp-supervisor-probe-timeout-s= "
+    "--dp-supervisor-probe-failure-threshold= --nnodes= --node-rank= --headless --api-server-count= "
+    "--distributed-executor-backend= --worker-use-ray --engine-use-ray --ray-workers-use-nsight "
+    "--decode-context-parallel-size= --prefill-context-parallel-size= --enable-elastic-ep --elastic-ep-max-dp-size= "
+    "--enable-scale-out --enable-fault-tolerance --fault-tolerance-config= --tokens-only",
+    "the server speaks HTTP alone; leave it out": "--grpc --grpc-port=",
+    "name the cores with --threads-bind, such as 0-31|32-63": "--numa-bind-nodes=* --numa-bind-cpus=*",
+    "name the accelerators with CUDA_VISIBLE_DEVICES, HABANA_VISIBLE_MODULES or NEURON_RT_VISIBLE_CORES": (
+        "--device-ids=*"
+    ),
+    "other users of this machine see it on the command line; set HF_TOKEN": "--hf-token=",
+    "put the file into the model's folder as config.json": "--hf-config-path=",
+    "convert the model to Hugging Face's config.json and safetensors": "--config-format= --load-format=pt "
+    "--load-format=npcache --load-format=tensorizer --load-format=sharded_state --load-format=runai_streamer_sharded "
+    "--load-format=modelexpress --load-format=instanttensor",
+    "models are run by the server's own code; docs/models.md lists them": "--model-impl= --model-class-overrides=",
+    "take a tokenizer.json or tokenizer.model, with --tokenizer if need be": "--tokenizer-mode=",
+    "embedding models and cross-encoders are served beside the model, with --embedding-model": "--task= --runner= "
+    "--convert= --pooler-config= --override-pooler-config= --io-processor-plugin=",
+    "--quantization takes one method for all weights, with --quantization-group-size": "--quantization-config=",
+    "all layers cache the same type: see --kv-cache-dtype": "--kv-cache-dtype-skip-layers=*",
+    "weights stay in memory; --quantization makes them smaller": "--cpu-offload-gb=",
+    "the KV cache stays in this server's memory; --kv-cache-space gives it more": "--kv-offloading-size= "
+    "--kv-offloading-backend= --kv-transfer-config= --kv-events-config= --ec-transfer-config= --ec-manager-config=",
+    "say it in GiB with --kv-cache-space": "--kv-cache-memory-bytes=",
+    "--max-num-batched-tokens is the limit of a step": "--max-num-scheduled-tokens=",
+    "--max-num-seqs is the limit of a step, and --max-queue that of those who wait": "--max-num-active-seqs= "
+    "--max-num-queued-tokens=",
+    "the model stays in memory; stop the server to free it": "--enable-sleep-mode --sleep-mode-offload-cudagraph "
+    "--sleep-preserve-parameter-names=* --weight-transfer-config=",
+    "vLLM's classes are not there; --middleware adds code around requests": "--scheduler-cls= --worker-cls= "
+    "--worker-extension-cls= --additional-config= --override-neuron-config=",
+    "requests have logit_bias, bad_words, allowed_token_ids and structured output instead": "--logits-processors=* "
+    "--logits-processor-pattern=",
+    "parsers are built in: see --tool-call-parser and --reasoning-parser": "--tool-parser-plugin= "
+    "--reasoning-parser-plugin= --reasoning-config=",
+    "clients run tools, never the server": "--tool-server=",
+    "calls follow their schema where tool_choice demands them": "--tool-strict-level=",
+    "requests say it with guided_whitespace_pattern and additionalProperties": (
+        "--guided-decoding-disable-any-whitespace --guided-decoding-disable-additional-properties"
+    ),
+    "prompts are text or token ids": "--enable-prompt-embeds",
+    "prompts and answers are never logged; --middleware can do it": "--enable-log-outputs",
+    "use --log-level and --log-format json": "--logging-config= --log-config-file=",
+    "--disable-access-log turns off the whole access log": "--disable-access-log-for-endpoints=",
+    "times are on /metrics, in the log and in --otlp-traces-endpoint": "--enable-per-request-metrics "
+    "--per-request-spec-decode-metrics= --enable-layerwise-nvtx-tracing --custom-histogram-buckets=",
+    "tidewheel bench --profile measures kernels": "--profiler-config=",
+    "/tokenize and /detokenize show the tokenizer": "--enable-tokenizer-info-endpoint",
+    "Python's own ciphers are used; a proxy may choose others": "--ssl-ciphers=",
+    "certificates are read at the start; restart the server when they change": "--enable-ssl-refresh",
+    "raise --read-timeout and --write-timeout of the proxy that drops quiet streams": "--sse-keep-alive-interval=",
+    "system_fingerprint is always made of the version and the model's name": "--fingerprint-mode= --fingerprint-value=",
+    "logits are not returned; log-probabilities are those of the model's own logits": "--logprobs-mode=",
+    "answers have text, token ids and log-probabilities alone": "--enable-return-routed-experts --return-sampling-mask "
+    "--enable-trace-replay --aux-output-config= --watermark-config=",
+    "the model's weights say what they are computed in; see --dtype": "--override-attention-dtype=",
+    "such models are not served; docs/models.md lists those that are": "--diffusion-config= --engram-config=",
+}
+
+NOT_YET = {
+    "adapters are not served yet; merge them into the weights": "--enable-lora --lora-modules=* --max-loras= "
+    "--max-lora-rank= --lora-dtype= --lora-extra-vocab-size= --long-lora-scaling-factors=* --max-cpu-loras= "
+    "--fully-sharded-loras --enable-lora-bias --lora-target-modules=* --default-mm-loras= --specialize-active-lora "
+    "--enable-tower-connector-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras --max-lora-cls-labels= "
+    "--qlora-adapter-name-or-path= --enable-prompt-adapter --prompt-adapters=* --max-prompt-adapters= "
+    "--max-prompt-adapter-token=",
+    "answers are not drafted yet; leave it out, the tokens are the same": "--speculative-config= --spec-method= "
+    "--spec-model= --spec-tokens= --speculative-model= --speculative-model-quantization= --num-speculative-tokens= "
+    "--speculative-draft-tensor-parallel-size= --speculative-max-model-len= "
+    "--speculative-disable-by-batch-size= --speculative-disable-mqa-scorer --ngram-prompt-lookup-max= "
+    "--ngram-prompt-lookup-min= --spec-decoding-acceptance-method= --typical-acceptance-sampler-posterior-threshold= "
+    "--typical-acceptance-sampler-posterior-alpha= --disable-logprobs-during-spec-decoding=",
+    "images and sound are not served yet; requests are text alone": "--limit-mm-per-prompt= --mm-processor-kwargs= "
+    "--mm-processor-cache-gb= --mm-processor-cache-type= --mm-hasher-algorithm= --mm-shm-cache-max-object-size-mb= "
+    "--mm-encoder-only --mm-encoder-tp-mode= --mm-encoder-attn-backend= --mm-encoder-attn-dtype= "
+    "--mm-encoder-fp8-scale-path= --mm-encoder-fp8-scale-save-path= --mm-encoder-fp8-scale-save-margin= "
+    "--mm-tensor-ipc= --mm-processor-device= --mm-ipc-gpu-memory-gb= --mm-device-do-normalize --enable-mm-embeds "
+    "--media-io-kwargs= --interleave-mm-strings --video-pruning-rate= --video-pruning-method= "
+    "--allowed-local-media-path= --allowed-media-domains=* --trust-request-mm-kwargs "
+    "--enable-multimodal-encoder-data-parallel --image-input-type= --image-token-id= --image-input-shape= "
+    "--image-feature-size= --image-processor= --image-processor-revision= --disable-image-processor",
+}
+"""Refused until the server has an option of that name."""

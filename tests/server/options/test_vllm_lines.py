@@ -1,0 +1,137 @@
+"""Command lines of `vllm serve`, as its documentation has them: each starts as it says, or is refused in a sentence."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from tidewheel.server.options.serve import SERVE_OPTIONS, ServeOptions, parse_options
+from tidewheel.server.options.vllm_flags import vllm_flags
+from tidewheel.server.options.vllm_table import RENAMED, SHORT, WORKS
+
+WORKING = {name for names in WORKS.values() for name in names.split()}
+
+
+def parse(line: str, **environment: str) -> ServeOptions:
+    return parse_options(shlex.split(line), environment)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -> str:
+    with pytest.raises(SystemExit) as exit_info:
+        parse(line, **environment)
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("Qwen/Qwen3-0.6B", {"model": "Qwen/Qwen3-0.6B"}),
+        ("--model meta-llama/Llama-3.1-8B-Instruct --port 8001", {"port": 8001}),
+        ("--model-tag m --dtype auto --api-key token-abc123", {"model": "m"}),
+        ("m --max_model_len 4096 --max_num_seqs=16", {"max_model_len": 4096, "max_num_seqs": 16}),
+        ("m --enable-auto-tool-choice --tool-call-parser hermes", {"tool_call_parser": "hermes"}),
+        ("m --reasoning-parser deepseek_r1 --enable-reasoning", {"reasoning_parser": "deepseek_r1"}),
+        ("m -tp 2 --distributed-executor-backend mp", {"tensor_parallel_size": 2}),
+        ("m -q awq --trust-remote-code", {"quantization": "awq"}),
+        ("m -O3", {}),
+        ("m -O.level=3 -O.cudagraph_mode FULL", {}),
+        ("m -O3 --enforce-eager", {"enforce_eager": True}),
+        ("m --compilation-config '{\"level\": 3}'", {}),
+        ("m -cc.mode=3 --async-scheduling", {}),
+        ("m --swap-space 16 --use-v2-block-manager --block-size 16", {}),
+        ("m --disable-custom-all-reduce --max-parallel-loading-workers 2 --disable-log-stats", {}),
+        ("m --gpu-memory-utilization 0.95 --enable-chunked-prefill", {"gpu_memory_utilization": 0.95}),
+        ("m --no-enable-chunked-prefill --no-enable-prefix-caching", {"enable_prefix_caching": False}),
+        ("m --disable-frontend-multiprocessing --tokenizer-pool-size 4 --num-lookahead-slots 1", {}),
+        ("m --tokenizer-mode auto --load-format bitsandbytes --quantization bitsandbytes", {"load_format": "auto"}),
+        ("m --task generate --runner generate --pipeline-parallel-size 1 -dp 1 --nnodes 1", {}),
+        ("m --guided-decoding-backend xgrammar --scheduling-policy priority", {}),
+        ("m --disable-log-requests --uvicorn-log-level warning", {"disable_log_requests": True}),
+        ("m --no-enable-log-requests", {"disable_log_requests": True}),
+        ("m --enable-log-requests", {"disable_log_requests": False}),
+        ("m --max-num-queued-reqs 7", {"max_queue": 7}),
+        (
+            "m --default-chat-template-kwargs.enable_thinking false",
+            {"default_chat_template_kwargs": {"enable_thinking": False}},
+        ),
+        ("m --no-enable-lora --no-trust-remote-code", {}),
+        ("m --cpu-offload-gb 0 --mm-processor-cache-gb 0 --language-model-only", {}),
+        ("m --numa-bind --enable-expert-parallel --enable-eplb --max-log-len 100", {}),
+        ("m --cuda-graph-sizes 1 2 4 --seed 7", {"seed": 7}),
+        ("--cudagraph-capture-sizes 1 2 --model m --scheduler-delay-factor 0.5", {"model": "m"}),
+        ("m --host 0.0.0.0 --allowed-origins '[\"*\"]' --ssl-certfile c --ssl-keyfile k", {"host": "0.0.0.0"}),
+        ("m --kv-cache-dtype fp8 --calculate-kv-scales --preemption-mode recompute", {"kv_cache_dtype": "fp8_e5m2"}),
+    ],
+)  # fmt: skip
+def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
+    options = parse(line)
+    assert {name: options.shown[name] for name in shown} == shown
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("m --pipeline-parallel-size 2", "--pipeline-parallel-size is not supported: a model is not split into stages"),
+        ("m -pp=2", "--pipeline-parallel-size is not supported"),
+        ("m -dp 4 --data-parallel-size-local 2", "--data-parallel-size is not supported: a server is one process"),
+        ("m --preemption-mode swap", "--preemption-mode is not supported: a preempted sequence is computed again"),
+        ("m --load-format tensorizer", "--load-format tensorizer is not supported: convert the model"),
+        ("m --load-format=sharded_state", "--load-format sharded_state is not supported"),
+        ("m --enable-lora --lora-modules a=b c=d", "--lora-modules is not supported: adapters"),
+        ("m --limit-mm-per-prompt '{\"image\": 2}'", "--limit-mm-per-prompt is not supported: images"),
+        ("m --limit-mm-per-prompt.image 2", "--limit-mm-per-prompt is not supported: images"),
+        ("m --kv-transfer-config '{\"kv_connector\": \"NixlConnector\"}'", "--kv-transfer-config is not supported"),
+        ("m --cpu-offload-gb 10", "--cpu-offload-gb is not supported: weights stay in memory"),
+        ("m --task embed", "--task is not supported: embedding models and cross-encoders are served"),
+        ("m --runner pooling", "--runner is not supported"),
+        ("m --tokenizer-mode mistral --config-format mistral", "--config-format is not supported: convert"),
+        ("m --distributed-executor-backend ray", "--distributed-executor-backend is not supported"),
+        ("m --headless --grpc", "--grpc is not supported"),
+        ("m --hf-token secret-of-mine", "set HF_TOKEN"),
+        ("m --kv-cache-memory-bytes 1073741824", "say it in GiB with --kv-cache-space"),
+        ("m --logits-processors a.b", "--logits-processors is not supported: requests have logit_bias"),
+        ("m --enable-sleep-mode", "--enable-sleep-mode is not supported: the model stays in memory"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_refused(capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
+    message = refusal(capsys, line)
+    assert said in message
+    assert "secret" not in message
+
+
+def test_what_has_no_effect_is_a_line_in_the_log() -> None:
+    assert parse("m --swap-space 4 -O3 --no-enable-lora").notes == [
+        "--swap-space has no effect: a preempted sequence is computed again, so KV blocks are never swapped",
+        "--optimization-level has no effect: kernels are built in, and the buckets of an accelerator say what is "
+        "compiled (docs/devices/buckets.md)",
+        "--no-enable-lora has no effect: it is never on",
+    ]
+
+
+def test_every_flag_is_works_or_accepted_or_refused() -> None:
+    declared = {flag for option in SERVE_OPTIONS for flag in (option.flag, *option.declaration.flag_aliases)}
+    assert declared | RENAMED.keys() >= WORKING
+    assert {*SHORT.values()} <= WORKING | vllm_flags().keys()
+    for name, flags in vllm_flags().items():
+        values = [flag.value for flag in flags]
+        assert len(values) == len({*values}), f"{name} is listed twice"
+        assert (None in values) != (name in WORKING), name
+        assert len({flag.takes for flag in flags}) == 1, name
+
+
+def test_every_flag_is_read_under_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    declared = {option.flag for option in SERVE_OPTIONS}
+    for name, flags in vllm_flags().items():
+        for flag in flags:
+            if flag.value is None and name in declared:
+                continue  # what was not there yet when the table was written
+            line = f"m {name}" + ("" if flag.takes == 0 else f" {flag.value or 9}")
+            if flag.accepted:
+                assert any(note.startswith(f"{name} has no effect") for note in parse(line).notes), line
+            else:
+                assert f"{name} " in refusal(capsys, line)

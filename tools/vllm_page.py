@@ -1,0 +1,67 @@
+"""Writes the tables of docs/vllm.md from the server's table of vLLM's flags.
+
+Usage, where Tidewheel is installed: python tools/vllm_page.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
+
+from tidewheel.server.options.serve import SERVE_OPTIONS
+from tidewheel.server.options.variables import KNOWN, REFUSED
+from tidewheel.server.options.vllm_table import ACCEPTED, NOT_YET, WORKS
+from tidewheel.server.options.vllm_table import REFUSED as REFUSED_FLAGS
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "vllm.md"
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(made(PAGE.read_text("utf-8")), "utf-8")
+
+
+def made(page: str) -> str:
+    """The page with its tables as they have to be. Raises ValueError if it has not all of their places."""
+    declared = {option.flag for option in SERVE_OPTIONS}
+    since = {flag.partition("=")[0] for flags in NOT_YET.values() for flag in flags.split()} & declared
+    works = {**WORKS, "": " ".join([WORKS[""], *sorted(since)])}
+    tables = {
+        "works": _table(("flags", "remark"), works),
+        "accepted": _table(("flags", "why they have no effect"), ACCEPTED),
+        "refused": _table(("flags", "why, or what to do instead"), {**REFUSED_FLAGS, **NOT_YET}, since),
+        "variables": _variables(),
+    }
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: made by tools/vllm_page.py -->\n", f"<!-- end of {name} -->"
+        if page.count(begin) != 1 or page.count(end) != 1:
+            raise ValueError(f"the page must have one block from {begin.strip()} to {end}")
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}{table}{end}{rest.partition(end)[2]}"
+    return page
+
+
+def _table(head: tuple[str, str], flags: Mapping[str, str], left_out: Container[str] = ()) -> str:
+    rows = []
+    for why, names in flags.items():
+        # Written as they are given: `--task=embed`, and without a sign for values of any kind.
+        shown = [f"`{name.rstrip('=*')}`" for name in names.split() if name.partition("=")[0] not in left_out]
+        if shown:
+            rows.append((", ".join(shown), why))
+    return _lines(head, rows)
+
+
+def _variables() -> str:
+    rows = [(f"`{name}`", f"`{o.flag}`") for o in SERVE_OPTIONS for name in o.variables if name.startswith("VLLM_")]
+    rows += [(f"`{name}`", why) for name, why in KNOWN.items() if name.startswith("VLLM_")]
+    rows += [(f"`{name}`", f"refused: {why}") for name, why in REFUSED.items()]
+    return _lines(("variable", "what becomes of it"), rows)
+
+
+def _lines(head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"| {left} | {right} |\n".replace("|  |", "| |") for left, right in (head, ("---", "---"), *rows))
+
+
+if __name__ == "__main__":
+    main()
