@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,9 @@ from .errors import ModelError
 from .load_progress import LoadProgress, ReportedWeights
 from .machine.memory import Memory, read_memory
 from .models import describe
+from .models.description import ModelDescription
 from .models.generation import sampling_defaults
+from .models.overrides import overridden
 from .models.spec import DecoderSpec, mixers, tensor_shapes
 from .options import EngineOptions
 from .weights import ModelSource, open_source
@@ -116,7 +118,10 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     require(options.device)  # before weights are downloaded for nothing
     if source is None:
         source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
-    description = describe(source.config, options.max_model_len)
+    config = overridden(source.config, options.hf_overrides, options.rope_scaling, options.rope_theta)
+    description = describe(config, options.max_model_len)
+    if options.disable_sliding_window:
+        description = _within_windows(description, options.max_model_len)
     weights = source.weights(description)
     shapes = tensor_shapes(description.spec)
     stored = STORAGE[weights.dtype if options.dtype == "auto" else options.dtype].itemsize
@@ -124,7 +129,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     device = get_device(options.device, options.device_options, dense_bytes)
     require_mixers(device.name, description.spec)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
-    method = method_to_load_with(options.quantization, source.config)
+    method = method_to_load_with(options.quantization, config)
     quantization = parse_quantization(method, options.quantization_group_size, options.quantization_zero_points)
     if quantization is not None and not device.quantizes:
         logger.warning(
@@ -444,6 +449,20 @@ def _memory_text(memory: Memory, weight_bytes: int) -> str:
 
 
 def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource:
-    if options.tokenizer is None:
+    revision = options.tokenizer_revision
+    if options.tokenizer is None and revision in (None, options.revision):
         return model
-    return open_source(options.tokenizer, download_dir=options.download_dir, load_format="dummy")  # without its weights
+    name = options.tokenizer or options.model
+    return open_source(name, revision, options.download_dir, load_format="dummy")  # without its weights
+
+
+def _within_windows(description: ModelDescription, max_model_len: int | None) -> ModelDescription:
+    """The model with a context in which no window hides a token. Raises ModelError if a longer one is asked for."""
+    spec = description.spec
+    longest = min(window for window in (spec.max_positions, *spec.windows()) if window is not None)
+    if max_model_len is not None and max_model_len > longest:
+        raise ModelError(
+            f"--disable-sliding-window cuts the context to the smallest window of {longest} tokens: lower "
+            f"--max-model-len {max_model_len}, or leave it out"
+        )
+    return replace(description, spec=replace(spec, max_positions=longest))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from .declaring.option import REQUIRED, Options, option
-from .declaring.values import above, at_least, count, number_or_none
+from .declaring.values import above, at_least, count, json_object, number_or_none
 from .devices import DEVICE_NAMES
 from .weights import LOAD_FORMATS
 from .weights.dtypes import DType, KvCacheDType
@@ -14,6 +15,7 @@ from .weights.quantization import Method
 from .weights.quantized import CheckpointMethod
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+_QUANTIZATION_ALIASES = {"gptq_marlin": "gptq", "awq_marlin": "awq"}  # vLLM's kernels for them
 _KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e5m2"}
 
 
@@ -31,6 +33,25 @@ class EngineOptions(Options):
     download_dir: str | None = option(None, "where hub downloads are kept [the hub's cache]", metavar="FOLDER")
     load_format: str = option("auto", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)
     tokenizer: str | None = option(None, "a folder, .gguf file or hub id to take the tokenizer from [the model's]")
+    tokenizer_revision: str | None = option(
+        None, "the branch, tag or commit of the tokenizer [the model's, for its own]", metavar="NAME"
+    )
+    hf_overrides: Mapping[str, Any] | None = option(
+        None,
+        'fields of config.json to take instead of the model\'s, e.g. {"sliding_window": null}',
+        parse=json_object,
+        metavar="JSON",
+    )
+    rope_scaling: Mapping[str, Any] | None = option(
+        None,
+        'how positions are scaled, e.g. {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}',
+        parse=json_object,
+        metavar="JSON",
+    )
+    rope_theta: float | None = option(
+        None, "the base of the rope's frequencies", parse=float, check=above(0), metavar="BASE"
+    )
+    disable_sliding_window: bool = option(False, "cut the context to the model's smallest attention window")
     dtype: DType | Literal["auto"] = option(
         "auto",
         "the weights' type (half and float are float16 and float32)",
@@ -41,6 +62,7 @@ class EngineOptions(Options):
         None,
         "store weights in fewer bits; they are quantized while they are loaded. gptq, awq, compressed-tensors, fp8, "
         "bitsandbytes and mxfp4 name a checkpoint's own method, which is found without this option too",
+        parse=lambda text: _QUANTIZATION_ALIASES.get(text, text),
         choices=(*get_args(Method), *get_args(CheckpointMethod)),
     )
     quantization_group_size: int | None = option(

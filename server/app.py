@@ -50,6 +50,7 @@ from .http.clients import NameClient
 from .http.middleware import BodyLimit, JsonOnly, RequestId
 from .http.tidy_path import TidyPath
 from .protocol.decode import ParameterNotes
+from .protocol.rules import RequestRules
 from .responses.store import ResponseStore
 from .served_models import ServedModels
 from .telemetry.encoder_metrics import EncoderMetrics
@@ -86,7 +87,8 @@ def build_app(
     template = ChatTemplate(template_source, tokenizer.special_tokens_map)
     formats = model_formats(template_source, options.tool_call_parser, options.reasoning_parser)
     logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
-    defaults = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
+    suggested = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
+    defaults = {**suggested, **resources.sampling_overrides}
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
     request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
     renderer = PromptRenderer(template, encoder, options.default_chat_template_kwargs, request_templates)
@@ -109,6 +111,11 @@ def build_app(
     formatter = LogprobsFormatter(tokenizer)
     store = ResponseStore(options.max_stored_responses)
     notes = ParameterNotes(options.unknown_parameters)
+    rules = RequestRules(
+        options.max_logprobs,
+        tokens_as_ids=options.return_tokens_as_token_ids,
+        include_usage=options.enable_force_include_usage,
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -127,11 +134,15 @@ def build_app(
 
     app = Starlette(
         routes=[
-            *ChatEndpoint(path, formatter, metrics, fingerprint, notes=notes).routes(),
+            *ChatEndpoint(
+                path, formatter, metrics, fingerprint, notes=notes, rules=rules, role=options.response_role
+            ).routes(),
             *ResponsesEndpoints(path, formatter, metrics, defaults, store, notes=notes).routes(),
             *StoredResponsesEndpoints(store).routes(),
             *MessagesEndpoints(path, metrics, notes=notes).routes(),
-            *CompletionsEndpoint(models, encoder, generations, metrics, defaults, fingerprint, notes=notes).routes(),
+            *CompletionsEndpoint(
+                models, encoder, generations, metrics, defaults, fingerprint, notes=notes, rules=rules
+            ).routes(),
             *models_routes(models),
             *TokenizeEndpoints(models, encoder, renderer, notes=notes).routes(),
             *EmbeddingsEndpoint(encoders, encoder, notes=notes).routes(),

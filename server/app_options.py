@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidewheel.engine.declaring.option import Options, option
-from tidewheel.engine.declaring.values import at_least, count
+from tidewheel.engine.declaring.values import at_least, between, count, json_object
+from tidewheel.engine.models.generation import SAMPLING_NAMES
+from tidewheel.engine.sampling_params import MAX_LOGPROBS
 
 from .chat.reasoning import REASONING_PARSERS
 from .chat.tools import TOOL_CALL_PARSERS
@@ -33,14 +35,10 @@ def _check_metrics_prefix(prefix: str) -> str | None:
     return "must have letters, digits, underscores and colons only, like vllm:"
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"must be a JSON object, got {text!r}")
-    return value
+def _check_sampling_defaults(given: Mapping[str, Any]) -> str | None:
+    if unknown := given.keys() - {*SAMPLING_NAMES}:
+        return f"must have {', '.join(SAMPLING_NAMES)} alone, not {', '.join(sorted(unknown))}"
+    return None
 
 
 def _strings(text: str) -> list[str]:
@@ -108,7 +106,7 @@ class AppOptions(Options):
     default_chat_template_kwargs: Mapping[str, Any] | None = option(
         None,
         'variables for the chat template, e.g. {"enable_thinking": false}; those of a request go first',
-        parse=_json_object,
+        parse=json_object,
         metavar="JSON",
     )
     trust_request_chat_template: bool = option(
@@ -119,6 +117,25 @@ class AppOptions(Options):
         "sampling defaults: auto takes the model's generation_config.json, vllm takes none, or a folder with the file",
         metavar="auto|vllm|FOLDER",
     )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None,
+        'sampling defaults that go before those of --generation-config, e.g. {"temperature": 0.2}',
+        parse=json_object,
+        check=_check_sampling_defaults,
+        metavar="JSON",
+    )
+    response_role: str = option("assistant", "the role of chat answers", metavar="NAME")
+    max_logprobs: int = option(
+        MAX_LOGPROBS,
+        "most likely tokens that a request may ask for at each place",
+        parse=int,
+        check=between(0, MAX_LOGPROBS),
+        metavar="N",
+    )
+    return_tokens_as_token_ids: bool = option(
+        False, "in logprobs, write tokens as token_id:ID, unless a request says otherwise"
+    )
+    enable_force_include_usage: bool = option(False, "end every stream with its usage, asked for or not")
     enable_auto_tool_choice: bool = option(False, "has no effect: calls are always returned as tool_calls")
     tool_call_parser: str = option(
         "auto",

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.files.reading import require_file
-from tidewheel.engine.models.generation import read_generation_config, sampling_defaults
+from tidewheel.engine.files.wording import shown
+from tidewheel.engine.models.generation import GenerationConfig, read_generation_config, sampling_defaults
 
 from .app_options import AppOptions, check_api_key
 
@@ -27,13 +28,14 @@ class AppResources:
     """What the application's options name, read and made.
 
     `api_keys` are all keys, those of a file included. `chat_template` None is the tokenizer's own; `sampling_defaults`
-    None are the engine's.
+    None are the engine's, and `sampling_overrides` go before either.
     """
 
     api_keys: Sequence[str] = field(default=(), repr=False)
     middleware: Sequence[Middleware] = ()
     chat_template: str | None = None
     sampling_defaults: Mapping[str, float | int] | None = None
+    sampling_overrides: Mapping[str, float | int] = field(default_factory=dict)
     tracer: Tracer | None = None
 
 
@@ -45,6 +47,7 @@ def find_resources(options: AppOptions) -> AppResources:
         middleware=_middleware(options.middleware),
         chat_template=_chat_template(options.chat_template),
         sampling_defaults=_sampling_defaults(options.generation_config),
+        sampling_overrides=_sampling_overrides(options.override_generation_config),
         tracer=_tracer(options.otlp_traces_endpoint),
     )
 
@@ -100,3 +103,10 @@ def _sampling_defaults(generation_config: str) -> Mapping[str, float | int] | No
         return sampling_defaults(read_generation_config(folder, {}))
     except ModelError as error:
         raise ModelError(f"--generation-config: {error}") from error
+
+
+def _sampling_overrides(given: Mapping[str, Any] | None) -> Mapping[str, float | int]:
+    for name, value in (given or {}).items():
+        if type(value) not in (int, float):
+            raise ModelError(f"--override-generation-config: {name} must be a number, got {shown(value)}")
+    return sampling_defaults(GenerationConfig(**(given or {}), origin="--override-generation-config"))

@@ -5,8 +5,10 @@ What a value must be is a function that returns None for a value that is so, els
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _INFINITY = float("inf")
@@ -30,6 +32,17 @@ def positive_count(text: str) -> int:
     value = count(text)
     if reason := at_least(1)(value):
         raise ValueError(f"{reason}, got {text!r}")
+    return value
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object. Raises ValueError."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{text!r} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a JSON object, got {text!r}")
     return value
 
 

@@ -33,7 +33,7 @@ class _Entry(NamedTuple):
 
 
 _DEVICES = {
-    "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions,)),
+    "cpu": _Entry(".cpu.device", "CpuDevice", (CpuOptions, ParallelOptions)),
     "cuda": _Entry(".graph.accelerators", "cuda", (GraphOptions, MemoryOptions, ParallelOptions)),
     "hpu": _Entry(".graph.accelerators", "HpuDevice", (GraphOptions, MemoryOptions, HpuOptions, ParallelOptions)),
     "neuron": _Entry(".graph.accelerators", "NeuronDevice", (GraphOptions, MemoryOptions)),

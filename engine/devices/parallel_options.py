@@ -1,4 +1,4 @@
-"""The options of devices that can share a model among several accelerators."""
+"""The options of devices that can share a model among several parts of a machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..declaring.values import at_least, count
 
 @dataclass(frozen=True)
 class ParallelOptions(Options):
-    """How many accelerators of this machine hold a part of each layer (https://arxiv.org/abs/1909.08053)."""
+    """How many accelerators, or groups of cores, hold a part of each layer (https://arxiv.org/abs/1909.08053)."""
 
     tensor_parallel_size: int = option(
-        1, "accelerators that share a model", parse=count, check=at_least(1), metavar="N"
+        1, "accelerators that share a model, or groups of cores on the CPU", parse=count, check=at_least(1), metavar="N"
     )

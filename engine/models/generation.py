@@ -13,6 +13,9 @@ from ..files.wording import one_line, shown
 from .config import MAX_INTEGER
 
 _FILE = "generation_config.json"
+SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What may be suggested of sampling."""
+
 _MAX_SPECIAL_TOKENS = 1000  # that end a sequence; models name a handful
 
 
@@ -64,8 +67,7 @@ def sampling_defaults(generation: GenerationConfig) -> dict[str, float | int]:
     """
     from ..sampling_params import SamplingParams  # which a start need not wait for
 
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    defaults = {name: value for name in names if (value := getattr(generation, name)) is not None}
+    defaults = {name: value for name in SAMPLING_NAMES if (value := getattr(generation, name)) is not None}
     try:
         SamplingParams(**defaults)
     except InvalidRequestError as error:

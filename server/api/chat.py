@@ -34,6 +34,7 @@ from ..protocol.chat import (
     ToolCallDelta,
 )
 from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.rules import RequestRules
 from ..protocol.usage import Usage
 from ..telemetry.metrics import ServerMetrics
 from .body import whole_body
@@ -51,12 +52,16 @@ class ChatEndpoint:
         fingerprint: str,
         *,
         notes: ParameterNotes,
+        rules: RequestRules,
+        role: str,
     ) -> None:
         self._path = path
         self._formatter = formatter
         self._metrics = metrics
         self._fingerprint = fingerprint
         self._decode = BodyDecoder(ChatCompletionRequest, notes=notes)
+        self._rules = rules
+        self._role = role
 
     def routes(self) -> list[Route]:
         """The endpoint."""
@@ -73,9 +78,10 @@ class ChatEndpoint:
         timer = self._metrics.start_timer()
         raw = await whole_body(request)
         body = self._decode(raw)
+        self._rules.apply(body)
         run = await self._path.start(body, len(raw), timer, request.state.request_id)
         if body.stream:
-            return _ChunkStream(run, body, self._formatter, self._fingerprint)
+            return _ChunkStream(run, body, self._formatter, self._fingerprint, self._role)
         answers = await run.whole(request.receive)
         completion = ChatCompletion(
             id=run.id,
@@ -107,7 +113,8 @@ class ChatEndpoint:
 
     def _choice(self, answer: ChoiceAnswer, body: ChatCompletionRequest) -> ChatChoice:
         turn = answer.turn
-        message = ResponseMessage(content=turn.content or (None if turn.calls or turn.reasoning else ""))
+        content = turn.content or (None if turn.calls or turn.reasoning else "")
+        message = ResponseMessage(role=self._role, content=content)
         if turn.reasoning:
             message.reasoning_content = message.reasoning = turn.reasoning
         if turn.calls:
@@ -126,10 +133,11 @@ class _ChunkStream(EventStream[RequestOutput]):
     __slots__ = ("_answers", "_around_text")
 
     def __init__(
-        self, run: ChatRun, body: ChatCompletionRequest, formatter: LogprobsFormatter, fingerprint: str
+        self, run: ChatRun, body: ChatCompletionRequest, formatter: LogprobsFormatter, fingerprint: str, role: str
     ) -> None:
         super().__init__(run.generation)
         self._run = run
+        self._role = role
         self._answers = run.answers
         self._logprobs_of = partial(formatter.chat, body)
         self._include_usage, self._continuous_usage = body.include_usage, body.continuous_usage
@@ -156,7 +164,7 @@ class _ChunkStream(EventStream[RequestOutput]):
                 return around[0] + encode_json(piece) + around[1]
         choices, chunk = self._choices(output, pieces), self._chunk
         if begins:
-            opening = ChunkChoice(index, Delta(role="assistant", content=""))
+            opening = ChunkChoice(index, Delta(role=self._role, content=""))
             choices.insert(0, opening)
             if self._continuous_usage or self._return_ids:
                 self._around_text[index] = None

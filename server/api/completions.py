@@ -22,6 +22,7 @@ from ..generation.streaming import EventStream, collect
 from ..openapi.document import operation
 from ..protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.rules import RequestRules
 from ..protocol.sampling import sampling_params
 from ..served_models import ServedModels
 from ..telemetry.metrics import ServerMetrics
@@ -45,6 +46,7 @@ class CompletionsEndpoint:
         fingerprint: str,
         *,
         notes: ParameterNotes,
+        rules: RequestRules,
     ) -> None:
         self._models = models
         self._encoder = encoder
@@ -54,6 +56,7 @@ class CompletionsEndpoint:
         self._fingerprint = fingerprint
         self._formatter = LogprobsFormatter(encoder.tokenizer)
         self._decode = BodyDecoder(CompletionRequest, notes=notes)
+        self._rules = rules
 
     def routes(self) -> list[Route]:
         """The endpoint."""
@@ -70,6 +73,7 @@ class CompletionsEndpoint:
         timer = self._metrics.start_timer()
         raw = await whole_body(request)
         body = self._decode(raw)
+        self._rules.apply(body)
         model = self._models.resolve(body.model)
         body.check_supported()
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)

@@ -9,11 +9,12 @@ from __future__ import annotations
 WORKS = {
     "": "--allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-key --chat-template --config "
     "--default-chat-template-kwargs --device --disable-fastapi-docs --disable-log-requests "
-    "--disable-uvicorn-access-log --download-dir --enable-prefix-caching --enable-request-id-headers "
-    "--h11-max-header-count --h11-max-incomplete-event-size --host --max-model-len --max-num-batched-tokens "
-    "--max-num-seqs --middleware --model --otlp-traces-endpoint --port --revision --root-path --seed "
-    "--served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile --tokenizer "
-    "--trust-request-chat-template --uds --uvicorn-log-level",
+    "--disable-uvicorn-access-log --download-dir --enable-force-include-usage --enable-prefix-caching "
+    "--enable-request-id-headers --h11-max-header-count --h11-max-incomplete-event-size --hf-overrides --host "
+    "--max-model-len --max-num-batched-tokens --max-num-seqs --middleware --model --otlp-traces-endpoint --port "
+    "--response-role --return-tokens-as-token-ids --revision --root-path --seed --served-model-name "
+    "--shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile --tokenizer "
+    "--tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
     "`half` and `float` are `float16` and `float32`": "--dtype",
     "requests are logged unless this is turned off": "--enable-log-requests",
     "`auto`, `safetensors`, `gguf` and `dummy`": "--load-format",
@@ -25,7 +26,12 @@ WORKS = {
     "`fp8` is `fp8_e5m2`; int8 is there too": "--kv-cache-dtype",
     "accelerators only; on a CPU the log says that it has no effect": "--gpu-memory-utilization "
     "--device-memory-utilization --enforce-eager --max-seq-len-to-capture --max-context-len-to-capture "
-    "--num-gpu-blocks-override --tensor-parallel-size",
+    "--num-gpu-blocks-override",
+    "on a CPU, as many groups of cores (docs/processors.md)": "--tensor-parallel-size",
+    "up to 20, which is the default": "--max-logprobs",
+    "temperature, top_p, top_k, min_p and repetition_penalty": "--override-generation-config",
+    "the context is cut to the smallest window": "--disable-sliding-window",
+    "one rope for all layers; --hf-overrides changes others": "--rope-scaling --rope-theta",
     "sequences that may wait, not requests": "--max-num-queued-reqs",
 }
 
@@ -192,6 +198,9 @@ REFUSED = {
     "--worker-extension-cls= --additional-config= --override-neuron-config=",
     "requests have logit_bias, bad_words, allowed_token_ids and structured output instead": "--logits-processors=* "
     "--logits-processor-pattern=",
+    "every endpoint for text needs one; with token ids in prompts and return_token_ids it is hardly used": (
+        "--skip-tokenizer-init"
+    ),
     "parsers are built in: see --tool-call-parser and --reasoning-parser": "--tool-parser-plugin= "
     "--reasoning-parser-plugin= --reasoning-config=",
     "clients run tools, never the server": "--tool-server=",

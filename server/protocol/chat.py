@@ -271,9 +271,9 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class ResponseMessage(msgspec.Struct, kw_only=True):
-    """The model's turn."""
+    """The model's turn. The role is that of --response-role."""
 
-    role: Literal["assistant"] = "assistant"
+    role: str = "assistant"
     content: str | None
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET

@@ -19,8 +19,9 @@ from ...weights.quantization import TensorFormat
 from ...weights.tensor import WeightSource
 from ..base import ExecutorOptions
 from ..cache_split import GroupBytes
+from ..parallel_options import ParallelOptions
 from .executor import CpuExecutor
-from .groups import choose_groups, group_list, spanning_groups
+from .groups import choose_groups, group_list, shared_out, spanning_groups
 from .lowering import Formats, formats_of, lower
 from .options import CpuOptions
 from .unpacked_experts import PREPACK, unpacked_experts
@@ -29,10 +30,12 @@ from .weights import set_weights
 logger = logging.getLogger(__name__)
 
 
-def thread_groups(isa: str, threads_bind: str) -> list[list[int]]:
+def thread_groups(isa: str, threads_bind: str, num_groups: int = 1) -> list[list[int]]:
     """The processors to compute on, by group. Says what was chosen. Raises DeviceError for what cannot be used."""
     topology, quota = _native.topology(), cpu_quota()
     groups = choose_groups(threads_bind, topology, quota)
+    if num_groups > 1:
+        groups = shared_out(groups, num_groups, named=threads_bind != "auto")
     for group in spanning_groups(groups, topology):
         logger.warning(
             "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "
@@ -71,8 +74,11 @@ class CpuDevice:
     has_own_memory = False
     quantizes = True
 
-    def __init__(self, options: CpuOptions | None = None, *, isa: str = "auto") -> None:
+    def __init__(
+        self, options: CpuOptions | None = None, parallel: ParallelOptions | None = None, *, isa: str = "auto"
+    ) -> None:
         self._options = options or CpuOptions()
+        self._num_groups = (parallel or ParallelOptions()).tensor_parallel_size
         try:
             self.isa = _native.chosen_isa_level(isa)
         except ValueError as error:
@@ -110,7 +116,7 @@ class CpuDevice:
         limits = options.limits(
             self.kv_group_bytes(spec, options.cache_dtype), _native.block_tokens(), state_bytes=spec.state_bytes
         )
-        groups = thread_groups(self.isa, self._options.threads_bind)
+        groups = thread_groups(self.isa, self._options.threads_bind, self._num_groups)
         _report_memory()
         formats = formats_of(spec, options.dtype, options.quantization, weights)
         unpacked, reason = unpacked_experts(formats, weights)

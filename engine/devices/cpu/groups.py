@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...errors import DeviceError
@@ -43,6 +44,28 @@ def choose_groups(threads_bind: str, topology: Topology, quota: float | None) ->
     if not all(groups) or len(set(cpus)) != len(cpus):
         raise DeviceError("--threads-bind must name a CPU in each group, and each CPU once, like 0-15 or 0-15|16-31")
     return groups
+
+
+def shared_out(groups: Sequence[Sequence[int]], num_groups: int, *, named: bool) -> list[list[int]]:
+    """The same processors in `num_groups` groups of neighbours, which is what `--tensor-parallel-size` means here.
+
+    Groups that were `named` stay as they are. Raises DeviceError if they are not as many, or for too few processors.
+    """
+    if len(groups) == num_groups:
+        return [list(group) for group in groups]
+    if named and len(groups) > 1:
+        raise DeviceError(
+            f"--tensor-parallel-size {num_groups} and --threads-bind {group_list(groups)} name different numbers of "
+            "groups: leave one of them out"
+        )
+    cpus = [cpu for group in groups for cpu in group]
+    if len(cpus) < num_groups:
+        raise DeviceError(
+            f"--tensor-parallel-size {num_groups} needs as many cores to make groups of, and there are {len(cpus)}: "
+            "lower it"
+        )
+    ends = [len(cpus) * i // num_groups for i in range(num_groups + 1)]
+    return [cpus[begin:end] for begin, end in pairwise(ends)]
 
 
 def spanning_groups(groups: Sequence[Sequence[int]], topology: Topology) -> list[Sequence[int]]:

@@ -37,7 +37,7 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
         ("m --enable-auto-tool-choice --tool-call-parser hermes", {"tool_call_parser": "hermes"}),
         ("m --reasoning-parser deepseek_r1 --enable-reasoning", {"reasoning_parser": "deepseek_r1"}),
         ("m -tp 2 --distributed-executor-backend mp", {"tensor_parallel_size": 2}),
-        ("m -q awq --trust-remote-code", {"quantization": "awq"}),
+        ("m -q awq_marlin --trust-remote-code", {"quantization": "awq"}),
         ("m -O3", {}),
         ("m -O.level=3 -O.cudagraph_mode FULL", {}),
         ("m -O3 --enforce-eager", {"enforce_eager": True}),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.cpu.groups import choose_groups, default_threads, group_list, spanning_groups
+from tidewheel.engine.devices.cpu.groups import choose_groups, default_threads, group_list, shared_out, spanning_groups
 from tidewheel.engine.errors import DeviceError
 
 native: Any = pytest.importorskip("tidewheel._native")
@@ -132,3 +132,13 @@ def test_a_group_over_several_nodes_is_pointed_out(
         assert not caplog.records
         cpu.thread_groups("scalar", "0-7")
     assert "CPUs 0-7 are of several NUMA nodes" in caplog.text
+
+
+def test_tensor_parallelism_shares_the_cores_out() -> None:
+    assert shared_out([[0, 1, 2], [4, 5]], 2, named=False) == [[0, 1, 2], [4, 5]]
+    assert shared_out([[0, 1, 2, 3, 4]], 2, named=True) == [[0, 1], [2, 3, 4]]
+    assert shared_out([[0, 1], [2, 3]], 4, named=False) == [[0], [1], [2], [3]]
+    with pytest.raises(DeviceError, match=r"--tensor-parallel-size 3 needs as many cores .* there are 2"):
+        shared_out([[0, 1]], 3, named=False)
+    with pytest.raises(DeviceError, match=r"--tensor-parallel-size 3 and --threads-bind 0\|1 name different numbers"):
+        shared_out([[0], [1]], 3, named=True)

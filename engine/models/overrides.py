@@ -1,0 +1,56 @@
+"""A model's config with what options say instead of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ModelError
+
+_ROPES = ("rope_scaling", "rope_parameters")
+
+
+def overridden(
+    config: Mapping[str, Any],
+    fields: Mapping[str, Any] | None,
+    rope_scaling: Mapping[str, Any] | None,
+    rope_theta: float | None,
+) -> Mapping[str, Any]:
+    """The config with other fields, objects within it field by field, and with another rope.
+
+    The rope is that of the language model, which may be a part of the config. Raises ModelError where layers have ropes
+    of their own.
+    """
+    config = _merged(config, fields or {})
+    if rope_scaling is None and rope_theta is None:
+        return config
+    if isinstance(text := config.get("text_config"), Mapping):
+        return {**config, "text_config": _with_rope(text, rope_scaling, rope_theta)}
+    return _with_rope(config, rope_scaling, rope_theta)
+
+
+def _merged(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(config)
+    for name, value in fields.items():
+        inner = merged.get(name)
+        merged[name] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _with_rope(
+    config: Mapping[str, Any], rope_scaling: Mapping[str, Any] | None, rope_theta: float | None
+) -> dict[str, Any]:
+    rope: Any = next((config[name] for name in _ROPES if config.get(name)), {})
+    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
+        raise ModelError(
+            "--rope-scaling and --rope-theta change one rope, and this model's layers have several: say it with "
+            "--hf-overrides"
+        )
+    theta = rope.get("rope_theta") if rope_theta is None else rope_theta
+    rope = dict(rope if rope_scaling is None else rope_scaling)
+    changed: dict[str, Any] = {**config, "rope_parameters": None, "rope_scaling": rope or None}
+    if theta is not None:
+        changed["rope_theta"] = theta
+        if rope:
+            rope["rope_theta"] = theta
+    return changed

@@ -1,0 +1,31 @@
+"""What a server's options say of every request for tokens: limits, and fields that requests leave open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import bad_request
+from .sampling import GenerationBody, StreamOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """Checks and completes bodies. `max_logprobs` bounds the likely tokens that are asked for at each place."""
+
+    max_logprobs: int
+    tokens_as_ids: bool = False
+    include_usage: bool = False
+
+    def apply(self, body: GenerationBody) -> None:
+        """Raises ApiError (400) for more logprobs than there may be."""
+        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            asked = getattr(body, name, None)
+            if type(asked) is int and asked > self.max_logprobs:
+                raise bad_request(
+                    f"{name} must be at most {self.max_logprobs} on this server (--max-logprobs), got {asked}", name
+                )
+        if self.tokens_as_ids and body.return_tokens_as_token_ids is None:
+            body.return_tokens_as_token_ids = True
+        if self.include_usage and body.stream:
+            body.stream_options = body.stream_options or StreamOptions()
+            body.stream_options.include_usage = True

@@ -1,0 +1,64 @@
+"""Options that say something else than a model's config: --hf-overrides, --rope-scaling and --rope-theta."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from model_configs import CONFIGS
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.load import open_model
+from tidewheel.engine.models import describe
+from tidewheel.engine.models.overrides import overridden
+from tidewheel.engine.options import EngineOptions
+from tidewheel.server.options.model import DEMO_MODEL
+
+LLAMA = {**CONFIGS["LlamaForCausalLM"], "rope_theta": 1e4, "rope_scaling": None}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_fields_are_replaced_and_objects_field_by_field() -> None:
+    config = {"a": 1, "inner": {"b": 2, "c": 3}, "list": [1]}
+    changed = overridden(config, {"inner": {"b": None}, "list": [2], "d": 4}, None, None)
+    assert changed == {"a": 1, "inner": {"b": None, "c": 3}, "list": [2], "d": 4}
+    assert config["inner"] == {"b": 2, "c": 3}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 1e4},
+        {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ],
+)
+def test_the_rope_is_that_of_a_config_that_says_so_itself(rope: dict[str, Any]) -> None:
+    config = {**LLAMA, **rope}
+    for scaling, theta in ((YARN, None), (YARN, 5e5), ({"rope_type": "default"}, 2e4)):
+        written = {**LLAMA, "rope_scaling": scaling, "rope_theta": theta or 1e4}
+        assert describe(overridden(config, None, scaling, theta)).spec == describe(written).spec
+    kept = overridden(config, None, None, 5e5)
+    assert describe(kept).spec != describe(config).spec
+
+
+def test_the_rope_of_a_language_model_within_another() -> None:
+    changed = overridden({"text_config": LLAMA, "vision_config": {}}, None, YARN, None)
+    assert changed["text_config"]["rope_scaling"] == YARN
+    assert "rope_scaling" not in changed
+
+
+def test_ropes_by_layer_are_refused() -> None:
+    config = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}
+    with pytest.raises(ModelError, match="--hf-overrides"):
+        overridden(config, None, None, 5e5)
+
+
+def test_without_a_sliding_window_the_context_is_as_long_as_the_window() -> None:
+    windowed = {"architectures": ["MistralForCausalLM"], "sliding_window": 64}
+    options = EngineOptions(str(DEMO_MODEL), device="cpu", hf_overrides=windowed)
+    assert open_model(options).spec.max_positions == 2048
+    assert open_model(replace(options, disable_sliding_window=True, max_model_len=64)).spec.max_positions == 64
+    with pytest.raises(ModelError, match=r"smallest window of 64 tokens: lower --max-model-len 65"):
+        open_model(replace(options, disable_sliding_window=True, max_model_len=65))

@@ -1,0 +1,106 @@
+"""A server that was started with vLLM's flags, as `python -m tidewheel.server`: what they change can be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server.conftest import ServerProcess
+
+FLAGS = [
+    *("--load-format", "dummy", "--dtype", "float", "--max_num_seqs", "4", "--swap-space", "4", "-O3"),
+    *("--trust-remote-code", "--enforce-eager", "--response-role", "helper", "--max-logprobs", "3"),
+    *("--override-generation-config.temperature", "0", "--enable-force-include-usage", "--block-size", "16"),
+    *("--return-tokens-as-token-ids", "--rope-theta", "5e5", "--hf-overrides.max_position_embeddings", "256"),
+]
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def server(dummy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    file = tmp_path_factory.mktemp("options") / "options.yaml"
+    file.write_text("served-model-name: [from-the-file]\nmax_num_batched_tokens: 128\n")
+    groups = ["-tp", "2"] if len(os.sched_getaffinity(0)) > 1 else []
+    server = ServerProcess(str(dummy_model), *FLAGS, *groups, "--config", str(file))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{server.url}/v1", timeout=60, trust_env=False) as client:
+        yield client
+
+
+def chat(client: httpx.Client, **fields: Any) -> httpx.Response:
+    return client.post("/chat/completions", json={"messages": MESSAGES, "max_tokens": 3, **fields})
+
+
+def test_what_has_no_effect_is_logged(server: ServerProcess) -> None:
+    for flag in ("--swap-space", "--optimization-level", "--trust-remote-code", "--block-size"):
+        assert server.log.count(f"{flag} has no effect: ") == 1
+    assert "--enforce-eager: no effect on the cpu device" in server.log
+    if len(os.sched_getaffinity(0)) > 1:
+        assert "in 2 threads" in server.log
+        assert "|" in server.log.partition("on CPUs ")[2].partition("\n")[0]
+
+
+def test_the_file_and_the_overrides_are_used(client: httpx.Client) -> None:
+    (model,) = client.get("/models").json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("from-the-file", 256)
+
+
+def test_answers_have_the_role_and_the_defaults(client: httpx.Client) -> None:
+    first, second = (chat(client, logprobs=True, top_logprobs=1).json()["choices"][0] for _ in range(2))
+    assert first["message"]["role"] == "helper"
+    assert first["message"] == second["message"]  # at temperature 0
+    assert all(entry["token"].startswith("token_id:") for entry in first["logprobs"]["content"])
+    lines = chat(client, stream=True).text.split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert events[0]["choices"][0]["delta"]["role"] == "helper"
+    assert events[-1]["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 4}),
+        ("/completions", {"prompt": "a", "logprobs": 4}),
+        ("/completions", {"prompt": "a", "prompt_logprobs": 4}),
+    ],
+)
+def test_more_logprobs_than_allowed_are_refused(client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    answer = client.post(path, json=fields)
+    assert answer.status_code == 400
+    assert "must be at most 3 on this server (--max-logprobs)" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--pipeline-parallel-size", "2", "--ctx-size", "9"],
+            "unknown option --ctx-size (did you mean --max-model-len?)",
+        ),
+        (["--tensor-parallel-size", "100000"], "--tensor-parallel-size 100000 needs as many cores"),
+        (["--override-generation-config", '{"top_p": 7}'], "--override-generation-config: top_p must be"),
+        (
+            ["--override-generation-config", '{"max_tokens": 7}'],
+            "--override-generation-config: must have temperature, top_p",
+        ),
+        (["--max-logprobs", "21"], "--max-logprobs: must be between 0 and 20"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tidewheel.server", *arguments, "--port", "0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert done.stderr.splitlines()[-1].startswith("tidewheel serve: ")
+    assert said in done.stderr
