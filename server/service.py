@@ -17,7 +17,6 @@ from .http.server import Server
 from .options.serve import ServeOptions
 
 _BACKLOG = 2048
-_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, or they would send into closed ones
 
 
 def build_server(
@@ -40,7 +39,7 @@ def build_server(
         log_config=None,
         access_log=False,  # the application's own names the request
         backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=options.http.keep_alive_timeout_s,
         server_header=False,
     )
     config.load()

@@ -32,6 +32,15 @@ class HttpOptions(Options):
         choices=tuple(_CERTIFICATE_REQUIREMENTS.values()),
     )
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    keep_alive_timeout_s: int = option(
+        75,  # longer than clients keep idle connections, or they would send into closed ones
+        "how long an idle connection stays open",
+        flag="--timeout-keep-alive",
+        parse=int,
+        check=at_least(1),
+        metavar="SECONDS",
+        env_aliases=("VLLM_HTTP_TIMEOUT_KEEP_ALIVE",),
+    )
     shutdown_timeout: float = option(
         30.0,
         "how long running answers may go on after SIGTERM",

@@ -35,7 +35,7 @@ _MEANINGS = {
     "--ssl-certfile": "--ssl-cert-file --certfile",
     "--ssl-keyfile": "--ssl-key-file --keyfile",
     "--root-path": "--api-prefix --path-prefix",
-    "--request-timeout": "--timeout -to --timeout-keep-alive",
+    "--request-timeout": "--timeout -to",
     "--embedding-model": "--embedding --embeddings --reranking --rerank",
     "--rope-theta": "--rope-freq-base",
     "--rope-scaling": "--rope-freq-scale --rope-scale --yarn-orig-ctx --yarn-ext-factor",

@@ -38,9 +38,22 @@ def spelled(arguments: Sequence[str]) -> list[str]:
         if not equals:
             value = rest.pop() if rest and not is_flag(rest[-1]) else "true"
         _put(objects.setdefault(flag, {}), path.split("."), _value(value))
+        line[:0] = take_positionals(rest)
     for flag, keys in objects.items():
         line = [*_joined(line, flag, keys)]
     return line
+
+
+def take_positionals(rest: list[str]) -> list[str]:
+    """The arguments up to the next flag, off the end of `rest`, which is in reverse.
+
+    They belong to no flag, so they go to the front of the line when the flag before them is taken out of it: else they
+    would become values of the flag before that one.
+    """
+    taken = []
+    while rest and not is_flag(rest[-1]):
+        taken.append(rest.pop())
+    return taken
 
 
 def _value(text: str) -> Any:

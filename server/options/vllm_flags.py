@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 
-from .spelling import is_flag, spelled
+from .spelling import is_flag, spelled, take_positionals
 from .vllm_table import ACCEPTED, NOT_YET, REFUSED, RENAMED, SHORT
 
 _MANY = 2
@@ -70,6 +70,7 @@ def read_vllm_line(arguments: Sequence[str], declared: Collection[str]) -> VllmL
             continue
         if not equals:
             del rest[len(rest) - len(values) :]
+        line.ours[:0] = take_positionals(rest)
         if turned_off or flag.accepted:
             line.notes.append(f"{name} has no effect: {flag.why if flag.accepted else 'it is never on'}")
         else:

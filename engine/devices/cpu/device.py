@@ -30,12 +30,12 @@ from .weights import set_weights
 logger = logging.getLogger(__name__)
 
 
-def thread_groups(isa: str, threads_bind: str, num_groups: int = 1) -> list[list[int]]:
+def thread_groups(isa: str, options: CpuOptions, num_groups: int = 1) -> list[list[int]]:
     """The processors to compute on, by group. Says what was chosen. Raises DeviceError for what cannot be used."""
     topology, quota = _native.topology(), cpu_quota()
-    groups = choose_groups(threads_bind, topology, quota)
+    groups = choose_groups(options.threads_bind, topology, quota, options.reserved_cpus)
     if num_groups > 1:
-        groups = shared_out(groups, num_groups, named=threads_bind != "auto")
+        groups = shared_out(groups, num_groups, named=options.threads_bind != "auto")
     for group in spanning_groups(groups, topology):
         logger.warning(
             "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "
@@ -116,7 +116,7 @@ class CpuDevice:
         limits = options.limits(
             self.kv_group_bytes(spec, options.cache_dtype), _native.block_tokens(), state_bytes=spec.state_bytes
         )
-        groups = thread_groups(self.isa, self._options.threads_bind, self._num_groups)
+        groups = thread_groups(self.isa, self._options, self._num_groups)
         _report_memory()
         formats = formats_of(spec, options.dtype, options.quantization, weights)
         unpacked, reason = unpacked_experts(formats, weights)

@@ -13,26 +13,32 @@ if TYPE_CHECKING:
     from tidewheel._native import Topology
 
 
-def default_threads(num_cores: int, quota: float | None) -> int:
-    """How many of the cores to compute on: all that the quota pays for; from eight on, one is left for the event loop.
+def default_threads(num_cores: int, quota: float | None, reserved: int | None = None) -> int:
+    """How many of the cores to compute on: all that the quota pays for but those that are `reserved`, at least one.
+
+    None reserves one core of eight or more, for the event loop.
 
     `quota` is in CPUs' worth of time: threads beyond it would use up everyone's share early and wait out the period.
     """
     threads = num_cores if quota is None else min(num_cores, max(1, int(quota)))
-    return threads - 1 if threads >= 8 else threads
+    if reserved is None:
+        return threads - 1 if threads >= 8 else threads
+    return max(1, min(threads, num_cores - reserved))
 
 
-def choose_groups(threads_bind: str, topology: Topology, quota: float | None) -> list[list[int]]:
+def choose_groups(
+    threads_bind: str, topology: Topology, quota: float | None, reserved: int | None = None
+) -> list[list[int]]:
     """The processors to compute on, one thread each, by group.
 
-    `auto` takes one hardware thread a physical core, within `quota`, CPUs' worth of time, and makes a group of each
-    NUMA node. `0-15` names the processors of one group, `0-15|16-31` of several. Raises DeviceError for what this
-    process may not use.
+    `auto` takes one hardware thread a physical core, within `quota`, CPUs' worth of time, but for `reserved` cores, and
+    makes a group of each NUMA node. `0-15` names the processors of one group, `0-15|16-31` of several. Raises
+    DeviceError for what this process may not use.
     """
     from tidewheel import _native  # which `tidewheel devices` does without
 
     if threads_bind == "auto":
-        return _default_groups(topology, default_threads(len(topology["cores"]), quota))
+        return _default_groups(topology, default_threads(len(topology["cores"]), quota, reserved))
     try:
         groups = [_native.parse_cpu_list(group) for group in threads_bind.split("|")]
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...declaring.option import Options, option
+from ...declaring.values import at_least, count
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,14 @@ class CpuOptions(Options):
         "cores that the process may use",
         metavar="CORES",
         env_aliases=("VLLM_CPU_OMP_THREADS_BIND",),
+    )
+    reserved_cpus: int | None = option(
+        None,
+        "cores that --threads-bind auto leaves to others [one of 8 or more]",
+        parse=count,
+        check=at_least(0),
+        metavar="N",
+        env_aliases=("VLLM_CPU_NUM_OF_RESERVED_CPU",),
     )
     cache_dir: str | None = option(
         None,

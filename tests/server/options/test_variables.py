@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.server.options.serve import SERVE_OPTIONS, ServeOptions, parse_options
 from tidewheel.server.options.variables import KNOWN
 
@@ -54,6 +55,8 @@ def test_variables_of_vllms_flags_are_as_the_flags(capsys: pytest.CaptureFixture
 
 def test_vllms_variables_are_read_or_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(VLLM_LOGGING_LEVEL="DEBUG").log.log_level == "debug"
+    assert parse(VLLM_HTTP_TIMEOUT_KEEP_ALIVE="9").http.keep_alive_timeout_s == 9
+    assert parse(VLLM_CPU_NUM_OF_RESERVED_CPU="2").engine.device_options == (CpuOptions(reserved_cpus=2),)
     assert parse(VLLM_MAX_N_SEQUENCES="9").app.admission.max_n == 9
     (note,) = parse(VLLM_USE_V1="1", VLLM_ATTENTION_BACKEND="x").notes
     assert note.startswith("VLLM_ATTENTION_BACKEND, VLLM_USE_V1 have no effect")

@@ -65,6 +65,12 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
         ("m --cuda-graph-sizes 1 2 4 --seed 7", {"seed": 7}),
         ("--cudagraph-capture-sizes 1 2 --model m --scheduler-delay-factor 0.5", {"model": "m"}),
         ("m --host 0.0.0.0 --allowed-origins '[\"*\"]' --ssl-certfile c --ssl-keyfile k", {"host": "0.0.0.0"}),
+        ("--served-model-name a b --swap-space 4 m", {"model": "m", "served_model_name": ("a", "b")}),
+        ("--api-key k --hf-overrides.rope_theta 1e6 m", {"model": "m", "hf_overrides": {"rope_theta": 1e6}}),
+        (
+            "m --hf-overrides '{\"a\": 1}' --hf-overrides.b.c+ 2 --hf-overrides.b.c+ x",
+            {"hf_overrides": {"a": 1, "b": {"c": [2, "x"]}}},
+        ),
         ("m --kv-cache-dtype fp8 --calculate-kv-scales --preemption-mode recompute", {"kv_cache_dtype": "fp8_e5m2"}),
     ],
 )  # fmt: skip

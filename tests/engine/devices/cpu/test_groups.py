@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.engine.devices.cpu.groups import choose_groups, default_threads, group_list, shared_out, spanning_groups
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.errors import DeviceError
 
 native: Any = pytest.importorskip("tidewheel._native")
@@ -128,9 +129,9 @@ def test_a_group_over_several_nodes_is_pointed_out(
     topology = machine({0: "0-3", 1: "4-7"})
     monkeypatch.setattr(native, "topology", lambda: topology)
     with caplog.at_level(logging.WARNING):
-        assert cpu.thread_groups("scalar", "0-3|4-7") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert cpu.thread_groups("scalar", CpuOptions("0-3|4-7")) == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert not caplog.records
-        cpu.thread_groups("scalar", "0-7")
+        cpu.thread_groups("scalar", CpuOptions("0-7"))
     assert "CPUs 0-7 are of several NUMA nodes" in caplog.text
 
 
@@ -142,3 +143,11 @@ def test_tensor_parallelism_shares_the_cores_out() -> None:
         shared_out([[0, 1]], 3, named=False)
     with pytest.raises(DeviceError, match=r"--tensor-parallel-size 3 and --threads-bind 0\|1 name different numbers"):
         shared_out([[0], [1]], 3, named=True)
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "reserved", "threads"),
+    [(8, None, None, 7), (8, None, 0, 8), (8, None, 2, 6), (4, None, 1, 3), (8, 3.0, 2, 3), (2, None, 5, 1)],
+)
+def test_cores_are_left_to_others(cores: int, quota: float | None, reserved: int | None, threads: int) -> None:
+    assert default_threads(cores, quota, reserved) == threads
