@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from server.conftest import ServerProcess
+from fake_hub import fake_hub, hub_environment
+from server.conftest import TIDEWHEEL, ServerProcess
 
 FLAGS = [
     *("--load-format", "dummy", "--dtype", "float", "--max_num_seqs", "4", "--swap-space", "4", "-O3"),
@@ -104,3 +105,14 @@ def test_what_cannot_be_is_one_sentence(arguments: list[str], said: str, tmp_pat
     assert done.returncode in (1, 2)
     assert done.stderr.splitlines()[-1].startswith("tidewheel serve: ")
     assert said in done.stderr
+
+
+@pytest.mark.parametrize("tokenizer", [["--tokenizer", "own/model"], []])
+def test_a_tokenizer_has_a_revision_of_its_own(dummy_model: Path, tmp_path: Path, tokenizer: list[str]) -> None:
+    files = {path.name: path.read_bytes() for path in dummy_model.iterdir()}
+    command = [*TIDEWHEEL, "serve", "own/model", *tokenizer, "--load-format", "dummy", "--tokenizer-revision", "v3"]
+    with fake_hub({"own/model": files}) as hub:
+        environment = hub_environment(hub.endpoint, tmp_path)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "no revision v3" in done.stderr
