@@ -82,8 +82,8 @@ class EngineOptions(Options):
     device: str = option("auto", "what runs the model", choices=DEVICE_NAMES)
     max_model_len: int | None = option(
         None,
-        "the context in tokens, e.g. 4096, 4k or 4K [the model's]",
-        parse=count,
+        "the context in tokens, e.g. 4096, 4k or 4K; auto and -1 are the model's, or what fits [auto]",
+        parse=lambda text: None if text in ("auto", "-1") else count(text),
         check=at_least(1),
         metavar="TOKENS",
     )

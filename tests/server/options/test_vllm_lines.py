@@ -65,6 +65,8 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
         ("m --cuda-graph-sizes 1 2 4 --seed 7", {"seed": 7}),
         ("--cudagraph-capture-sizes 1 2 --model m --scheduler-delay-factor 0.5", {"model": "m"}),
         ("m --host 0.0.0.0 --allowed-origins '[\"*\"]' --ssl-certfile c --ssl-keyfile k", {"host": "0.0.0.0"}),
+        ("m --max-model-len auto", {"max_model_len": None}),
+        ("m --max-model-len -1", {"max_model_len": None}),
         ("--served-model-name a b --swap-space 4 m", {"model": "m", "served_model_name": ("a", "b")}),
         ("--api-key k --hf-overrides.rope_theta 1e6 m", {"model": "m", "hf_overrides": {"rope_theta": 1e6}}),
         (
