@@ -38,6 +38,7 @@ from .chat.path import ChatPath
 from .chat.rendering import PromptRenderer
 from .chat.request_templates import RequestTemplates
 from .chat.templates import ChatTemplate
+from .completions.path import CompletionPath
 from .encoders import ServedEncoders
 from .errors import exception_handlers
 from .generation.admission import Admission
@@ -108,6 +109,7 @@ def build_app(
         defaults,
         formats,
     )
+    completion_path = CompletionPath(models, encoder, generations, defaults)
     formatter = LogprobsFormatter(tokenizer)
     store = ResponseStore(options.max_stored_responses)
     notes = ParameterNotes(options.unknown_parameters)
@@ -140,9 +142,7 @@ def build_app(
             *ResponsesEndpoints(path, formatter, metrics, defaults, store, notes=notes).routes(),
             *StoredResponsesEndpoints(store).routes(),
             *MessagesEndpoints(path, metrics, notes=notes).routes(),
-            *CompletionsEndpoint(
-                models, encoder, generations, metrics, defaults, fingerprint, notes=notes, rules=rules
-            ).routes(),
+            *CompletionsEndpoint(completion_path, formatter, metrics, fingerprint, notes=notes, rules=rules).routes(),
             *models_routes(models),
             *TokenizeEndpoints(models, encoder, renderer, notes=notes).routes(),
             *EmbeddingsEndpoint(encoders, encoder, notes=notes).routes(),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from starlette.requests import Request
@@ -13,48 +12,39 @@ from starlette.routing import Route
 
 from tidewheel.engine.outputs import PromptLogprobs, RequestOutput
 
-from ..errors import bad_request
+from ..completions.path import CompletionPath, Prompt
 from ..generation.frames import around_text, encode_json, event
-from ..generation.generations import Generation, Generations
+from ..generation.generations import Generation
 from ..generation.logprobs import Entry, LogprobsFormatter, output_entries, prompt_entries
-from ..generation.prompt_encoding import PromptEncoder
 from ..generation.streaming import EventStream, collect
 from ..openapi.document import operation
 from ..protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes
 from ..protocol.rules import RequestRules
-from ..protocol.sampling import sampling_params
-from ..served_models import ServedModels
 from ..telemetry.metrics import ServerMetrics
 from .body import whole_body
 from .json_response import HOLE, JsonParts, filled, listed
 
-_MOST_PROMPT_TOKENS = 2**22  # of all prompts together: 150 MB of Python's integers
 _TOKENS_A_PIECE = 256  # of a prompt: with all that may be known of them they take some milliseconds
 
 
 class CompletionsEndpoint:
-    """Continues prompts. `defaults` are the sampling parameters that the model itself asks for."""
+    """Continues prompts."""
 
     def __init__(
         self,
-        models: ServedModels,
-        encoder: PromptEncoder,
-        generations: Generations,
+        path: CompletionPath,
+        formatter: LogprobsFormatter,
         metrics: ServerMetrics,
-        defaults: Mapping[str, float | int],
         fingerprint: str,
         *,
         notes: ParameterNotes,
         rules: RequestRules,
     ) -> None:
-        self._models = models
-        self._encoder = encoder
-        self._generations = generations
+        self._path = path
+        self._formatter = formatter
         self._metrics = metrics
-        self._defaults = defaults
         self._fingerprint = fingerprint
-        self._formatter = LogprobsFormatter(encoder.tokenizer)
         self._decode = BodyDecoder(CompletionRequest, notes=notes)
         self._rules = rules
 
@@ -74,72 +64,22 @@ class CompletionsEndpoint:
         raw = await whole_body(request)
         body = self._decode(raw)
         self._rules.apply(body)
-        model = self._models.resolve(body.model)
-        body.check_supported()
-        sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
-        room = 0 if sampling.max_tokens == 0 else 1
-        prompts = await self._encoder.run(len(raw), lambda: self._encode(body, room))
-        constraints = await self._generations.constraints(body)
-        generation = self._generations.start(
-            "cmpl",
-            [prompt.token_ids for prompt in prompts],
-            sampling,
-            timer=timer,
-            client_id=request.state.request_id,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-            constraints=constraints,
-            request_id=body.request_id,
-            shows_prompt=bool(body.echo or body.return_token_ids),
-        )
+        run = await self._path.start(body, len(raw), timer, request.state.request_id)
+        generation = run.generation
         answer = Completion(
-            id=generation.id, created=int(time.time()), model=model, system_fingerprint=self._fingerprint, choices=[]
+            id=generation.id,
+            created=int(time.time()),
+            model=run.model,
+            system_fingerprint=self._fingerprint,
+            choices=[],
         )
-        writer = _ChoiceWriter(body, prompts, self._formatter, sampling.n)
+        writer = _ChoiceWriter(body, run.prompts, self._formatter, run.per_prompt)
         if body.stream:
             return _CompletionStream(generation, answer, writer, body)
         outputs = await collect(request.receive, generation)
         answer.choices = HOLE
         answer.usage = generation.usage()
         return JsonParts(filled(answer, writer.whole(outputs)))
-
-    def _encode(self, body: CompletionRequest, room: int) -> list[_Prompt]:
-        encoded: list[_Prompt] = []
-        prompts: Sequence[str | list[int]] = body.prompts()
-        self._generations.admission.check_shape(len(prompts), n=body.n, best_of=body.best_of)
-        room_left = _MOST_PROMPT_TOKENS
-        for i, prompt in enumerate(prompts):
-            param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
-            truncate_to, side = body.truncate_prompt_tokens, body.truncation_side
-            if isinstance(prompt, str):
-                special = body.add_special_tokens is not False
-                kept = self._encoder.encode(
-                    prompt, param, add_special_tokens=special, truncate_to=truncate_to, side=side, room=room
-                )
-            else:
-                kept = self._encoder.truncated(prompt, truncate_to, side, room)
-            self._encoder.check_prompt(kept, param, room)
-            room_left -= len(kept)
-            if room_left < 0 and i:
-                raise bad_request(
-                    f"prompt: the first {i + 1} prompts have over {_MOST_PROMPT_TOKENS} tokens, which is more than one "
-                    "request may have together; send them in several",
-                    "prompt",
-                )
-            text = ""
-            if body.echo:
-                self._encoder.check_vocabulary(kept, param)
-                whole = isinstance(prompt, str) and truncate_to is None
-                skip = body.skip_special_tokens is not False
-                text = str(prompt) if whole else self._encoder.tokenizer.decode(kept, skip_special_tokens=skip)
-            encoded.append(_Prompt(kept, text))
-        return encoded
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    token_ids: list[int]
-    text: str  # to be echoed
 
 
 class _ChoiceWriter:
@@ -149,7 +89,7 @@ class _ChoiceWriter:
     """
 
     def __init__(
-        self, body: CompletionRequest, prompts: Sequence[_Prompt], formatter: LogprobsFormatter, per_prompt: int
+        self, body: CompletionRequest, prompts: Sequence[Prompt], formatter: LogprobsFormatter, per_prompt: int
     ) -> None:
         self._body = body
         self._prompts = prompts

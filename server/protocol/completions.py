@@ -28,8 +28,10 @@ class CompletionRequest(GenerationBody, kw_only=True):
 
     def check_supported(self) -> None:
         GenerationBody.check_supported(self)
-        if self.suffix:
-            raise unsupported("suffix")
+        if self.suffix and self.echo:
+            raise bad_request("echo and suffix exclude each other: the prompt is not before the answer", "echo")
+        if self.suffix and self.truncate_prompt_tokens is not None:
+            raise bad_request("truncate_prompt_tokens and suffix exclude each other", "truncate_prompt_tokens")
         if self.stream and self.best_of is not None and self.best_of > self.num_choices:
             raise unsupported("best_of", " above n in a stream, for the best are known in the end only")
 

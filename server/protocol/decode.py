@@ -58,7 +58,6 @@ _INSTEAD = {
     "repetition_detection": "use frequency_penalty or repetition_penalty",
     "return_token_offsets": "use echo with logprobs, which has text_offset",
     "stream_interval": "every chunk is sent when its tokens are there; join chunks as you read them",
-    "suffix": "write the model's own fill-in-the-middle tokens into the prompt",
 }
 
 

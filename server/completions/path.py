@@ -1,0 +1,155 @@
+"""CompletionPath: from a request of `/v1/completions` to prompts, and from the prompts to a generation.
+
+Every endpoint that continues a text uses this path. An endpoint of another protocol builds a CompletionRequest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tidewheel.engine.sampling_params import SamplingParams
+
+from ..errors import bad_request
+from ..generation.generations import Generation, Generations
+from ..generation.prompt_encoding import PromptEncoder
+from ..protocol.completions import CompletionRequest
+from ..protocol.sampling import sampling_params
+from ..served_models import ServedModels
+from ..telemetry.metrics import RequestTimer
+from .fill_in_the_middle import FillInTheMiddle, Snippet
+
+_MOST_PROMPT_TOKENS = 2**22  # of all prompts together: 150 MB of Python's integers
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's token ids, and its text if that is to be echoed."""
+
+    token_ids: list[int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRun:
+    """Prompts that are being continued, each by `per_prompt` choices. `model` is the name they were asked for under."""
+
+    generation: Generation
+    model: str
+    prompts: Sequence[Prompt]
+    per_prompt: int
+
+
+class CompletionPath:
+    """Starts completions on the engine. `defaults` are the sampling parameters that the model itself asks for."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        encoder: PromptEncoder,
+        generations: Generations,
+        defaults: Mapping[str, float | int],
+    ) -> None:
+        self._models = models
+        self._encoder = encoder
+        self._generations = generations
+        self._defaults = defaults
+        self.fill = FillInTheMiddle.of(encoder)
+
+    async def start(
+        self,
+        body: CompletionRequest,
+        raw_size: int,
+        timer: RequestTimer,
+        client_id: str,
+        *,
+        snippets: Sequence[Snippet] = (),
+    ) -> CompletionRun:
+        """Checks a request, encodes its prompts, and submits them.
+
+        `raw_size` is the body's size in bytes: large bodies are encoded in a thread. `client_id` names the request in
+        the log. `snippets` are shown to the model before the text around a hole. Raises ApiError or
+        InvalidRequestError for a request that cannot be served, and nothing is left running.
+        """
+        model, sampling = self._checked(body)
+        prompts = await self._encoder.run(raw_size, lambda: self._encode(body, sampling, snippets))
+        if body.suffix:
+            ends = {*sampling.stop_token_ids, *self._filling().ends}
+            sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
+        constraints = await self._generations.constraints(body)
+        generation = self._generations.start(
+            "cmpl",
+            [prompt.token_ids for prompt in prompts],
+            sampling,
+            timer=timer,
+            client_id=client_id,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            constraints=constraints,
+            request_id=body.request_id,
+            shows_prompt=bool(body.echo or body.return_token_ids),
+        )
+        return CompletionRun(generation, model, prompts, sampling.n)
+
+    async def prompts(self, body: CompletionRequest, raw_size: int) -> tuple[str, list[Prompt]]:
+        """The model's name and the prompts of a request that nothing is generated for. Raises what `start` raises."""
+        model, sampling = self._checked(body)
+        return model, await self._encoder.run(raw_size, lambda: self._encode(body, sampling, ()))
+
+    def _checked(self, body: CompletionRequest) -> tuple[str, SamplingParams]:
+        model = self._models.resolve(body.model)
+        body.check_supported()
+        if body.suffix:
+            self._filling()
+        return model, sampling_params(body, body.endpoint_sampling(), self._defaults)
+
+    def _filling(self) -> FillInTheMiddle:
+        if self.fill is None:
+            raise bad_request(
+                "suffix cannot be served: this model's tokenizer has no fill-in-the-middle tokens, so the model was "
+                "not trained for it; serve a model for code that has them, or leave suffix out",
+                "suffix",
+                "unsupported_parameter",
+            )
+        return self.fill
+
+    def _encode(self, body: CompletionRequest, sampling: SamplingParams, snippets: Sequence[Snippet]) -> list[Prompt]:
+        room = 0 if sampling.max_tokens == 0 else 1
+        encoded: list[Prompt] = []
+        prompts: Sequence[str | list[int]] = body.prompts()
+        self._generations.admission.check_shape(len(prompts), n=body.n, best_of=body.best_of)
+        room_left = _MOST_PROMPT_TOKENS
+        for i, prompt in enumerate(prompts):
+            param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+            kept = self._token_ids(body, prompt, param, room, snippets)
+            self._encoder.check_prompt(kept, param, room)
+            room_left -= len(kept)
+            if room_left < 0 and i:
+                raise bad_request(
+                    f"prompt: the first {i + 1} prompts have over {_MOST_PROMPT_TOKENS} tokens, which is more than one "
+                    "request may have together; send them in several",
+                    "prompt",
+                )
+            encoded.append(Prompt(kept, self._echo(body, prompt, kept, param)))
+        return encoded
+
+    def _token_ids(
+        self, body: CompletionRequest, prompt: str | list[int], param: str, room: int, snippets: Sequence[Snippet]
+    ) -> list[int]:
+        special = body.add_special_tokens is not False
+        if body.suffix:
+            return self._filling().token_ids(prompt, body.suffix, param, add_special_tokens=special, snippets=snippets)
+        truncate_to, side = body.truncate_prompt_tokens, body.truncation_side
+        if isinstance(prompt, str):
+            return self._encoder.encode(
+                prompt, param, add_special_tokens=special, truncate_to=truncate_to, side=side, room=room
+            )
+        return self._encoder.truncated(prompt, truncate_to, side, room)
+
+    def _echo(self, body: CompletionRequest, prompt: str | list[int], kept: list[int], param: str) -> str:
+        if not body.echo:
+            return ""
+        self._encoder.check_vocabulary(kept, param)
+        if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+            return prompt
+        return self._encoder.tokenizer.decode(kept, skip_special_tokens=body.skip_special_tokens is not False)
