@@ -253,6 +253,9 @@ class EngineLoad:
             info={
                 "device": model.device.name,
                 "isa": model.device.isa or "",
+                "architecture": str(model.source.config.get("model_type", "")),
+                "parameters": str(sum(map(math.prod, tensor_shapes(model.spec).values()))),
+                "weight_bytes": str(model.weight_bytes),
                 "dtype": model.dtype,
                 "quantization": model.kept_as if model.quantization or model.keeps_bits else "",
                 "kv_cache_dtype": model.kv_cache_dtype,

@@ -25,6 +25,8 @@ from .api.health import health_routes
 from .api.messages import MessagesEndpoints
 from .api.metrics import metrics_routes
 from .api.models import models_routes
+from .api.ollama import OllamaEmbeddings, OllamaEndpoints
+from .api.ollama_models import OllamaModelEndpoints
 from .api.operations import operations_routes
 from .api.responses import ResponsesEndpoints
 from .api.scoring import ScoringEndpoints
@@ -143,6 +145,20 @@ def build_app(
             *StoredResponsesEndpoints(store).routes(),
             *MessagesEndpoints(path, metrics, notes=notes).routes(),
             *CompletionsEndpoint(completion_path, formatter, metrics, fingerprint, notes=notes, rules=rules).routes(),
+            *OllamaEndpoints(
+                models,
+                path,
+                completion_path,
+                encoder,
+                formatter,
+                metrics,
+                thinks=formats.reasoning is not None,
+                notes=notes,
+            ).routes(),
+            *OllamaEmbeddings(models, encoders, encoder, notes=notes).routes(),
+            *OllamaModelEndpoints(
+                models, engine, formats, fills=completion_path.fill is not None, notes=notes
+            ).routes(),
             *models_routes(models),
             *TokenizeEndpoints(models, encoder, renderer, notes=notes).routes(),
             *EmbeddingsEndpoint(encoders, encoder, notes=notes).routes(),

@@ -1,5 +1,5 @@
 """Errors as clients expect them, whatever went wrong: `{"error": {"message", "type", "param", "code"}}` as OpenAI has
-them, and Anthropic's shape under `/v1/messages`.
+them, Anthropic's shape under `/v1/messages`, and Ollama's under `/api`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class ApiError(Exception):
         error = {"type": _anthropic_type(self.status), "message": self.message}
         return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
 
+    def ollama_body(self) -> bytes:
+        """The JSON error object in Ollama's shape."""
+        return orjson.dumps({"error": self.message})
+
 
 class ErrorResponse(Response):
     """An ApiError as a response, in the shape of the protocol that the request's path belongs to."""
@@ -61,8 +65,11 @@ class ErrorResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        if (path + "/").startswith(("/v1/messages/", "/messages/")):
             self.body = self._error.anthropic_body(scope.get("state", {}).get("request_id"))
+            self.init_headers(self._own_headers)
+        elif path.startswith("/api/"):
+            self.body = self._error.ollama_body()
             self.init_headers(self._own_headers)
         await super().__call__(scope, receive, send)
 

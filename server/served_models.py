@@ -51,6 +51,10 @@ class ServedModels:
             )
         return card.id
 
+    def generates(self, name: str) -> bool:
+        """Whether a served name is the chat model's, and not an encoder's."""
+        return name not in self._encoder_names
+
     @property
     def cards(self) -> list[ModelCard]:
         """What clients are told of each model."""

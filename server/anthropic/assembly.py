@@ -10,7 +10,7 @@ import msgspec
 from ..chat.pieces import CallStart, Reasoning
 from ..chat.run import ChoiceDelta
 from ..chat.sealed_reasoning import seal_reasoning
-from ..chat.tools.json_scanner import is_json
+from ..chat.tools.arguments import arguments_object
 from ..protocol.message_answers import (
     ContentBlockDelta,
     ContentBlockStart,
@@ -109,7 +109,7 @@ class MessageBuilder:
         if isinstance(block, TextBlock):
             block.text = text
         elif isinstance(block, ToolUseBlock):
-            block.input = _tool_input(text)
+            block.input = arguments_object(text)
         else:
             block.thinking = text if self._shows_thinking else ""
             block.signature = seal_reasoning(text)
@@ -127,13 +127,6 @@ class MessageBuilder:
             return "stop_sequence", self._end.output.stop_reason
         calls = any(isinstance(block, ToolUseBlock) for block in self.message.content)
         return ("tool_use" if calls else "end_turn"), None
-
-
-def _tool_input(text: str) -> msgspec.Raw | dict[str, str]:
-    """A call's input. What the model wrote is kept under a key of its own if it is no JSON object."""
-    if not text:
-        return {}
-    return msgspec.Raw(text.encode()) if text.startswith("{") and is_json(text) else {"INVALID_JSON": text}
 
 
 def _message_usage(usage: Usage) -> MessageUsage:

@@ -42,13 +42,20 @@ class EmbeddingsEndpoint:
     async def _create(self, request: Request) -> Response:
         raw = await whole_body(request)
         body = self._decode(raw)
-        model = self._encoders.embedder(body.model)
-        model.check_vectors(dimensions=body.dimensions, normalize=body.normalize)
-        given = body.inputs()
-        # Multiplied by their number, because short texts cost time too.
-        inputs = await self._worker.run(len(raw) * len(given), lambda: _inputs(model, body, given))
-        answer = await self._encoders.run(request, "embd", model, inputs)
+        model, answer = await embed(request, self._encoders, self._worker, body, len(raw))
         return await self._worker.run(answer.rows.nbytes, lambda: _response(model, body, answer))
+
+
+async def embed(
+    request: Request, encoders: ServedEncoders, worker: PromptEncoder, body: EmbeddingRequest, raw_size: int
+) -> tuple[Embedder, EncoderAnswer]:
+    """The model that a body asks for, and its rows of the body's inputs. Raises ApiError or InvalidRequestError."""
+    model = encoders.embedder(body.model)
+    model.check_vectors(dimensions=body.dimensions, normalize=body.normalize)
+    given = body.inputs()
+    # Multiplied by their number, because short texts cost time too.
+    inputs = await worker.run(raw_size * len(given), lambda: _inputs(model, body, given))
+    return model, await encoders.run(request, "embd", model, inputs)
 
 
 def _inputs(model: Embedder, body: EmbeddingRequest, given: Sequence[str | list[int]]) -> list[EncoderInput]:
@@ -71,14 +78,15 @@ def _inputs(model: Embedder, body: EmbeddingRequest, given: Sequence[str | list[
 
 def _response(model: Embedder, body: EmbeddingRequest, answer: EncoderAnswer) -> Response:
     vectors = model.vectors(answer.rows, dimensions=body.dimensions, normalize=body.normalize)
-    write = _base64 if body.encoding_format == "base64" else _numbers
+    write = _base64 if body.encoding_format == "base64" else numbers
     data = [Embedding(index=i, embedding=write(vector)) for i, vector in enumerate(vectors)]
     return json_response(
         EmbeddingList(id=answer.id, created=answer.created, model=model.name, data=data, usage=answer.usage)
     )
 
 
-def _numbers(vector: NDArray[np.float32]) -> list[float]:
+def numbers(vector: NDArray[np.float32]) -> list[float]:
+    """A vector as JSON, to be a part of an answer."""
     # orjson writes the shortest digits that give the same float32, in a fraction of the time that a list would take.
     text = orjson.dumps(np.ascontiguousarray(vector), option=orjson.OPT_SERIALIZE_NUMPY)
     return cast("list[float]", msgspec.Raw(text))

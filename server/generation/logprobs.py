@@ -12,9 +12,10 @@ from msgspec import structs
 from tidewheel.engine.outputs import FinishReason, PromptLogprobs, RequestOutput
 from tidewheel.engine.text.tokenizer import Tokenizer
 
-from ..protocol.chat import ChatCompletionRequest, ChatLogprobs, TokenLogprobEntry, TopLogprob
+from ..protocol.chat import ChatLogprobs, TokenLogprobEntry, TopLogprob
 from ..protocol.completions import CompletionLogprobs
 from ..protocol.logprobs import PromptTokenLogprob
+from ..protocol.sampling import GenerationBody
 
 _FLOOR = -9999.0  # JSON has no -inf
 _REMEMBERED_TOKENS = 65536
@@ -32,7 +33,7 @@ class LogprobsFormatter:
         self._text = lru_cache(_REMEMBERED_TOKENS)(lambda token: tokenizer.decode([token], skip_special_tokens=False))
         self._bytes = lru_cache(_REMEMBERED_TOKENS)(lambda token: list(tokenizer.token_bytes(token)))
 
-    def chat(self, body: ChatCompletionRequest, output: RequestOutput) -> ChatLogprobs | None:
+    def chat(self, body: GenerationBody, output: RequestOutput) -> ChatLogprobs | None:
         """The chat shape; None where none were asked for.
 
         The bytes of an answer's tokens, joined, are its text, so a special token that is skipped has none, nor has one
@@ -53,9 +54,7 @@ class LogprobsFormatter:
                 entries[-1].bytes = []
         return ChatLogprobs(entries)
 
-    def chat_entries(
-        self, body: ChatCompletionRequest, outputs: Iterable[RequestOutput]
-    ) -> Iterator[TokenLogprobEntry]:
+    def chat_entries(self, body: GenerationBody, outputs: Iterable[RequestOutput]) -> Iterator[TokenLogprobEntry]:
         """The entries of the chat shape for all tokens of a choice."""
         for output in outputs:
             # A beam's output has all of its tokens.

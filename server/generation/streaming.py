@@ -29,7 +29,6 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect frames otherwise
 ]
@@ -100,6 +99,7 @@ class EventStream(Response, ABC, Generic[T]):
     __slots__ = ("_failure", "_has_ended", "_has_started", "_held", "_news", "_source", "_write")  # near each other
 
     media_type = "text/event-stream"
+    content_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
     done: ClassVar[bytes] = DONE
 
     def __init__(self, source: Source[T]) -> None:
@@ -184,7 +184,8 @@ class EventStream(Response, ABC, Generic[T]):
     async def _send(self, send: Send, frame: bytes, *, is_last: bool = False) -> None:
         if not self._has_started:
             self._has_started = True
-            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _HEADERS})
+            headers = [(b"content-type", self.content_type), *_HEADERS]
+            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
         await send({"type": "http.response.body", "body": frame, "more_body": not is_last})
 
     def _hold(self, frame: bytes) -> bool:

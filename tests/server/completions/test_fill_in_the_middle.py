@@ -9,6 +9,7 @@ import pytest
 from server.conftest import RunningServer, StartServer
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
+DEEPSEEK = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")
 BOS = "<bos>"
 
 

@@ -1,0 +1,236 @@
+"""Ollama's `/api/chat`, `/api/generate`, `/api/embed` and `/api/embeddings`."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..chat.answer import Answer
+from ..chat.field_names import renamed_fields
+from ..chat.path import ChatPath
+from ..chat.run import ChatRun
+from ..completions.path import CompletionPath
+from ..encoders import ServedEncoders
+from ..errors import bad_request
+from ..generation.logprobs import LogprobsFormatter
+from ..generation.prompt_encoding import PromptEncoder
+from ..ollama.answers import AnswerBuilder, LineStream, loaded, nanoseconds
+from ..ollama.names import tagged, untagged
+from ..ollama.translation import FIELD_NAMES, chat_request, completion_request, generate_request
+from ..openapi.document import operation
+from ..protocol.chat import ChatCompletionRequest
+from ..protocol.completions import CompletionRequest
+from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.embeddings import EmbeddingRequest
+from ..protocol.ollama import (
+    OllamaBody,
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaGenerationBody,
+)
+from ..protocol.ollama_answers import (
+    OllamaChatAnswer,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsAnswer,
+    OllamaError,
+    OllamaGenerateAnswer,
+)
+from ..protocol.sampling import GenerationBody
+from ..served_models import ServedModels
+from ..telemetry.metrics import RequestTimer, ServerMetrics
+from .body import whole_body
+from .embeddings import embed, numbers
+from .json_response import json_response
+
+Kind = Literal["chat", "generate"]
+
+
+class OllamaEndpoints:
+    """Answers conversations and prompts in Ollama's shapes. `thinks` says whether the model's reasoning is read."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        path: ChatPath,
+        completion_path: CompletionPath,
+        encoder: PromptEncoder,
+        formatter: LogprobsFormatter,
+        metrics: ServerMetrics,
+        *,
+        thinks: bool,
+        notes: ParameterNotes,
+    ) -> None:
+        self._models = models
+        self._path = path
+        self._completion_path = completion_path
+        self._encoder = encoder
+        self._formatter = formatter
+        self._metrics = metrics
+        self._thinks = thinks
+        self._decode_chat = BodyDecoder(OllamaChatRequest, notes=notes)
+        self._decode_generate = BodyDecoder(OllamaGenerateRequest, notes=notes)
+
+    def routes(self) -> list[Route]:
+        """The endpoints."""
+        return [
+            Route("/api/chat", self._chat, methods=["POST"]),
+            Route("/api/generate", self._generate, methods=["POST"]),
+        ]
+
+    @operation(
+        "Answer a conversation in Ollama's shapes",
+        OllamaChatRequest,
+        OllamaChatAnswer,
+        error=OllamaError,
+        example={
+            "messages": [{"role": "user", "content": "Who are you?"}],
+            "options": {"num_predict": 32},
+            "stream": False,
+        },
+    )
+    async def _chat(self, request: Request) -> Response:
+        timer = self._metrics.start_timer()
+        raw = await whole_body(request)
+        body = self._decode_chat(raw)
+        model = self._model(body)
+        chat = chat_request(body, model)
+        if not body.messages:
+            return json_response(loaded(self._named(body), "chat"))
+        with renamed_fields(FIELD_NAMES):
+            run = await self._run(request, body, chat, len(raw), timer)
+        return await self._answered(request, run, body, chat, "chat")
+
+    @operation(
+        "Answer a prompt, or continue a text, in Ollama's shapes",
+        OllamaGenerateRequest,
+        OllamaGenerateAnswer,
+        error=OllamaError,
+        example={"prompt": "Who are you?", "options": {"num_predict": 32}, "stream": False},
+    )
+    async def _generate(self, request: Request) -> Response:
+        timer = self._metrics.start_timer()
+        raw = await whole_body(request)
+        body = self._decode_generate(raw)
+        model = self._model(body)
+        body.check_supported()
+        if not body.prompt and not body.suffix:
+            return json_response(loaded(self._named(body), "generate"))
+        if body.continues_text:
+            completion = completion_request(body, model, self._encoder.max_model_len)
+            with renamed_fields(FIELD_NAMES):
+                run = await self._continued(request, completion, len(raw), timer)
+            return await self._answered(request, run, body, completion, "generate")
+        chat, names = generate_request(body, model)
+        with renamed_fields(names):
+            run = await self._run(request, body, chat, len(raw), timer)
+        return await self._answered(request, run, body, chat, "generate")
+
+    async def _run(
+        self,
+        request: Request,
+        body: OllamaGenerationBody,
+        chat: ChatCompletionRequest,
+        raw_size: int,
+        timer: RequestTimer,
+    ) -> ChatRun:
+        if body.think and not self._thinks:
+            raise bad_request(
+                "think is not supported by this model, whose reasoning is not read: leave it out, or start the server "
+                "with the --reasoning-parser of its model",
+                "think",
+            )
+        if body.truncate:
+            chat.messages = await self._path.fitting_messages(chat, raw_size)
+        return await self._path.start(chat, raw_size, timer, request.state.request_id)
+
+    async def _continued(
+        self, request: Request, completion: CompletionRequest, raw_size: int, timer: RequestTimer
+    ) -> ChatRun:
+        run = await self._completion_path.start(completion, raw_size, timer, request.state.request_id)
+        answer = Answer(self._encoder.tokenizer)  # without parsers, all of it is text
+        return ChatRun(run.generation, run.model, run.prompts[0].token_ids, [answer], counts_reasoning=False)
+
+    async def _answered(
+        self, request: Request, run: ChatRun, body: OllamaGenerationBody, translated: GenerationBody, kind: Kind
+    ) -> Response:
+        builder = AnswerBuilder(run, translated, self._named(body), self._formatter, kind)
+        if body.stream is not False:
+            return LineStream(run, builder)
+        (answer,) = await run.whole(request.receive)
+        return json_response(builder.whole(answer))
+
+    def _model(self, body: OllamaGenerationBody) -> str:
+        return self._models.resolve(untagged(body.model, [card.id for card in self._models.cards]))
+
+    def _named(self, body: OllamaGenerationBody) -> str:
+        return tagged(self._models.default) if body.model is None else body.model
+
+
+class OllamaEmbeddings:
+    """Vectors of texts in Ollama's shapes. `worker` lends its threads for texts and answers that are long."""
+
+    def __init__(
+        self, models: ServedModels, encoders: ServedEncoders, worker: PromptEncoder, *, notes: ParameterNotes
+    ) -> None:
+        self._models = models
+        self._encoders = encoders
+        self._worker = worker
+        self._decode_embed = BodyDecoder(OllamaEmbedRequest, notes=notes)
+        self._decode_embeddings = BodyDecoder(OllamaEmbeddingsRequest, notes=notes)
+
+    def routes(self) -> list[Route]:
+        """The endpoints."""
+        return [
+            Route("/api/embed", self._embed, methods=["POST"]),
+            Route("/api/embeddings", self._embeddings, methods=["POST"]),
+        ]
+
+    @operation(
+        "Texts to vectors of length 1, in Ollama's shapes",
+        OllamaEmbedRequest,
+        OllamaEmbedAnswer,
+        error=OllamaError,
+        example={"input": ["high tide", "low tide"]},
+    )
+    async def _embed(self, request: Request) -> Response:
+        started = time.perf_counter()
+        raw = await whole_body(request)
+        body = self._decode_embed(raw)
+        wanted = self._wanted(body, body.input, cuts=body.truncate is not False)
+        wanted.dimensions, wanted.normalize = body.dimensions, True
+        model, answer = await embed(request, self._encoders, self._worker, wanted, len(raw))
+
+        def made() -> Response:
+            vectors = model.vectors(answer.rows, dimensions=body.dimensions, normalize=True)
+            took = nanoseconds(time.perf_counter() - started)
+            listed = [numbers(vector) for vector in vectors]
+            tokens = answer.usage.prompt_tokens
+            return json_response(OllamaEmbedAnswer(body.model or tagged(model.name), listed, took, 1, tokens))
+
+        return await self._worker.run(answer.rows.nbytes, made)
+
+    @operation(
+        "A text to a vector, in Ollama's older shapes",
+        OllamaEmbeddingsRequest,
+        OllamaEmbeddingsAnswer,
+        error=OllamaError,
+        example={"prompt": "high tide"},
+    )
+    async def _embeddings(self, request: Request) -> Response:
+        raw = await whole_body(request)
+        body = self._decode_embeddings(raw)
+        wanted = self._wanted(body, body.prompt, cuts=True)
+        with renamed_fields({"input": "prompt"}):
+            model, answer = await embed(request, self._encoders, self._worker, wanted, len(raw))
+        return json_response(OllamaEmbeddingsAnswer(numbers(model.vectors(answer.rows)[0])))
+
+    def _wanted(self, body: OllamaBody, texts: str | list[str], *, cuts: bool) -> EmbeddingRequest:
+        given: list[str | int | list[int]] | str = texts if isinstance(texts, str) else [*texts]
+        model = untagged(body.model, [card.id for card in self._models.cards])
+        return EmbeddingRequest(model=model, input=given, truncate_prompt_tokens=-1 if cuts else None)

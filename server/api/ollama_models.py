@@ -1,0 +1,206 @@
+"""Ollama's `/api/tags`, `/api/ps`, `/api/show` and `/api/version`, and what it has for models that is not done here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timezone
+from typing import Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidewheel.engine.engine import Engine
+
+from ..chat.model_formats import ModelFormats
+from ..errors import bad_request
+from ..ollama.answers import rfc3339
+from ..ollama.names import tagged, untagged
+from ..openapi.document import operation
+from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.models import ModelCard
+from ..protocol.ollama import OllamaShowRequest
+from ..protocol.ollama_answers import (
+    OllamaDetails,
+    OllamaError,
+    OllamaModel,
+    OllamaModelInfo,
+    OllamaModels,
+    OllamaRunningModel,
+    OllamaRunningModels,
+    OllamaVersion,
+)
+from ..served_models import ServedModels
+from .body import whole_body
+from .json_response import json_response
+
+API_VERSION = "0.13.0"
+"""The version of Ollama's API that is spoken. Clients refuse servers that are too old for them."""
+
+_NEVER = "9999-12-31T23:59:59Z"
+_REFUSED = {
+    "/api/pull": ("POST", "the server serves the model that it was started with: start it with another one"),
+    "/api/push": ("POST", "models are not published by this server: use the tools of the hub"),
+    "/api/create": ("POST", "models are not made by this server: start it with the model, and --chat-template"),
+    "/api/copy": ("POST", "models get their names when the server is started: use --served-model-name"),
+    "/api/delete": ("DELETE", "downloaded models are deleted on the server's machine: use tidewheel rm"),
+    "/api/blobs/{digest}": ("POST", "models are not made by this server: start it with the model's files"),
+}
+Capabilities = list[Literal["completion", "tools", "thinking", "insert", "embedding"]]
+
+
+class OllamaModelEndpoints:
+    """Tells of the served models. `fills` says whether the model fills in the middle."""
+
+    def __init__(
+        self, models: ServedModels, engine: Engine, formats: ModelFormats, *, fills: bool, notes: ParameterNotes
+    ) -> None:
+        self._models = models
+        self._engine = engine
+        self._formats = formats
+        self._fills = fills
+        self._decode_show = BodyDecoder(OllamaShowRequest, notes=notes)
+
+    def routes(self) -> list[Route]:
+        """The endpoints."""
+        return [
+            Route("/api/tags", self._tags),
+            Route("/api/ps", self._running),
+            Route("/api/show", self._show, methods=["POST"]),
+            Route("/api/version", _version),
+            *(Route(path, _refusal(path, reason), methods=[method]) for path, (method, reason) in _REFUSED.items()),
+        ]
+
+    @operation("List the served models in Ollama's shapes", response=OllamaModels, error=OllamaError)
+    async def _tags(self, request: Request) -> Response:
+        models = [
+            OllamaModel(
+                name=tagged(card.id),
+                model=tagged(card.id),
+                modified_at=_created(card),
+                size=self._size(card),
+                digest=_digest(card),
+                details=self._details(card),
+            )
+            for card in self._models.cards
+        ]
+        return json_response(OllamaModels(models))
+
+    @operation("List the loaded models in Ollama's shapes", response=OllamaRunningModels, error=OllamaError)
+    async def _running(self, request: Request) -> Response:
+        models = [
+            OllamaRunningModel(
+                name=tagged(card.id),
+                model=tagged(card.id),
+                size=self._size(card),
+                digest=_digest(card),
+                details=self._details(card),
+                expires_at=_NEVER,
+                size_vram=0 if self._info.get("device") == "cpu" else self._size(card),
+                context_length=card.max_model_len,
+            )
+            for card in self._models.cards
+        ]
+        return json_response(OllamaRunningModels(models))
+
+    @operation(
+        "One served model in Ollama's shapes",
+        OllamaShowRequest,
+        OllamaModelInfo,
+        error=OllamaError,
+        example={},
+        waits=False,
+    )
+    async def _show(self, request: Request) -> Response:
+        body = self._decode_show(await whole_body(request))
+        asked = untagged(body.model or body.name, [card.id for card in self._models.cards])
+        card = self._models.card(asked or self._models.default)
+        generates = self._models.generates(card.id)
+        defaults = self._engine.generation_defaults if generates else {}
+        return json_response(
+            OllamaModelInfo(
+                modelfile=f"# served by Tidewheel\nFROM {card.root}\n",
+                parameters="\n".join(f"{_OPTIONS.get(name, name)} {value}" for name, value in defaults.items()),
+                template=_template(self._engine.tokenizer.chat_template) if generates else "",
+                details=self._details(card),
+                model_info=self._model_info(card),
+                capabilities=self._capabilities() if generates else ["embedding"],
+                modified_at=_created(card),
+            )
+        )
+
+    @property
+    def _info(self) -> Mapping[str, str]:
+        return self._engine.info
+
+    def _size(self, card: ModelCard) -> int:
+        return int(self._info.get("weight_bytes", 0)) if self._models.generates(card.id) else 0
+
+    def _details(self, card: ModelCard) -> OllamaDetails:
+        if not self._models.generates(card.id):
+            return OllamaDetails("", "onnx", "", [], "", "")
+        info, family = self._info, self._info.get("architecture", "")
+        format_name = "gguf" if self._engine.model_name.endswith(".gguf") else "safetensors"
+        level = info.get("quantization") or info.get("dtype", "")
+        families = [family] if family else []
+        return OllamaDetails("", format_name, family, families, _in_short(int(info.get("parameters", 0))), level)
+
+    def _model_info(self, card: ModelCard) -> dict[str, str | int]:
+        """Under the names that GGUF files have them."""
+        family = self._details(card).family or "model"
+        known: dict[str, str | int] = {
+            "general.architecture": family,
+            "general.basename": card.id,
+            f"{family}.context_length": card.max_model_len,
+        }
+        if self._models.generates(card.id):
+            known["general.parameter_count"] = int(self._info.get("parameters", 0))
+        return known
+
+    def _capabilities(self) -> Capabilities:
+        has = {
+            "tools": self._formats.tool_calls is not None,
+            "thinking": self._formats.reasoning is not None,
+            "insert": self._fills,
+        }
+        found: Capabilities = ["completion"]
+        return [*found, *(name for name in ("tools", "thinking", "insert") if has[name])]
+
+
+_OPTIONS = {"repetition_penalty": "repeat_penalty"}
+
+
+@operation("The version of Ollama whose API this is", response=OllamaVersion, error=OllamaError)
+async def _version(request: Request) -> Response:
+    return json_response(OllamaVersion(API_VERSION))
+
+
+def _refusal(path: str, reason: str) -> Callable[[Request], Awaitable[Response]]:
+    """The handler of what is refused."""
+
+    @operation(f"Refused: {reason}", error=OllamaError)
+    async def refuse(request: Request) -> Response:
+        raise bad_request(f"{path} is not supported: {reason}", code="unsupported_endpoint")
+
+    return refuse
+
+
+def _created(card: ModelCard) -> str:
+    return rfc3339(datetime.fromtimestamp(card.created, timezone.utc))
+
+
+def _digest(card: ModelCard) -> str:
+    return hashlib.sha256(f"{card.root} {card.id}".encode()).hexdigest()
+
+
+def _template(template: str | Mapping[str, str] | None) -> str:
+    return template if isinstance(template, str) else (template or {}).get("default", "")
+
+
+def _in_short(count: int) -> str:
+    """A number of parameters as Ollama writes it, such as 7.2B."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count) if count else ""

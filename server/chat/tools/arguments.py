@@ -1,0 +1,17 @@
+"""A call's arguments for protocols that have them as an object."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .json_scanner import is_json
+
+
+def arguments_object(text: str) -> msgspec.Raw | dict[str, str]:
+    """The object of a call's arguments, of which `text` is the JSON.
+
+    What the model wrote is kept under a key of its own if it is no JSON object.
+    """
+    if not text:
+        return {}
+    return msgspec.Raw(text.encode()) if text.startswith("{") and is_json(text) else {"INVALID_JSON": text}

@@ -1,0 +1,126 @@
+"""Translates requests of Ollama's API into those of the chat path and the completion path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ..protocol import chat
+from ..protocol.completions import CompletionRequest
+from ..protocol.ollama import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaGenerationBody,
+    OllamaMessage,
+    OllamaOptions,
+)
+from ..protocol.sampling import GenerationBody
+from ..protocol.structured import JsonSchemaFormat, ResponseFormat
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+
+FIELD_NAMES = {
+    **{name: f"options.{name}" for name in _SAMPLING},
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "enable_thinking": "think",
+    "reasoning_effort": "think",
+    "response_format": "format",
+    "response_format.json_schema": "format",
+    "response_format.json_schema.schema": "format",
+}
+"""The names that fields of chat completions and completions have here, for `renamed_fields`."""
+
+
+def chat_request(body: OllamaChatRequest, model: str | None) -> chat.ChatCompletionRequest:
+    """The request for the chat path. Raises ApiError (400) for values that this server has no way to honour."""
+    body.check_supported()
+    request = _chat(body, model, _messages(body.messages or []))
+    request.tools = [chat.Tool("function", tool.function) for tool in body.tools or ()] or None
+    return request
+
+
+def generate_request(
+    body: OllamaGenerateRequest, model: str | None
+) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
+    """The chat request of a prompt, and the names of its fields. Raises ApiError (400)."""
+    body.check_supported()
+    messages = [chat.Message(role="user", content=body.prompt)]
+    names = {**FIELD_NAMES, "messages": "prompt", "messages[0]": "prompt"}
+    if body.system:
+        messages.insert(0, chat.Message(role="system", content=body.system))
+        names |= {"messages[0]": "system", "messages[1]": "prompt"}
+    return _chat(body, model, messages), names
+
+
+def completion_request(body: OllamaGenerateRequest, model: str | None, most_tokens: int) -> CompletionRequest:
+    """The request for the completion path, of a prompt without a template. Raises ApiError (400).
+
+    `most_tokens` is the context: a completion of its own accord has a few tokens only.
+    """
+    body.check_supported()
+    request = CompletionRequest(model=model, prompt=body.prompt or "", suffix=body.suffix)
+    request.logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    _set_sampling(request, body)
+    if request.max_tokens is None:
+        request.max_tokens = most_tokens
+    return request
+
+
+def _chat(body: OllamaGenerationBody, model: str | None, messages: list[chat.Message]) -> chat.ChatCompletionRequest:
+    request = chat.ChatCompletionRequest(model=model, messages=messages, logprobs=body.logprobs)
+    request.top_logprobs = body.top_logprobs if body.logprobs else None
+    if body.think is not None:
+        request.enable_thinking = request.include_reasoning = bool(body.think)
+        request.reasoning_effort = body.think if isinstance(body.think, str) else None
+    _set_sampling(request, body)
+    if messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:
+        request.continue_final_message = True  # a turn that the client has begun is gone on with
+    return request
+
+
+def _set_sampling(request: GenerationBody, body: OllamaGenerationBody) -> None:
+    options = body.options or OllamaOptions()
+    for name in _SAMPLING:
+        setattr(request, name, getattr(options, name))
+    request.max_tokens = None if (options.num_predict or 0) < 0 else options.num_predict
+    request.repetition_penalty = options.repeat_penalty
+    if isinstance(body.format, dict):
+        request.response_format = ResponseFormat("json_schema", JsonSchemaFormat("output", body.format))
+    elif body.format:
+        request.response_format = ResponseFormat("json_object")
+
+
+def _messages(given: Sequence[OllamaMessage]) -> list[chat.Message]:
+    """The messages, in which each call has an id, and each tool's result that of its call."""
+    messages: list[chat.Message] = []
+    unanswered: list[tuple[str, str]] = []  # the calls' names and ids
+    for i, message in enumerate(given):
+        made = chat.Message(role=message.role, content=message.content or "", reasoning_content=message.thinking)
+        if message.tool_calls:
+            made.tool_calls = _calls(message, i)
+            unanswered = [(call.function.name, call.id) for call in made.tool_calls]
+        elif message.role == "tool":
+            made.name = message.tool_name
+            made.tool_call_id = message.tool_call_id or _take(unanswered, message.tool_name)
+        messages.append(made)
+    return messages
+
+
+def _calls(message: OllamaMessage, number: int) -> list[chat.PastToolCall]:
+    calls = []
+    for i, call in enumerate(message.tool_calls or ()):
+        # Nine letters and digits, as Mistral's templates want them.
+        call_id = call.id or f"call{number % 1000:03d}{i % 100:02d}"
+        arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+        calls.append(chat.PastToolCall(call_id, chat.PastFunctionCall(call.function.name, arguments)))
+    return calls
+
+
+def _take(unanswered: list[tuple[str, str]], name: str | None) -> str | None:
+    """The id of the first call without a result, of that function if there is one. The call then has its result."""
+    fitting = [call for call in unanswered if call[0] == name] or unanswered
+    if not fitting:
+        return None
+    unanswered.remove(fitting[0])
+    return fitting[0][1]
