@@ -17,17 +17,20 @@ from tidewheel import __version__
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 
+from .api.aliases import aliases
 from .api.chat import ChatEndpoint
 from .api.completions import CompletionsEndpoint
 from .api.docs import DOCS_PATHS, docs_routes
 from .api.embeddings import EmbeddingsEndpoint
 from .api.health import health_routes
+from .api.infill import InfillEndpoint
 from .api.messages import MessagesEndpoints
 from .api.metrics import metrics_routes
 from .api.models import models_routes
 from .api.ollama import OllamaEmbeddings, OllamaEndpoints
 from .api.ollama_models import OllamaModelEndpoints
 from .api.operations import operations_routes
+from .api.render import RenderEndpoints
 from .api.responses import ResponsesEndpoints
 from .api.scoring import ScoringEndpoints
 from .api.stored_responses import StoredResponsesEndpoints
@@ -136,38 +139,41 @@ def build_app(
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
 
+    routes = [
+        *ChatEndpoint(
+            path, formatter, metrics, fingerprint, notes=notes, rules=rules, role=options.response_role
+        ).routes(),
+        *ResponsesEndpoints(path, formatter, metrics, defaults, store, notes=notes).routes(),
+        *StoredResponsesEndpoints(store).routes(),
+        *MessagesEndpoints(path, metrics, notes=notes).routes(),
+        *CompletionsEndpoint(completion_path, formatter, metrics, fingerprint, notes=notes, rules=rules).routes(),
+        *OllamaEndpoints(
+            models,
+            path,
+            completion_path,
+            encoder,
+            formatter,
+            metrics,
+            thinks=formats.reasoning is not None,
+            notes=notes,
+        ).routes(),
+        *OllamaEmbeddings(models, encoders, encoder, notes=notes).routes(),
+        *OllamaModelEndpoints(models, engine, formats, fills=completion_path.fill is not None, notes=notes).routes(),
+        *models_routes(models),
+        *RenderEndpoints(path, completion_path, encoder, notes=notes).routes(),
+        *InfillEndpoint(completion_path, encoder, metrics, notes=notes).routes(),
+        *TokenizeEndpoints(
+            models, encoder, renderer, shows_tokenizer=options.enable_tokenizer_info_endpoint, notes=notes
+        ).routes(),
+        *EmbeddingsEndpoint(encoders, encoder, notes=notes).routes(),
+        *ScoringEndpoints(encoders, encoder, notes=notes).routes(),
+        *health_routes(engine, encoder_engine),
+        *metrics_routes(metrics, encoder_metrics),
+        *operations_routes(engine, models.root, formats, shown_options or {}),
+        *(web_routes() if options.web_ui else ()),
+    ]
     app = Starlette(
-        routes=[
-            *ChatEndpoint(
-                path, formatter, metrics, fingerprint, notes=notes, rules=rules, role=options.response_role
-            ).routes(),
-            *ResponsesEndpoints(path, formatter, metrics, defaults, store, notes=notes).routes(),
-            *StoredResponsesEndpoints(store).routes(),
-            *MessagesEndpoints(path, metrics, notes=notes).routes(),
-            *CompletionsEndpoint(completion_path, formatter, metrics, fingerprint, notes=notes, rules=rules).routes(),
-            *OllamaEndpoints(
-                models,
-                path,
-                completion_path,
-                encoder,
-                formatter,
-                metrics,
-                thinks=formats.reasoning is not None,
-                notes=notes,
-            ).routes(),
-            *OllamaEmbeddings(models, encoders, encoder, notes=notes).routes(),
-            *OllamaModelEndpoints(
-                models, engine, formats, fills=completion_path.fill is not None, notes=notes
-            ).routes(),
-            *models_routes(models),
-            *TokenizeEndpoints(models, encoder, renderer, notes=notes).routes(),
-            *EmbeddingsEndpoint(encoders, encoder, notes=notes).routes(),
-            *ScoringEndpoints(encoders, encoder, notes=notes).routes(),
-            *health_routes(engine, encoder_engine),
-            *metrics_routes(metrics, encoder_metrics),
-            *operations_routes(engine, models.root, formats, shown_options or {}),
-            *(web_routes() if options.web_ui else ()),
-        ],
+        routes=[*routes, *aliases(routes)],
         middleware=_middleware(options, resources, engine.max_model_len),
         exception_handlers=exception_handlers(),
         lifespan=lifespan,

@@ -156,6 +156,9 @@ class AppOptions(Options):
     )
     web_ui: bool = option(True, "do not serve the page at /", flag="--disable-web-ui", turns_off=True)
     docs: bool = option(True, "do not serve /openapi.json and /docs", flag="--disable-fastapi-docs", turns_off=True)
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "serve /tokenizer_info, which shows the tokenizer's special tokens and the chat template"
+    )
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     unknown_parameters: str = option(
         "refuse",

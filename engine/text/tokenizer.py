@@ -36,7 +36,8 @@ class Tokenizer:
     """Text to token ids and back. Safe to use from several threads.
 
     `special_tokens_map` gives the names that templates use (`bos_token`, `eos_token`, ...) their tokens.
-    `chat_template` is one template or several by name, None if the folder has none.
+    `chat_template` is one template or several by name, None if the folder has none. `class_name` is that of
+    transformers' class, empty if the folder names none.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class Tokenizer:
         backend: TokenizerBackend,
         special_tokens_map: SpecialTokens | None = None,
         chat_template: ChatTemplate | None = None,
+        class_name: str = "",
     ) -> None:
         self._backend = backend
+        self.class_name = class_name
         self.vocab_size = backend.vocab_size
         self.special_tokens_map: SpecialTokens = special_tokens_map or {}
         self.chat_template = chat_template
@@ -55,7 +58,13 @@ class Tokenizer:
     def load(cls, folder: Path) -> Tokenizer:
         """The tokenizer in a model folder. Raises ModelError if there is none or it is broken."""
         config = read_json_if_there(folder / "tokenizer_config.json")
-        return cls(_backend(folder, config), _special_tokens(folder, config), _chat_template(folder, config))
+        name = config.get("tokenizer_class")
+        return cls(
+            _backend(folder, config),
+            _special_tokens(folder, config),
+            _chat_template(folder, config),
+            name if isinstance(name, str) else "",
+        )
 
     @property
     def bos_token(self) -> str | None:

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`."""
+"""`/tokenize` and `/detokenize`, and `/tokenizer_info` if the server is told to have it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..protocol.tokenize import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 from ..served_models import ServedModels
 from .body import whole_body
@@ -26,11 +27,18 @@ class TokenizeEndpoints:
     """Text or messages to token ids, and back."""
 
     def __init__(
-        self, models: ServedModels, encoder: PromptEncoder, renderer: PromptRenderer, *, notes: ParameterNotes
+        self,
+        models: ServedModels,
+        encoder: PromptEncoder,
+        renderer: PromptRenderer,
+        *,
+        shows_tokenizer: bool = False,
+        notes: ParameterNotes,
     ) -> None:
         self._models = models
         self._encoder = encoder
         self._renderer = renderer
+        self._shows_tokenizer = shows_tokenizer
         self._decode_tokenize = BodyDecoder(TokenizeRequest, notes=notes)
         self._decode_detokenize = BodyDecoder(DetokenizeRequest, notes=notes)
 
@@ -39,6 +47,7 @@ class TokenizeEndpoints:
         return [
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
+            *([Route("/tokenizer_info", self._info)] if self._shows_tokenizer else ()),
         ]
 
     @operation("Text or messages to token ids", TokenizeRequest, TokenizeResponse, example={"prompt": "high tide"})
@@ -81,3 +90,17 @@ class TokenizeEndpoints:
     def _detokenized(self, body: DetokenizeRequest) -> Response:
         self._encoder.check_vocabulary(body.tokens, "tokens")
         return json_response(DetokenizeResponse(self._encoder.tokenizer.decode(body.tokens, skip_special_tokens=False)))
+
+    @operation("What the tokenizer's files say of it", response=TokenizerInfo)
+    async def _info(self, request: Request) -> Response:
+        tokenizer = self._encoder.tokenizer
+        return json_response(
+            TokenizerInfo(
+                tokenizer_class=tokenizer.class_name,
+                vocab_size=tokenizer.vocab_size,
+                model_max_length=self._encoder.max_model_len,
+                special_tokens=await self._encoder.run(tokenizer.vocab_size, tokenizer.special_ids),
+                special_tokens_map=dict(tokenizer.special_tokens_map),
+                chat_template=tokenizer.chat_template,
+            )
+        )

@@ -106,6 +106,13 @@ class ChatPath:
         body.check_supported()
         return await self._prompts.count(body, raw_size)
 
+    async def render(self, body: ChatCompletionRequest, raw_size: int) -> tuple[str, str, list[int]]:
+        """The model's name, and a request's prompt as text and as token ids. Raises what `start` raises."""
+        model = self._models.resolve(body.model)
+        body.check_supported()
+        prompt, token_ids = await self._prompts.encode(body, raw_size)
+        return model, prompt.text, token_ids
+
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
         """The request's messages. Oldest turns are dropped, as few as possible, until the prompt fits the context."""
         return await self._prompts.fitting_messages(body, raw_size)

@@ -47,6 +47,14 @@ class Snippet(NamedTuple):
     text: str
 
 
+class Hole(NamedTuple):
+    """What comes after a hole, how its filling begins, and what the model is shown of other files."""
+
+    suffix: str
+    begun: str = ""
+    snippets: Sequence[Snippet] = ()
+
+
 class FillInTheMiddle:
     """Makes prompts of the text around a hole. `ends` are token ids that end an answer."""
 
@@ -68,30 +76,18 @@ class FillInTheMiddle:
         return None
 
     def token_ids(
-        self,
-        prefix: str | list[int],
-        suffix: str,
-        param: str,
-        *,
-        begun: str = "",
-        add_special_tokens: bool = True,
-        snippets: Sequence[Snippet] = (),
+        self, prefix: str | list[int], hole: Hole, param: str, *, add_special_tokens: bool = True
     ) -> list[int]:
-        """The prompt of a hole between `prefix` and `suffix`, whose filling is `begun`.
-
-        Raises ApiError (400) naming `param` for a prefix that is far too long.
-        """
+        """The prompt of a hole after `prefix`. Raises ApiError (400) naming `param` if that is far too long."""
         before = self._text(prefix, param) if isinstance(prefix, str) else prefix
-        parts = [
-            [self._ids[self._marks.prefix], *before],
-            [self._ids[self._marks.suffix], *self._text(suffix, "suffix")],
-        ]
+        after = self._text(hole.suffix, "suffix")
+        parts = [[self._ids[self._marks.prefix], *before], [self._ids[self._marks.suffix], *after]]
         if self._marks.suffix_first:
             parts.reverse()
         middle = [self._ids[self._marks.middle]] if self._marks.middle else []
-        around = [token for part in parts for token in part]
         start = self._start() if add_special_tokens else []
-        return [*start, *self._context(snippets), *around, *middle, *(self._text(begun, param) if begun else ())]
+        begun = self._text(hole.begun, "prompt")
+        return [*start, *self._context(hole.snippets), *parts[0], *parts[1], *middle, *begun]
 
     def _context(self, snippets: Sequence[Snippet]) -> Iterable[int]:
         if snippets and self._repository is not None:

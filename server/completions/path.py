@@ -17,7 +17,7 @@ from ..protocol.completions import CompletionRequest
 from ..protocol.sampling import sampling_params
 from ..served_models import ServedModels
 from ..telemetry.metrics import RequestTimer
-from .fill_in_the_middle import FillInTheMiddle, Snippet
+from .fill_in_the_middle import FillInTheMiddle, Hole
 
 _MOST_PROMPT_TOKENS = 2**22  # of all prompts together: 150 MB of Python's integers
 
@@ -63,17 +63,18 @@ class CompletionPath:
         timer: RequestTimer,
         client_id: str,
         *,
-        snippets: Sequence[Snippet] = (),
+        hole: Hole | None = None,
     ) -> CompletionRun:
         """Checks a request, encodes its prompts, and submits them.
 
         `raw_size` is the body's size in bytes: large bodies are encoded in a thread. `client_id` names the request in
-        the log. `snippets` are shown to the model before the text around a hole. Raises ApiError or
+        the log. The `hole` is by default that of the body's suffix, if there is one. Raises ApiError or
         InvalidRequestError for a request that cannot be served, and nothing is left running.
         """
-        model, sampling = self._checked(body)
-        prompts = await self._encoder.run(raw_size, lambda: self._encode(body, sampling, snippets))
-        if body.suffix:
+        hole = hole or _hole(body)
+        model, sampling = self._checked(body, hole)
+        prompts = await self._encoder.run(raw_size, lambda: self._encode(body, sampling, hole))
+        if hole is not None:
             ends = {*sampling.stop_token_ids, *self._filling().ends}
             sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
         constraints = await self._generations.constraints(body)
@@ -93,13 +94,14 @@ class CompletionPath:
 
     async def prompts(self, body: CompletionRequest, raw_size: int) -> tuple[str, list[Prompt]]:
         """The model's name and the prompts of a request that nothing is generated for. Raises what `start` raises."""
-        model, sampling = self._checked(body)
-        return model, await self._encoder.run(raw_size, lambda: self._encode(body, sampling, ()))
+        hole = _hole(body)
+        model, sampling = self._checked(body, hole)
+        return model, await self._encoder.run(raw_size, lambda: self._encode(body, sampling, hole))
 
-    def _checked(self, body: CompletionRequest) -> tuple[str, SamplingParams]:
+    def _checked(self, body: CompletionRequest, hole: Hole | None) -> tuple[str, SamplingParams]:
         model = self._models.resolve(body.model)
         body.check_supported()
-        if body.suffix:
+        if hole is not None:
             self._filling()
         return model, sampling_params(body, body.endpoint_sampling(), self._defaults)
 
@@ -113,7 +115,7 @@ class CompletionPath:
             )
         return self.fill
 
-    def _encode(self, body: CompletionRequest, sampling: SamplingParams, snippets: Sequence[Snippet]) -> list[Prompt]:
+    def _encode(self, body: CompletionRequest, sampling: SamplingParams, hole: Hole | None) -> list[Prompt]:
         room = 0 if sampling.max_tokens == 0 else 1
         encoded: list[Prompt] = []
         prompts: Sequence[str | list[int]] = body.prompts()
@@ -121,7 +123,7 @@ class CompletionPath:
         room_left = _MOST_PROMPT_TOKENS
         for i, prompt in enumerate(prompts):
             param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
-            kept = self._token_ids(body, prompt, param, room, snippets)
+            kept = self._token_ids(body, prompt, param, room, hole)
             self._encoder.check_prompt(kept, param, room)
             room_left -= len(kept)
             if room_left < 0 and i:
@@ -134,11 +136,11 @@ class CompletionPath:
         return encoded
 
     def _token_ids(
-        self, body: CompletionRequest, prompt: str | list[int], param: str, room: int, snippets: Sequence[Snippet]
+        self, body: CompletionRequest, prompt: str | list[int], param: str, room: int, hole: Hole | None
     ) -> list[int]:
         special = body.add_special_tokens is not False
-        if body.suffix:
-            return self._filling().token_ids(prompt, body.suffix, param, add_special_tokens=special, snippets=snippets)
+        if hole is not None:
+            return self._filling().token_ids(prompt, hole, param, add_special_tokens=special)
         truncate_to, side = body.truncate_prompt_tokens, body.truncation_side
         if isinstance(prompt, str):
             return self._encoder.encode(
@@ -153,3 +155,7 @@ class CompletionPath:
         if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
             return prompt
         return self._encoder.tokenizer.decode(kept, skip_special_tokens=body.skip_special_tokens is not False)
+
+
+def _hole(body: CompletionRequest) -> Hole | None:
+    return Hole(body.suffix) if body.suffix else None

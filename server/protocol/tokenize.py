@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`."""
 
 from __future__ import annotations
 
@@ -45,3 +45,14 @@ class DetokenizeResponse(msgspec.Struct):
     """The text."""
 
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, omit_defaults=True):
+    """What a tokenizer's files say of it. `special_tokens` are the ids of those that mark structure."""
+
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    special_tokens: dict[str, int]
+    special_tokens_map: dict[str, str | list[str]]
+    chat_template: str | dict[str, str] | None = None

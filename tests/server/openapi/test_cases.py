@@ -35,9 +35,11 @@ from tidewheel.server.openapi.document import document
 EXAMPLES = 100  # of each kind
 DOCUMENT = document(build_app(ScriptedEngine(), AppOptions()).routes, root_path="", open_paths=None)
 OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
-WITH_BODY = [(path, method) for path, method in OPERATIONS if "requestBody" in DOCUMENT["paths"][path][method]]
-# Other names of what is tried already.
-ALIASES = ("/score", "/rerank", "/v2/rerank")
+# Other names of what is tried already, and what only models for code do.
+ALIASES = {path for path in DOCUMENT["paths"] if f"/v1{path}" in DOCUMENT["paths"]} | {"/v2/rerank", "/invocations"}
+SKIPPED = ALIASES | {"/infill"}
+TRIED = [case for case in OPERATIONS if case[0] not in SKIPPED]
+WITH_BODY = [(path, method) for path, method in TRIED if "requestBody" in DOCUMENT["paths"][path][method]]
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -45,8 +47,19 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-MODELS = {"/v1/embeddings": "embed", "/v1/score": "rank", "/v1/rerank": "rank"}
-MOST = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "min_tokens": 4, "n": 3, "best_of": 3}
+MODELS = {
+    "/v1/embeddings": "embed", "/api/embed": "embed", "/api/embeddings": "embed",
+    "/v1/score": "rank", "/v1/rerank": "rank",
+}  # fmt: skip
+MOST = {
+    "max_tokens": 4,
+    "num_predict": 4,
+    "max_completion_tokens": 4,
+    "max_output_tokens": 4,
+    "min_tokens": 4,
+    "n": 3,
+    "best_of": 3,
+}
 WHOLE = [sign * (2**bits + more) for bits in (8, 15, 31, 32, 40, 63, 64, 80) for more in (-1, 0) for sign in (-1, 1)]
 BROKEN = [0, 5e-324, 1e-45, 1e-38, 1e38, 1e39, 1.7e308, -5e-324, -1e39, 2**80]
 HELLO = [{"role": "user", "content": "Who are you?"}]
@@ -80,6 +93,10 @@ def make_small(body: Any, path: str) -> None:
             body[name] = most
     if path in ("/v1/chat/completions", "/v1/completions"):
         body.setdefault("max_tokens", 4)
+    options = body.get("options") or {}
+    if path in ("/api/chat", "/api/generate") and isinstance(options, dict):
+        body["options"] = {"num_predict": 4, **options}
+        make_small(body["options"], "")
 
 
 def make_served(body: Any, path: str) -> None:
@@ -125,7 +142,7 @@ def session() -> requests.Session:
     return made
 
 
-@pytest.mark.parametrize(("path", "method"), [case for case in OPERATIONS if case[0] not in ALIASES])
+@pytest.mark.parametrize(("path", "method"), TRIED)
 def test_what_the_document_allows(
     server: ServerProcess, schema: Any, session: requests.Session, path: str, method: str
 ) -> None:
@@ -165,7 +182,7 @@ def test_extreme_numbers(server: ServerProcess, session: requests.Session, path:
     assert session.post(f"{server.url}{path}", json=example).status_code == 200
 
 
-@pytest.mark.parametrize(("path", "method"), [case for case in WITH_BODY if case[0] not in ALIASES])
+@pytest.mark.parametrize(("path", "method"), WITH_BODY)
 def test_what_it_does_not_allow_is_refused(
     server: ServerProcess, schema: Any, session: requests.Session, path: str, method: str
 ) -> None:

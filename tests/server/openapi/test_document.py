@@ -27,7 +27,8 @@ PAGES = DOCS_PATHS | WEB_PATHS
 @pytest.fixture(scope="module")
 def server(start_server: StartServer) -> RunningServer:
     return start_server(
-        encoders=load_encoders([str(zoo.folder("bert")), str(zoo.folder("bert-cross"))], ["embed", "rank"])
+        engine={"specials": ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")},
+        encoders=load_encoders([str(zoo.folder("bert")), str(zoo.folder("bert-cross"))], ["embed", "rank"]),
     )
 
 

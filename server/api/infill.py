@@ -1,0 +1,139 @@
+"""llama.cpp's `/infill`, which editors ask for what belongs between two pieces of code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidewheel.engine.outputs import FinishReason, RequestOutput
+
+from ..chat.field_names import renamed_fields
+from ..completions.fill_in_the_middle import Hole, Snippet
+from ..completions.path import CompletionPath, CompletionRun
+from ..errors import bad_request
+from ..generation.durations import durations
+from ..generation.frames import event
+from ..generation.prompt_encoding import PromptEncoder
+from ..generation.streaming import EventStream, collect
+from ..openapi.document import operation
+from ..protocol.completions import CompletionRequest
+from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.infill import MAX_SNIPPETS, InfillAnswer, InfillRequest, InfillTimings
+from ..telemetry.metrics import ServerMetrics
+from .body import whole_body
+from .json_response import json_response
+
+_NAMES = {
+    "max_tokens": "n_predict",
+    "repetition_penalty": "repeat_penalty",
+    "prompt": "input_prefix",
+    "suffix": "input_suffix",
+}
+
+
+class InfillEndpoint:
+    """Fills holes in llama.cpp's shapes."""
+
+    def __init__(
+        self, path: CompletionPath, encoder: PromptEncoder, metrics: ServerMetrics, *, notes: ParameterNotes
+    ) -> None:
+        self._path = path
+        self._encoder = encoder
+        self._metrics = metrics
+        self._decode = BodyDecoder(InfillRequest, notes=notes)
+
+    def routes(self) -> list[Route]:
+        """The endpoint."""
+        return [Route("/infill", self._create, methods=["POST"])]
+
+    @operation(
+        "Fill in the middle of a text, in llama.cpp's shapes",
+        InfillRequest,
+        InfillAnswer,
+        events=InfillAnswer,
+        example={"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
+    )
+    async def _create(self, request: Request) -> Response:
+        timer = self._metrics.start_timer()
+        raw = await whole_body(request)
+        body = self._decode(raw)
+        hole = Hole(body.input_suffix, body.prompt or "", _snippets(body))
+        with renamed_fields(_NAMES):
+            run = await self._path.start(self._translated(body), len(raw), timer, request.state.request_id, hole=hole)
+        if body.stream:
+            return _PieceStream(run)
+        (outputs,) = await collect(request.receive, run.generation)
+        return json_response(_ended(run, outputs[-1], "".join(output.text for output in outputs)))
+
+    def _translated(self, body: InfillRequest) -> CompletionRequest:
+        limited = body.n_predict is not None and body.n_predict >= 0
+        return CompletionRequest(
+            model=body.model,
+            prompt=body.input_prefix,
+            max_tokens=body.n_predict if limited else self._encoder.max_model_len,
+            temperature=body.temperature,
+            top_k=body.top_k,
+            top_p=body.top_p,
+            min_p=body.min_p,
+            seed=body.seed,
+            stop=body.stop,
+            repetition_penalty=body.repeat_penalty,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+        )
+
+
+def _snippets(body: InfillRequest) -> Sequence[Snippet]:
+    extra = body.input_extra or []
+    if len(extra) > MAX_SNIPPETS:
+        raise bad_request(f"input_extra must have at most {MAX_SNIPPETS} entries, got {len(extra)}", "input_extra")
+    return [Snippet(one.filename, one.text) for one in extra]
+
+
+class _PieceStream(EventStream[RequestOutput]):
+    """A streamed answer, which ends with the piece that says so."""
+
+    done = b""
+
+    def __init__(self, run: CompletionRun) -> None:
+        super().__init__(run.generation)
+        self._run = run
+        self._last: RequestOutput | None = None
+
+    def frame(self, output: RequestOutput) -> bytes:
+        """See EventStream."""
+        self._last = output
+        return event(InfillAnswer(content=output.text, stop=False)) if output.text else b""
+
+    def last_frames(self) -> Iterator[bytes]:
+        """See EventStream."""
+        assert self._last is not None, "an answer has an output at least"
+        yield event(_ended(self._run, self._last, ""))
+
+
+def _ended(run: CompletionRun, last: RequestOutput, text: str) -> InfillAnswer:
+    usage, took = run.generation.usage(), durations(run.generation)
+    word = last.stop_reason if isinstance(last.stop_reason, str) else ""
+    prompt_ms, predicted_ms = 1000 * took.prompt_s, 1000 * took.decode_s
+    count, written = usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens, usage.completion_tokens
+    return InfillAnswer(
+        content=text,
+        stop=True,
+        model=run.model,
+        tokens_predicted=written,
+        tokens_evaluated=usage.prompt_tokens,
+        tokens_cached=usage.prompt_tokens_details.cached_tokens,
+        truncated=False,
+        stop_type="limit" if last.finish_reason is FinishReason.LENGTH else "word" if word else "eos",
+        stopping_word=word,
+        timings=InfillTimings(
+            count, prompt_ms, _rate(count, prompt_ms), written, predicted_ms, _rate(written, predicted_ms)
+        ),
+    )
+
+
+def _rate(tokens: int, milliseconds: float) -> float:
+    return 1000 * tokens / milliseconds if milliseconds > 0 else 0.0
