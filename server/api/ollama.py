@@ -87,6 +87,8 @@ class OllamaEndpoints:
         "Answer a conversation in Ollama's shapes",
         OllamaChatRequest,
         OllamaChatAnswer,
+        events=OllamaChatAnswer,
+        stream_type="application/x-ndjson",
         error=OllamaError,
         example={
             "messages": [{"role": "user", "content": "Who are you?"}],
@@ -110,6 +112,8 @@ class OllamaEndpoints:
         "Answer a prompt, or continue a text, in Ollama's shapes",
         OllamaGenerateRequest,
         OllamaGenerateAnswer,
+        events=OllamaGenerateAnswer,
+        stream_type="application/x-ndjson",
         error=OllamaError,
         example={"prompt": "Who are you?", "options": {"num_predict": 32}, "stream": False},
     )

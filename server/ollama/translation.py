@@ -119,8 +119,8 @@ def _calls(message: OllamaMessage, number: int) -> list[chat.PastToolCall]:
 
 def _take(unanswered: list[tuple[str, str]], name: str | None) -> str | None:
     """The id of the first call without a result, of that function if there is one. The call then has its result."""
-    fitting = [call for call in unanswered if call[0] == name] or unanswered
-    if not fitting:
+    call = next((call for call in unanswered if call[0] == name), unanswered[0] if unanswered else None)
+    if call is None:
         return None
-    unanswered.remove(fitting[0])
-    return fitting[0][1]
+    unanswered.remove(call)
+    return call[1]

@@ -35,7 +35,8 @@ class Operation:
     """What a handler takes and gives, for the document. All types are msgspec's to describe.
 
     `request` is a JSON body's type, `query` a struct of query parameters, `response` the answer's type (None: it has no
-    body), `events` the type of one event's data where answers can be streamed, `example` a body to try. `waits` says
+    body), `events` the type of one event's data where answers can be streamed (`stream_type` says how), `example` a
+    body to try. `waits` says
     whether a request with a body may have to wait for others, so that it can be refused when too many do.
     """
 
@@ -45,6 +46,7 @@ class Operation:
     events: Any = None
     query: type[msgspec.Struct] | None = None
     media_type: str = "application/json"
+    stream_type: str = "text/event-stream"
     error: Any = ErrorResponse
     example: Mapping[str, Any] | None = None
     waits: bool = True
@@ -167,7 +169,7 @@ def _operation(
         answer["content"] = {found.media_type: {"schema": refs(found.response)}}
     if found.events is not None:
         answer["description"] = "The answer; with stream, events whose data have the second schema"
-        answer["content"]["text/event-stream"] = {"schema": refs(found.events)}
+        answer["content"][found.stream_type] = {"schema": refs(found.events)}
     failures = {"default": "An error"}
     if found.request is not None:
         failures = {**_REFUSALS, **(_REFUSALS_OF_WAITING if found.waits else {}), **failures}

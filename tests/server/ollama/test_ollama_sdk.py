@@ -103,6 +103,8 @@ def test_a_loop_of_tools(client: ollama.Client, server: RunningServer, streamed:
     assert '[weather {"city": "Köln", "days": 2}]' in prompt_of(server)
     assert "[tool call00100]" in prompt_of(server)
     assert "[tool call00101]" in prompt_of(server)
+    client.chat("scripted", [*messages, turn, {"role": "tool", "content": "sunny"}])  # as LangChain names no tool
+    assert "[tool call00100]" in prompt_of(server)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -110,15 +110,15 @@ def make_served(body: Any, path: str) -> None:
             body.pop("previous_response_id", None)
 
 
-def check_events(response: requests.Response, path: str, method: str) -> None:
+def check_events(response: requests.Response, path: str, method: str, kind: str) -> None:
     """Each event of a stream is what the document says, or an error; the last one says that it is over."""
     schemas = DOCUMENT["paths"][path][method]["responses"]
     kinds = [
-        schemas["200"]["content"]["text/event-stream"]["schema"],
+        schemas["200"]["content"][kind]["schema"],
         schemas["default"]["content"]["application/json"]["schema"],
     ]
     validator = jsonschema.Draft202012Validator({"anyOf": kinds, "components": DOCUMENT["components"]})
-    frames = response.text.split("\n\n")
+    frames = response.text.split("\n\n" if kind == "text/event-stream" else "\n")
     assert frames.pop() == ""
     for frame in frames:
         data = frame.rpartition("data: ")[2]
@@ -128,8 +128,9 @@ def check_events(response: requests.Response, path: str, method: str) -> None:
 
 def send(case: Any, path: str, method: str, session: requests.Session) -> int:
     response = case.call(session=session)
-    if response.headers.get("content-type", [""])[0].startswith("text/event-stream"):
-        check_events(response, path, method)
+    kind = response.headers.get("content-type", [""])[0].partition(";")[0]
+    if kind in ("text/event-stream", "application/x-ndjson"):
+        check_events(response, path, method, kind)
     else:
         case.validate_response(response, checks=CHECKS)
     return int(response.status_code)
