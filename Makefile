@@ -46,7 +46,7 @@ INSTALL := $(PIP) install --quiet --no-build-isolation \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint format native-test cross-test python-test sweep fuzz bench image lock clean missing-tools
+.PHONY: help serve test lint format native-test cross-test python-test sweep clients fuzz bench image lock clean missing-tools
 
 help:  ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +114,9 @@ python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## th
 sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: every model on every device
 	$(BIN)/pytest $(PYTEST_WORKERS) -m sweep $(PYTEST_ARGS)
 
+clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients  ## the tests with LiteLLM, LangChain, LlamaIndex and other clients
+	$(BIN)/pytest -m clients $(PYTEST_ARGS)
+
 fuzz: $(VENV)/.test-tools $(VENV)/.installed  ## look for inputs that break a parser (HARNESS=, FUZZ_SECONDS=)
 	TIDEWHEEL_FUZZ_EXAMPLES=3000 $(BIN)/pytest tests/fuzz/test_harnesses.py -k '[$(HARNESS)] and not coverage'
 	cd tests && $(abspath $(BIN))/python -m fuzz.fuzz $(HARNESS) -max_total_time=$(FUZZ_SECONDS) \
@@ -164,3 +167,8 @@ $(VENV)/.node-clients: tests/clients/package.json tests/clients/package-lock.jso
 	    set -ex; mkdir -p $(VENV)/node; cp $^ $(VENV)/node; \
 	    npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
 	fi
+
+$(VENV)/.other-clients: requirements/clients.in | $(VENV)/.tools
+	$(PYTHON) -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip install --quiet --upgrade --requirement $<
+	touch $@

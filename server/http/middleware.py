@@ -116,7 +116,8 @@ class JsonOnly:
 
     A browser lets any web page send a form or plain text to any server. Only before it sends JSON does it ask the
     server. So no page can use a server without keys, unless --allowed-origins allows it. Without a body, programs may
-    leave the content type out. Browsers may not: their `origin` or `sec-fetch-site` header shows them.
+    leave the content type out, and for Ollama's API with one too, as some of its clients do. Browsers may not: their
+    `origin` or `sec-fetch-site` header shows them.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -127,6 +128,10 @@ class JsonOnly:
             headers = Headers(scope=scope)
             has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
             from_page = any(name in headers for name in ("origin", "sec-fetch-site"))
+            if "content-type" not in headers and scope["path"].removeprefix(scope.get("root_path", "")).startswith(
+                "/api/"
+            ):
+                has_body = False
             if (has_body or from_page) and not _JSON.fullmatch(headers.get("content-type", "")):
                 await error_response(_not_json(headers.get("content-type")))(scope, receive, send)
                 return

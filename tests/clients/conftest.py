@@ -58,12 +58,17 @@ def run_node() -> RunScenario:
             capture_output=True,
             text=True,
             timeout=60,
-            env={**os.environ, "NODE_PATH": str(NODE_MODULES)},
+            env=node_environment(),
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     return run
+
+
+def node_environment() -> dict[str, str]:
+    """The environment in which Node.js finds the clients."""
+    return {**os.environ, "NODE_PATH": str(NODE_MODULES)}
 
 
 def say(text: str) -> list[dict[str, str]]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or its import waits for a download
 
 import litellm
 from common import HELLO, INVENT, MODEL, QUESTION, WEATHER_TOOL, Wheel, get_weather, main
@@ -28,7 +31,7 @@ def scenario(url: str) -> dict[str, Any]:
     answer = complete([{"role": "user", "content": QUESTION}, asked, result], tools=[WEATHER_TOOL])
     structured = complete(INVENT, response_format=Wheel).choices[0].message.content
     through_ollama = litellm.completion(
-        model=f"ollama_chat/{MODEL}", api_base=url, messages=[{"role": "user", "content": HELLO}], temperature=0
+        model=f"ollama_chat/{MODEL}", api_base=url, messages=[{"role": "user", "content": HELLO}], max_tokens=60
     )
     return {
         "called": arguments,

@@ -285,6 +285,18 @@ def test_the_oldest_turns_are_dropped_on_request(client: ollama.Client, server: 
     assert server.post("/api/chat", body).json()["message"]["content"] == "new"
 
 
+def test_a_program_may_leave_the_content_type_out(server: RunningServer) -> None:
+    def status(**headers: str) -> int:
+        request = server.http.build_request("POST", "/api/chat", content=b'{"stream": false}', headers=headers)
+        if not headers.get("content-type"):
+            del request.headers["content-type"]
+        return server.http.send(request).status_code
+
+    assert status() == 200
+    assert {status(origin="https://a.example"), status(**{"sec-fetch-site": "cross-site"})} == {415}
+    assert status(**{"content-type": "application/x-www-form-urlencoded"}) == 415
+
+
 def test_models_are_not_managed(client: ollama.Client, server: RunningServer) -> None:
     with pytest.raises(ollama.ResponseError, match="start it with another one"):
         client.pull("llama3")
