@@ -89,20 +89,18 @@ class FillInTheMiddle:
         begun = self._text(hole.begun, "prompt")
         return [*start, *self._context(hole.snippets), *parts[0], *parts[1], *middle, *begun]
 
-    def _context(self, snippets: Sequence[Snippet]) -> Iterable[int]:
-        if snippets and self._repository is not None:
-            yield self._repository
-            yield from self._text("repository\n", "prompt")
+    def _context(self, snippets: Sequence[Snippet]) -> list[int]:
+        if not snippets:
+            return []
+        ids = [] if self._repository is None else [self._repository, *self._text("repository\n", "prompt")]
         for i, snippet in enumerate(snippets):
             param = f"input_extra[{i}].text"
             if self._file is None:
-                yield from self._text(f"{snippet.text}\n\n", param)
+                ids += self._text(f"{snippet.text}\n\n", param)
             else:
-                yield self._file
-                yield from self._text(f"{snippet.filename}\n{snippet.text}\n", param)
-        if snippets and self._file is not None:
-            yield self._file
-            yield from self._text("current\n", "prompt")
+                ids += [self._file, *self._text(f"{snippet.filename}\n{snippet.text}\n", param)]
+            self._encoder.check_prompt(ids, "input_extra")  # before more of what cannot fit is encoded
+        return ids if self._file is None else [*ids, self._file, *self._text("current\n", "prompt")]
 
     def _start(self) -> list[int]:
         """The token that begins a text, where the tokenizer puts one."""

@@ -72,6 +72,7 @@ def test_other_files_and_a_begun_filling(server: RunningServer, start_server: St
         ({"input_suffix": "a" * 1_000_000}, "input_suffix"),
         ({"input_extra": [{"text": ""}] * 257}, "input_extra"),
         ({"input_extra": [{"text": "a" * 1_000_000}]}, "input_extra[0].text"),
+        ({"input_extra": [{"text": "a" * 5000}] * 256}, "input_extra"),
         ({"temperature": -1}, "temperature"),
         ({"repeat_penalty": 0}, "repeat_penalty"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import encoder_zoo as zoo
@@ -308,3 +310,10 @@ def test_models_are_not_managed(client: ollama.Client, server: RunningServer) ->
     assert server.http.post("/api/blobs/sha256:00", content=b"{}").status_code == 400
     assert server.http.head("/").status_code == 200  # as `ollama` asks whether a server runs
     assert server.http.get("/api/version").json()["version"] >= "0.13"
+
+
+def test_the_documentations_example(demo_server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "clients.md").read_text("utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(example.replace("http://127.0.0.1:8000", demo_server.url), {})
+    assert "Tidewheel" in capsys.readouterr().out
