@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 _FOLDER = Path(__file__).parents[1] / "web"
-_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_MEDIA_TYPES = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+    ".woff2": "font/woff2",
+}
 
 # Nothing but our own files, and no string ever becomes markup or code: a model's words cannot act, and a mistake of
 # ours could not make them.
@@ -21,6 +30,7 @@ _POLICY = "; ".join(
         "script-src 'self'",
         "style-src 'self'",
         "img-src 'self'",
+        "font-src 'self'",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -41,8 +51,8 @@ _HEADERS = {
     "x-frame-options": "DENY",
 }
 _FILES = {
-    "/" if path.name == "index.html" else f"/web/{path.name}": path
-    for path in sorted(_FOLDER.iterdir())
+    "/" if path == _FOLDER / "index.html" else f"/web/{path.relative_to(_FOLDER).as_posix()}": path
+    for path in sorted(_FOLDER.rglob("*"))
     if path.suffix in _MEDIA_TYPES
 }
 
@@ -51,20 +61,39 @@ WEB_PATHS = frozenset(_FILES)
 
 
 def web_routes() -> list[Route]:
-    """The page's files, each at its own address."""
-    return [file_route(address, path) for address, path in _FILES.items()]
+    """The page's files."""
+
+    async def serve(request: Request) -> Response:
+        path = _FILES.get(f"/web{request.path_params['name']}")
+        if path is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        return _answer(request, path)
+
+    # One route for all files, as every request's path is compared with each route. It takes /web too, which would
+    # else be redirected to /web/.
+    return [file_route("/", _FILES["/"]), Route("/web{name:path}", serve)]
 
 
 def file_route(address: str, path: Path) -> Route:
     """A file that a page is made of, under the strict policy. Browsers ask whether it is new each time."""
-    content = path.read_bytes()
-    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = {**_HEADERS, "etag": etag}
 
     async def serve(request: Request) -> Response:
-        known = request.headers.get("if-none-match", "")
-        if known == "*" or etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
-            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-        return Response(content, headers=headers, media_type=_MEDIA_TYPES[path.suffix])
+        return _answer(request, path)
 
     return Route(address, serve)
+
+
+def _answer(request: Request, path: Path) -> Response:
+    content, etag = _read(path)
+    headers = {**_HEADERS, "etag": etag}
+    known = request.headers.get("if-none-match", "")
+    if known == "*" or etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(content, headers=headers, media_type=_MEDIA_TYPES[path.suffix])
+
+
+@cache
+def _read(path: Path) -> tuple[bytes, str]:
+    """A file and its ETag. Read once, as the page that is served must not change while it runs."""
+    content = path.read_bytes()
+    return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'

@@ -2,7 +2,9 @@
 
 import { copyText, h, icon, iconButton, scrollable } from "./dom.js";
 import { duration, rate } from "./format.js";
+import { colour, colourSoon } from "./highlight.js";
 import { MarkdownStream } from "./markdown-stream.js";
+import { setFormulas } from "./math.js";
 
 const ENDINGS = {
   length: "cut at the most tokens allowed",
@@ -25,7 +27,10 @@ export class AnswerView {
 
   constructor(message, actions, announce) {
     this.#message = message;
-    this.#stream = new MarkdownStream(this.#text, announce);
+    this.#stream = new MarkdownStream(this.#text, (text, node) => {
+      announce(text);
+      adorn(node);
+    }, colourSoon);
     const copy = (this.#copy = iconButton("copy", "Copy answer", () => copyText(message.content, copy)));
     const again = iconButton("again", "Regenerate", () => actions.regenerate(message));
     again.classList.add("again", "changes");
@@ -117,6 +122,14 @@ export class AnswerView {
     if (fold.name.textContent !== call.name) fold.name.textContent = call.name;
     if (call.arguments.length > fold.code.length) fold.code.appendData(call.arguments.slice(fold.code.length));
   }
+}
+
+/** Colours the code and sets the formulas of a block that is complete. */
+function adorn(block) {
+  for (const figure of block.matches(".code") ? [block] : block.querySelectorAll(".code")) {
+    colour(figure.querySelector("code").firstChild, figure.querySelector("figcaption span").textContent);
+  }
+  setFormulas(block);
 }
 
 /** `stats` are {tokens, firstToken, seconds}: of the answer, to its first token, and from there to its last. */

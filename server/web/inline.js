@@ -1,6 +1,7 @@
 // Markdown within a line, as DOM nodes: code, emphasis, links, escapes. Linear in the text, whatever it is.
 
 import { h } from "./dom.js";
+import { formula } from "./math.js";
 
 const MAX_DEPTH = 8;
 const SPECIAL = /[\\`*_~[!<h&$\n]/g;
@@ -8,11 +9,12 @@ const LINK =
   /!?\[((?:[^[\]\\]|\\[^]|\[[^[\]]*\])*)\]\(\s?(<[^<>\n]*>|[^\s()<>]*(?:\([^\s()]*\)[^\s()]*)*)(?:\s"[^"\n]*")?\s?\)/y;
 const ANGLE_LINK = /<(https?:\/\/[^\s<>]+)>/y;
 const BARE_LINK = /https?:\/\/[^\s<>"'`]+/y;
-const ESCAPED = /[\\`*_{}#+\-.!|~>]/;
+const ESCAPED = /[\\`*_{}#+\-.!|~>$]/;
 const ENTITIES = { "&lt;": "<", "&gt;": ">", "&amp;": "&", "&quot;": '"', "&#39;": "'", "&nbsp;": "\u00a0" };
 const ENTITY = /&(?:lt|gt|amp|quot|#39|nbsp);/y;
 const EMPHASIS = { "**": "strong", __: "strong", "~~": "del", "*": "em", _: "em" };
 const WORD = /[\p{L}\p{N}]/u;
+const WORD_OR_DOLLAR = /[\p{L}\p{N}$]/u;
 
 /** Appends `text` to `parent`. `links` false keeps a link from holding another one. */
 export function renderInline(text, parent, depth = 0, links = true) {
@@ -65,14 +67,21 @@ export function renderInline(text, parent, depth = 0, links = true) {
     return true;
   }
 
-  // Formulas are shown as they were written, which keeps their stars and underscores whole.
   function math() {
-    const open = text.slice(at, at + 2);
-    const close = { "\\(": "\\)", "\\[": "\\]", $$: "$$" }[open];
-    if (!close) return false;
+    const close = { "\\(": "\\)", "\\[": "\\]", $$: "$$" }[text.slice(at, at + 2)];
+    if (!close) return text[at] === "$" && dollars();
     const end = closer(close, at + 2, () => true);
     if (end < 0) return false;
-    put(h("code", { class: "math" }, text.slice(at, end + 2)), end + 2);
+    put(formula(text.slice(at, end + 2)), end + 2);
+    return true;
+  }
+
+  // Between single dollars, where they cannot be amounts of money.
+  function dollars() {
+    if (!/[^\s$]/.test(text[at + 1] ?? "") || WORD_OR_DOLLAR.test(text[at - 1] ?? "")) return false;
+    const end = closer("$", at + 2, (i) => /[^\s\\]/.test(text[i - 1]) && !WORD_OR_DOLLAR.test(text[i + 1] ?? ""));
+    if (end < 0) return false;
+    put(formula(text.slice(at, end + 1)), end + 1);
     return true;
   }
 

@@ -2,28 +2,34 @@
 // drawn again, and open code just grows. However the text is cut, the same nodes come out.
 
 import {
-  FENCE, HEADING, LIST_ITEM, QUOTE, RULE, closesFence, codeBlock, interruptsWithList, outdent, renderBlocks,
+  FENCE, HEADING, LIST_ITEM, QUOTE, RULE, closesFence, fencedBlock, grow, interruptsWithFence, interruptsWithList,
+  outdent, renderBlocks,
 } from "./markdown.js";
 
 // A line of which only this has come may turn out to be anything, so it is not shown yet.
-const UNDECIDED = /^\s*(?:[-*+#>`~|_=]+|\d{1,9}[.)]?)?\s*$/;
-const MAY_CLOSE_FENCE = /^\s*[`~]*\s*$/;
+const UNDECIDED = /^\s*(?:[-*+#>`~|_=$]+|\\\[?|\d{1,9}[.)]?)?\s*$/;
+const MAY_CLOSE_FENCE = /^\s*[`~$\\\]]*\s*$/;
 
-/** Draws Markdown into `parent`. `onBlock` is called with the text of each block that is complete. */
+/**
+ * Draws Markdown into `parent`. `onBlock` is called with the text and the node of each block that is complete, `onCode`
+ * with the text node and the language of code that has grown.
+ */
 export class MarkdownStream {
   #parent;
   #onBlock;
+  #onCode;
   #partial = ""; // the line that has not ended
   #lines = []; // of the open block
   #nodes = []; // of the open block, as drawn last
   #fence = null; // the fence that is open, in the block or in an item of it
-  #code = null; // the text node of an open code block
+  #block = null; // the code block or formula that is open
   #codeLines = 0;
   #codeShown = 0; // characters of its last line
 
-  constructor(parent, onBlock = () => {}) {
+  constructor(parent, onBlock = () => {}, onCode = () => {}) {
     this.#parent = parent;
     this.#onBlock = onBlock;
+    this.#onCode = onCode;
   }
 
   /** Draws more text. */
@@ -42,7 +48,7 @@ export class MarkdownStream {
   }
 
   #take(line) {
-    if (this.#code) {
+    if (this.#block) {
       if (closesFence(this.#fence, line)) this.#close();
       else this.#showCode(line, true);
       return;
@@ -52,10 +58,9 @@ export class MarkdownStream {
       if (!line.trim()) return;
       const fence = FENCE.exec(line);
       if (fence && fence[1].length < 4) {
-        const block = codeBlock(fence[3]);
-        this.#replace([block.element]);
+        this.#block = fencedBlock(fence);
+        this.#replace([this.#block.element]);
         this.#fence = fence;
-        this.#code = block.code;
         return;
       }
     }
@@ -77,13 +82,15 @@ export class MarkdownStream {
       return loose || [FENCE, HEADING, RULE, QUOTE].some((kind) => kind.test(line));
     }
     const ended = !line.trim() || HEADING.test(this.#lines[0]) || RULE.test(this.#lines[0]);
-    return ended || [FENCE, HEADING, RULE].some((kind) => kind.test(line)) || interruptsWithList(line);
+    return ended || HEADING.test(line) || RULE.test(line) || interruptsWithFence(line, this.#lines) ||
+      interruptsWithList(line);
   }
 
   #drawOpen() {
     const partial = this.#partial.replace(/\r$/, "");
-    if (this.#code) {
+    if (this.#block) {
       if (!MAY_CLOSE_FENCE.test(partial)) this.#showCode(partial, false);
+      this.#onCode(this.#block.code, this.#block.language);
       return;
     }
     const shown = UNDECIDED.test(partial) ? [] : [partial];
@@ -98,23 +105,23 @@ export class MarkdownStream {
 
   #showCode(line, whole) {
     const text = (this.#codeLines ? "\n" : "") + outdent(line, this.#fence[1].length);
-    this.#code.appendData(text.slice(this.#codeShown));
+    grow(this.#block, text.slice(this.#codeShown));
     this.#codeShown = whole ? 0 : text.length;
     if (whole) this.#codeLines += 1;
   }
 
   #close() {
-    if (!this.#code) {
+    if (!this.#block) {
       if (!this.#lines.length) return;
       const drawn = document.createDocumentFragment();
       renderBlocks(this.#lines, drawn);
       this.#replace([...drawn.childNodes]);
     }
-    for (const node of this.#nodes) this.#onBlock(node.textContent);
+    for (const node of this.#nodes) this.#onBlock(node.textContent, node);
     this.#lines = [];
     this.#nodes = [];
     this.#fence = null;
-    this.#code = null;
+    this.#block = null;
     this.#codeLines = this.#codeShown = 0;
   }
 

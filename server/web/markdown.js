@@ -2,8 +2,10 @@
 
 import { copyText, h, iconButton, scrollable } from "./dom.js";
 import { renderInline } from "./inline.js";
+import { formula } from "./math.js";
 
-export const FENCE = /^(\s*)(`{3,}|~{3,})([^`]*)$/;
+/** What begins code, or a formula on lines of its own. */
+export const FENCE = /^(\s*)(`{3,}|~{3,}|\\\[(?=\s*$)|\$\$(?=\s*$))([^`]*)$/;
 export const LIST_ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+(.*)|)$/;
 export const HEADING = /^ {0,3}(#{1,6})(?:\s(.*))?$/;
 export const RULE = /^ {0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$/;
@@ -13,7 +15,16 @@ const MAX_DEPTH = 8;
 /** Whether the fence that `open` (a match of FENCE) opened ends with `line`. */
 export function closesFence(open, line) {
   const text = line.trim();
+  if (isFormula(open)) return text === closerOf(open);
   return text.length >= open[2].length && text === open[2][0].repeat(text.length);
+}
+
+function isFormula(open) {
+  return "\\$".includes(open[2][0]);
+}
+
+function closerOf(open) {
+  return open[2] === "$$" ? "$$" : "\\]";
 }
 
 /** Whether a line may begin a list in the middle of a paragraph. */
@@ -50,8 +61,8 @@ export function renderBlocks(lines, parent, depth = 0) {
     while (end < lines.length && !closesFence(open, lines[end])) end += 1;
     const indent = open[1].length;
     const body = lines.slice(at + 1, end).map((line) => outdent(line, indent));
-    const block = codeBlock(open[3]);
-    block.code.data = body.join("\n");
+    const block = fencedBlock(open);
+    grow(block, body.join("\n"));
     parent.append(block.element);
     return end + 1;
   }
@@ -155,8 +166,8 @@ export function renderBlocks(lines, parent, depth = 0) {
   function paragraph() {
     let end = at + 1;
     const ends = (line) =>
-      !line.trim() || FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) ||
-      interruptsWithList(line);
+      !line.trim() || interruptsWithFence(line, lines, at, end) || HEADING.test(line) || RULE.test(line) ||
+      QUOTE.test(line) || interruptsWithList(line);
     while (end < lines.length && (depth >= MAX_DEPTH || !ends(lines[end])) && !startsTable(end)) end += 1;
     const block = h("p");
     renderInline(lines.slice(at, end).map((line) => line.trim()).join("\n"), block);
@@ -165,8 +176,28 @@ export function renderBlocks(lines, parent, depth = 0) {
   }
 }
 
-/** A code block: its element, and the text node that its code goes into. */
-export function codeBlock(info) {
+/** Whether `line` begins a fence below the lines of a paragraph from `start` on, and does not end a formula of theirs. */
+export function interruptsWithFence(line, lines, start = 0, end = lines.length) {
+  return FENCE.test(line) &&
+    (line.trim() !== "$$" || lines.slice(start, end).join("\n").split("$$").length % 2 === 1);
+}
+
+/** Adds text to the code or the formula of a fenced block. */
+export function grow({ code, tail }, text) {
+  code.insertData(code.length - tail, text);
+}
+
+/** What the fence `open` begins: its element, and the text node that its lines go into, but for the last `tail`. */
+export function fencedBlock(open) {
+  return isFormula(open) ? formulaBlock(open) : codeBlock(open[3]);
+}
+
+function formulaBlock(open) {
+  const source = formula(`${open[2]}\n\n${closerOf(open)}`);
+  return { element: h("div", { class: "lines" }, source), code: source.firstChild, tail: 3, language: "" };
+}
+
+function codeBlock(info) {
   const code = document.createTextNode("");
   const language = info.trim().split(/\s/)[0];
   const copy = iconButton("copy", "Copy code", () => copyText(code.data, copy));
@@ -176,7 +207,7 @@ export function codeBlock(info) {
     h("figcaption", {}, h("span", {}, language || "text"), copy),
     h("pre", scrollable(language ? `${language} code` : "code"), h("code", {}, code)),
   );
-  return { element, code };
+  return { element, code, tail: 0, language };
 }
 
 function cells(row) {

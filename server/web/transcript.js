@@ -2,6 +2,7 @@
 
 import { AnswerView } from "./answer-view.js";
 import { copyText, h, icon, iconButton, scrollable } from "./dom.js";
+import { forgetColours } from "./highlight.js";
 
 /**
  * `actions` are what a reader may ask for: edit(message, text), regenerate(message), giveResults(results).
@@ -22,6 +23,7 @@ export class Transcript {
   /** Shows a conversation in place of what was shown. */
   show(conversation) {
     this.#views.clear();
+    forgetColours();
     this.#root.replaceChildren();
     for (const message of conversation.messages) this.add(message, () => {}).finish?.();
     this.askForResults(conversation);

@@ -16,12 +16,12 @@ from starlette.routing import Route
 
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.server.api.docs import DOCS_PATHS
-from tidewheel.server.api.web import WEB_PATHS
+from tidewheel.server.api.web import web_routes
 from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.openapi.document import declared
 
-PAGES = DOCS_PATHS | WEB_PATHS
+PAGES = DOCS_PATHS | {route.path for route in web_routes()}
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,15 @@ from server.conftest import RunningServer, ServerProcess, StartServer
 import tidewheel.server
 
 FOLDER = Path(tidewheel.server.__file__).with_name("web")
-FILES = {"/" if path.name == "index.html" else f"/web/{path.name}": path for path in sorted(FOLDER.iterdir())}
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+FILES = {
+    "/" if path.name == "index.html" else f"/web/{path.relative_to(FOLDER).as_posix()}": path
+    for path in sorted(FOLDER.rglob("*"))
+    if path.is_file()
+}
+KINDS = {
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain",
+    ".woff2": "font/woff2",
+}  # fmt: skip
 
 
 def directives(response: httpx.Response) -> dict[str, list[str]]:
@@ -32,7 +39,7 @@ def test_every_file_is_served_as_what_it_is(server: RunningServer, address: str)
     assert response.headers["x-frame-options"] == "DENY"
     policy = directives(response)
     assert policy["default-src"] == ["'none'"]
-    for name in ("script-src", "style-src", "img-src", "connect-src"):
+    for name in ("script-src", "style-src", "img-src", "font-src", "connect-src"):
         assert policy[name] == ["'self'"]
     for name in ("base-uri", "form-action", "frame-ancestors"):
         assert policy[name] == ["'none'"]
@@ -94,3 +101,13 @@ def test_the_page_has_no_script_or_style_in_its_markup_and_names_only_its_own_fi
     assert re.findall(r"<style|<script(?![^>]* src=)|\sstyle=|\son\w+=|https?:", markup) == []
     linked = set(re.findall(r'(?:src|href)="(?!#)([^"]+)"', markup))
     assert {f"/{link}" for link in linked} <= set(FILES)
+
+
+def test_the_libraries_are_small_and_come_with_their_licences() -> None:
+    libraries = [folder for folder in (FOLDER / "vendor").iterdir() if folder.is_dir()]
+    assert {folder.name for folder in libraries} == {"highlight", "katex"}
+    assert all("Copyright" in (folder / "LICENSE.txt").read_text() for folder in libraries)
+    assert sum(path.stat().st_size for path in (FOLDER / "vendor").rglob("*") if path.is_file()) < 800_000
+    css = (FOLDER / "vendor/katex/katex.css").read_text()
+    fonts = set(re.findall(r"url\(([^)]+)\)", css))
+    assert fonts == {f"fonts/{path.name}" for path in (FOLDER / "vendor/katex/fonts").iterdir()}
