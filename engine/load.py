@@ -255,7 +255,9 @@ class EngineLoad:
                 "isa": model.device.isa or "",
                 "architecture": str(model.source.config.get("model_type", "")),
                 "parameters": str(sum(map(math.prod, tensor_shapes(model.spec).values()))),
+                "weights": model.kept_as,
                 "weight_bytes": str(model.weight_bytes),
+                "kv_cache_bytes": str(_kept_bytes(model, executor.limits)),
                 "dtype": model.dtype,
                 "quantization": model.kept_as if model.quantization or model.keeps_bits else "",
                 "kv_cache_dtype": model.kv_cache_dtype,
@@ -272,7 +274,7 @@ class EngineLoad:
             model.device.name,
             time.perf_counter() - self._started,
             engine.max_model_len,
-            (_cache_bytes(limits, model.kv_groups) + limits.num_states * model.spec.state_bytes) / _GIB,
+            _kept_bytes(model, limits) / _GIB,
             "+".join(str(group.num_blocks) for group in limits.groups),
             limits.block_size,
             _windows_text(limits) + _states_text(limits, model.spec.state_bytes),
@@ -329,6 +331,10 @@ class EngineLoad:
             raise self._failure
         assert self._executor is not None
         return self._executor
+
+
+def _kept_bytes(model: OpenedModel, limits: ExecutorLimits) -> int:
+    return _cache_bytes(limits, model.kv_groups) + limits.num_states * model.spec.state_bytes
 
 
 def _cache_bytes(limits: ExecutorLimits, groups: Sequence[GroupBytes]) -> int:

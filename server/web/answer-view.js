@@ -32,8 +32,8 @@ export class AnswerView {
       adorn(node);
     }, colourSoon);
     const copy = (this.#copy = iconButton("copy", "Copy answer", () => copyText(message.content, copy)));
-    const again = iconButton("again", "Regenerate", () => actions.regenerate(message));
-    again.classList.add("again", "changes");
+    const retry = () => actions.regenerate(message);
+    const again = h("button", { type: "button", class: "quiet again changes", onclick: retry }, icon("again"), "Retry");
     this.#footer = h("footer", { class: "actions writing" }, this.#stats, copy, again);
     this.element = h(
       "article",

@@ -2,19 +2,22 @@
 
 import { Chat } from "./chat.js";
 import { Conversation } from "./conversation.js";
-import { h, icon } from "./dom.js";
+import { h, icon, iconButton } from "./dom.js";
 import { Drawers } from "./drawers.js";
 import { count } from "./format.js";
+import { Attachments } from "./files.js";
 import { HistoryList } from "./history-list.js";
 import { History, openStorage } from "./history.js";
 import { KeyDialog } from "./key-dialog.js";
 import { Models } from "./models.js";
-import { Panel } from "./panel.js";
+import { Operator } from "./operator.js";
 import { Parameters } from "./parameters.js";
 import { Scroller } from "./scroller.js";
 import { Server } from "./server.js";
+import { chooseTheme } from "./theme.js";
 import { Toast } from "./toast.js";
 import { Transcript } from "./transcript.js";
+import { Views } from "./views.js";
 
 const DEMO_MODEL = "tidewheel-demo";
 const DEMO_PROMPTS = [
@@ -30,11 +33,12 @@ const history = new History(local);
 const parameters = new Parameters(get("parameters"), local);
 const models = new Models(get("model"), local, showModel);
 const toast = new Toast(get("toast"));
-const panel = new Panel(server);
+const operator = new Operator(server);
 const scroller = new Scroller(get("scroller"), get("turns"), get("to-latest"));
 const transcript = new Transcript(get("turns"), {
   edit: (message, text) => ask(() => chat.edit(message, text)),
   regenerate: (message) => ask(() => chat.regenerate(message)),
+  choose: (message) => chat.choose(message),
   giveResults: (results) => ask(() => chat.giveResults(results)),
 }, announce);
 const chat = new Chat(
@@ -46,16 +50,28 @@ const chat = new Chat(
   },
 );
 const historyList = new HistoryList(
-  { list: get("conversations"), deleteAll: get("delete-all"), fallback: get("new") },
-  { history, chat, toast }, () => drawers.uncover(),
+  {
+    list: get("conversations"), search: get("search"), deleteAll: get("delete-all"), exportAll: get("export-all"),
+    importButton: get("import"), importInput: get("import-file"), fallback: get("new"),
+  },
+  { history, chat, toast },
+  () => {
+    views.toChat();
+    drawers.uncover();
+  },
 );
+const attachments = new Attachments(get("attachments"), showAttachment, (words) => toast.show(words));
 const drawers = new Drawers(get("app"), [get("main"), get("skip")], [
   { element: get("history"), toggle: get("history-toggle"), room: "(min-width: 56rem)" },
-  {
-    element: get("panel"), toggle: get("panel-toggle"), room: "(min-width: 76rem)",
-    onChange: (open) => (panel.open = open),
-  },
+  { element: get("panel"), toggle: get("panel-toggle"), room: "(min-width: 76rem)" },
 ]);
+const views = new Views(
+  {
+    chat: [get("scroller"), get("composer"), get("context"), get("panel-toggle"), get("panel")],
+    operator: get("operator"), toChat: get("to-chat"), toServer: get("to-server"),
+  },
+  (shown) => (operator.open = shown),
+);
 const keyDialog = new KeyDialog(
   {
     dialog: get("key-dialog"), form: get("key-form"), input: get("key"), note: get("key-note"),
@@ -78,7 +94,22 @@ prompt.addEventListener("input", fitPrompt);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !get("key-dialog").open) chat.stop();
 });
+get("attach").addEventListener("click", () => get("attach-files").click());
+get("attach-files").addEventListener("change", async () => {
+  await attachments.add(get("attach-files").files);
+  get("attach-files").value = "";
+});
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    document.body.classList.toggle("dropping", kind === "dragover");
+    if (kind === "drop") attachments.add(event.dataTransfer.files);
+  });
+}
+chooseTheme(get("theme"), local);
 get("new").addEventListener("click", () => {
+  views.toChat();
   chat.open(Conversation.create());
   drawers.uncover();
   focusPrompt();
@@ -106,9 +137,14 @@ async function load() {
 }
 
 function send() {
-  if (!chat.send(prompt.value)) return;
+  if (chat.busy || !chat.send(prompt.value, attachments.files)) return;
+  attachments.clear();
   prompt.value = "";
   fitPrompt();
+}
+
+function showAttachment({ name }, remove) {
+  return h("li", {}, h("span", {}, name), iconButton("close", `Remove ${name}`, remove));
 }
 
 /** Does what asks the model, and goes back to where the next message is written. Returns whether it could. */
@@ -139,7 +175,7 @@ function showState() {
   if (chat.busy) get("announcer").replaceChildren();
   historyList.show();
   showContext();
-  panel.poke();
+  operator.poke();
 }
 
 function showModel() {

@@ -1,46 +1,82 @@
 // Small charts in SVG. Colours come from the style sheet, by class.
 
-import { svg } from "./dom.js";
+import { h, svg } from "./dom.js";
 
 const WIDTH = 300;
 const HEIGHT = 60;
 const SPAN_MS = 120_000;
 const BLADES = 14;
 
-/** The last two minutes of a few values. `series` are {key, class}, where class has area, line, step or dots in it. */
+/**
+ * The last two minutes of a few values, with axes. `series` are {key, class, name}, where class has area, line, step or
+ * dots in it; those with a name are told where the pointer is. `format` writes a value.
+ */
 export class Chart {
   #series;
   #floor;
+  #format;
   #paths;
+  #top = h("span", { class: "top" });
+  #tip = h("p", { class: "tip", hidden: true });
+  #mark = svg("path", { class: "mark-line", "vector-effect": "non-scaling-stroke" });
+  #seen = [];
+  #now = 0;
 
-  constructor(element, series, floor) {
+  constructor(element, series, floor, format) {
     this.#series = series;
     this.#floor = floor;
+    this.#format = format;
     this.#paths = series.map((one) => svg("path", { class: one.class, "vector-effect": "non-scaling-stroke" }));
-    element.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
-    element.setAttribute("preserveAspectRatio", "none");
-    const base = { class: "base", d: `M0 ${HEIGHT - 1}H${WIDTH}`, "vector-effect": "non-scaling-stroke" };
-    element.append(svg("path", base), ...this.#paths);
+    const base = { class: "base", d: `M0 ${HEIGHT - 1}H${WIDTH}M0 1H${WIDTH}`, "vector-effect": "non-scaling-stroke" };
+    const drawing = svg(
+      "svg",
+      { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+      svg("path", base), ...this.#paths, this.#mark,
+    );
+    const times = ["2 min ago", "1 min ago", "now"].map((words) => h("span", {}, words));
+    element.append(
+      h("p", { class: "y-axis" }, this.#top, h("span", {}, "0")), drawing, h("p", { class: "x-axis" }, ...times), this.#tip,
+    );
+    drawing.addEventListener("pointermove", (event) => this.#point(event.offsetX / drawing.clientWidth));
+    drawing.addEventListener("pointerleave", () => this.#point(null));
   }
 
-  /** Draws readings ({at, ...}, oldest first) as they are at `now`; a null ends a line. Returns the highest value. */
+  /** Draws readings ({at, ...}, oldest first) as they are at `now`; a null ends a line. */
   draw(readings, now) {
     const seen = readings.filter((reading) => now - reading.at <= SPAN_MS);
     const values = seen.flatMap((reading) => this.#series.map(({ key }) => reading[key] ?? 0));
-    const highest = Math.max(0, ...values);
-    const top = 1.1 * Math.max(this.#floor, highest);
-    const x = (at) => (WIDTH - 3 - ((now - at) / SPAN_MS) * WIDTH).toFixed(1);
-    const y = (value) => (HEIGHT - 2 - (value / top) * (HEIGHT - 4)).toFixed(1);
+    const top = Math.max(this.#floor, ...values);
+    const y = (value) => (HEIGHT - 1 - (value / top) * (HEIGHT - 2)).toFixed(1);
+    this.#seen = seen;
+    this.#now = now;
+    this.#top.textContent = this.#format(top);
     this.#series.forEach(({ key, class: kind }, i) => {
       const runs = [[]];
       for (const reading of seen) {
         if (reading[key] === null) runs.push([]);
-        else runs.at(-1).push([x(reading.at), y(reading[key])]);
+        else runs.at(-1).push([this.#x(reading.at).toFixed(1), y(reading[key])]);
       }
       const drawn = runs.filter((run) => run.length).map((run) => shapeOf(run, kind));
       this.#paths[i].setAttribute("d", drawn.join(""));
     });
-    return highest;
+  }
+
+  #x(at) {
+    return WIDTH - ((this.#now - at) / SPAN_MS) * WIDTH;
+  }
+
+  /** Tells the values that were read nearest to `share` of the width; null is nowhere. */
+  #point(share) {
+    const distance = ({ at }) => Math.abs(this.#x(at) / WIDTH - share);
+    const nearest = share === null ? null : this.#seen.reduce((a, b) => (a && distance(a) <= distance(b) ? a : b), null);
+    this.#tip.hidden = !nearest;
+    this.#mark.setAttribute("d", nearest ? `M${this.#x(nearest.at).toFixed(1)} 0V${HEIGHT}` : "");
+    if (!nearest) return;
+    const values = this.#series.filter(({ name }) => name)
+      .map(({ key, name }) => `${this.#format(nearest[key])} ${name}`);
+    const ago = Math.round((this.#now - nearest.at) / 1000);
+    this.#tip.textContent = [...values, ago ? `${ago} s ago` : "now"].join(" · ");
+    this.#tip.classList.toggle("left", share > 0.5);
   }
 }
 

@@ -23,21 +23,31 @@ export class Chat {
   }
 
   /** Asks. Returns whether it could: not while an answer is being written, nor with unusable parameters. */
-  send(text) {
-    return text.trim() !== "" && this.#ask(() => this.#add({ role: "user", content: text }));
+  send(text, files) {
+    const said = text.trim() !== "" || files?.length > 0;
+    return said && this.#ask(() => this.#add({ role: "user", content: text, files }));
   }
 
-  /** Asks `text` in place of `message`, and forgets what followed. */
+  /** Asks `text` in a branch beside `message`. */
   edit(message, text) {
     return this.#has(message) && this.#ask(() => {
-      this.#forgetFrom(message);
-      this.#add({ role: "user", content: text });
+      this.#branchAt(message);
+      this.#add({ role: "user", content: text, files: message.files });
     });
   }
 
-  /** Asks for another answer in place of `message`, and forgets what followed. */
+  /** Asks for another answer, in a branch beside `message`. */
   regenerate(message) {
-    return this.#has(message) && this.#ask(() => this.#forgetFrom(message));
+    return this.#has(message) && this.#ask(() => this.#branchAt(message));
+  }
+
+  /** Shows the branch of `message`. */
+  choose(message) {
+    if (this.busy) return;
+    this.conversation.choose(message);
+    this.#parts.transcript.show(this.conversation);
+    this.#parts.history.save(this.conversation);
+    this.#listener.onChange();
   }
 
   /** Answers the model's tool calls: `results` are messages. */
@@ -77,11 +87,11 @@ export class Chat {
   }
 
   #add(message) {
-    this.#parts.transcript.add(this.conversation.add(message));
+    this.#parts.transcript.add(this.conversation.add(message), this.conversation);
   }
 
-  #forgetFrom(message) {
-    this.conversation.forgetFrom(message);
+  #branchAt(message) {
+    this.conversation.branchAt(message);
     this.#parts.transcript.trim(this.conversation);
   }
 
@@ -99,7 +109,7 @@ export class Chat {
     const { conversation } = this;
     const messages = conversation.forRequest(parameters.system);
     const answer = conversation.add({ role: "assistant", content: "" });
-    const view = transcript.add(answer);
+    const view = transcript.add(answer, conversation);
     const controller = new AbortController();
     const clock = new Clock();
     let frame = 0;

@@ -1,38 +1,84 @@
 // A conversation's state and what may be done to it. Messages are plain objects, as they are kept:
-//   {role: "user", content}
+//   {role: "user", content, files?: [{name, text}]}
 //   {role: "assistant", content, reasoning?, calls?: [{id, name, arguments}], stats?, error?, ended?}
 //   {role: "tool", content, call, name}
+// Each has a `parent` too, the index of the message that it follows, -1 for the first. Messages with the same parent are
+// branches, of which one is shown: that which `leaf`, the index of the last message that is shown, belongs to.
+
+import { withFiles } from "./files.js";
 
 const TITLE_LENGTH = 60;
 
 export class Conversation {
-  constructor({ id, updated, messages }) {
+  #path = null; // of the messages that are shown, while it holds
+
+  /** Without `leaf`, `all` is one branch. */
+  constructor({ id, name = "", updated, all, leaf = null }) {
     this.id = id;
+    this.name = name;
     this.updated = updated;
-    this.messages = messages;
+    this.all = all;
+    this.leaf = leaf ?? all.length - 1;
+    if (leaf === null) all.forEach((message, i) => (message.parent = i - 1));
   }
 
   static create() {
     const random = crypto.getRandomValues(new Uint32Array(2));
     const id = `${Date.now().toString(36)}-${random.join("-")}`;
-    return new Conversation({ id, updated: Date.now(), messages: [] });
+    return new Conversation({ id, updated: Date.now(), all: [] });
   }
 
+  /** The name that it was given, or the first words. */
   get title() {
-    const first = this.messages.find((message) => message.role === "user")?.content.trim().replace(/\s+/g, " ") ?? "";
-    return first.length > TITLE_LENGTH ? `${first.slice(0, TITLE_LENGTH).trimEnd()}…` : first;
+    const first = this.messages.find((message) => message.role === "user");
+    const words = (this.name || first?.content || first?.files?.[0].name || "").trim().replace(/\s+/g, " ");
+    return words.length > TITLE_LENGTH ? `${words.slice(0, TITLE_LENGTH).trimEnd()}…` : words;
+  }
+
+  /** The messages that are shown. */
+  get messages() {
+    if (!this.#path) {
+      this.#path = [];
+      for (let i = this.leaf; i >= 0; i = this.all[i].parent) this.#path.push(this.all[i]);
+      this.#path.reverse();
+    }
+    return this.#path;
   }
 
   add(message) {
-    this.messages.push(message);
+    message.parent = this.leaf;
+    this.all.push(message);
+    this.#show(this.all.length - 1);
     this.updated = Date.now();
     return message;
   }
 
-  /** Forgets the messages from `message` on. */
-  forgetFrom(message) {
-    const index = this.messages.indexOf(message);
-    if (index >= 0) this.messages.splice(index);
+  /** Goes back to before `message`: what is added next becomes a branch beside it. An empty failure is forgotten. */
+  branchAt(message) {
+    const empty = !message.content && !message.reasoning && !message.calls && message.role === "assistant";
+    if (empty && this.all.at(-1) === message) this.all.pop();
+    this.#show(message.parent);
+  }
+
+  /** The branches that `message` is one of. */
+  branches(message) {
+    return this.all.filter(({ parent }) => parent === message.parent);
+  }
+
+  /** Shows the branch of `message`, as far as it was written last. */
+  choose(message) {
+    let leaf = this.all.indexOf(message);
+    for (let i = this.all.length - 1; i > leaf; i -= 1) {
+      if (this.all[i].parent !== leaf) continue;
+      leaf = i;
+      i = this.all.length;
+    }
+    this.#show(leaf);
+  }
+
+  #show(leaf) {
+    this.leaf = leaf;
+    this.#path = null;
   }
 
   /** The calls of the last answer that wait for a result. */
@@ -46,7 +92,7 @@ export class Conversation {
   forRequest(system) {
     const messages = system.trim() ? [{ role: "system", content: system }] : [];
     for (const message of this.messages) {
-      if (message.role === "user") messages.push({ role: "user", content: message.content });
+      if (message.role === "user") messages.push({ role: "user", content: withFiles(message) });
       else if (message.role === "tool") {
         messages.push({ role: "tool", tool_call_id: message.call, content: message.content });
       } else if (message.content || usableCalls(message).length) messages.push(answerForRequest(message));

@@ -40,13 +40,25 @@ export class History {
   /** A conversation, or null if it is not kept any more. */
   load(id) {
     const kept = this.#read(ITEM + id);
-    return Array.isArray(kept?.messages) ? new Conversation({ ...kept, id }) : null;
+    const all = kept?.all ?? kept?.messages; // conversations that were kept before there were branches have messages
+    return Array.isArray(all) ? new Conversation({ ...kept, all, id }) : null;
+  }
+
+  /** What is kept of which the title or a message has all of these words. */
+  find(words) {
+    const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+    if (!wanted.length) return this.list();
+    return this.list().filter(({ id, title }) => {
+      const said = this.load(id)?.all.map(({ content }) => content) ?? [];
+      const text = [title, ...said].join("\n").toLowerCase();
+      return wanted.every((word) => text.includes(word));
+    });
   }
 
   /** Keeps a conversation, at the cost of the oldest ones. Returns whether there was room. */
   save(conversation) {
-    const { id, title, updated, messages } = conversation;
-    const text = JSON.stringify({ updated, messages });
+    const { id, name, title, updated, all, leaf } = conversation;
+    const text = JSON.stringify({ name, updated, all, leaf });
     const others = this.list().filter((entry) => entry.id !== id);
     let size = text.length + others.reduce((sum, entry) => sum + entry.size, 0);
     while (others.length && (others.length >= MAX_CONVERSATIONS || size > MAX_CHARACTERS)) size -= this.#drop(others);

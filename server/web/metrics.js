@@ -21,17 +21,17 @@ export class Meter {
   #before = null;
 
   /**
-   * What the text of a scrape at `now` (ms) tells: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading
-   * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1); `ever` has these
+   * What the text of a scrape tells: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading
+   * `tokensPerSecond` (of the seconds that steps took: the speed of an answer that is alone), `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1); `ever` has these
    * three since the server's start. Null is unknown.
    */
-  read(text, now) {
+  read(text) {
     const samples = parseMetrics(text);
     const name = [...samples.keys()].find((key) => key.endsWith(ANCHOR)) ?? ANCHOR;
     const prefix = name.slice(0, -ANCHOR.length);
     const get = (key) => samples.get(prefix + key) ?? null;
     const before = this.#before;
-    this.#before = { get, now };
+    this.#before = { get };
     const since = (key) => {
       const value = get(key);
       const last = before?.get(key) ?? null;
@@ -48,7 +48,9 @@ export class Meter {
       running: get(ANCHOR),
       waiting: get("num_requests_waiting"),
       kvUse: get("kv_cache_usage_perc") ?? get("gpu_cache_usage_perc"),
-      tokensPerSecond: ratio(since("generation_tokens_total"), before && (now - before.now) / 1000),
+      tokensPerSecond: since("step_duration_seconds_sum") === 0 ? 0 : ratio(
+        since("generation_tokens_total"), since("step_duration_seconds_sum"),
+      ),
       ...means(since),
       ever: means(get),
     };

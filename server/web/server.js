@@ -41,6 +41,11 @@ export class Server {
     return (await (await this.#ask("version")).json()).version;
   }
 
+  /** What is served, and with what. */
+  async info() {
+    return (await this.#ask("server_info", { cache: "no-store" })).json();
+  }
+
   /** The metrics as Prometheus' text. */
   async metrics() {
     return (await this.#ask("metrics", { cache: "no-store" })).text();

@@ -5,7 +5,7 @@ import { copyText, h, icon, iconButton, scrollable } from "./dom.js";
 import { forgetColours } from "./highlight.js";
 
 /**
- * `actions` are what a reader may ask for: edit(message, text), regenerate(message), giveResults(results).
+ * `actions` are what a reader may ask for: edit(message, text), regenerate(message), choose(message), giveResults(results).
  * `announce` tells a screen reader what has been written.
  */
 export class Transcript {
@@ -25,13 +25,15 @@ export class Transcript {
     this.#views.clear();
     forgetColours();
     this.#root.replaceChildren();
-    for (const message of conversation.messages) this.add(message, () => {}).finish?.();
+    for (const message of conversation.messages) this.add(message, conversation, () => {}).finish?.();
     this.askForResults(conversation);
   }
 
-  /** Adds a message's view; that of an answer has update() and finish(). */
-  add(message, announce = this.#announce) {
+  /** Adds the view of a message of a conversation; that of an answer has update() and finish(). */
+  add(message, conversation, announce = this.#announce) {
     const view = this.#viewOf(message, announce);
+    const branches = conversation.branches(message);
+    if (branches.length > 1) view.element.querySelector(".actions")?.prepend(this.#chooser(branches, message));
     this.#views.set(message, view);
     this.#root.append(view.element);
     return view;
@@ -59,6 +61,23 @@ export class Transcript {
     if (open.length) this.#views.get(last).askForResults(open, this.#actions.giveResults);
   }
 
+  #chooser(branches, message) {
+    const at = branches.indexOf(message);
+    const step = (label, by) => {
+      const to = branches[at + by];
+      const button = iconButton("chevron", label, () => this.#actions.choose(to));
+      button.disabled = !to;
+      return button;
+    };
+    return h(
+      "span",
+      { class: "branches changes", role: "group", "aria-label": "Branches" },
+      step("Previous branch", -1),
+      h("span", {}, `${at + 1} of ${branches.length}`),
+      step("Next branch", 1),
+    );
+  }
+
   #viewOf(message, announce) {
     if (message.role === "user") return userView(message, this.#actions);
     if (message.role === "tool") return toolView(message);
@@ -67,7 +86,7 @@ export class Transcript {
 }
 
 function userView(message, actions) {
-  const text = h("p", { class: "said" }, message.content);
+  const text = h("div", { class: "said" }, ...(message.files ?? []).map(fileView), message.content);
   const copy = iconButton("copy", "Copy message", () => copyText(message.content, copy));
   const edit = iconButton("edit", "Edit message", () => {
     element.replaceChildren(editor(message, actions, () => {
@@ -82,6 +101,11 @@ function userView(message, actions) {
   const buttons = h("div", { class: "actions" }, edit, copy);
   const element = h("article", { class: "turn user", "aria-label": "You" }, text, buttons);
   return { element };
+}
+
+function fileView({ name, text }) {
+  const summary = h("summary", {}, icon("chevron"), h("span", {}, name));
+  return h("details", { class: "fold file" }, summary, h("pre", scrollable(name), text));
 }
 
 function editor(message, actions, onCancel) {
@@ -103,7 +127,7 @@ function editor(message, actions, onCancel) {
     "div",
     { class: "editor" },
     area,
-    h("p", {}, "What follows it is replaced."),
+    h("p", {}, "It becomes a branch: what follows now stays."),
     h("button", { type: "button", class: "quiet", onclick: onCancel }, "Cancel"),
     h("button", { type: "button", class: "primary changes", onclick: send }, "Send"),
   );

@@ -105,19 +105,18 @@ def test_regenerate_asks_the_same_again(server: RunningServer, open_page: OpenPa
     expect(last_answer(page)).to_have_text("first")
     until_idle(page)
     asked, prompt = len(server.engine.requests), prompt_of(server)
-    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_role("button", name="Retry").click()
     until_idle(page)
     expect(last_answer(page)).to_have_text("first")
     assert (len(server.engine.requests), prompt_of(server)) == (asked + 1, prompt)
     assert page.locator(".turn").count() == 2
 
 
-def test_an_edited_message_takes_the_place_of_all_that_followed(server: RunningServer, open_page: OpenPage) -> None:
-    page = open_page(server.url)
+def test_edited_messages_and_retried_answers_are_branches(server: RunningServer, open_page: OpenPage) -> None:
+    page = open_page(server.url, viewport={"width": 1000, "height": 800})
     for text in ("SAY(one)YAS", "SAY(two)YAS"):
         send(page, text)
         until_idle(page)
-    page.get_by_role("article", name="You").first.hover()
     page.get_by_role("button", name="Edit message").first.click()
     box = page.get_by_role("textbox", name="Edit message")
     expect(box).to_be_focused()
@@ -130,6 +129,32 @@ def test_an_edited_message_takes_the_place_of_all_that_followed(server: RunningS
     expect(last_answer(page)).to_have_text("three")
     assert page.locator(".turn").count() == 2
     assert prompt_of(server) == "<user>SAY(three)YAS<assistant>"
+    page.get_by_role("button", name="Retry").click()
+    until_idle(page)
+    expect(page.locator(".branches")).to_have_text(["2 of 2", "2 of 2"])
+    page.get_by_role("button", name="Previous branch").first.click()
+    expect(page.locator(".answer .markdown")).to_have_text(["one", "two"])
+    page.reload()
+    page.locator("#conversations li > button").first.click()
+    expect(page.locator(".answer .markdown")).to_have_text(["one", "two"])
+    expect(page.locator(".branches")).to_have_text(["1 of 2"])
+    page.get_by_role("button", name="Next branch").click()
+    expect(last_answer(page)).to_have_text("three")
+    expect(page.locator(".branches")).to_have_text(["2 of 2", "2 of 2"])
+
+
+def test_conversations_of_before_there_were_branches_open(server: RunningServer, open_page: OpenPage) -> None:
+    page = open_page(server.url, viewport={"width": 1000, "height": 800})
+    page.evaluate("""() => {
+      const messages = [{ role: "user", content: "SAY(old)YAS" }, { role: "assistant", content: "old" }];
+      localStorage.setItem("tidewheel.conversation.a", JSON.stringify({ updated: 1, messages }));
+      localStorage.setItem("tidewheel.conversations", JSON.stringify([{ id: "a", title: "o", updated: 1, size: 90 }]));
+    }""")
+    page.reload()
+    page.get_by_role("button", name="o", exact=True).click()
+    page.get_by_role("button", name="Retry").click()
+    until_idle(page)
+    expect(page.locator(".branches")).to_have_text(["2 of 2"])
 
 
 def test_what_is_copied_is_what_was_written(server: RunningServer, open_page: OpenPage) -> None:
@@ -182,10 +207,10 @@ def test_parameters_go_into_the_request_and_are_kept(server: RunningServer, open
 def test_a_parameter_that_cannot_be_used_is_shown(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, viewport={"width": 700, "height": 900})
     asked = len(server.engine.requests)
-    page.get_by_role("button", name="Server and parameters").click()
+    page.get_by_role("button", name="Parameters", exact=True).click()
     page.get_by_text("Tools and more, as JSON").click()
     page.get_by_label("tools", exact=True).fill("[{]")
-    page.get_by_role("button", name="Close server and parameters").click()
+    page.get_by_role("button", name="Close the parameters").click()
     send(page, "SAY(hello)YAS")
     box = page.get_by_label("tools", exact=False).first
     expect(box).to_be_focused()
@@ -200,7 +225,7 @@ def test_a_parameter_that_cannot_be_used_is_shown(server: RunningServer, open_pa
     expect(page.get_by_label("top_p")).to_be_focused()
     page.get_by_label("top_p").fill("1")
     page.keyboard.press("Escape")
-    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_role("button", name="Retry").click()
     until_idle(page)
     expect(last_answer(page)).to_have_text("hello")
     assert page.locator(".failure").count() == 0
@@ -286,7 +311,7 @@ def test_a_request_that_fails_in_the_middle_says_so(server: RunningServer, open_
     expect(page.locator(".failure")).to_be_visible()
     expect(last_answer(page)).to_have_text("o")
     until_idle(page)
-    expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
+    expect(page.get_by_role("button", name="Retry")).to_be_visible()
 
 
 def test_a_broken_connection_says_so(server: RunningServer, open_page: OpenPage) -> None:
@@ -297,9 +322,9 @@ def test_a_broken_connection_says_so(server: RunningServer, open_page: OpenPage)
     expect(page.locator(".failure")).to_have_text("The connection ended before the answer did.")
     expect(last_answer(page)).to_have_text("half")
     page.route(CHAT, lambda route: route.abort(), times=1)
-    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_role("button", name="Retry").click()
     expect(page.locator(".failure")).to_have_text("The server cannot be reached.")
-    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_role("button", name="Retry").click()
     expect(last_answer(page)).to_have_text("whole")
     assert page.locator(".failure").count() == 0
 
@@ -324,7 +349,8 @@ def test_conversations_are_kept_opened_deleted_and_brought_back(server: RunningS
     titles.nth(1).click()
     expect(last_answer(page)).to_have_text("first answer")
     expect(titles.nth(1)).to_have_attribute("aria-current", "true")
-    page.get_by_role("button", name="Delete “SAY(first").click()
+    page.get_by_role("button", name="Actions for “SAY(first").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
     expect(titles).to_have_count(1)
     expect(page.locator(".turn")).to_have_count(0)
     page.get_by_role("button", name="Undo").click()
@@ -342,8 +368,8 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(
     page = open_page(slow_server.url, viewport={"width": 1000, "height": 800})
     send(page, "LOOP(")
     expect(last_answer(page)).to_contain_text("x")
-    page.locator("#conversations li").hover()
-    page.get_by_role("button", name="Delete “LOOP(").click()
+    page.get_by_role("button", name="Actions for “LOOP(").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
     until_idle(page)
     expect(page.locator("#conversations li")).to_have_count(0)
     page.reload()
@@ -366,8 +392,8 @@ KEEP_MANY = """async ([count, length]) => {
   const history = new History(localStorage);
   const kept = [];
   for (let i = 0; i < count; i += 1) {
-    const messages = [{ role: "user", content: `${i} ${"x".repeat(length)}` }];
-    kept.push(history.save(new Conversation({ id: `c${i}`, updated: i, messages })));
+    const all = [{ role: "user", content: `${i} ${"x".repeat(length)}` }];
+    kept.push(history.save(new Conversation({ id: `c${i}`, updated: i, all })));
   }
   const size = Object.values(localStorage).join("").length;
   return { kept: kept.every(Boolean), ids: history.list().map((entry) => entry.id), size,

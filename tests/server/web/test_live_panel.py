@@ -1,11 +1,11 @@
-"""The live panel: figures from /metrics, under any prefix, while somebody looks."""
+"""The operator's view: figures from /metrics, under any prefix, while somebody looks, and what is served."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from playwright.sync_api import Page, Route, expect
-from server.conftest import RunningServer, StartServer
+from server.conftest import RunningServer, ServerProcess, StartServer
 from server.web.conftest import OpenPage, last_answer, send, until_idle
 
 WIDE: dict[str, Any] = {"viewport": {"width": 1400, "height": 900}}
@@ -30,11 +30,14 @@ def figure(page: Page, name: str) -> Any:
 
 def test_the_panel_shows_what_the_server_does(start_server: StartServer, open_page: OpenPage) -> None:
     server = start_server(engine={"step_s": 0.005, "num_blocks": 64})
-    page = open_page(server.url, lambda page: page.clock.install(), **WIDE)
+    page = open_page(f"{server.url}/#server", lambda page: page.clock.install(), **WIDE)
     expect(page.locator("#live-state")).to_have_text("at rest")
     expect(figure(page, "running")).to_have_text("0")
+    page.get_by_role("link", name="Chat").click()
     send(page, "LOOP(")
     expect(last_answer(page)).to_contain_text("xx")
+    page.get_by_role("link", name="Server").click()
+    expect(page.locator("#scroller")).to_be_hidden()
     page.clock.run_for(1000)
     expect(page.locator("#live-state")).to_have_text("at work")
     expect(figure(page, "running")).to_have_text("1")
@@ -42,7 +45,6 @@ def test_the_panel_shows_what_the_server_does(start_server: StartServer, open_pa
     expect(figure(page, "between-tokens")).to_contain_text("ms")
     expect(figure(page, "tokens-per-second")).not_to_have_text("0")
     expect(figure(page, "kv-use")).not_to_have_text("0 %")
-    expect(page.locator("#tokens-peak")).to_contain_text("at most")
     page.keyboard.press("Escape")
     until_idle(page)
     page.clock.run_for(1000)
@@ -57,8 +59,8 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
         metrics("vllm:", num_requests_running=3, num_requests_waiting=2, kv_cache_usage_perc=0.625,
                 generation_tokens_total=tokens, time_to_first_token_seconds_sum=first / 2 - 1.75,
                 time_to_first_token_seconds_count=first, prefix_cache_queries_total=tokens,
-                prefix_cache_hits_total=tokens / 4)
-        for tokens, first in ((1000, 7), (1090, 9), (30, 0))
+                prefix_cache_hits_total=tokens / 4, step_duration_seconds_sum=computed)
+        for tokens, first, computed in ((1000, 7, 2), (1090, 9, 2.5), (30, 0, 1))
     ]  # fmt: skip
 
     def scrape(route: Route) -> None:
@@ -69,14 +71,14 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
         page.clock.pause_at(1000)
         page.route("**/metrics", scrape)
 
-    page = open_page(server.url, prepare, **WIDE)
+    page = open_page(f"{server.url}/#server", prepare, **WIDE)
     expect(figure(page, "running")).to_have_text("3")
     expect(figure(page, "waiting")).to_have_text("2")
     expect(figure(page, "kv-use")).to_have_text("63 %")
     expect(figure(page, "tokens-per-second")).to_have_text(UNKNOWN)
     expect(figure(page, "first-token")).to_have_text("250 ms")  # on average, since the server's start
     page.clock.run_for(1000)
-    expect(figure(page, "tokens-per-second")).to_have_text("90")
+    expect(figure(page, "tokens-per-second")).to_have_text("180")  # while it computed, which was half of the time
     expect(figure(page, "first-token")).to_have_text("500 ms")
     expect(figure(page, "prefix-hits")).to_have_text("25 %")
     page.clock.run_for(1000)  # the server was started again: its counters began anew
@@ -84,7 +86,7 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
 
 
 def test_nothing_is_read_while_nobody_looks(server: RunningServer, open_page: OpenPage) -> None:
-    page = open_page(server.url, lambda page: page.clock.install(), **WIDE)
+    page = open_page(f"{server.url}/#server", lambda page: page.clock.install(), **WIDE)
     reads: list[str] = []
     page.on("request", lambda request: reads.append(request.url) if request.url.endswith("/metrics") else None)
     expect(figure(page, "running")).to_have_text("0")
@@ -102,12 +104,12 @@ def test_nothing_is_read_while_nobody_looks(server: RunningServer, open_page: Op
     assert reads_in_a_minute() == 0
     page.evaluate(HIDE, False)
     assert reads_in_a_minute() > 5
-    page.get_by_role("button", name="Server and parameters").click()
+    page.get_by_role("link", name="Chat").click()
     assert reads_in_a_minute() == 0
 
 
 def test_a_server_that_is_gone_is_said_to_be(server: RunningServer, open_page: OpenPage) -> None:
-    page = open_page(server.url, lambda page: page.clock.install(), **WIDE)
+    page = open_page(f"{server.url}/#server", lambda page: page.clock.install(), **WIDE)
     expect(page.locator("#live-state")).to_have_text("at rest")
     page.route("**/metrics", lambda route: route.abort())
     page.clock.run_for(3000)
@@ -121,7 +123,35 @@ def test_figures_that_are_missing_are_dashes(server: RunningServer, open_page: O
     def prepare(page: Page) -> None:
         page.route("**/metrics", lambda route: route.fulfill(content_type="text/plain", body=metrics("", up=1)))
 
-    page = open_page(server.url, prepare, **WIDE)
+    page = open_page(f"{server.url}/#server", prepare, **WIDE)
     expect(page.locator("#live-state")).to_have_text("at rest")
     for name in ("running", "waiting", "kv-use", "tokens-per-second", "first-token"):
         expect(figure(page, name)).to_have_text(UNKNOWN)
+
+
+def test_the_charts_have_axes_and_tell_what_was_read(server: RunningServer, open_page: OpenPage) -> None:
+    body = metrics("x:", num_requests_running=3, num_requests_waiting=2)
+
+    def prepare(page: Page) -> None:
+        page.route("**/metrics", lambda route: route.fulfill(content_type="text/plain", body=body))
+
+    page = open_page(f"{server.url}/#server", prepare, **WIDE)
+    chart = page.locator("#requests-chart")
+    expect(chart.locator(".x-axis")).to_have_text("2 min ago1 min agonow")
+    expect(chart.locator(".y-axis")).to_have_text("30")  # 3 at the top, 0 at the bottom
+    chart.locator("svg").hover()
+    expect(chart.locator(".tip")).to_contain_text("3 running · 2 waiting")
+    page.mouse.move(0, 0)
+    expect(chart.locator(".tip")).to_be_hidden()
+
+
+def test_what_is_served_is_said(demo_server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(f"{demo_server.url}/#server", **WIDE)
+    facts = page.locator("#facts")
+    for words in ("llama", "int8-channel", "cpu", "2,048 tokens", "MiB", "prefixes are kept", "hermes"):
+        expect(facts).to_contain_text(words)
+
+
+def test_the_facts_need_the_key_that_the_api_needs(start_server: StartServer, open_page: OpenPage) -> None:
+    page = open_page(f"{start_server(api_keys=['secret']).url}/#server", **WIDE)
+    expect(page.locator("#facts")).to_contain_text("API key")

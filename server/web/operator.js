@@ -1,6 +1,7 @@
-// The live panel: reads /metrics while somebody can see it.
+// The operator's view: reads /metrics while somebody can see it, and once what is served.
 
 import { Chart, WaterWheel } from "./chart.js";
+import { showFacts } from "./facts.js";
 import { count, duration, percent, rate } from "./format.js";
 import { Meter } from "./metrics.js";
 
@@ -9,7 +10,7 @@ const BUSY_MS = 1000;
 const IDLE_MS = 3000;
 const MAX_READINGS = 150;
 
-export class Panel {
+export class Operator {
   #server;
   #meter = new Meter();
   #readings = [];
@@ -17,6 +18,7 @@ export class Panel {
   #open = false;
   #active = false;
   #turn = 0; // of polling: an answer that comes after its turn is not looked at
+  #informed = false;
   #last = { firstToken: null, betweenTokens: null, prefixHits: null };
   #charts;
   #wheel;
@@ -26,19 +28,21 @@ export class Panel {
     this.#charts = [
       new Chart(document.getElementById("tokens-chart"), [
         { key: "tokensPerSecond", class: "area" },
-        { key: "tokensPerSecond", class: "line" },
-      ], 10),
-      new Chart(document.getElementById("first-token-chart"), [{ key: "firstToken", class: "dots" }], 0.05),
+        { key: "tokensPerSecond", class: "line", name: "tokens a second" },
+      ], 10, rate),
+      new Chart(document.getElementById("first-token-chart"), [
+        { key: "firstToken", class: "dots", name: "to the first token" },
+      ], 0.05, duration),
       new Chart(document.getElementById("requests-chart"), [
-        { key: "running", class: "step" },
-        { key: "waiting", class: "step second" },
-      ], 2),
+        { key: "running", class: "step", name: "running" },
+        { key: "waiting", class: "step second", name: "waiting" },
+      ], 2, count),
     ];
     this.#wheel = new WaterWheel(document.getElementById("kv-wheel"));
     document.addEventListener("visibilitychange", () => this.#update());
   }
 
-  /** Whether the panel is on the screen. */
+  /** Whether the view is on the screen. */
   set open(open) {
     this.#open = open;
     this.#update();
@@ -58,6 +62,18 @@ export class Panel {
     this.#meter.reset();
     if (wanted) this.#poll();
     else this.#stop();
+    if (wanted) this.#inform();
+  }
+
+  // A server that is locked is asked again when the view is opened again; the state says so meanwhile.
+  async #inform() {
+    if (this.#informed) return;
+    try {
+      showFacts(document.getElementById("facts"), await this.#server.info());
+      this.#informed = true;
+    } catch (error) {
+      document.getElementById("facts").textContent = error.message;
+    }
   }
 
   #stop() {
@@ -73,7 +89,7 @@ export class Panel {
       const text = await this.#server.metrics();
       if (turn !== this.#turn) return;
       const now = performance.now();
-      const reading = { at: now, ...this.#meter.read(text, now) };
+      const reading = { at: now, ...this.#meter.read(text) };
       this.#readings = [...this.#readings.slice(1 - MAX_READINGS), reading];
       this.#show(reading);
       if (reading.running || reading.waiting) wait = BUSY_MS;
@@ -98,8 +114,7 @@ export class Panel {
     put("between-tokens", duration(this.#last.betweenTokens));
     put("prefix-hits", percent(this.#last.prefixHits));
     this.#wheel.show(reading.kvUse ?? 0, busy);
-    const [peak] = this.#charts.map((chart) => chart.draw(this.#readings, reading.at));
-    put("tokens-peak", peak > 0 ? `${rate(peak)} at most` : "");
+    for (const chart of this.#charts) chart.draw(this.#readings, reading.at);
   }
 
   #state(state, words) {

@@ -1,0 +1,87 @@
+// Conversations as a file: what goes out, and a close look at what comes in.
+
+import { Conversation } from "./conversation.js";
+
+const FORMAT = "tidewheel.conversations";
+const MAX_BYTES = 8_000_000;
+const MAX_CONVERSATIONS = 100;
+const MAX_MESSAGES = 10_000;
+const ROLES = ["user", "assistant", "tool"];
+
+/** Offers conversations as a file to keep. */
+export function exportFile(conversations) {
+  const kept = conversations.map(({ name, updated, all, leaf }) => ({ name, updated, all, leaf }));
+  const text = JSON.stringify({ format: FORMAT, version: 1, conversations: kept }, null, 1);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  link.download = `tidewheel-${new Date().toISOString().slice(0, 10)}.json`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+/** The conversations of a file that `exportFile` made. Raises Error, saying what is wrong with it. */
+export async function importFile(file) {
+  if (file.size > MAX_BYTES) throw new Error("The file is larger than 8 MB.");
+  let data;
+  try {
+    data = JSON.parse(await file.text());
+  } catch {
+    throw new Error("The file is not JSON.");
+  }
+  if (data?.format !== FORMAT || data.version !== 1 || !Array.isArray(data.conversations)) {
+    throw new Error("The file holds no conversations of this page.");
+  }
+  if (data.conversations.length > MAX_CONVERSATIONS) throw new Error("The file holds more than 100 conversations.");
+  return data.conversations.map(checkedConversation);
+}
+
+function checkedConversation(value) {
+  const all = list(value?.all, MAX_MESSAGES, (message, i) => checkedMessage(message, i));
+  const leaf = index(value.leaf, all.length);
+  const updated = Number.isFinite(value.updated) ? value.updated : Date.now();
+  const { id } = Conversation.create(); // so that nothing that is kept is written over
+  return new Conversation({ id, name: string(value.name ?? ""), updated, all, leaf });
+}
+
+/** A message with the fields that are known, each of the type that it must have; it follows an earlier one. */
+function checkedMessage(value, i) {
+  const role = ROLES.find((one) => one === value?.role) ?? fail();
+  const message = { role, content: string(value.content), parent: index(value.parent, i) };
+  if (role === "tool") return { ...message, call: string(value.call), name: string(value.name) };
+  if (role === "user") {
+    if (value.files !== undefined) message.files = list(value.files, 10, (file) => strings(file, ["name", "text"]));
+    return message;
+  }
+  for (const name of ["reasoning", "error", "ended"]) if (value[name] !== undefined) message[name] = string(value[name]);
+  if (value.calls !== undefined) {
+    message.calls = list(value.calls, 1000, (call) => strings(call, ["id", "name", "arguments"]));
+  }
+  for (const name of ["stats", "usage"]) if (value[name] !== undefined) message[name] = numbers(value[name]);
+  return message;
+}
+
+function list(value, most, check) {
+  if (!Array.isArray(value) || value.length > most) fail();
+  return value.map(check);
+}
+
+function string(value) {
+  return typeof value === "string" ? value : fail();
+}
+
+function strings(value, names) {
+  return Object.fromEntries(names.map((name) => [name, string(value?.[name])]));
+}
+
+function numbers(value) {
+  if (typeof value !== "object" || value === null) fail();
+  return Object.fromEntries(Object.entries(value).filter(([, number]) => Number.isFinite(number)));
+}
+
+function index(value, end) {
+  return Number.isInteger(value) && value >= -1 && value < end ? value : fail();
+}
+
+function fail() {
+  throw new Error("The file holds a conversation that cannot be read.");
+}

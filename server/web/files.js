@@ -1,0 +1,80 @@
+// Text files that go along with a message.
+
+const MAX_FILES = 10;
+const MAX_BYTES = 256 * 1024; // of all files of a message
+const MAX_NAME = 100;
+
+/** What is chosen for the next message, shown in `list`. `onRefuse` hears why a file was not taken. */
+export class Attachments {
+  #files = [];
+  #list;
+  #show;
+  #onRefuse;
+
+  /** `show(file, remove)` makes the entry of a file. */
+  constructor(list, show, onRefuse) {
+    this.#list = list;
+    this.#show = show;
+    this.#onRefuse = onRefuse;
+  }
+
+  /** Takes files of text. */
+  async add(chosen) {
+    for (const file of chosen) {
+      try {
+        const name = tidyName(file.name);
+        if (this.#files.length >= MAX_FILES) throw new Error(`a message takes ${MAX_FILES} files`);
+        const size = this.#files.reduce((sum, { text }) => sum + text.length, file.size);
+        if (size > MAX_BYTES) throw new Error(`${name} is too large: the files of a message may have 256 KiB`);
+        this.#files.push({ name, text: await textOf(file, name) });
+      } catch (error) {
+        this.#onRefuse(error.message);
+      }
+    }
+    this.#draw();
+  }
+
+  /** What was chosen; undefined if that is nothing. */
+  get files() {
+    return this.#files.length ? this.#files : undefined;
+  }
+
+  clear() {
+    this.#files = [];
+    this.#draw();
+  }
+
+  #draw() {
+    this.#list.replaceChildren(...this.#files.map((file) => this.#show(file, () => {
+      this.#files = this.#files.filter((other) => other !== file);
+      this.#draw();
+    })));
+    this.#list.hidden = !this.#files.length;
+  }
+}
+
+/** A message's words as the model gets them: its files first, each in a fence that it cannot close. */
+export function withFiles({ content, files = [] }) {
+  const parts = files.map(({ name, text }) => {
+    const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), ([run]) => run.length));
+    const fence = "`".repeat(longest + 1);
+    return `File ${name}:\n${fence}\n${text}\n${fence}`;
+  });
+  return [...parts, content].filter(Boolean).join("\n\n");
+}
+
+/** A file's name on one line, without what could pass for something else. */
+export function tidyName(name) {
+  return name.replace(/[\p{C}\p{Z}`]+/gu, " ").trim().slice(0, MAX_NAME) || "file";
+}
+
+async function textOf(file, name) {
+  let text;
+  try {
+    text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+  } catch {
+    throw new Error(`${name} is no text in UTF-8`);
+  }
+  if (text.includes("\0")) throw new Error(`${name} is no text in UTF-8`);
+  return text;
+}

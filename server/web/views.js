@@ -1,0 +1,33 @@
+// The chat, and the operator's view of the server at #server.
+
+export class Views {
+  #chat;
+  #operator;
+  #links;
+  #onChange;
+
+  /** `chat` are the elements of the chat. `onChange` hears whether the operator's view is shown. */
+  constructor({ chat, operator, toChat, toServer }, onChange) {
+    this.#chat = chat;
+    this.#operator = operator;
+    this.#links = [toChat, toServer];
+    this.#onChange = onChange;
+    window.addEventListener("hashchange", () => this.#show());
+    this.#show();
+  }
+
+  toChat() {
+    if (!this.#operator.hidden) location.hash = "#chat";
+  }
+
+  #show() {
+    const server = location.hash === "#server";
+    for (const element of this.#chat) element.hidden = server;
+    this.#operator.hidden = !server;
+    this.#links.forEach((link, i) => {
+      if (server === Boolean(i)) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    });
+    this.#onChange(server);
+  }
+}
