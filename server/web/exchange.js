@@ -56,7 +56,8 @@ function checkedMessage(value, i) {
   if (value.calls !== undefined) {
     message.calls = list(value.calls, 1000, (call) => strings(call, ["id", "name", "arguments"]));
   }
-  for (const name of ["stats", "usage"]) if (value[name] !== undefined) message[name] = numbers(value[name]);
+  if (value.stats !== undefined) message.stats = numbers(value.stats, ["tokens", "firstToken", "seconds"]);
+  if (value.usage !== undefined) message.usage = numbers(value.usage, ["total_tokens"]);
   return message;
 }
 
@@ -73,9 +74,8 @@ function strings(value, names) {
   return Object.fromEntries(names.map((name) => [name, string(value?.[name])]));
 }
 
-function numbers(value) {
-  if (typeof value !== "object" || value === null) fail();
-  return Object.fromEntries(Object.entries(value).filter(([, number]) => Number.isFinite(number)));
+function numbers(value, names) {
+  return Object.fromEntries(names.map((name) => [name, Number.isFinite(value?.[name]) ? value[name] : fail()]));
 }
 
 function index(value, end) {

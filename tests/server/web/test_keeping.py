@@ -21,7 +21,13 @@ def titles(page: Page) -> Any:
 
 def conversation(**changes: Any) -> dict[str, Any]:
     said = {"role": "user", "content": "SAY(in)YAS", "parent": -1}
-    answer = {"role": "assistant", "content": "in", "parent": 0, "ended": "stop", "stats": {"tokens": 2}}
+    answer = {
+        "role": "assistant",
+        "content": "in",
+        "parent": 0,
+        "ended": "stop",
+        "stats": {"tokens": 2, "firstToken": 1, "seconds": 1},
+    }
     return {"name": "brought", "updated": 1, "all": [said, answer], "leaf": 1, **changes}
 
 
@@ -81,6 +87,10 @@ def test_conversations_are_renamed_found_and_taken_along(
         (exported(conversation(all=[{"role": "system", "content": "x", "parent": -1}], leaf=0)), "cannot be read"),
         (exported(conversation(all=[{"role": "user", "content": {}, "parent": -1}], leaf=0)), "cannot be read"),
         (exported(conversation(all=[{"role": "user", "content": "x", "parent": 0}], leaf=0)), "cannot be read"),
+        (
+            exported(conversation(all=[{"role": "assistant", "content": "", "parent": -1, "stats": {}}], leaf=0)),
+            "cannot",
+        ),
         (exported(None), "cannot be read"),
     ],
     ids=lambda value: value[:40],
@@ -100,7 +110,7 @@ def test_what_is_imported_cannot_act(server: RunningServer, open_page: OpenPage)
     page = open_page(server.url, **ROOM)
     call = {"id": ATTACK, "name": ATTACK, "arguments": "{}", "__proto__": {"x": 1}, "innerHTML": ATTACK}
     answer = {"role": "assistant", "content": ATTACK, "parent": 0, "reasoning": ATTACK, "calls": [call],
-              "error": ATTACK, "ended": ATTACK, "stats": {"tokens": ATTACK}, "onclick": ATTACK}  # fmt: skip
+              "error": ATTACK, "ended": ATTACK, "onclick": ATTACK}  # fmt: skip
     said = {"role": "user", "content": ATTACK, "parent": -1, "files": [{"name": ATTACK, "text": ATTACK}]}
     choose(page, exported(conversation(name=ATTACK, all=[said, answer])))
     titles(page).click()
@@ -118,7 +128,7 @@ def test_text_files_go_along_with_a_message(server: RunningServer, open_page: Op
     send(page, "SAY(read)YAS")
     until_idle(page)
     prompt = server.engine.tokenizer.decode(list(server.engine.requests[-1].prompt_token_ids))
-    assert f"````\nsay ``` here\n````\n\nSAY(read)YAS" in prompt
+    assert "````\nsay ``` here\n````\n\nSAY(read)YAS" in prompt
     expect(page.locator("#attachments li")).to_have_count(0)
     page.locator(".file summary").click()
     expect(page.locator(".file pre")).to_have_text("say ``` here")
