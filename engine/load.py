@@ -428,7 +428,8 @@ def _check_room(weight_bytes: int, cache_bytes: int, memory: Memory) -> None:
     if weight_bytes + cache_bytes > memory.ceiling:
         advice = ["take fewer bits for the weights with --quantization"]
         if weight_bytes < memory.ceiling:
-            advice.insert(0, "lower --kv-cache-space")
+            room = (memory.ceiling - weight_bytes) / _GIB
+            advice.insert(0, f"lower --kv-cache-space to {math.floor(room * 100) / 100:.2f} GiB, which would fit")
         if memory.cgroup_limit is not None:
             advice.append("raise that limit")
         owner = "this machine has" if memory.cgroup_limit is None else "its control group allows this process"

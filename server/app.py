@@ -62,6 +62,7 @@ from .served_models import ServedModels
 from .telemetry.encoder_metrics import EncoderMetrics
 from .telemetry.metrics import ServerMetrics
 from .telemetry.reports import RequestReports
+from .telemetry.throughput import log_throughput
 from .telemetry.tracing import TraceContext
 
 logger = logging.getLogger(__name__)
@@ -128,9 +129,12 @@ def build_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         engine.start()
         encoder_engine.start()
+        throughput = asyncio.create_task(log_throughput(engine)) if options.log_stats else None
         try:
             yield
         finally:
+            if throughput is not None:
+                throughput.cancel()
             await encoder_engine.stop()
             await engine.stop()
             encoder.close()
@@ -218,6 +222,7 @@ def _middleware(options: AppOptions, resources: AppResources, max_model_len: int
             root_path=(options.root_path or "").rstrip("/"),
             send_header=options.request_id_headers,
             access_log=options.log_access,
+            unlogged_paths=(WEB_PATHS | DOCS_PATHS) - {"/", "/docs", "/openapi.json"},
         ),
         Middleware(TidyPath),
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),

@@ -189,6 +189,9 @@ class AppOptions(Options):
     log_requests: bool = option(
         True, "do not log a line for each finished request", flag="--disable-log-requests", turns_off=True
     )
+    log_stats: bool = option(
+        True, "do not log a line about the throughput every 10 s", flag="--disable-log-stats", turns_off=True
+    )
     log_access: bool = option(
         True,
         "do not log a line for each HTTP response",

@@ -16,7 +16,7 @@ usage: tidewheel COMMAND [ARGUMENTS]
 
 commands:
   serve [MODEL]   serve a model over an OpenAI-compatible API
-  chat [MESSAGE]  talk to a running server
+  chat [MODEL]    talk to a model, with a server of its own if none runs
   bench [MODEL]   measure speed and memory
   inspect MODEL   show what a model is, whether it is served, and its memory
   pull ID         download a model from the Hugging Face Hub

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from tidewheel.engine.load import EngineLoad
 from ..app_resources import find_resources
 from ..http.listener import allow_many_connections, open_listener, printable_address
 from ..options.serve import ServeOptions, parse_options
-from ..telemetry.logs import configure_logging
+from ..telemetry.logs import configure_logging, on_terminal
 
 if TYPE_CHECKING:
     import ssl
@@ -49,7 +50,13 @@ def run(arguments: Sequence[str]) -> int:
 
                 server = build_server(load, encoders, options, resources, tls)
         served = [*(options.app.served_model_names or [options.engine.model]), *(encoders.encoders if encoders else ())]
-        logger.info("Serving %s on %s", ", ".join(served), printable_address(listener, tls=tls is not None))
+        address = printable_address(listener, tls=tls is not None)
+        logger.info("Serving %s on %s", ", ".join(served), address)
+        if on_terminal() and options.log.log_format == "text":
+            from ..telemetry.banner import banner
+
+            shown = banner(served, server.engine.info, server.engine.max_model_len, address, page=options.app.web_ui)
+            print(shown, file=sys.stderr)
         server.run([listener])
     return server.end()
 

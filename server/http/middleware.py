@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Set
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -34,14 +34,23 @@ class RequestId:
 
     The id is the client's `x-request-id` if that is valid. Handlers find it as `request.state.request_id`. With
     `send_header`, clients get it as a header, and as `request-id` for Anthropic's clients. With `access_log`, each
-    response is logged when it starts, without the URL's query.
+    response is logged when it starts, without the URL's query, but for those of `unlogged_paths`.
     """
 
-    def __init__(self, app: ASGIApp, *, root_path: str, send_header: bool, access_log: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        root_path: str,
+        send_header: bool,
+        access_log: bool,
+        unlogged_paths: Set[str] = frozenset(),
+    ) -> None:
         self.app = app
         self._root_path = root_path
         self._send_header = send_header
         self._access_log = access_log
+        self._unlogged_paths = unlogged_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +72,7 @@ class RequestId:
             if message["type"] == "http.response.start":
                 started = True
                 message = {**message, "headers": [*message.get("headers", ()), *headers]}
-                if self._access_log:
+                if self._access_log and scope["path"].removeprefix(self._root_path) not in self._unlogged_paths:
                     _log_access(scope, message["status"], request_id)
             return send(message)
 

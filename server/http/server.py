@@ -71,6 +71,11 @@ class Server(uvicorn.Server):
             acceptor = Acceptor(listener, make_protocol, self.config.ssl, self.config.backlog, connections.__len__)
             self._acceptors.append(acceptor)
 
+    @property
+    def engine(self) -> Engine:
+        """The engine of the chat model."""
+        return self._engines[0]
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:
             acceptor.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -44,11 +46,42 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
+class TerminalFormatter(logging.Formatter):
+    """Lines for people, with dim times and names, and with colours for what went wrong."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        colour = next((code for level, code in _COLOURS.items() if record.levelno >= level), None)
+        time, _, rest = line.partition(f" {record.levelname}")
+        if not rest:
+            return line
+        level = record.levelname if colour is None else f"\x1b[{colour}m{record.levelname}\x1b[0m"
+        return f"{dim(time)} {level}{rest}"
+
+
+_COLOURS = {logging.ERROR: 31, logging.WARNING: 33}
+
+
+def on_terminal() -> bool:
+    """Whether stderr is a terminal that a person looks at."""
+    return sys.stderr.isatty()
+
+
+def dim(text: str) -> str:
+    """`text` in a dim colour, if stderr shows colours. NO_COLOR (https://no-color.org) turns them off."""
+    return f"\x1b[2m{text}\x1b[0m" if _shows_colours() else text
+
+
+def _shows_colours() -> bool:
+    return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def configure_logging(level: str, log_format: str) -> None:
     """Send what is logged at `level` and above to stderr; `log_format` is text or json."""
     handler = logging.StreamHandler()
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+        formatter = TerminalFormatter if _shows_colours() else logging.Formatter
+        handler.setFormatter(formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pty
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from server.conftest import TIDEWHEEL, RunningServer, StartServer
 
-from tidewheel.server.commands.chat import ChatClient, ChatError
+from tidewheel.server.commands.chat.client import ChatClient, ChatError
+from tidewheel.server.commands.chat.wrapping import WordWrap
 from tidewheel.server.commands.cli import main
 
 
@@ -125,3 +130,45 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(start_server: StartSer
         process.kill()
         process.wait()
         os.close(terminal)
+
+
+def test_a_server_is_started_where_none_runs_and_ends_with_the_conversation(
+    unused_port: int, dummy_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tidewheel.server.commands.chat.command.DEFAULT_URL", f"http://127.0.0.1:{unused_port}")
+    assert main(["chat", "What", "is", "2", "+", "3?"]) == 0
+    assert "5" in capsys.readouterr().out
+    broken = dummy_model.parent / "nothing"
+    broken.mkdir()
+    assert main(["chat", str(broken), "hi"]) == 1
+    error = capsys.readouterr().err
+    assert "the server did not start" in error
+    assert "config.json" in error
+    assert error.count("\n") == 1
+
+
+def test_reasoning_is_no_part_of_what_a_pipe_gets(
+    start_server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = start_server(reasoning_parser="qwen3").url
+    assert main(["chat", "--url", url, "SAY(<think>well</think>so)YAS"]) == 0
+    assert capsys.readouterr().out == "so\n"
+    client = ChatClient(url, model=None, system=None, api_key=None)
+    thoughts: list[str] = []
+    assert "".join(client.ask("SAY(<think>well</think>so)YAS", thoughts.append)) == "so"
+    assert "".join(thoughts) == "well"
+    assert client.tokens_per_second is not None
+    assert client.tokens_per_second > 0
+
+
+@given(st.text(alphabet="ab \n潮", max_size=60), st.integers(1, 12), st.lists(st.integers(0, 60), max_size=4))
+def test_lines_are_broken_at_words_however_they_come(text: str, width: int, cuts: list[int]) -> None:
+    def wrapped(pieces: list[str]) -> str:
+        wrap = WordWrap(width)
+        return "".join(map(wrap.feed, pieces)) + wrap.end()
+
+    ends = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    whole = wrapped([text])
+    assert wrapped([text[a:b] for a, b in itertools.pairwise(ends)]) == whole
+    assert "".join(whole.split()) == "".join(text.split())
+    assert all(len(line.strip()) <= width for line in whole.split("\n"))

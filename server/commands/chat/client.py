@@ -1,25 +1,25 @@
-"""`tidewheel chat`: talk to a running server from the terminal. Standard library only, as it runs anywhere."""
+"""A conversation with a server. Standard library only, as it runs anywhere."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import urlsplit
 
 from tidewheel.engine.errors import TidewheelError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-_HELP = "/reset forgets the conversation, /exit leaves, Ctrl-C stops an answer"
-
 
 class ChatError(TidewheelError):
     """The server could not be reached, or answered with an error."""
+
+
+class UnreachableError(ChatError):
+    """Nothing answers there."""
 
 
 class ChatClient:
@@ -40,36 +40,50 @@ class ChatClient:
         self._model = model
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = list(self._first)
+        self.tokens_per_second: float | None = None
 
     def reset(self) -> None:
         """Forgets the conversation, but not the system message."""
         self.messages = list(self._first)
 
-    def first_model(self) -> str:
-        """The first model that the server lists. Raises ChatError."""
+    def models(self) -> list[str]:
+        """The models that the server lists. Raises ChatError."""
         with self._request("GET", "/models") as response:
-            models = _json(response.read()).get("data") or []
-        if not models:
-            raise ChatError(f"{self._url} serves no model")
-        return str(models[0]["id"])
+            return [str(model["id"]) for model in _json(response.read()).get("data") or []]
 
-    def ask(self, text: str) -> Iterator[str]:
+    def ask(self, text: str, on_reasoning: Callable[[str], object] = lambda piece: None) -> Iterator[str]:
         """The answer in pieces. An answer that is not read to its end is forgotten, with its question.
 
+        Pieces of reasoning go to `on_reasoning`. `tokens_per_second` is then that of the tokens after the first.
         Raises ChatError.
         """
         if self._model is None:
-            self._model = self.first_model()
+            models = self.models()
+            if not models:
+                raise ChatError(f"{self._url} serves no model")
+            self._model = models[0]
         messages = [*self.messages, {"role": "user", "content": text}]
         answer = ""
+        tokens, first, last = 0, 0.0, 0.0
         with self._request("POST", "/chat/completions", self._body(messages)) as response:
-            for piece in _pieces(response):
-                answer += piece
-                yield piece
+            for event in _events(response):
+                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+                for delta in (choice["delta"] for choice in event.get("choices", ())):
+                    reasoning, piece = delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")
+                    if reasoning or piece:
+                        last = time.perf_counter()
+                        first = first or last
+                    if reasoning:
+                        on_reasoning(reasoning)
+                    if piece:
+                        answer += piece
+                        yield piece
+        self.tokens_per_second = (tokens - 1) / (last - first) if tokens > 1 and last > first else None
         self.messages = [*messages, {"role": "assistant", "content": answer}]
 
     def _body(self, messages: list[dict[str, str]]) -> bytes:
-        return json.dumps({"model": self._model, "messages": messages, "stream": True}).encode()
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        return json.dumps({"model": self._model, "messages": messages, **streamed}).encode()
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> _Response:
         connection = self._connection_type(*self._address)
@@ -80,7 +94,7 @@ class ChatClient:
                 raise ChatError(_error_message(response))
         except (OSError, HTTPException) as error:
             connection.close()
-            raise ChatError(f"cannot talk to {self._url}: {error}; is a server running there?") from error
+            raise UnreachableError(f"cannot talk to {self._url}: {error}; is a server running there?") from error
         except BaseException:
             connection.close()
             raise
@@ -102,7 +116,7 @@ class _Response:
         self._connection.close()
 
 
-def _pieces(response: HTTPResponse) -> Iterator[str]:
+def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     try:
         for line in response:
             if not line.startswith(b"data: "):
@@ -113,9 +127,7 @@ def _pieces(response: HTTPResponse) -> Iterator[str]:
             event = _json(data)
             if "error" in event:
                 raise ChatError(str(event["error"].get("message")))
-            for choice in event.get("choices", ()):
-                if content := choice["delta"].get("content"):
-                    yield content
+            yield event
     except (OSError, HTTPException) as error:
         raise ChatError(f"the connection broke: {error}") from error
     raise ChatError("the connection ended before the answer did")
@@ -137,63 +149,3 @@ def _error_message(response: HTTPResponse) -> str:
         return f"the server answered {response.status}: {json.loads(text)['error']['message']}"
     except (ValueError, TypeError, KeyError):
         return f"the server answered {response.status} {response.reason}"
-
-
-def _say(client: ChatClient, text: str, out: TextIO) -> None:
-    for piece in client.ask(text):
-        print(piece, end="", file=out, flush=True)
-    print(file=out, flush=True)
-
-
-def _converse(client: ChatClient, source: TextIO, out: TextIO) -> None:
-    """Lines from `source` as questions, until it ends or says /exit. Prompts are shown to a terminal only."""
-    terminal = source.isatty()
-    if terminal:
-        import readline  # noqa: F401 - gives input() line editing and a history
-
-        print(_HELP, file=out)
-    while True:
-        try:
-            line = input("> ") if terminal else source.readline()
-        except (EOFError, KeyboardInterrupt):
-            print(file=out)
-            return
-        if not line and not terminal:
-            return
-        line = line.strip()
-        if line in ("/exit", "/quit"):
-            return
-        if line == "/reset":
-            client.reset()
-        elif line == "/help":
-            print(_HELP, file=out)
-        elif line:
-            try:
-                _say(client, line, out)
-            except KeyboardInterrupt:
-                print("\n(stopped)", file=out)
-            except ChatError as error:
-                if not terminal:
-                    raise
-                print(f"error: {error}", file=sys.stderr)
-
-
-def run(arguments: Sequence[str]) -> int:
-    """The `chat` command. Raises ChatError."""
-    parser = argparse.ArgumentParser(
-        prog="tidewheel chat", description="Talk to a running server.", epilog=f"In the conversation: {_HELP}."
-    )
-    parser.add_argument("message", nargs="*", metavar="MESSAGE", help="ask this and leave; else a conversation")
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server [{DEFAULT_URL}]")
-    parser.add_argument("--model", help="the model's name [the server's first]")
-    parser.add_argument("--system", help="a system message to begin with")
-    parser.add_argument(
-        "--api-key", default=os.environ.get("TIDEWHEEL_API_KEY", "").partition(" ")[0], help="[$TIDEWHEEL_API_KEY]"
-    )
-    options = parser.parse_args(list(arguments))
-    client = ChatClient(options.url, model=options.model, system=options.system, api_key=options.api_key)
-    if options.message:
-        _say(client, " ".join(options.message), sys.stdout)
-    else:
-        _converse(client, sys.stdin, sys.stdout)
-    return 0

@@ -1,0 +1,5 @@
+"""`tidewheel chat`: talk to a model from the terminal."""
+
+from .command import run
+
+__all__ = ["run"]

@@ -1,0 +1,79 @@
+"""A server for one conversation, when none is running: it ends with the conversation."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import tidewheel
+
+from .client import ChatError
+
+_POLL_S = 0.05
+_END_S = 10.0
+
+
+@contextlib.contextmanager
+def local_server(model: str | None) -> Iterator[str]:
+    """Serves a model, the built-in one for None, on a free port of this machine. Yields the address.
+
+    Raises ChatError with the server's last words if it does not start.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    main = str(Path(tidewheel.__file__).with_name("__main__.py"))
+    command = [sys.executable, main, "serve", *([model] if model else []), "--host", "127.0.0.1", "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile("w+") as log, _end_on_hangup():
+        # In a session of its own, as Ctrl-C is to stop an answer and not the server.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        try:
+            while not _answers(url):
+                if process.poll() is not None:
+                    log.seek(0)
+                    said = log.read().strip().splitlines() or ["it said nothing"]
+                    raise ChatError(f"the server did not start: {said[-1].removeprefix('tidewheel serve: ')}")
+                time.sleep(_POLL_S)
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _answers(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/health", timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@contextlib.contextmanager
+def _end_on_hangup() -> Iterator[None]:
+    """Has a closed terminal or a SIGTERM end this process in order, so that the server ends too."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
