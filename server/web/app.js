@@ -67,7 +67,7 @@ const drawers = new Drawers(get("app"), [get("main"), get("skip")], [
 ]);
 const views = new Views(
   {
-    chat: [get("scroller"), get("composer"), get("context"), get("panel-toggle"), get("panel")],
+    chat: [get("scroller"), get("composer"), get("context"), get("panel")],
     operator: get("operator"), toChat: get("to-chat"), toServer: get("to-server"),
   },
   (shown) => (operator.open = shown),

@@ -18,7 +18,7 @@ const GROUPS = {
   comment: "comment quote",
   number: "number symbol bullet",
   name: "title name section function class selector-id selector-class",
-  type: "type built_in attr attribute property variable template-variable meta params",
+  type: "type built_in attr attribute property variable template-variable meta",
   deletion: "deletion",
 };
 const GROUP_OF = new Map(Object.entries(GROUPS).flatMap(([group, scopes]) =>

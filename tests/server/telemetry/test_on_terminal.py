@@ -1,0 +1,85 @@
+"""What an operator sees: a banner on a terminal, and a line about the throughput while the server is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pty
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from server.conftest import TIDEWHEEL, RunningServer, ServerProcess
+from server.scripted_engine import ScriptedEngine
+
+from tidewheel.engine.request import Request
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.server.telemetry.throughput import log_throughput
+
+
+def shown_on_terminal(port: int, environment: Mapping[str, str]) -> str:
+    """What `tidewheel serve` shows until its address is there."""
+    terminal, inside = pty.openpty()
+    command = [*TIDEWHEEL, "serve", "--port", str(port)]
+    process = subprocess.Popen(command, stdin=inside, stderr=inside, env={**os.environ, **environment})
+    os.close(inside)
+    shown = b""
+    try:
+        while b"/v1\r\n" not in shown:
+            shown += os.read(terminal, 4096)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    return shown.decode()
+
+
+def test_a_terminal_shows_what_is_served_and_where(unused_port: int) -> None:
+    shown = shown_on_terminal(unused_port, {"TERM": "xterm", "NO_COLOR": ""})
+    for words in ("Tidewheel ", "tidewheel-demo (llama, int8-channel", "cpu, ", " kernels", "KV cache", "2048 tokens"):
+        assert words in shown
+    assert f"http://127.0.0.1:{unused_port}/\r\n" in shown
+    assert "\x1b[2m" in shown
+
+
+def test_colours_can_be_turned_off(unused_port: int) -> None:
+    assert "\x1b[" not in shown_on_terminal(unused_port, {"TERM": "xterm", "NO_COLOR": "1"})
+
+
+def test_without_a_terminal_there_are_neither_colours_nor_a_banner(demo_server: ServerProcess) -> None:
+    assert "Serving tidewheel-demo on http" in demo_server.log
+    assert "\x1b[" not in demo_server.log
+    assert "  model " not in demo_server.log
+
+
+def test_files_of_the_page_are_not_in_the_access_log(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="tidewheel.access"):
+        for path in ("/", "/web/app.js", "/web/none.js", "/docs/docs.css", "/health"):
+            server.http.get(path)
+    fields: list[Any] = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    assert [field["path"] for field in fields] == ["/", "/web/none.js", "/health"]
+
+
+def test_throughput_is_told_while_there_is_some(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        engine = ScriptedEngine()
+        engine.start()
+        logs = asyncio.create_task(log_throughput(engine, every_s=0.05))
+        await asyncio.sleep(0.2)
+        assert caplog.records == []  # nothing was to be done
+        prompt = tuple(engine.tokenizer.encode("SAY(hello)YAS", False))
+        async for _ in engine.submit(Request("one", prompt, SamplingParams(max_tokens=20))):
+            pass
+        await asyncio.sleep(0.2)
+        logs.cancel()
+        await engine.stop()
+
+    with caplog.at_level(logging.INFO, logger="tidewheel.throughput"):
+        asyncio.run(run())
+    assert len(caplog.records) == 1
+    fields: Any = caplog.records[0].fields  # type: ignore[attr-defined]
+    assert fields["prompt_tokens_per_s"] > fields["generation_tokens_per_s"] > 0
+    assert fields["running"] == fields["waiting"] == 0
+    assert "answers " in caplog.records[0].message
