@@ -47,5 +47,5 @@ from tidewheel.engine.devices import DEVICE_OPTIONS
 print("numpy" in sys.modules, [group.__name__ for group in DEVICE_OPTIONS])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = ["CpuOptions", "GraphOptions", "MemoryOptions", "ParallelOptions", "HpuOptions", "TpuOptions"]
+    names = ["CpuOptions", "ParallelOptions", "GraphOptions", "MemoryOptions", "HpuOptions", "TpuOptions"]
     assert done.stdout == f"False {names}\n"
