@@ -29,7 +29,9 @@ def results(request: pytest.FixtureRequest, demo_server: ServerProcess) -> Any:
     program = [require("node")] if name.endswith(".cjs") else [str(PYTHON)]
     assert (NODE_MODULES / "ai" if name.endswith(".cjs") else PYTHON).exists(), "run `make clients`"
     command = [*program, str(SCENARIOS / name), demo_server.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=node_environment())
+    # Without what says where this Python looks for packages: theirs are others.
+    environment = {name: value for name, value in node_environment().items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -63,7 +63,13 @@ MOST = {
 WHOLE = [sign * (2**bits + more) for bits in (8, 15, 31, 32, 40, 63, 64, 80) for more in (-1, 0) for sign in (-1, 1)]
 BROKEN = [0, 5e-324, 1e-45, 1e-38, 1e38, 1e39, 1.7e308, -5e-324, -1e39, 2**80]
 HELLO = [{"role": "user", "content": "Who are you?"}]
-QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def quick(path: str) -> settings:
+    """Fewer examples for what others are translated to, which is tried under its own path."""
+    translated = path.startswith("/api/") or path.endswith("/render")
+    examples = EXAMPLES // 5 if translated else EXAMPLES
+    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +153,7 @@ def session() -> requests.Session:
 def test_what_the_document_allows(
     server: ServerProcess, schema: Any, session: requests.Session, path: str, method: str
 ) -> None:
-    @QUICK
+    @quick(path)
     @given(case=schema[path][method].as_strategy(generation_mode=GenerationMode.POSITIVE), wild=st.integers(0, 3))
     def check(case: Any, wild: int) -> None:
         make_small(case.body, path)
@@ -187,7 +193,7 @@ def test_extreme_numbers(server: ServerProcess, session: requests.Session, path:
 def test_what_it_does_not_allow_is_refused(
     server: ServerProcess, schema: Any, session: requests.Session, path: str, method: str
 ) -> None:
-    @QUICK
+    @quick(path)
     @given(case=schema[path][method].as_strategy(generation_mode=GenerationMode.NEGATIVE))
     def check(case: Any) -> None:
         make_small(case.body, path)
