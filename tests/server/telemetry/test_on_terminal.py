@@ -78,8 +78,9 @@ def test_throughput_is_told_while_there_is_some(caplog: pytest.LogCaptureFixture
 
     with caplog.at_level(logging.INFO, logger="tidewheel.throughput"):
         asyncio.run(run())
-    assert len(caplog.records) == 1
-    fields: Any = caplog.records[0].fields  # type: ignore[attr-defined]
-    assert fields["prompt_tokens_per_s"] > fields["generation_tokens_per_s"] > 0
-    assert fields["running"] == fields["waiting"] == 0
+    lines: list[Any] = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    assert 1 <= len(lines) <= 2  # the request may lie across the end of a turn
+    assert sum(line["prompt_tokens_per_s"] for line in lines) > 0
+    assert sum(line["generation_tokens_per_s"] for line in lines) > 0
+    assert (lines[-1]["running"], lines[-1]["waiting"]) == (0, 0)
     assert "answers " in caplog.records[0].message
