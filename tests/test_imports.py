@@ -58,6 +58,10 @@ def test_the_engine_knows_no_server() -> None:
     ] == []
 
 
+def test_nobody_knows_the_offline_ways_in() -> None:
+    assert [module for module, used in IMPORTS.items() if any(u[0] == "offline" for u in used)] == []
+
+
 def test_devices_know_no_sequences() -> None:
     allowed = {"cancellation", "declaring", "devices", "errors", "files", "machine", "models", "weights"}
     for module, used in IMPORTS.items():

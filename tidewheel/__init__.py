@@ -1,3 +1,52 @@
-"""Tidewheel: an OpenAI-compatible server for language models on the machines you already have."""
+"""Tidewheel: an OpenAI-compatible server for language models on the machines you already have.
+
+`LLM` and `AsyncLLM` run a model in this process, without a server. They are imported when they are asked for: the
+server, which imports this package too, starts without them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .engine.errors import TidewheelError
+    from .offline.async_llm import AsyncLLM
+    from .offline.llm import LLM
+    from .offline.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+    from .offline.params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EmbeddingRequestOutput",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "ScoringRequestOutput",
+    "StructuredOutputsParams",
+    "TidewheelError",
+]
+
+_MODULES = {
+    "engine.errors": ("TidewheelError",),
+    "offline.async_llm": ("AsyncLLM",),
+    "offline.llm": ("LLM",),
+    "offline.outputs": ("CompletionOutput", "EmbeddingRequestOutput", "RequestOutput", "ScoringRequestOutput"),
+    "offline.params": ("BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f".{module}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -32,6 +32,8 @@ def load_encoders(
 
     Raises DeviceError without onnxruntime, and ModelError, which says what to change, if a model cannot be served.
     """
+    if not models:
+        return EncoderEngine()
     import_onnxruntime()  # before anything is downloaded
     # The threads that a graph computes with are started here and inherit this one's priority.
     with ThreadPoolExecutor(1, initializer=lower_thread_priority) as loader:

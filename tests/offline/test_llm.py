@@ -1,0 +1,342 @@
+"""LLM: the server's answers without a server, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import encoder_zoo as zoo
+import httpx
+import numpy as np
+import pytest
+from server.conftest import ServerProcess
+
+from tidewheel import LLM, BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputsParams, TidewheelError
+from tidewheel.engine.declaring.option import OptionError
+from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.server.options.model import DEMO_MODEL
+
+PROMPTS = ["The wheel turns", "One, two, three,", "Café, naïve: 潮"]
+SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Spell the word tide."}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    encoders = [str(zoo.folder("bert")), str(zoo.folder("bert-cross"))]
+    names = ["embed", "rank"]
+    with LLM(max_num_seqs=8, max_model_len="1k", embedding_model=encoders, served_embedding_model_name=names) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[httpx.Client]:
+    process = ServerProcess("--max-num-seqs", "8", "--max-model-len", "1k")
+    with httpx.Client(base_url=process.url, timeout=60, trust_env=False) as client:
+        yield client
+    process.stop()
+
+
+def generate(llm: LLM, prompts: Any, params: Any = None, **options: Any) -> list[RequestOutput]:
+    return llm.generate(prompts, params, use_tqdm=False, **options)
+
+
+def answered(server: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = server.post(path, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"seed": 7, "n": 3, "temperature": 1.3, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+        {"seed": 3, "presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+        {"seed": 1, "ignore_eos": True, "min_tokens": 20, "stop": ["e", "the"], "include_stop_str_in_output": True},
+        {"temperature": 0, "stop_token_ids": [15, 12], "skip_special_tokens": False},
+        {"seed": 2, "bad_words": [" the"], "allowed_token_ids": list(range(300))},
+        {"seed": 5, "truncate_prompt_tokens": 2},
+    ],
+    ids=str,
+)
+def test_answers_are_those_of_the_server(llm: LLM, server: httpx.Client, fields: dict[str, Any]) -> None:
+    defaults = {"temperature": 1.0, "top_p": 1.0}  # SamplingParams' own; requests would get the model's
+    body = {**defaults, **fields, "prompt": PROMPTS, "max_tokens": 24, "return_token_ids": True}
+    choices = answered(server, "/v1/completions", body)["choices"]
+    outputs = generate(llm, PROMPTS, SamplingParams(**fields, max_tokens=24))
+    assert [output.prompt for output in outputs] == PROMPTS
+    got = [(output, one) for output in outputs for one in output.outputs]
+    for choice, (output, one) in zip(choices, got, strict=True):
+        assert output.finished
+        assert output.prompt_token_ids == choice["prompt_token_ids"]
+        assert (one.text, one.token_ids) == (choice["text"], choice["token_ids"])
+        assert (one.finish_reason, one.stop_reason) == (choice["finish_reason"], choice["stop_reason"])
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"regex": "[a-f]{4}-[0-9]{2}"},
+        {"choice": ["ebb", "flow"]},
+        {"json": {"type": "object", "properties": {"tide": {"type": "integer"}}, "required": ["tide"]}},
+    ],
+    ids=str,
+)
+def test_structured_answers_are_those_of_the_server(llm: LLM, server: httpx.Client, wanted: dict[str, Any]) -> None:
+    body = {"messages": SAID, "structured_outputs": wanted, "seed": 4, "max_tokens": 40, "return_token_ids": True}
+    [choice] = answered(server, "/v1/chat/completions", {**body, "temperature": 1, "top_p": 1})["choices"]
+    params = SamplingParams(seed=4, max_tokens=40, structured_outputs=StructuredOutputsParams(**wanted))
+    [output] = llm.chat(SAID, params, use_tqdm=False)
+    assert output.outputs[0].token_ids == choice["token_ids"]
+    assert output.outputs[0].text == choice["message"]["content"]
+
+
+def test_conversations_are_those_of_the_server(llm: LLM, server: httpx.Client) -> None:
+    defaults = llm.get_default_sampling_params()
+    assert defaults.temperature != SamplingParams().temperature  # else this would show nothing
+    defaults.seed = 9
+    body = {"messages": SAID, "seed": 9, "max_tokens": 16, "return_token_ids": True}
+    [choice] = answered(server, "/v1/chat/completions", body)["choices"]
+    one, other = llm.chat([SAID, SAID], defaults, use_tqdm=False)
+    assert one.outputs[0].token_ids == other.outputs[0].token_ids == choice["token_ids"]
+    [templated] = llm.chat(SAID, defaults, use_tqdm=False, chat_template="{{ messages[1].content }}")
+    assert templated.prompt == SAID[1]["content"]
+
+
+def test_beams_are_those_of_the_server(llm: LLM, server: httpx.Client) -> None:
+    body = {"prompt": PROMPTS[0], "use_beam_search": True, "n": 3, "max_tokens": 8, "temperature": 0}
+    choices = answered(server, "/v1/completions", {**body, "return_token_ids": True, "logprobs": 0})["choices"]
+    [found] = llm.beam_search(PROMPTS[0], BeamSearchParams(beam_width=3, max_tokens=8))
+    for choice, beam in zip(choices, found.sequences, strict=True):
+        assert beam.tokens == [*choices[0]["prompt_token_ids"], *choice["token_ids"]]
+        assert beam.cum_logprob == pytest.approx(sum(choice["logprobs"]["token_logprobs"]))
+
+
+def test_log_probabilities(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=1)
+    [output] = generate(llm, PROMPTS[0], params)
+    [one] = output.outputs
+    assert one.logprobs is not None
+    assert one.cumulative_logprob == pytest.approx(
+        sum(place[token].logprob for token, place in zip(one.token_ids, one.logprobs, strict=True))
+    )
+    for token, place in zip(one.token_ids, one.logprobs, strict=True):
+        assert [entry.rank for entry in place.values()] == [1, 2, 3]
+        assert place[token].rank == 1
+        assert place[token].decoded_token == llm.get_tokenizer().decode([token], skip_special_tokens=False)
+    first, *rest = output.prompt_logprobs or []
+    assert first is None
+    assert all(place and token in place for token, place in zip(output.prompt_token_ids[1:], rest, strict=True))
+
+
+def test_tokens_are_those_of_transformers() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    with LLM(str(DEMO_MODEL), dtype="float", max_num_seqs=4) as llm:
+        outputs = generate(llm, PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    for output in outputs:
+        ids = torch.tensor([output.prompt_token_ids])
+        expected = reference.generate(ids, do_sample=False, max_new_tokens=12, min_new_tokens=12, eos_token_id=None)
+        assert output.outputs[0].token_ids == expected[0, ids.shape[1] :].tolist()
+
+
+def test_vectors_are_those_of_transformers(llm: LLM) -> None:
+    texts = zoo.texts(12, most=14)
+    counted: list[int] = []
+
+    class Bar:
+        def __init__(self, **options: Any) -> None:
+            assert options["total"] == len(texts)
+
+        def update(self, count: int) -> None:
+            counted.append(count)
+
+        def close(self) -> None:
+            counted.append(0)
+
+    outputs = llm.embed(texts, use_tqdm=Bar)
+    assert (sum(counted), counted[-1]) == (12, 0)
+    vectors = np.array([output.outputs.embedding for output in outputs], np.float32)
+    np.testing.assert_allclose(vectors, zoo.reference("bert", texts), rtol=1e-4, atol=2e-5)
+    [short] = llm.embed(texts[0], dimensions=4, use_tqdm=False)
+    assert short.outputs.hidden_size == 4
+    scores = [output.outputs.score for output in llm.score(texts[0], texts, use_tqdm=False)]
+    pairs = [(texts[0], text) for text in texts]
+    logits = zoo.reference("bert-cross", pairs)[:, 0]
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), rtol=1e-3, atol=1e-4)
+    cosines = [output.outputs.score for output in llm.score(texts[:3], texts[:3], model="embed", use_tqdm=False)]
+    np.testing.assert_allclose(cosines, 1, atol=1e-5)
+
+
+def test_an_embedding_model_alone() -> None:
+    with LLM(str(zoo.folder("bert")), runner="pooling") as llm:
+        assert len(llm.embed(["the tide", "the corn"], use_tqdm=False)) == 2
+        with pytest.raises(InvalidRequestError, match="runner='pooling'"):
+            generate(llm, "the tide")
+
+
+def test_many_prompts_come_back_in_their_order(llm: LLM) -> None:
+    prompts = [f"{i} and" for i in range(300)]
+    params = [SamplingParams(seed=i, max_tokens=1 + i % 5, ignore_eos=True) for i in range(300)]
+    outputs = generate(llm, prompts, params, priority=[-i for i in range(300)])
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1 + i % 5 for i in range(300)]
+    assert len({output.request_id for output in outputs}) == 300
+    alone = generate(llm, prompts[137], params[137])[0]
+    assert alone.outputs[0].token_ids == outputs[137].outputs[0].token_ids
+
+
+def test_kinds_of_prompts(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    ids = llm.get_tokenizer().encode("The wheel")
+    kinds: list[Any] = ["The wheel", ids, {"prompt": "The wheel", "cache_salt": "me"}, {"prompt_token_ids": ids}]
+    outputs = generate(llm, kinds, params)
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    assert [output.prompt is None for output in outputs] == [False, True, False, True]
+    assert generate(llm, ids, params)[0].prompt_token_ids == ids
+    assert generate(llm, [], params) == []
+    assert generate(llm, "The wheel", SamplingParams(detokenize=False))[0].outputs[0].text == ""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "complaint"),
+    [
+        ("", "no tokens"),
+        ([10**6], "between 0 and"),
+        ([5] * 2000, "context is 1000"),
+        ({"text": "x"}, "prompt's text is not supported"),
+        ({"prompt": "x", "multi_modal_data": {}}, "multi_modal_data is not supported"),
+        ([1.5], "a text, a list of token ids"),
+    ],
+)
+def test_prompts_that_cannot_be_served(llm: LLM, prompt: Any, complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        generate(llm, ["fine", prompt])
+    assert generate(llm, "fine")[0].finished
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"temperature": -1}, "temperature must be between"),
+        ({"temperature": "hot"}, "temperature: expected `float"),
+        ({"max_tokens": 2.5}, "max_tokens must be a whole number"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"logprobs": 21}, "logprobs must be between"),
+        ({"logits_processors": [print]}, "use logit_bias"),
+        ({"guided_decoding": {}}, "use structured_outputs"),
+        ({"extra_args": {"a": 1}}, "extra_args is not supported"),
+        ({"detokenize": False, "stop": "x"}, "stop needs detokenize"),
+        ({"logit_bias": {5: 1000}}, "logit_bias must be between"),
+    ],
+    ids=str,
+)
+def test_parameters_that_cannot_be_served(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        SamplingParams(**fields)
+
+
+def test_a_grammar_that_cannot_be_compiled_is_named(llm: LLM) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="["))
+    with pytest.raises(InvalidRequestError, match=r"structured_outputs\.regex"):
+        generate(llm, "x", params)
+
+
+def test_an_answer_that_cannot_go_on_says_so_and_leaves_the_others(llm: LLM) -> None:
+    impossible = SamplingParams(allowed_token_ids=[5], bad_words=[llm.get_tokenizer().decode([5])])
+    failed, fine = generate(llm, ["x", "x"], [impossible, SamplingParams()])
+    assert failed.outputs[0].finish_reason == "error"
+    assert "no token to go on with" in (failed.outputs[0].error or "")
+    assert fine.outputs[0].error is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "complaint"),
+    [
+        ({"max_model_length": 5}, TypeError, "did you mean max_model_len"),
+        ({"tensor_parallelism": 2}, TypeError, "tensor_parallelism"),
+        ({"max_num_seqs": 0}, OptionError, "at least 1"),
+        ({"max_model_len": "much"}, OptionError, "max_model_len"),
+        ({"runner": "draft"}, OptionError, "runner must be one of"),
+        ({"runner": "pooling"}, OptionError, "needs a model"),
+        ({"model": "/no/such/folder"}, TidewheelError, "/no/such/folder"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_used(options: dict[str, Any], error: type[Exception], complaint: str) -> None:
+    with pytest.raises(error, match=complaint):
+        LLM(**options)
+
+
+def test_what_was_shut_down_is_freed_and_says_so() -> None:
+    gc.collect()
+    before = set(threading.enumerate())
+    with LLM(kv_cache_space=0.05) as llm:
+        generate(llm, "x")
+        assert set(threading.enumerate()) > before
+    assert not [thread for thread in set(threading.enumerate()) - before if "tidewheel" in thread.name]
+    with pytest.raises(TidewheelError, match="shut down"):
+        generate(llm, "x")
+    llm.shutdown()
+
+
+def test_threads_may_share_it(llm: LLM) -> None:
+    found: dict[int, list[int]] = {}
+
+    def ask(seed: int) -> None:
+        found[seed] = generate(llm, PROMPTS[0], SamplingParams(seed=seed))[0].outputs[0].token_ids
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    params = [SamplingParams(seed=seed) for seed in range(6)]
+    assert [found[i] for i in range(6)] == [
+        output.outputs[0].token_ids for output in generate(llm, [PROMPTS[0]] * 6, params)
+    ]
+
+
+LEFT_RUNNING = """
+import threading, time
+from tidewheel import LLM, SamplingParams, TidewheelError
+llm = LLM(kv_cache_space=0.1)
+def run():
+    try:
+        llm.generate(["x"] * 2000, SamplingParams(max_tokens=300, ignore_eos=True), use_tqdm=False)
+    except TidewheelError:
+        pass
+threading.Thread(target=run, daemon=True).start()
+time.sleep(0.5)
+print("left")
+"""
+INTERRUPTED = """
+import os, signal, threading
+from tidewheel import LLM, SamplingParams
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+with LLM(kv_cache_space=0.1) as llm:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        llm.generate(["x"] * 5000, SamplingParams(max_tokens=300, ignore_eos=True), use_tqdm=False)
+    except KeyboardInterrupt:
+        print(len(llm.generate("x", use_tqdm=False)))
+"""
+LAZY = """
+import sys, tidewheel
+print("tidewheel.offline" in sys.modules, "numpy" in sys.modules, "LLM" in dir(tidewheel))
+"""
+
+
+@pytest.mark.parametrize(("script", "shown"), [(LEFT_RUNNING, "left"), (INTERRUPTED, "1"), (LAZY, "False False True")])
+def test_programs(tmp_path: Path, script: str, shown: str) -> None:
+    """One that ends without a shutdown while answers run, one that is interrupted, one that only imports."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, shown, "")

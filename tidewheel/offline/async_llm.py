@@ -1,0 +1,154 @@
+"""AsyncLLM: a model in this process, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from tidewheel.engine.errors import InvalidRequestError, TidewheelError
+from tidewheel.engine.stream import RequestStream
+from tidewheel.engine.text.tokenizer import Tokenizer
+
+from .generation import Job
+from .model import OfflineModel
+from .options import offline_options
+from .outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from .params import SamplingParams
+from .pooling import Text
+from .prompts import Conversation, Prompt
+
+
+class AsyncLLM:
+    """A model in this process, whose answers are read as they grow. The arguments are those of LLM.
+
+    It belongs to the event loop of its first request. Leaving a generator early aborts its request.
+    """
+
+    def __init__(self, model: str | None = None, *, runner: str = "auto", **options: Any) -> None:
+        """Load the model, which blocks. Raises as LLM does."""
+        self._model = OfflineModel(offline_options(model, runner, options))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._requests: dict[str, _Request] = {}
+        self._ids = itertools.count()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The answers to a prompt as they grow. Each output has one of the `n` answers, and the last of all is
+        `finished`. Its text is all there is so far, or as `sampling_params.output_kind` says.
+
+        `request_id` is for `abort`. Raises InvalidRequestError for what cannot be served.
+        """
+        params = sampling_params or self.get_default_sampling_params()
+        async with contextlib.aclosing(self._run(params, request_id, priority, prompt, None)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The answers to a conversation as they grow, as `generate` gives them. `options` are those of LLM.chat."""
+        params = sampling_params or self.get_default_sampling_params()
+        async with contextlib.aclosing(self._run(params, request_id, priority, messages, options)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def embed(self, prompts: Sequence[Text], **options: Any) -> list[EmbeddingRequestOutput]:
+        """The vectors of texts. `options` are those of LLM.embed."""
+        self._start()
+        return await self._model.pooler.embed(prompts, lambda count: None, **options)
+
+    async def score(self, data_1: Sequence[str], data_2: Sequence[str], **options: Any) -> list[ScoringRequestOutput]:
+        """How well texts go together. `options` are those of LLM.score."""
+        self._start()
+        return await self._model.pooler.score(data_1, data_2, lambda count: None, **options)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its last output has the finish reason abort. Does nothing for one that has ended."""
+        if request_id in self._requests:
+            self._requests[request_id].abort()
+
+    def shutdown(self) -> asyncio.Task[None]:
+        """End what runs, and free threads and memory. Call it on the event loop; await it to know that it is done."""
+        return asyncio.ensure_future(self._model.stop(), loop=self._loop)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json asks for; elsewhere SamplingParams' own defaults."""
+        return self._model.default_params()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, which has `encode` and `decode`."""
+        return self._model.generator.engine.tokenizer
+
+    async def _run(
+        self,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        prompt: Prompt | Conversation,
+        chat: dict[str, Any] | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self._start()
+        name = f"request-{next(self._ids)}" if request_id is None else request_id
+        if name in self._requests:
+            raise InvalidRequestError(f"a request with the id {name!r} runs already", "request_id")
+        request = self._requests[name] = _Request()
+        model, generator = self._model, self._model.generator
+        try:
+            plan = await generator.plan(params)
+            if chat is None:
+                encoded = await model.encode(cast("Prompt", prompt), plan)
+            else:
+                encoded = await model.render(cast("Conversation", prompt), plan, chat)
+            request.stream, answers = generator.submit(Job(name, encoded, plan, priority))
+            if request.is_aborted:
+                request.stream.abort()
+            async for output in generator.read(request.stream, answers, plan.output_kind):
+                yield output
+        finally:
+            del self._requests[name]
+            request.abort()
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._model.start()
+            self._loop = loop
+        elif self._loop is not loop:
+            raise TidewheelError("this AsyncLLM belongs to another event loop: make one for each, or use LLM")
+
+
+class _Request:
+    """A request that runs; it has no stream while its prompt is encoded."""
+
+    def __init__(self) -> None:
+        self.stream: RequestStream | None = None
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        if self.stream is not None:
+            self.stream.abort()

@@ -1,0 +1,182 @@
+"""Requests from prompts, into the engine, and all of their answers out of it. Used on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tidewheel.engine.constraints.constraint import TokenConstraints
+from tidewheel.engine.engine import Engine
+from tidewheel.engine.errors import EngineDeadError
+from tidewheel.engine.outputs import RequestOutput as EngineOutput
+from tidewheel.engine.request import Request
+from tidewheel.engine.sampling_params import SamplingParams as EngineSampling
+from tidewheel.engine.stream import RequestStream
+from tidewheel.server.generation.token_constraints import token_constraints
+
+from .answers import Answers, TokenNames
+from .errors import engine_errors
+from .outputs import RequestOutput
+from .params import BeamSearchParams, RequestOutputKind, SamplingParams
+from .prompts import EncodedPrompt
+
+_STEPS_AHEAD = 4  # as many times more requests are in the engine than run in a step
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Parameters that were checked and translated once, for all prompts that they are used with."""
+
+    sampling: EngineSampling
+    constraints: TokenConstraints | None = None
+    truncate_to: int | None = None
+    detokenize: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    @property
+    def room(self) -> int:
+        """How many tokens a prompt must leave free of the context."""
+        return 0 if self.sampling.max_tokens == 0 else 1
+
+
+class Job(NamedTuple):
+    """A prompt to be answered."""
+
+    request_id: str
+    prompt: EncodedPrompt
+    plan: Plan
+    priority: int = 0
+
+
+class Generator:
+    """Runs prompts on an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._names = TokenNames(engine.tokenizer)
+
+    async def plan(self, params: SamplingParams | BeamSearchParams) -> Plan:
+        """What parameters mean for the engine; a grammar is compiled. Raises InvalidRequestError."""
+        sampling = params.engine_sampling()
+        if isinstance(params, BeamSearchParams):
+            return Plan(sampling)
+        with engine_errors():
+            constraints = await token_constraints(self.engine, params.body())
+        return Plan(sampling, constraints, params.truncate_prompt_tokens, params.detokenize, params.output_kind)
+
+    def submit(self, job: Job) -> tuple[RequestStream, Answers]:
+        """Hand a prompt to the engine. Raises InvalidRequestError and EngineDeadError."""
+        prompt, plan = job.prompt, job.plan
+        constraints = plan.constraints
+        if constraints is not None and prompt.preface is not None:
+            constraints = replace(constraints, preface=prompt.preface)
+        request = Request(job.request_id, prompt.token_ids, plan.sampling, job.priority, prompt.cache_salt, constraints)
+        stream = self.engine.submit(request)
+        return stream, Answers(job.request_id, prompt, stream, self._names, detokenize=plan.detokenize)
+
+    async def read(
+        self, stream: RequestStream, answers: Answers, kind: RequestOutputKind
+    ) -> AsyncIterator[RequestOutput]:
+        """The answers as they grow, each output with one of them; with FINAL_ONLY one output with all."""
+        async for output in stream:
+            answers.add(output)
+            if kind is not RequestOutputKind.FINAL_ONLY:
+                yield answers.output_of(output.index, as_delta=kind is RequestOutputKind.DELTA)
+        self.require_alive()
+        if kind is RequestOutputKind.FINAL_ONLY:
+            yield answers.output()
+
+    def require_alive(self) -> None:
+        """Raises EngineDeadError if the engine has failed."""
+        if self.engine.failure is not None:
+            raise EngineDeadError(f"the engine has failed: {self.engine.failure}")
+
+
+class Batch:
+    """Many prompts, of which only so many are in the engine at a time, so that memory does not grow with their number.
+
+    Only the end of a prompt costs the event loop more than adding tokens to lists. `done` is called with each job's
+    position, counted from 0 in the order of `add`, and its answers.
+    """
+
+    def __init__(self, generator: Generator, done: Callable[[int, RequestOutput], None]) -> None:
+        self._generator = generator
+        self._done = done
+        self._room = _STEPS_AHEAD * generator.engine.limits.max_num_seqs  # in sequences
+        self._waiting: deque[tuple[int, Job]] = deque()
+        self._running: dict[int, RequestStream] = {}
+        self._num_added = 0
+        self._is_complete = False
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def add(self, job: Job) -> None:
+        """Run a prompt, now or when there is room. Raises what has ended the batch."""
+        if self._ended.done():
+            self._ended.result()
+        self._waiting.append((self._num_added, job))
+        self._num_added += 1
+        self._fill()
+
+    async def finish(self) -> None:
+        """Wait for all that were added. Raises the first error, which ends the batch."""
+        self._is_complete = True
+        self._fill()
+        await self._ended
+
+    def abort(self) -> None:
+        """End everything that still runs."""
+        self._fail(asyncio.CancelledError())
+
+    def _fill(self) -> None:
+        try:
+            while self._waiting and self._room > 0 and not self._ended.done():
+                self._start(*self._waiting.popleft())
+        except Exception as failure:
+            self._fail(failure)
+        if self._is_complete and not self._waiting and not self._running and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _start(self, position: int, job: Job) -> None:
+        stream, answers = self._generator.submit(job)
+        self._room -= job.plan.sampling.num_sequences
+        self._running[position] = stream
+        stream.read(_Reader(answers, lambda failure: self._end(position, job, answers, failure)))
+        stream.resume()
+
+    def _end(self, position: int, job: Job, answers: Answers, failure: Exception | None) -> None:
+        if self._running.pop(position, None) is None:
+            return  # it was aborted
+        self._room += job.plan.sampling.num_sequences
+        try:
+            if failure is not None:
+                raise failure
+            self._generator.require_alive()
+            self._done(position, answers.output())
+        except Exception as error:
+            self._fail(error)
+        self._fill()
+
+    def _fail(self, failure: BaseException) -> None:
+        self._waiting.clear()
+        running, self._running = self._running, {}
+        for stream in running.values():
+            stream.abort()
+        if self._ended.done():
+            return
+        if isinstance(failure, asyncio.CancelledError):
+            self._ended.cancel()
+        else:
+            self._ended.set_exception(failure)
+
+
+class _Reader:
+    """A sink that gathers one prompt's answers."""
+
+    __slots__ = ("end", "push")
+
+    def __init__(self, answers: Answers, end: Callable[[Exception | None], None]) -> None:
+        self.push: Callable[[EngineOutput], None] = answers.add
+        self.end = end

@@ -1,0 +1,232 @@
+"""LLM: a model in this process, for lists of prompts."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.text.tokenizer import Tokenizer
+
+from .loop_thread import LoopThread
+from .model import OfflineModel
+from .options import offline_options
+from .outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from .params import BeamSearchParams, SamplingParams
+from .pooling import Text
+from .progress import UseTqdm, progress
+from .prompts import Conversation, Prompt
+
+T = TypeVar("T")
+
+_LONGEST_STOP_S = 3.0
+
+
+class LLM:
+    """A model in this process. Methods may be called from any thread, also from several at once.
+
+    `model` is a folder, a .gguf file or a Hugging Face hub id; None is the embedded demo model. `options` are those of
+    `tidewheel serve` by their Python names (`max_model_len=4096`), for the engine, the devices and embedding models,
+    and `chat_template` and `generation_config`. With `runner="pooling"` the model is an embedding model or a
+    cross-encoder, and nothing else is loaded.
+
+    As a context manager, or with `shutdown`, it frees its threads and memory. Raises TidewheelError if the model cannot
+    be loaded, TypeError for an option that does not exist.
+    """
+
+    def __init__(self, model: str | None = None, *, runner: str = "auto", **options: Any) -> None:
+        self._model = loaded = OfflineModel(offline_options(model, runner, options))
+        self._thread = thread = LoopThread()
+        self._ids = itertools.count()
+        self._close = weakref.finalize(self, _close, thread, loaded)
+        thread.loop.call_soon_threadsafe(loaded.start)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """End what runs, and free threads and memory. Calling it twice is allowed."""
+        self._close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """The answers to prompts, in their order.
+
+        A list of integers is one prompt. `sampling_params` are for all prompts, or one each; None is what the model
+        asks for (see `get_default_sampling_params`). Prompts with a lower `priority` run first. Raises
+        InvalidRequestError for a prompt or parameters that cannot be served.
+        """
+        wanted = _listed(prompts)
+        params = sampling_params or self.get_default_sampling_params()
+        return self._answers(wanted, params, "Prompts", use_tqdm, priorities=priority)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """The answers to a conversation, or to several. Answers are what the model wrote: reasoning and tool calls are
+        not taken out.
+
+        `chat_template` is used instead of the model's own. Raises InvalidRequestError.
+        """
+        one = bool(messages) and isinstance(messages[0], dict)
+        conversations = [cast(Conversation, messages)] if one else cast("Sequence[Conversation]", messages)
+        options = {
+            "chat_template": chat_template,
+            "add_generation_prompt": None if continue_final_message else add_generation_prompt,
+            "continue_final_message": continue_final_message or None,
+            "tools": tools,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        params = sampling_params or self.get_default_sampling_params()
+        return self._answers(conversations, params, "Conversations", use_tqdm, chat=options)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of prompts, `beam_width` of each. Raises InvalidRequestError."""
+        return [_beams(output) for output in self._answers(_listed(prompts), params, "Prompts", use_tqdm)]
+
+    def embed(
+        self,
+        prompts: Text | Sequence[Text],
+        *,
+        use_tqdm: UseTqdm = True,
+        truncate_prompt_tokens: int | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        model: str | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of texts, or of token ids.
+
+        `truncate_prompt_tokens` -1 cuts texts to what the model takes. `dimensions` keeps so many numbers. `model`
+        names one of several embedding models. Raises InvalidRequestError.
+        """
+        texts = _listed(prompts)
+        with progress(len(texts), "Texts", use_tqdm) as done:
+            return self._run(
+                self._model.pooler.embed(
+                    cast("Sequence[Text]", texts),
+                    done,
+                    model=model,
+                    truncate_prompt_tokens=truncate_prompt_tokens,
+                    dimensions=dimensions,
+                    normalize=normalize,
+                )
+            )
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        use_tqdm: UseTqdm = True,
+        truncate_prompt_tokens: int | None = None,
+        model: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: one with each of `data_2`, or each of `data_1` with its fellow in `data_2`.
+
+        A cross-encoder reads both texts; an embedding model gives the cosine of their vectors. Raises
+        InvalidRequestError.
+        """
+        queries = [data_1] if isinstance(data_1, str) else list(data_1)
+        documents = [data_2] if isinstance(data_2, str) else list(data_2)
+        with progress(len(documents), "Pairs", use_tqdm) as done:
+            return self._run(
+                self._model.pooler.score(
+                    queries, documents, done, model=model, truncate_prompt_tokens=truncate_prompt_tokens
+                )
+            )
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json asks for; elsewhere SamplingParams' own defaults."""
+        return self._model.default_params()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, which has `encode` and `decode`."""
+        return self._model.generator.engine.tokenizer
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the cached beginnings of prompts."""
+
+        async def reset() -> None:
+            self._model.generator.engine.reset_prefix_cache()
+
+        self._run(reset())
+
+    def _answers(
+        self, prompts: Sequence[Any], params: Any, what: str, use_tqdm: UseTqdm, **options: Any
+    ) -> list[RequestOutput]:
+        first_id = next(self._ids)
+        for _ in range(len(prompts) - 1):
+            next(self._ids)
+        with progress(len(prompts), what, use_tqdm) as done:
+            return self._run(self._model.answer_all(prompts, params, done, first_id=first_id, **options))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._close.alive:
+            work.close()
+            raise TidewheelError("this LLM has been shut down")
+        return self._thread.run(work)
+
+
+def _close(thread: LoopThread, model: OfflineModel) -> None:
+    try:
+        thread.run(model.stop())
+    except RuntimeError:  # the interpreter ends, and starts no thread to wait in; the engine was told to stop
+        deadline = time.monotonic() + _LONGEST_STOP_S
+        while model.engine is not None and model.engine.is_alive and time.monotonic() < deadline:
+            time.sleep(0.01)
+    thread.close()
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """The prompts of one or of several."""
+    if isinstance(prompts, str | dict) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]
+    return list(prompts)
+
+
+def _beams(output: RequestOutput) -> BeamSearchOutput:
+    return BeamSearchOutput(
+        [
+            BeamSearchSequence(
+                [*output.prompt_token_ids, *one.token_ids],
+                one.text,
+                one.cumulative_logprob or 0.0,
+                one.logprobs or [],
+                one.finish_reason,
+                one.stop_reason,
+            )
+            for one in output.outputs
+        ]
+    )

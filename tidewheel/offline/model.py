@@ -1,0 +1,139 @@
+"""OfflineModel: a chat model, encoders, or both, loaded from options. The ways in to it are LLM and AsyncLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, TypeAlias
+
+from tidewheel.engine.encoders.load import load_encoders
+from tidewheel.engine.engine import Engine
+from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.engine.load import load_engine
+from tidewheel.server.app_resources import find_resources
+from tidewheel.server.generation.prompt_encoding import PromptEncoder
+
+from .generation import Batch, Generator, Job, Plan
+from .options import OfflineOptions
+from .outputs import RequestOutput
+from .params import BeamSearchParams, SamplingParams
+from .pooling import Pooler
+from .prompts import Conversation, EncodedPrompt, Prompt, Prompts
+
+Params: TypeAlias = SamplingParams | BeamSearchParams
+
+_TURN = 32  # prompts that are encoded before the event loop does something else
+
+
+class OfflineModel:
+    """A loaded model. All but the constructor is called on the event loop."""
+
+    def __init__(self, options: OfflineOptions) -> None:
+        """Load it. Raises TidewheelError, saying what to change."""
+        resources = find_resources(options.app)
+        # First, because a chat model's cache takes a share of the memory that is left.
+        self.encoders = load_encoders(
+            options.encoders.models,
+            options.encoders.names,
+            threads=options.encoders.threads,
+            download_dir=None if options.engine is None else options.engine.download_dir,
+        )
+        self.pooler = Pooler(self.encoders)
+        self.engine: Engine | None = None
+        if options.engine is None:
+            return
+        self.engine = engine = load_engine(options.engine)
+        self._generator = Generator(engine)
+        self._encoder = PromptEncoder(engine.tokenizer, engine.max_model_len)
+        self._prompts = Prompts(self._encoder, resources.chat_template or engine.tokenizer.chat_template)
+        given = resources.sampling_defaults
+        self._defaults = engine.generation_defaults if given is None else given
+
+    def start(self) -> None:
+        """Start the engines' threads; they deliver to the running event loop."""
+        if self.engine is not None:
+            self.engine.start()
+        self.encoders.start()
+
+    async def stop(self) -> None:
+        """End all requests and threads, and free the memory. Calling it twice is allowed."""
+        if self.engine is not None:
+            self._encoder.close()
+        engines = [engine for engine in (self.engine, self.encoders) if engine is not None]
+        await asyncio.gather(*(engine.stop() for engine in engines))  # each is told, even if the other cannot end
+
+    @property
+    def generator(self) -> Generator:
+        """What runs prompts. Raises InvalidRequestError if there is no model that generates."""
+        if self.engine is None:
+            raise InvalidRequestError("this LLM generates no text: it was made with runner='pooling'", "runner")
+        return self._generator
+
+    def default_params(self) -> SamplingParams:
+        """The sampling parameters that the model's generation_config.json asks for."""
+        self.generator.require_alive()
+        defaults: Mapping[str, Any] = self._defaults
+        return SamplingParams(**defaults)
+
+    async def encode(self, prompt: Prompt, plan: Plan) -> EncodedPrompt:
+        """A prompt's token ids. Raises InvalidRequestError."""
+        return await self._prompts.encode(prompt, truncate_to=plan.truncate_to, room=plan.room)
+
+    async def render(self, conversation: Conversation, plan: Plan, options: Mapping[str, Any]) -> EncodedPrompt:
+        """A conversation's token ids; `options` are fields of a chat completion's body. Raises InvalidRequestError."""
+        return await self._prompts.render(conversation, truncate_to=plan.truncate_to, **options)
+
+    async def answer_all(
+        self,
+        prompts: Sequence[Prompt] | Sequence[Conversation],
+        params: Params | Sequence[Params],
+        done: Callable[[int], object],
+        *,
+        first_id: int,
+        priorities: Sequence[int] | None = None,
+        chat: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """The answers to all prompts, in their order; with `chat` they are conversations.
+
+        `done` is told of each that is finished. Requests are named by numbers from `first_id` on. Raises
+        InvalidRequestError, EngineDeadError, with nothing left running.
+        """
+        plans = await self._plans(params, len(prompts))
+        if priorities is not None and len(priorities) != len(prompts):
+            raise InvalidRequestError(f"priority has {len(priorities)} values for {len(prompts)} prompts", "priority")
+        order = sorted(range(len(prompts)), key=(priorities or [0] * len(prompts)).__getitem__)
+        found: dict[int, RequestOutput] = {}
+
+        def take(position: int, output: RequestOutput) -> None:
+            found[order[position]] = output
+            done(1)
+
+        batch = Batch(self.generator, take)
+        try:
+            for position, i in enumerate(order):
+                plan, prompt = plans[i], prompts[i]
+                if chat is None:
+                    encoded = await self.encode(prompt, plan)  # type: ignore[arg-type]
+                else:
+                    encoded = await self.render(prompt, plan, chat)  # type: ignore[arg-type]
+                batch.add(Job(str(first_id + i), encoded, plan, priorities[i] if priorities else 0))
+                if not position % _TURN:
+                    await asyncio.sleep(0)
+            await batch.finish()
+        finally:
+            batch.abort()
+        return [found[i] for i in range(len(prompts))]
+
+    async def _plans(self, params: Params | Sequence[Params], count: int) -> list[Plan]:
+        """Each prompt's; the same parameters are translated once."""
+        if isinstance(params, SamplingParams | BeamSearchParams):
+            return list(repeat(await self.generator.plan(params), count))
+        if len(params) != count:
+            raise InvalidRequestError(
+                f"sampling_params has {len(params)} entries for {count} prompts: give one for all, or one each",
+                "sampling_params",
+            )
+        by_id = {id(one): one for one in params}
+        plans = {key: await self.generator.plan(one) for key, one in by_id.items()}
+        return [plans[id(one)] for one in params]

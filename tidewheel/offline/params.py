@@ -1,0 +1,157 @@
+"""How to continue a prompt, in vLLM's names. The server's own code checks the values and translates them."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import msgspec
+
+from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.engine.sampling_params import SamplingParams as EngineSampling
+from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody, sampling_params
+
+from .errors import engine_errors
+
+_AT = re.compile(r" - at `\$\.?([^`]*)`$")
+_NOT_SERVED = {
+    "extra_args": "there are no plugins that would read them",
+    "flat_logprobs": "read logprobs, a list of dicts",
+    "guided_decoding": "use structured_outputs",
+    "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
+}
+_ELSEWHERE = {"logprobs", "detokenize", "output_kind", "structured_outputs", "logit_bias", *_NOT_SERVED}
+
+
+class RequestOutputKind(enum.Enum):
+    """What the outputs of AsyncLLM.generate hold: all text so far, what is new, or one output at the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@dataclass(kw_only=True)
+class StructuredOutputsParams:
+    """What the answer must match: one of a JSON schema, a regular expression, choices, a grammar (Lark or EBNF), any
+    JSON object, or a structural tag as JSON text.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    """How to continue a prompt. Names, defaults and meanings are vLLM's.
+
+    `max_tokens` None is as many as the context has room for. `seed` None draws a seed for each request. `logprobs` and
+    `prompt_logprobs` k report a token's log-probability and those of the k likeliest tokens. `output_kind` is for
+    AsyncLLM. `logits_processors`, `guided_decoding`, `extra_args` and `flat_logprobs` are not served.
+    Raises InvalidRequestError, which names the field, for a value that cannot be used.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    logits_processors: None = None
+    guided_decoding: None = None
+    extra_args: None = None
+    flat_logprobs: None = None
+
+    def __post_init__(self) -> None:
+        self.engine_sampling()
+
+    def body(self) -> GenerationBody:
+        """The parameters as the server takes them from a request. Raises InvalidRequestError."""
+        for name, instead in _NOT_SERVED.items():
+            if getattr(self, name) not in (None, False):
+                raise InvalidRequestError(f"{name} is not supported: {instead}", name)
+        if not self.detokenize and self.stop:
+            raise InvalidRequestError("stop needs detokenize: stop strings are looked for in the text", "stop")
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _ELSEWHERE}
+        if self.logit_bias is not None:
+            given["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
+        if self.structured_outputs is not None:
+            wanted = asdict(self.structured_outputs)
+            given["structured_outputs"] = {name: value for name, value in wanted.items() if value is not None}
+        return converted(given)
+
+    def engine_sampling(self) -> EngineSampling:
+        """The parameters as the engine takes them. Raises InvalidRequestError."""
+        for name, count in (("logprobs", self.logprobs), ("max_tokens", self.max_tokens)):
+            if count is not None and type(count) is not int:
+                raise InvalidRequestError(f"{name} must be a whole number or None, got {count!r}", name)
+        scores = self.prompt_logprobs is not None
+        own = EndpointSampling(
+            self.max_tokens, self.logprobs, {}, prompt_logprobs=self.prompt_logprobs, prompt_only=scores
+        )
+        with engine_errors():
+            return sampling_params(self.body(), own, {})
+
+
+@dataclass(kw_only=True)
+class BeamSearchParams:
+    """A search for the likeliest continuations, `beam_width` of them. Names and defaults are vLLM's."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        self.engine_sampling()
+
+    def engine_sampling(self) -> EngineSampling:
+        """The parameters as the engine takes them. Raises InvalidRequestError."""
+        given = {name: value for name, value in asdict(self).items() if name != "beam_width"}
+        body = converted({**given, "n": self.beam_width, "use_beam_search": True})
+        with engine_errors():
+            return sampling_params(body, EndpointSampling(self.max_tokens, 0, {"n": "beam_width"}), {})
+
+
+def converted(given: Mapping[str, Any]) -> GenerationBody:
+    """Fields of a request's body as that body. Raises InvalidRequestError for one of another type."""
+    try:
+        return msgspec.convert(given, GenerationBody)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        place = _AT.search(text)
+        param = place[1] if place else ""
+        reason = text[: place.start()] if place else text
+        raise InvalidRequestError(f"{param}: {reason[0].lower()}{reason[1:]}", param) from None

@@ -1,0 +1,131 @@
+"""Embeddings and scores of texts, by encoders. Used on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder, ScorePlan
+from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.server.encoders import check_input, truncation
+
+from .errors import engine_errors
+from .outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
+
+Text: TypeAlias = str | Sequence[int]
+
+_INPUTS_AT_ONCE = 256  # progress is told of so many
+
+
+class Pooler:
+    """Runs the encoders of an LLM. `done` is told of each number of inputs that are finished."""
+
+    def __init__(self, engine: EncoderEngine) -> None:
+        self._engine = engine
+
+    async def embed(
+        self,
+        texts: Sequence[Text],
+        done: Callable[[int], object],
+        *,
+        model: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of texts, or of token ids. Raises InvalidRequestError."""
+        encoder = self._find(model, Embedder, "embeddings")
+        assert isinstance(encoder, Embedder)
+        encoder.check_vectors(dimensions=dimensions, normalize=normalize)
+        with engine_errors():
+            limit = truncation(encoder, truncate_prompt_tokens)
+
+            def encode(text: Text) -> EncoderInput:
+                return encoder.encode(text, truncate_to=limit) if isinstance(text, str) else EncoderInput(text[:limit])
+
+            inputs = await self._checked(encoder, texts, encode)
+        rows = await self._run(encoder, inputs, done)
+        vectors = encoder.vectors(rows, dimensions=dimensions, normalize=normalize)
+        return [
+            EmbeddingRequestOutput(str(i), EmbeddingOutput(vector.tolist()), one.token_ids)
+            for i, (vector, one) in enumerate(zip(vectors, inputs, strict=True))
+        ]
+
+    async def score(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        done: Callable[[int], object],
+        *,
+        model: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well each document goes with the query at its place, or with the only one. Raises InvalidRequestError."""
+        if not documents or len(queries) not in (1, len(documents)):
+            raise InvalidRequestError(
+                f"data_1 must have one text, or as many as data_2, got {len(queries)} and {len(documents)}", "data_1"
+            )
+        encoder = self._find(model, CrossEncoder, "scores")
+        names = ("data_1", "data_2")
+        with engine_errors():
+            limit = truncation(encoder, truncate_prompt_tokens)
+
+            def planned() -> ScorePlan:
+                plan = encoder.plan_scores(queries, documents, truncate_to=limit)
+                for one, (side, i) in zip(plan.inputs, plan.sources, strict=True):
+                    check_input(encoder, one, f"{names[side]}[{i}]")
+                return plan
+
+            plan = await asyncio.to_thread(planned)
+        scores = plan.scores(await self._run(encoder, plan.inputs, done)).tolist()
+        read = {i: one.token_ids for one, (side, i) in zip(plan.inputs, plan.sources, strict=True) if side == 1}
+        return [ScoringRequestOutput(str(i), ScoringOutput(score), read[i]) for i, score in enumerate(scores)]
+
+    async def _checked(
+        self, encoder: Encoder, texts: Sequence[Text], encode: Callable[[Text], EncoderInput]
+    ) -> list[EncoderInput]:
+        def encoded() -> list[EncoderInput]:
+            inputs = [encode(text) for text in texts]
+            for i, one in enumerate(inputs):
+                check_input(encoder, one, f"prompts[{i}]")
+            return inputs
+
+        return await asyncio.to_thread(encoded)
+
+    async def _run(
+        self, encoder: Encoder, inputs: Sequence[EncoderInput], done: Callable[[int], object]
+    ) -> NDArray[np.float32]:
+        if not inputs:
+            return np.empty((0, encoder.width), np.float32)
+        parts = [inputs[start : start + _INPUTS_AT_ONCE] for start in range(0, len(inputs), _INPUTS_AT_ONCE)]
+        futures = [self._engine.submit(encoder, part) for part in parts]
+        try:
+            for part, future in zip(parts, futures, strict=True):
+                await future
+                done(len(part))
+        finally:
+            for future in futures:
+                future.cancel()
+        return np.concatenate([future.result() for future in futures])
+
+    def _find(self, name: str | None, kind: type[Encoder], what: str) -> Encoder:
+        """The encoder of a name; without one the first of its kind, for scores also an embedding model."""
+        encoders = self._engine.encoders
+        if name is None:
+            fitting = sorted(encoders.values(), key=lambda one: not isinstance(one, kind))
+        else:
+            fitting = [encoders[name]] if name in encoders else []
+        if fitting and (kind is CrossEncoder or isinstance(fitting[0], kind)):
+            return fitting[0]
+        loaded = f"; there are {', '.join(encoders)}" if encoders else ""
+        raise InvalidRequestError(
+            f"there is no model for {what}{'' if name is None else f' that is called {name}'}{loaded}: make the LLM "
+            "with embedding_model=, or with an embedding model and runner='pooling'",
+            "model",
+        )

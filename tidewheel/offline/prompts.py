@@ -1,0 +1,112 @@
+"""Prompts to token ids: texts, token ids, and conversations, which the chat template renders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from tidewheel.engine.constraints.constraint import Preface
+from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.engine.text.tokenizer import ChatTemplate as TemplateSource
+from tidewheel.server.chat.answer_parsers import AnswerParsers
+from tidewheel.server.chat.model_formats import model_formats
+from tidewheel.server.chat.rendering import PromptRenderer
+from tidewheel.server.chat.request_prompts import RequestPrompts
+from tidewheel.server.chat.templates import ChatTemplate
+from tidewheel.server.generation.prompt_encoding import PromptEncoder
+from tidewheel.server.protocol.chat import ChatCompletionRequest
+from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
+
+from .errors import engine_errors
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or a dict: {"prompt": text} or {"prompt_token_ids": ids}, with a "cache_salt" if wanted."""
+
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages as OpenAI has them: dicts with a role and content."""
+
+_PROMPT_FIELDS = {"prompt", "prompt_token_ids", "cache_salt"}
+_TEMPLATES = 16  # compiled chat templates that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as the engine takes it. `preface` is the reasoning that may come before a structured answer."""
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None = None
+    preface: Preface | None = None
+
+
+class Prompts:
+    """Encodes prompts for one model, with the server's code. Long ones are encoded in threads."""
+
+    def __init__(self, encoder: PromptEncoder, template: TemplateSource | None) -> None:
+        self._encoder = encoder
+        self._template = template
+        self._chat = lru_cache(_TEMPLATES)(self._chat_of)
+        self._decode = BodyDecoder(ChatCompletionRequest, notes=ParameterNotes())
+
+    async def encode(self, prompt: Prompt, *, truncate_to: int | None, room: int) -> EncodedPrompt:
+        """A prompt's token ids. `truncate_to` and `room` are as in PromptEncoder. Raises InvalidRequestError."""
+        given, salt = prompt, None
+        if isinstance(prompt, Mapping):
+            given, salt = self._from_dict(prompt)
+        encoder = self._encoder
+        with engine_errors():
+            if isinstance(given, str):
+                text = given
+                ids = await encoder.run(
+                    len(text),
+                    lambda: encoder.encode(text, "prompt", add_special_tokens=True, truncate_to=truncate_to, room=room),
+                )
+                encoder.check_prompt(ids, "prompt", room)
+                return EncodedPrompt(text, ids, salt)
+            ids = encoder.truncated(_token_ids(given), truncate_to, None, room)
+            encoder.check_prompt(ids, "prompt", room)
+            encoder.check_vocabulary(ids, "prompt")
+        return EncodedPrompt(None, ids, salt)
+
+    async def render(self, conversation: Conversation, *, truncate_to: int | None, **fields: Any) -> EncodedPrompt:
+        """A conversation's prompt; `fields` are others of a chat completion's body. Raises InvalidRequestError."""
+        template = fields.pop("chat_template", None)
+        given = {name: value for name, value in fields.items() if value is not None}
+        try:
+            raw = msgspec.json.encode({**given, "messages": conversation, "truncate_prompt_tokens": truncate_to})
+        except TypeError as error:
+            raise InvalidRequestError(f"the conversation cannot be written as JSON: {error}", "messages") from None
+        with engine_errors():
+            body = self._decode(raw)
+            body.check_supported()
+            prompts, parsers = self._chat(template)
+            rendered, token_ids = await prompts.encode(body, len(raw))
+        return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered))
+
+    def _chat_of(self, template: str | None) -> tuple[RequestPrompts, AnswerParsers]:
+        source, tokenizer = template or self._template, self._encoder.tokenizer
+        renderer = PromptRenderer(ChatTemplate(source, tokenizer.special_tokens_map), self._encoder)
+        parsers = AnswerParsers(model_formats(source, "auto", "auto"), tokenizer)
+        return RequestPrompts(self._encoder, renderer), parsers
+
+    @staticmethod
+    def _from_dict(prompt: Mapping[str, Any]) -> tuple[str | Sequence[int], str | None]:
+        if unknown := [name for name in prompt if name not in _PROMPT_FIELDS]:
+            raise InvalidRequestError(
+                f"a prompt's {unknown[0]} is not supported: it may have {', '.join(sorted(_PROMPT_FIELDS))}", "prompt"
+            )
+        given = prompt.get("prompt_token_ids", prompt.get("prompt"))
+        if given is None:
+            raise InvalidRequestError("a prompt that is a dict needs prompt or prompt_token_ids", "prompt")
+        return cast("str | Sequence[int]", given), prompt.get("cache_salt")
+
+
+def _token_ids(given: object) -> list[int]:
+    try:
+        return msgspec.convert(given, list[int])
+    except msgspec.ValidationError:
+        raise InvalidRequestError("a prompt must be a text, a list of token ids, or a dict with one of them") from None
