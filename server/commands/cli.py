@@ -17,6 +17,8 @@ usage: tidewheel COMMAND [ARGUMENTS]
 commands:
   serve [MODEL]   serve a model over an OpenAI-compatible API
   chat [MODEL]    talk to a model, with a server of its own if none runs
+  run-batch -i IN -o OUT [MODEL]
+                  answer a file of requests in OpenAI's batch format
   bench [MODEL]   measure speed and memory
   inspect MODEL   show what a model is, whether it is served, and its memory
   pull ID         download a model from the Hugging Face Hub
@@ -54,6 +56,13 @@ def _without_blas_threads() -> Iterator[None]:
 
 def _chat(arguments: list[str]) -> int:
     from .chat import run
+
+    return run(arguments)
+
+
+def _run_batch(arguments: list[str]) -> int:
+    with _without_blas_threads():
+        from .run_batch import run
 
     return run(arguments)
 
@@ -98,6 +107,7 @@ def _rm(arguments: list[str]) -> int:
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "chat": _chat,
+    "run-batch": _run_batch,
     "bench": _bench,
     "inspect": _inspect,
     "pull": _pull,

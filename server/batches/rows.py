@@ -1,0 +1,161 @@
+"""A batch file's lines: requests in, answers out, in OpenAI's format."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from tidewheel.engine.errors import TidewheelError, quoted
+
+from ..errors import ApiError, bad_request
+from ..protocol.decode import unsupported
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score")
+MAX_LINE_BYTES = 16 * 2**20
+_MAX_ID = 512  # characters
+
+
+class BatchRow(msgspec.Struct):
+    """A request of a batch. `body` is JSON that only the endpoint reads."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+    def check(self, url: str | None = None) -> None:
+        """Raises ApiError (400) for a request that no batch can have, or one that is not for the batch's `url`."""
+        if self.method != "POST":
+            raise bad_request(f"method must be POST, got {quoted(self.method)}", "method")
+        if self.url not in URLS or (url is not None and self.url != url):
+            raise bad_request(f"url must be {url or ' or '.join(URLS)}, got {quoted(self.url)}", "url")
+        try:
+            asked = msgspec.json.decode(self.body, type=_Streams)
+        except (msgspec.DecodeError, RecursionError):
+            return  # the endpoint has a better message
+        if asked.stream:
+            raise unsupported("stream", " in a batch: leave it out")
+
+
+class _Streams(msgspec.Struct):
+    stream: object = None
+
+
+class BatchResponse(msgspec.Struct):
+    """An endpoint's answer: its HTTP status, and its body."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class BatchError(msgspec.Struct):
+    """Why a request failed."""
+
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+
+class BatchAnswer(msgspec.Struct):
+    """A line of a batch's output."""
+
+    id: str
+    custom_id: str
+    response: BatchResponse
+    error: BatchError | None = None
+
+
+class _Failed(msgspec.Struct):
+    error: BatchError
+
+
+class _Done(msgspec.Struct):
+    custom_id: str
+
+
+_row_decoder = msgspec.json.Decoder(BatchRow)
+
+
+def answer_line(custom_id: str, status: int, body: bytes) -> bytes:
+    """An endpoint's answer as a line of the output."""
+    request_id = uuid.uuid4().hex
+    answer = BatchAnswer(f"batch_req_{request_id}", custom_id, BatchResponse(status, request_id, msgspec.Raw(body)))
+    if status != HTTPStatus.OK:
+        answer.error = error_of(body)
+    return msgspec.json.encode(answer) + b"\n"
+
+
+def error_of(body: bytes) -> BatchError:
+    """What an endpoint's answer that is an error says."""
+    return msgspec.json.decode(body, type=_Failed).error
+
+
+def error_line(custom_id: str, error: ApiError) -> bytes:
+    """An error as a line of the output."""
+    return answer_line(custom_id, error.status, error.body())
+
+
+def read_rows(path: Path) -> Iterator[BatchRow]:
+    """The requests of a file, one after the other; empty lines are passed over. Raises TidewheelError for others."""
+    with path.open("rb") as file:
+        for number, line in _lines(file):
+            if not line.strip():
+                continue
+            try:
+                row = _row_decoder.decode(line)
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                raise TidewheelError(f"line {number} is not a batch request: {error}") from None
+            if not 0 < len(row.custom_id) <= _MAX_ID:
+                raise TidewheelError(f"line {number}: custom_id must have 1 to {_MAX_ID} characters")
+            yield row
+
+
+def check_file(path: Path, most: int | None = None) -> int:
+    """How many requests a file has. Raises TidewheelError, naming the line, for one that is no batch."""
+    seen: set[str] = set()
+    for row in read_rows(path):
+        if row.custom_id in seen:
+            raise TidewheelError(f"the custom_id {quoted(row.custom_id)} is there twice: each must have its own")
+        seen.add(row.custom_id)
+        if most is not None and len(seen) > most:
+            raise TidewheelError(f"a batch may have at most {most} requests")
+    if not seen:
+        raise TidewheelError("there are no requests in it")
+    return len(seen)
+
+
+def finished_ids(path: Path) -> Collection[str]:
+    """The `custom_id`s of an output that was begun. A last line that was not written to its end is cut off."""
+    if not path.exists():
+        return ()
+    done: set[str] = set()
+    whole = 0
+    with path.open("rb") as file:
+        for number, line in _lines(file):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                done.add(msgspec.json.decode(line, type=_Done).custom_id)
+            except msgspec.DecodeError as error:
+                raise TidewheelError(f"line {number} of {path} is not a batch's answer: {error}") from None
+            whole += len(line)
+    if whole < path.stat().st_size:
+        with path.open("r+b") as output:
+            output.truncate(whole)
+    return done
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines. An answer may be longer than a request, but not without bound."""
+    number = 0
+    while line := file.readline(4 * MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > 4 * MAX_LINE_BYTES:
+            raise TidewheelError(f"line {number} is longer than {4 * MAX_LINE_BYTES} bytes")
+        yield number, line

@@ -1,0 +1,123 @@
+"""`tidewheel run-batch`: answer a file of requests in OpenAI's batch format, by the server's own endpoints."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidewheel.engine.declaring.option import OptionError, options_of
+from tidewheel.engine.encoders.load import load_encoders
+from tidewheel.engine.encoders.options import EncoderOptions
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.load import load_engine
+from tidewheel.engine.options import EngineOptions
+
+from ..app_options import AppOptions
+from ..batches.rows import check_file, finished_ids, read_rows
+from ..http import event_loop
+from ..http.limits import AdmissionLimits
+from ..options.model import DEMO_MODEL_NAME, engine_options, model_parser, read_model_options
+from ..options.parser import add_option, build, read_given
+from ..telemetry.logs import LogOptions, configure_logging
+
+_OWNERS = (AppOptions, EncoderOptions, LogOptions)
+_NAMES = (
+    "served_model_name chat_template default_chat_template_kwargs generation_config tool_call_parser reasoning_parser "
+    "unknown_parameters embedding_model served_embedding_model_name embedding_threads log_level log_format"
+).split()
+_OPTIONS = [option for owner in _OWNERS for option in options_of(owner) if option.name in _NAMES]
+_WAITING = 2  # as many times more requests are in work than run in a step: those that come next are ready
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """What the command was told."""
+
+    source: Path
+    target: Path
+    engine: EngineOptions
+    encoders: EncoderOptions
+    app: AppOptions
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The `run-batch` command: 0 if every request was answered, 1 if there are errors among the answers.
+
+    Raises TidewheelError if the files or the model cannot be used.
+    """
+    batch = _parse(arguments)
+    try:
+        total = check_file(batch.source)
+        done = finished_ids(batch.target)
+    except (OSError, TidewheelError) as error:
+        raise TidewheelError(f"{batch.source}: {error}") from error
+    if len(done) >= total:
+        print(f"All {total} requests are answered in {batch.target}", file=sys.stderr)
+        return 0
+    num_errors = event_loop.run(_answer(batch, total, done))
+    answered = f"{total - len(done)} requests answered, {num_errors} of them with an error"
+    print(f"{answered}; {len(done)} were there before. The output is {batch.target}", file=sys.stderr)
+    return 1 if num_errors else 0
+
+
+async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
+    """Run what is not `done`; returns the number of errors."""
+    from tqdm import tqdm
+
+    from ..app import build_app
+    from ..batches.app_client import AppClient
+    from ..batches.run import run_rows
+
+    encoders = load_encoders(
+        batch.encoders.models,
+        batch.encoders.names,
+        threads=batch.encoders.threads,
+        download_dir=batch.engine.download_dir,
+    )
+    engine = load_engine(batch.engine)
+    app = build_app(engine, batch.app, encoders)
+    rows = (row for row in read_rows(batch.source) if row.custom_id not in done)
+    num_errors = 0
+    with batch.target.open("ab") as target, tqdm(total=total, initial=len(done), unit="request") as bar:
+
+        def write(line: bytes, is_answer: bool) -> None:
+            nonlocal num_errors
+            target.write(line)
+            target.flush()  # what is answered is not computed again, however this ends
+            num_errors += not is_answer
+            bar.update()
+
+        async with app.router.lifespan_context(app):
+            concurrency = _WAITING * engine.limits.max_num_seqs
+            await run_rows(rows, AppClient(app).post, write, concurrency=concurrency)
+    return num_errors
+
+
+def _parse(arguments: Sequence[str]) -> _Batch:
+    parser = model_parser("tidewheel run-batch", "Answer a file of requests in OpenAI's batch format.")
+    group = parser.add_argument_group("batch")
+    group.add_argument("-i", "--input-file", required=True, metavar="FILE", help="the requests, one JSON object a line")
+    group.add_argument("-o", "--output-file", required=True, metavar="FILE",
+        help="the answers; requests that it already has answers to are not run again")  # fmt: skip
+    for option in _OPTIONS:
+        add_option(group, option)
+    parsed = parser.parse_known(arguments)
+    given = read_model_options(parser, parsed)
+    try:
+        given |= read_given(_OPTIONS, parsed, os.environ)
+        names = given.get("served_model_name") or (() if "model" in given else (DEMO_MODEL_NAME,))
+        app = build(
+            AppOptions,
+            {**given, "served_model_name": names, "disable_log_requests": True, "disable_access_log": True},
+            admission=AdmissionLimits(max_queue=None),
+        )
+        engine, encoders = engine_options(given), build(EncoderOptions, given)
+        log = build(LogOptions, {"log_level": "warning", **given})
+    except OptionError as error:
+        parser.error(str(error))
+    configure_logging(log.log_level, log.log_format)
+    source, target = Path(parsed["input_file"]), Path(parsed["output_file"])
+    return _Batch(source=source, target=target, engine=engine, encoders=encoders, app=app)

@@ -1,0 +1,129 @@
+"""`tidewheel run-batch`: the answers of the server's endpoints, row by row, and only once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import encoder_zoo as zoo
+import pytest
+from server.conftest import TIDEWHEEL, ServerProcess
+
+CHAT = {"messages": [{"role": "user", "content": "Spell the word tide."}], "max_tokens": 8, "seed": 5}
+TEXT = {"prompt": "The wheel turns", "max_tokens": 8, "seed": 5}
+
+
+def row(custom_id: str, url: str, body: Any, **fields: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body, **fields}
+
+
+def written(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path
+
+
+def run_batch(source: Path, target: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [*TIDEWHEEL, "run-batch", "-i", str(source), "-o", str(target), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250)
+
+
+def answers(target: Path) -> dict[str, dict[str, Any]]:
+    lines = [json.loads(line) for line in target.read_text().splitlines()]
+    found = {line["custom_id"]: line for line in lines}
+    assert len(found) == len(lines), "a request was answered twice"
+    return found
+
+
+def test_answers_are_those_of_the_server_and_are_kept(tmp_path: Path, demo_server: ServerProcess) -> None:
+    import httpx
+
+    rows = [
+        row("chat", "/v1/chat/completions", CHAT),
+        row("text", "/v1/completions", TEXT),
+        row("vector", "/v1/embeddings", {"model": "embed", "input": "the tide"}),
+        row("score", "/v1/score", {"model": "embed", "text_1": "the tide", "text_2": ["the tide", "corn"]}),
+        row("no model", "/v1/chat/completions", {**CHAT, "model": "gpt-9"}),
+        row("no field", "/v1/completions", {**TEXT, "heat": 1}),
+        row("no body", "/v1/completions", 5),
+        row("no url", "/v1/images", {}),
+        row("no stream", "/v1/completions", {**TEXT, "stream": True}),
+        row("no post", "/v1/completions", TEXT, method="GET"),
+    ]
+    source, target = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    encoders = ("--embedding-model", str(zoo.folder("bert")), "--served-embedding-model-name", "embed")
+    done = run_batch(source, target, *encoders)
+    assert done.returncode == 1, done.stderr
+    assert "10 requests answered, 6 of them with an error" in done.stderr
+    found = answers(target)
+    assert {name for name, line in found.items() if line["error"] is None} == {"chat", "text", "vector", "score"}
+    assert all(line["response"]["status_code"] == 200 for line in found.values() if line["error"] is None)
+    for name, body in (("chat", CHAT), ("text", TEXT)):
+        asked = httpx.post(demo_server.url + rows[0 if name == "chat" else 1]["url"], json=body, trust_env=False)
+        assert found[name]["response"]["body"]["choices"] == asked.json()["choices"]
+    assert len(found["vector"]["response"]["body"]["data"]) == 1
+    assert len(found["score"]["response"]["body"]["data"]) == 2
+    complaints = {name: line["error"]["message"] for name, line in found.items() if line["error"]}
+    assert "gpt-9" in complaints["no model"]
+    assert "unknown parameter heat" in complaints["no field"]
+    assert "must be a JSON object" in complaints["no body"]
+    assert "/v1/chat/completions" in complaints["no url"]
+    assert "stream" in complaints["no stream"]
+    assert "method must be POST" in complaints["no post"]
+    assert found["no model"]["response"]["status_code"] == 404
+
+    before = target.read_bytes()
+    again = run_batch(source, target)
+    assert (again.returncode, target.read_bytes()) == (0, before)
+    assert "All 10 requests are answered" in again.stderr
+
+
+def test_one_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    rows = [
+        row(f"row-{i}", "/v1/completions", {**TEXT, "seed": i, "ignore_eos": True, "max_tokens": 200})
+        for i in range(400)
+    ]
+    source, target = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    command = [*TIDEWHEEL, "run-batch", "-i", str(source), "-o", str(target), "--max-num-seqs", "8"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not (target.exists() and target.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = answers(target)
+    assert 0 < len(before) < 400
+    with target.open("ab") as output:
+        output.write(b'{"id": "batch_req_cut", "custom_id": "row-399", "resp')
+    # The rest of the rows are short, so that the test is.
+    written(source, [{**one, "body": {**one["body"], "max_tokens": 2}} for one in rows])
+    done = run_batch(source, target)
+    assert done.returncode == 0, done.stderr
+    after = answers(target)
+    assert len(after) == 400
+    assert all(after[name] == line for name, line in before.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "line 1 is not a batch request"),
+        ('{"custom_id": "a", "url": "/v1/completions"}\n', "missing required field `body`"),
+        ('{"custom_id": "a", "url": "/x", "body": {}}\n' * 2, "'a' is there twice"),
+        ('{"custom_id": "", "url": "/x", "body": {}}\n', "line 1: custom_id"),
+        ("\n\n", "there are no requests"),
+        (None, "No such file"),
+    ],
+)
+def test_files_that_are_no_batch(tmp_path: Path, text: str | None, complaint: str) -> None:
+    source = tmp_path / "in.jsonl"
+    if text is not None:
+        source.write_text(text)
+    done = run_batch(source, tmp_path / "out.jsonl")
+    assert done.returncode == 1
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
