@@ -1,0 +1,39 @@
+"""The examples of docs/python.md run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import encoder_zoo as zoo
+from server.conftest import TIDEWHEEL
+
+PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_python_examples(tmp_path: Path) -> None:
+    setting = f"EMBEDDING_MODEL = {str(zoo.folder('bert'))!r}\n"
+    script = tmp_path / "examples.py"
+    script.write_text(setting + "\n".join(blocks("python")))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "The tide turns ->" in done.stdout
+
+
+def test_the_batch_example(tmp_path: Path) -> None:
+    [requests] = blocks("json")
+    (tmp_path / "requests.jsonl").write_text(requests)
+    [command] = blocks("sh")
+    arguments = command.split()
+    assert arguments[0] == "tidewheel"
+    done = subprocess.run([*TIDEWHEEL, *arguments[1:]], capture_output=True, text=True, cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert {answer["custom_id"] for answer in answers} == {"a", "b"}
