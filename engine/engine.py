@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ class Engine:
         self._watchdog = None if step_timeout_s is None else StepWatchdog(self._engine_loop, step_timeout_s)
         self._has_started = False
         self._refusal: str | None = "the engine has not been started"
+        self._seeds = random.Random(secrets.randbits(256))  # asking the system for each would let go of the GIL
         self._keys = itertools.count()
         self._arrivals = itertools.count()
 
@@ -128,7 +130,7 @@ class Engine:
             raise EngineDeadError(self._refusal)
         self._validator.check(request)
         prompt, sampling = np.asarray(request.prompt_token_ids, dtype=np.int32), request.sampling
-        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
+        seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed % 2**64
         arrival = next(self._arrivals)
         constraint = self._constraint(request)
         search = None

@@ -16,7 +16,7 @@ from ..errors import ApiError, bad_request
 from ..protocol.decode import unsupported
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score")
-MAX_LINE_BYTES = 16 * 2**20
+MAX_LINE_BYTES = 256 * 2**20  # of a request, or of an answer
 _MAX_ID = 512  # characters
 
 
@@ -152,10 +152,10 @@ def finished_ids(path: Path) -> Collection[str]:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines. An answer may be longer than a request, but not without bound."""
+    """Numbered lines, of bounded length."""
     number = 0
-    while line := file.readline(4 * MAX_LINE_BYTES + 1):
+    while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
-        if len(line) > 4 * MAX_LINE_BYTES:
-            raise TidewheelError(f"line {number} is longer than {4 * MAX_LINE_BYTES} bytes")
+        if len(line) > MAX_LINE_BYTES:
+            raise TidewheelError(f"line {number} is longer than {MAX_LINE_BYTES} bytes")
         yield number, line

@@ -210,7 +210,8 @@ def test_kinds_of_prompts(llm: LLM) -> None:
     ("prompt", "complaint"),
     [
         ("", "no tokens"),
-        ([10**6], "between 0 and"),
+        ([10**6], "not in the vocabulary"),
+        ([-1], "not in the vocabulary"),
         ([5] * 2000, "context is 1000"),
         ({"text": "x"}, "prompt's text is not supported"),
         ({"prompt": "x", "multi_modal_data": {}}, "multi_modal_data is not supported"),

@@ -14,7 +14,7 @@ from tidewheel.engine.load import load_engine
 from tidewheel.server.app_resources import find_resources
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
 
-from .generation import Batch, Generator, Job, Plan
+from .generation import Batch, Generator, Job, Plan, few_collections
 from .options import OfflineOptions
 from .outputs import RequestOutput
 from .params import BeamSearchParams, SamplingParams
@@ -110,19 +110,20 @@ class OfflineModel:
             done(1)
 
         batch = Batch(self.generator, take)
-        try:
-            for position, i in enumerate(order):
-                plan, prompt = plans[i], prompts[i]
-                if chat is None:
-                    encoded = await self.encode(prompt, plan)  # type: ignore[arg-type]
-                else:
-                    encoded = await self.render(prompt, plan, chat)  # type: ignore[arg-type]
-                batch.add(Job(str(first_id + i), encoded, plan, priorities[i] if priorities else 0))
-                if not position % _TURN:
-                    await asyncio.sleep(0)
-            await batch.finish()
-        finally:
-            batch.abort()
+        with few_collections():
+            try:
+                for position, i in enumerate(order):
+                    plan, prompt = plans[i], prompts[i]
+                    if chat is None:
+                        encoded = await self.encode(prompt, plan)  # type: ignore[arg-type]
+                    else:
+                        encoded = await self.render(prompt, plan, chat)  # type: ignore[arg-type]
+                    batch.add(Job(str(first_id + i), encoded, plan, priorities[i] if priorities else 0))
+                    if not position % _TURN:
+                        await asyncio.sleep(0)
+                await batch.finish()
+            finally:
+                batch.abort()
         return [found[i] for i in range(len(prompts))]
 
     async def _plans(self, params: Params | Sequence[Params], count: int) -> list[Plan]:

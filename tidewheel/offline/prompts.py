@@ -69,7 +69,6 @@ class Prompts:
                 return EncodedPrompt(text, ids, salt)
             ids = encoder.truncated(_token_ids(given), truncate_to, None, room)
             encoder.check_prompt(ids, "prompt", room)
-            encoder.check_vocabulary(ids, "prompt")
         return EncodedPrompt(None, ids, salt)
 
     async def render(self, conversation: Conversation, *, truncate_to: int | None, **fields: Any) -> EncodedPrompt:
