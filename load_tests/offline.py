@@ -1,6 +1,6 @@
 """Measures LLM.generate beside `tidewheel bench`: many short prompts, and what the same batch could give.
 
-    python load_tests/offline.py ./my-model --prompts 10000 --batch-size 32
+python load_tests/offline.py ./my-model --prompts 10000 --batch-size 32
 """
 
 from __future__ import annotations

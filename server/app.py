@@ -18,6 +18,7 @@ from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 
 from .api.aliases import aliases
+from .api.batches import Batches
 from .api.chat import ChatEndpoint
 from .api.completions import CompletionsEndpoint
 from .api.docs import DOCS_PATHS, docs_routes
@@ -124,17 +125,22 @@ def build_app(
         tokens_as_ids=options.return_tokens_as_token_ids,
         include_usage=options.enable_force_include_usage,
     )
+    batches = None if options.batch_dir is None else Batches(options.batch_dir, engine.limits.max_num_seqs, notes)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         engine.start()
         encoder_engine.start()
+        if batches is not None:
+            batches.start(app)
         throughput = asyncio.create_task(log_throughput(engine)) if options.log_stats else None
         try:
             yield
         finally:
             if throughput is not None:
                 throughput.cancel()
+            if batches is not None:
+                await batches.stop()
             await encoder_engine.stop()
             await engine.stop()
             encoder.close()
@@ -171,6 +177,7 @@ def build_app(
         ).routes(),
         *EmbeddingsEndpoint(encoders, encoder, notes=notes).routes(),
         *ScoringEndpoints(encoders, encoder, notes=notes).routes(),
+        *(() if batches is None else batches.routes),
         *health_routes(engine, encoder_engine),
         *metrics_routes(metrics, encoder_metrics),
         *operations_routes(engine, models.root, formats, shown_options or {}),

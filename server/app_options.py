@@ -154,6 +154,9 @@ class AppOptions(Options):
         check=at_least(0),
         metavar="N",
     )
+    batch_dir: str | None = option(
+        None, "a folder for uploaded files and batches: with it, /v1/files and /v1/batches are served", metavar="FOLDER"
+    )
     web_ui: bool = option(True, "do not serve the page at /", flag="--disable-web-ui", turns_off=True)
     docs: bool = option(True, "do not serve /openapi.json and /docs", flag="--disable-fastapi-docs", turns_off=True)
     enable_tokenizer_info_endpoint: bool = option(

@@ -64,7 +64,7 @@ class ErrorResponse(Response):
         self._own_headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = local_path(scope)
         if (path + "/").startswith(("/v1/messages/", "/messages/")):
             self.body = self._error.anthropic_body(scope.get("state", {}).get("request_id"))
             self.init_headers(self._own_headers)

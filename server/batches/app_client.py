@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 from starlette.types import ASGIApp, Message
 
@@ -29,7 +30,7 @@ class AppClient:
             "headers": headers,
             "client": None,
             "server": None,
-            "state": {},
+            "state": {"request_id": uuid.uuid4().hex},
         }
         sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         status, parts = 500, list[bytes]()

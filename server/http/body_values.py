@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ApiError
+from .forms import is_upload
 
 LEAST_VALUES = 2**20  # every server accepts so many values; decoding them takes 20 to 30 ms
 MOST_PARTS = 2**17  # objects, lists and fields, enough for 40,000 messages; decoding them takes 30 to 100 ms
@@ -77,7 +78,7 @@ class BodyValues:
         self._max_values = max_values
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or is_upload(scope):
             await self.app(scope, receive, send)
             return
         counts: JsonCounts | None = None

@@ -20,6 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tidewheel.engine.errors import TidewheelError, shortened
 
 from ..errors import ApiError, as_api_error, error_response
+from .forms import is_upload
+from .local_path import local_path
 
 access_logger = logging.getLogger("tidewheel.access")
 
@@ -125,8 +127,8 @@ class JsonOnly:
 
     A browser lets any web page send a form or plain text to any server. Only before it sends JSON does it ask the
     server. So no page can use a server without keys, unless --allowed-origins allows it. Without a body, programs may
-    leave the content type out, and for Ollama's API with one too, as some of its clients do. Browsers may not: their
-    `origin` or `sec-fetch-site` header shows them.
+    leave the content type out, and for Ollama's API with one too, as some of its clients do. In the same way, they may
+    upload files as forms. Browsers may not: their `origin` or `sec-fetch-site` header shows them.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -137,10 +139,9 @@ class JsonOnly:
             headers = Headers(scope=scope)
             has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
             from_page = any(name in headers for name in ("origin", "sec-fetch-site"))
-            if "content-type" not in headers and scope["path"].removeprefix(scope.get("root_path", "")).startswith(
-                "/api/"
-            ):
-                has_body = False
+            is_untyped = "content-type" not in headers and local_path(scope).startswith("/api/")
+            if is_untyped or (is_upload(scope) and not from_page):
+                has_body = False  # that has to be JSON
             if (has_body or from_page) and not _JSON.fullmatch(headers.get("content-type", "")):
                 await error_response(_not_json(headers.get("content-type")))(scope, receive, send)
                 return

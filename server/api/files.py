@@ -1,0 +1,72 @@
+"""`/v1/files`: files of requests for batches, and what the batches answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from ..batches.multipart import read_form
+from ..batches.store import BatchStore
+from ..errors import bad_request
+from ..openapi.document import operation
+from ..protocol.batches import DeletedFile, FileObject, Page
+from .body import whole_body
+from .json_response import json_response
+
+_PURPOSE = "batch"
+
+
+class FilesEndpoints:
+    """Keeps files in a store."""
+
+    def __init__(self, store: BatchStore) -> None:
+        self._store = store
+
+    def routes(self) -> list[Route]:
+        """The endpoints."""
+        return [
+            Route("/v1/files", self._upload, methods=["POST"]),
+            Route("/v1/files", self._list),
+            Route("/v1/files/{id}", self._retrieve),
+            Route("/v1/files/{id}", self._delete, methods=["DELETE"]),
+            Route("/v1/files/{id}/content", self._content),
+        ]
+
+    @operation("Upload a file of requests, as multipart/form-data", response=FileObject)
+    async def _upload(self, request: Request) -> Response:
+        raw = await whole_body(request)
+        fields = await asyncio.to_thread(read_form, request.headers.get("content-type", ""), raw)
+        part, purpose = fields.get("file"), fields.get("purpose")
+        if part is None or part.filename is None:
+            raise bad_request("file is required", "file", "missing_required_parameter")
+        if purpose is None or purpose.content != _PURPOSE.encode():
+            raise bad_request(f"purpose must be {_PURPOSE}: this server keeps files for batches alone", "purpose")
+        file = self._store.new_file(part.filename, _PURPOSE, len(part.content))
+        await asyncio.to_thread(self._store.content_path(file.id).write_bytes, part.content)
+        self._store.add_file(file)
+        return json_response(file)
+
+    @operation("List the files", response=Page[FileObject])
+    async def _list(self, request: Request) -> Response:
+        purpose = request.query_params.get("purpose")
+        files = [file for file in self._store.files if purpose in (None, file.purpose)]
+        ids = (files[0].id, files[-1].id) if files else (None, None)
+        return json_response(Page(files, False, *ids))
+
+    @operation("One file", response=FileObject)
+    async def _retrieve(self, request: Request) -> Response:
+        return json_response(self._store.file(request.path_params["id"]))
+
+    @operation("Delete a file", response=DeletedFile)
+    async def _delete(self, request: Request) -> Response:
+        file_id = request.path_params["id"]
+        self._store.delete_file(file_id)
+        return json_response(DeletedFile(file_id))
+
+    @operation("The content of a file", media_type="application/jsonl")
+    async def _content(self, request: Request) -> Response:
+        file = self._store.file(request.path_params["id"])
+        return FileResponse(self._store.content_path(file.id), media_type="application/jsonl")

@@ -1,0 +1,161 @@
+"""`/v1/files` and `/v1/batches`, by the openai client and by clients that are none."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from server.conftest import RunningServer, ServerProcess, StartServer
+
+TEXT = {"prompt": "SAY(tide)YAS", "max_tokens": 8}
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+
+
+def requests(count: int, url: str = "/v1/completions", **fields: Any) -> bytes:
+    rows = [{"custom_id": f"r{i}", "method": "POST", "url": url, "body": {**TEXT, **fields}} for i in range(count)]
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("batches") / "kept"
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer, folder: Path) -> RunningServer:
+    return start_server(batch_dir=str(folder), api_keys=("key",))
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0) as sdk:
+        yield sdk
+
+
+def ended(client: openai.OpenAI, batch_id: str) -> Any:
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        batch = client.batches.retrieve(batch_id)
+        if batch.status in ("completed", "failed", "cancelled"):
+            return batch
+        time.sleep(0.05)
+    raise AssertionError("the batch did not end")
+
+
+def start(client: openai.OpenAI, content: bytes, endpoint: Any = "/v1/completions") -> Any:
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+
+
+def lines(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
+    assert file_id is not None
+    answers = [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+    return {answer["custom_id"]: answer for answer in answers}
+
+
+def test_a_batch_from_file_to_answers(client: openai.OpenAI) -> None:
+    content = requests(20) + b'{"custom_id": "bad", "url": "/v1/completions", "body": {"heat": 1}}\n'
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    assert client.files.content(file.id).content == content
+    assert file.id in [one.id for one in client.files.list()]
+    made = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", metadata={"who": "me"}
+    )
+    batch = ended(client, made.id)
+    assert (batch.status, batch.metadata) == ("completed", {"who": "me"})
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (21, 20, 1)
+    found = lines(client, batch.output_file_id)
+    assert len(found) == 20
+    direct = client.completions.create(model=client.models.list().data[0].id, **TEXT)  # type: ignore[arg-type]
+    assert found["r7"]["response"]["body"]["choices"][0]["text"] == direct.choices[0].text
+    assert lines(client, batch.error_file_id)["bad"]["response"]["status_code"] == 400
+    assert batch.id in [one.id for one in client.batches.list(limit=1)]
+    client.files.delete(file.id)
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+
+
+def test_what_is_no_batch_fails_and_says_why(client: openai.OpenAI) -> None:
+    for content, complaint in ((b"{\n", "line 1"), (b"", "no requests"), (requests(1) * 2, "twice")):
+        batch = ended(client, start(client, content).id)
+        assert batch.status == "failed"
+        assert complaint in batch.errors.data[0].message
+    other = ended(client, start(client, requests(1), "/v1/chat/completions").id)
+    assert "url must be" in lines(client, other.error_file_id)["r0"]["error"]["message"]
+    with pytest.raises(openai.BadRequestError, match="endpoint must be"):
+        start(client, requests(1), "/v1/images")
+    with pytest.raises(openai.NotFoundError):
+        client.batches.create(input_file_id="file-0", endpoint="/v1/completions", completion_window="24h")
+
+
+def test_a_cancelled_batch_keeps_its_answers(client: openai.OpenAI) -> None:
+    batch = start(client, requests(3000, max_tokens=200))
+    with pytest.raises(openai.BadRequestError, match="needs the file"):
+        client.files.delete(batch.input_file_id)
+    client.batches.cancel(batch.id)
+    assert ended(client, batch.id).status == "cancelled"
+    assert ended(client, start(client, requests(2)).id).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"--b", FORM),
+        (b"--b\r\n\r\n", FORM),
+        (b"--b\r\ncontent-disposition: form-data\r\n\r\nx\r\n--b--", FORM),
+        (b'--b\r\ncontent-disposition: form-data; name="file"; filename="../../x"\r\n\r\nx\r\n--b--', FORM),
+        (b"--c\r\n\r\n--c--", FORM),
+        (b"x" * 5000, {"content-type": "multipart/form-data"}),
+        (b"{}", {}),
+        (b"".join(b'--b\r\ncontent-disposition: form-data; name="%d"\r\n\r\n\r\n' % i for i in range(40)), FORM),
+    ],
+)
+def test_forms_that_are_none(server: RunningServer, body: bytes, headers: dict[str, str]) -> None:
+    headers = {"authorization": "Bearer key", **headers}
+    answer = server.http.post("/v1/files", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+def test_who_may_upload(server: RunningServer) -> None:
+    body = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\nx\r\n--b--'
+    assert server.http.post("/v1/files", content=body, headers=FORM).status_code == 401
+    page = {**FORM, "authorization": "Bearer key", "origin": "http://elsewhere"}
+    assert server.http.post("/v1/files", content=body, headers=page).status_code == 415
+    for path in ("/v1/files/..%2f..%2fetc", "/v1/files/file-0/content", "/v1/batches/x"):
+        assert server.http.get(path, headers={"authorization": "Bearer key"}).status_code == 404
+
+
+def test_without_a_folder_there_are_none(start_server: StartServer) -> None:
+    plain = start_server()
+    assert plain.http.get("/v1/files").status_code == 404
+    assert plain.post("/v1/batches", {}).status_code == 404
+
+
+def test_a_restart_goes_on(tmp_path: Path) -> None:
+    options = ("--batch-dir", str(tmp_path), "--max-num-seqs", "8")
+    first = ServerProcess(*options)
+    with openai.OpenAI(base_url=f"{first.url}/v1", api_key="none", max_retries=0) as client:
+        batch = start(client, requests(300, max_tokens=100, ignore_eos=True))
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline and not client.batches.retrieve(batch.id).output_file_id:
+            time.sleep(0.02)
+        time.sleep(0.5)
+    first.stop()
+    second = ServerProcess(*options)
+    try:
+        with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0) as client:
+            done = ended(client, batch.id)
+            assert (done.status, done.request_counts.completed) == ("completed", 300)
+            text = client.files.content(done.output_file_id).text
+        assert len(text.splitlines()) == len({json.loads(line)["custom_id"] for line in text.splitlines()}) == 300
+        assert httpx.get(f"{second.url}/openapi.json", trust_env=False).status_code == 200
+    finally:
+        second.stop()
