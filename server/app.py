@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -18,7 +18,6 @@ from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 
 from .api.aliases import aliases
-from .api.batches import Batches
 from .api.chat import ChatEndpoint
 from .api.completions import CompletionsEndpoint
 from .api.docs import DOCS_PATHS, docs_routes
@@ -65,6 +64,9 @@ from .telemetry.metrics import ServerMetrics
 from .telemetry.reports import RequestReports
 from .telemetry.throughput import log_throughput
 from .telemetry.tracing import TraceContext
+
+if TYPE_CHECKING:
+    from .api.batches import Batches
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +127,11 @@ def build_app(
         tokens_as_ids=options.return_tokens_as_token_ids,
         include_usage=options.enable_force_include_usage,
     )
-    batches = None if options.batch_dir is None else Batches(options.batch_dir, engine.limits.max_num_seqs, notes)
+    batches: Batches | None = None
+    if options.batch_dir is not None:
+        from .api.batches import Batches  # which few servers need
+
+        batches = Batches(options.batch_dir, engine.limits.max_num_seqs, notes)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
