@@ -16,6 +16,8 @@ from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError, shortened
 
+from .http.local_path import local_path
+
 logger = logging.getLogger(__name__)
 
 _LONGEST_MESSAGE = 1000  # characters, whatever it quotes
