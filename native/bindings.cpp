@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -171,6 +172,7 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
   step.query_start = read.get<int32_t>("query_start");
   step.context_len = read.get<int32_t>("context_len");
   step.state_slots = read.get_optional<int32_t>("state_slots");
+  step.adapters = read.get_optional<int32_t>("adapters");
   step.logits_rows = read.get<int32_t>("logits_rows");
   const nb::object narrower = batch.attr("narrower_tables");  // keeps the arrays that it names
   step.block_tables.push_back(read_tables(batch.attr("block_tables"), step.context_len.size()));
@@ -330,6 +332,27 @@ void set_weights(Executor& executor, const std::vector<Tensor>& tensors, const s
   executor.set_weights(sources);
 }
 
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Updates as tuples of name, first output, A, B, bias or None, and scale.
+using Update = std::tuple<std::string, int, Matrix, Matrix, std::optional<Array1<float>>, float>;
+
+std::shared_ptr<const Adapter> pack_adapter(const Executor& executor, const std::string& dtype,
+                                            const std::vector<Update>& given) {
+  std::vector<LowRankUpdate> updates;
+  for (const auto& [name, first, a, b, bias, scale] : given) {
+    const int rank = static_cast<int>(a.shape(0)), outputs = static_cast<int>(b.shape(0));
+    if (b.shape(1) != a.shape(0) || (bias && bias->size() != b.shape(0))) {
+      throw std::invalid_argument("A, B and bias of " + name + " do not fit each other");
+    }
+    updates.push_back({name, first, outputs, static_cast<int>(a.shape(1)), rank, a.data(), b.data(),
+                       bias ? bias->data() : nullptr, scale});
+  }
+  const DType type = parse_dtype(dtype);
+  nb::gil_scoped_release release;
+  return executor.pack_adapter(type, updates);
+}
+
 nb::dict topology_dict(const Topology& topology) {
   nb::list processors;
   for (const Processor& p : topology.allowed) {
@@ -363,14 +386,16 @@ NB_MODULE(_native, m) {
       .def(nb::init<std::string, Codes, std::string, int, int, Scales, decltype(BlockSource::numbers), bool>(), "name"_a,
            "codes"_a, "type"_a, "group"_a, "inputs"_a, "scales"_a, "numbers"_a.none(), "mapped"_a);
 
+  nb::class_<Adapter>(m, "Adapter").def_prop_ro("num_bytes", &Adapter::bytes);
+
   nb::class_<Executor>(m, "Executor")
       .def("__init__", [](Executor* self, const DecoderPlan& plan, const std::string& isa, const std::string& cache_dtype,
                           const std::vector<int>& num_blocks, int max_num_seqs, int max_num_batched_tokens,
-                          const std::vector<std::vector<int>>& groups, int num_states) {
+                          const std::vector<std::vector<int>>& groups, int num_states, int max_lora_rank) {
         new (self) Executor(plan, choose_kernels(isa), parse_cache_type(cache_dtype),
-                            {num_blocks, max_num_seqs, max_num_batched_tokens, num_states}, groups);
+                            {num_blocks, max_num_seqs, max_num_batched_tokens, num_states, max_lora_rank}, groups);
       }, "plan"_a, "isa"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a,
-           "num_states"_a = 0)
+           "num_states"_a = 0, "max_lora_rank"_a = 0)
       .def("set_weights", &set_weights, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)
@@ -396,6 +421,8 @@ NB_MODULE(_native, m) {
         const nb::gil_scoped_release release;
         self.copy_states({pairs.data(), pairs.size()});
       }, "pairs"_a)
+      .def("pack_adapter", &pack_adapter, "dtype"_a, "updates"_a)
+      .def("set_adapter", &Executor::set_adapter, "number"_a, "adapter"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def("pin_caller", &Executor::pin_caller)
       .def("lend_core", &Executor::lend_core)
       .def("take_back_core", &Executor::take_back_core)

@@ -266,6 +266,9 @@ class DecoderPlan:
     formats: dict[str, WeightFormat]
     input_orders: dict[str, list[int]]
 
+class Adapter:
+    num_bytes: int
+
 class Executor:
     isa: str
     num_threads: int
@@ -281,6 +284,7 @@ class Executor:
         max_num_batched_tokens: int,
         groups: Sequence[Sequence[int]],
         num_states: int = 0,
+        max_lora_rank: int = 0,
     ) -> None: ...
     def set_weights(
         self,
@@ -304,6 +308,12 @@ class Executor:
     ) -> None: ...
     def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None: ...
     def copy_states(self, pairs: NDArray[np.int32]) -> None: ...
+    def pack_adapter(
+        self,
+        dtype: str,
+        updates: Sequence[tuple[str, int, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None, float]],
+    ) -> Adapter: ...
+    def set_adapter(self, number: int, adapter: Adapter | None) -> None: ...
     def pin_caller(self) -> None: ...
     def lend_core(self) -> None: ...
     def take_back_core(self) -> None: ...

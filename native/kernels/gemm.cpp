@@ -4,6 +4,7 @@
 
 #include "kernels/blocks.h"
 #include "kernels/gemm_widened.h"
+#include "kernels/low_rank.h"
 #include "kernels/table.h"
 #include "micro_kernels.h"
 
@@ -52,6 +53,11 @@ void finish_tile(const GemmArgs& args, int panel, int row, int rows, float* tile
       for (int c = 0; c < kPanel; c += kLanes) {
         store(tile + r * kPanel + c, add(load(tile + r * kPanel + c), load(args.bias + column + c)));
       }
+    }
+  }
+  if (args.low_rank) {
+    for (int r = 0; r < rows; ++r) {
+      add_low_rank(args.low_rank[row + r], args.low_rank_panel + panel, tile + r * kPanel);
     }
   }
   if (args.scale != 1) {

@@ -83,6 +83,22 @@ enum class Epilogue : int {
   kGated,       // panels hold 16 gate then 16 up columns: y = act(gate) * up
 };
 
+// Columns of what an adapter adds are packed in stripes of this many.
+constexpr int kStripe = 16;
+
+// What an adapter adds to some columns of a product: y += h B, with the values of h from `first` on.
+struct LowRankStripe {
+  const void* b = nullptr;  // [count, kStripe]
+  int first = 0, count = 0;
+};
+
+// What is added to one row of a product.
+struct LowRankRow {
+  const LowRankStripe* stripes = nullptr;  // of all packed columns; null: nothing is added
+  const float* h = nullptr;
+  DType type = DType::kFloat32;            // of B
+};
+
 struct GemmArgs {
   const void* x;           // packed rows, from row 0
   int row_begin, row_end;  // row_begin is a multiple of tile_rows, and row_end too unless it is the number of rows
@@ -101,6 +117,19 @@ struct GemmArgs {
   float softcap = 0;   // 0: none
   // kGated: above 0, y = (clip(up) + 1) * g * sigmoid(1.702 g), where g is min(gate, limit) and up is clipped to +-limit.
   float swiglu_limit = 0;
+  // Added to products before anything else but the bias: for each row, by an adapter; null: to none.
+  const LowRankRow* low_rank = nullptr;
+  int low_rank_panel = 0;  // of the stripes' panels, that of this weight's first one
+};
+
+// h = A x for some rows x and some rows of A.
+struct ProjectArgs {
+  const float* const* x;  // [rows], each [k]
+  int rows, k;
+  const void* a;          // [count, k]
+  DType type;             // of A
+  int count;
+  float* const* h;        // [rows], each [count]
 };
 
 struct PackWeightsArgs {
@@ -324,6 +353,7 @@ struct Kernels {
   // row_begin is a multiple of tile_rows.
   void (*pack_inputs)(const WeightFormat&, const PackInputsArgs&, int row_begin, int row_end);
   void (*gemm)(const WeightFormat&, const GemmArgs&);
+  void (*project)(const ProjectArgs&);
   void (*normalize)(const Norm&, float* x, int size);
   // y += scale * norm(x); x is normalized in place.
   void (*add_normalized)(const Norm&, float* x, int size, float scale, float* y);

@@ -9,7 +9,7 @@ namespace tidewheel {
 Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
                    const std::vector<std::vector<int>>& groups)
     : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(groups), weights_(kernels, plan_.formats, plan_.input_orders),
-      workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), gemms_(kernels, workspace_),
+      workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), adapters_(kernels, workspace_), gemms_(kernels, workspace_, adapters_),
       attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {}, {}, {}, {}},
       context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, attention_, states_, profile_},
       sampler_(kernels, plan_.vocab_size, pool_.size()) {
@@ -54,6 +54,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   const Ownership& ownership = pool_.ownership();
   weights_.place(ownership);
   gemms_.allocate(weights_.matrices());
+  adapters_.allocate(weights_.matrices(), shape_.max_lora_rank, pool_.size());
   workspace_.allocate(ownership);
   logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
@@ -93,6 +94,7 @@ void Executor::check(const Step& step) const {
     }
   }
   check_states(step);
+  require(step.adapters.empty() || step.adapters.size() == sequences, "every sequence needs the number of an adapter, or -1");
   for (size_t r = 0; r < rows; ++r) {
     require(step.logits_rows[r] >= 0 && step.logits_rows[r] < static_cast<int>(tokens),
             "logits_rows must lie within the tokens");
@@ -102,6 +104,7 @@ void Executor::check(const Step& step) const {
 
 void Executor::step(const Step& step, const std::function<void()>& before_sampling) {
   check(step);
+  adapters_.begin(step.adapters, step.query_start);
   attention_.tasks.build(step.query_start, step.context_len);
   const bool pause = before_sampling && !step.logits_rows.empty();
   pool_.run([&](Worker& worker) {

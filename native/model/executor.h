@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct ExecutorShape {
   std::vector<int> num_blocks;  // of each cache group
   int max_num_seqs = 0, max_num_batched_tokens = 0;
   int num_states = 0;           // slots of recurrent state; at least 1 if a layer is recurrent
+  int max_lora_rank = 0;        // of adapters; 0: there are none
 };
 
 class Executor {
@@ -55,6 +57,12 @@ class Executor {
   void copy_blocks(std::span<const int32_t> pairs, int group = 0);  // of a cache group
   // Of recurrent state, (from, to) after (from, to), one after the other. Throws std::invalid_argument for no slot.
   void copy_states(std::span<const int32_t> pairs);
+
+  // From any thread, in the middle of a step too. Throws what Adapter throws.
+  std::shared_ptr<const Adapter> pack_adapter(DType type, std::span<const LowRankUpdate> updates) const {
+    return std::make_shared<const Adapter>(weights_, type, updates, adapters_.most_values());
+  }
+  void set_adapter(int number, std::shared_ptr<const Adapter> adapter) { adapters_.set(number, std::move(adapter)); }
 
   int vocab_size() const { return plan_.vocab_size; }
   Profile& profile() { return profile_; }
@@ -96,6 +104,7 @@ class Executor {
   // Its rows are tokens, or the rows that want logits: at most max_num_seqs at a time. A step that wants more logits
   // computes and samples them in several turns.
   Workspace workspace_;
+  StepAdapters adapters_;
   Gemms gemms_;
   AttentionState attention_;
   StateSlots states_;

@@ -78,14 +78,16 @@ void Gemms::pack_in_order(const Linear& linear, const PackInputsArgs& args, char
 }
 
 void Gemms::run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const {
+  const LowRankRow* low_rank = adapters_.project(worker, linear, rows);
   const char* x = pack_inputs(worker, linear, rows);
-  multiply(worker, linear, x, rows.count, output);
+  multiply(worker, linear, x, rows.count, low_rank, output);
   for (const Linear* before = &linear; before->next; before = before->next.get()) {
     const Linear& part = *before->next;
-    if (!same_inputs(*before, part)) x = pack_inputs(worker, part, rows);
+    low_rank = adapters_.project(worker, part, rows);
+    if (low_rank || !same_inputs(*before, part)) x = pack_inputs(worker, part, rows);
     Output behind = output;
     behind.y += part.first;
-    multiply(worker, part, x, rows.count, behind);
+    multiply(worker, part, x, rows.count, low_rank, behind);
   }
 }
 
@@ -130,7 +132,8 @@ void Gemms::run_heads(Worker& worker, const Linear& linear, const HeadLayout& la
   });
 }
 
-void Gemms::multiply(Worker& worker, const Linear& part, const char* x, int num_rows, const Output& output) const {
+void Gemms::multiply(Worker& worker, const Linear& part, const char* x, int num_rows, const LowRankRow* low_rank,
+                     const Output& output) const {
   // The group's own panels are a GEMM of their own, with fewer columns.
   const Linear::Slice& slice = part.slices[worker.group()];
   const int panels = slice.panels.size(), first_column = slice.panels.begin * kPanel;
@@ -147,7 +150,7 @@ void Gemms::multiply(Worker& worker, const Linear& part, const char* x, int num_
       const int panel_end = static_cast<int>(std::min<int64_t>(panels, panel + (end - begin)));
       kernels_.gemm(part.format, {x, row, std::min(num_rows, row + block_rows), slice.weight, part.k, columns, panel,
                                     panel_end, bias, output.epilogue, output.activation, y, output.stride, output.scale,
-                                    output.softcap});
+                                    output.softcap, 0, low_rank, slice.panels.begin});
       begin += panel_end - panel;
     }
   });

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "model/step_adapters.h"
 #include "model/weights/linear.h"
 #include "model/workspace.h"
 #include "runtime/arena.h"
@@ -40,12 +41,13 @@ struct HeadLayout {
 
 class Gemms {
  public:
-  Gemms(const Kernels& kernels, Workspace& workspace) : kernels_(kernels), workspace_(workspace) {}
+  Gemms(const Kernels& kernels, Workspace& workspace, StepAdapters& adapters)
+      : kernels_(kernels), workspace_(workspace), adapters_(adapters) {}
 
   // Makes room for the inputs of any of these. Throws std::bad_alloc.
   void allocate(const std::map<const Linear*, std::string>& matrices);
 
-  // Ends with a barrier. The output must not overlap the rows. A matrix in several parts is stored or added, not activated.
+  // With what the step's adapters add: the rows are then its tokens. Ends with a barrier. The output must not overlap the rows. A matrix in several parts is stored or added, not activated.
   void run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const;
 
   // The same head by head: rows.x and output.y are the first head's. Only stores. Needs `heads_scratch_bytes`.
@@ -53,7 +55,8 @@ class Gemms {
   size_t heads_scratch_bytes(const Linear& linear) const;
 
  private:
-  void multiply(Worker& worker, const Linear& part, const char* x, int num_rows, const Output& output) const;
+  void multiply(Worker& worker, const Linear& part, const char* x, int num_rows, const LowRankRow* low_rank,
+                const Output& output) const;
   const char* pack_inputs(Worker& worker, const Linear& linear, const Rows& rows) const;
   void pack_in_order(const Linear& linear, const PackInputsArgs& args, char* room, int begin, int end) const;
   int heads_block_rows(const Linear& linear) const;
@@ -61,6 +64,7 @@ class Gemms {
 
   const Kernels& kernels_;
   Workspace& workspace_;
+  StepAdapters& adapters_;
   Arena packed_;  // inputs of one GEMM, packed by the whole team
   int most_inputs_ = 0;
   size_t row_scratch_bytes_ = 0;

@@ -14,6 +14,8 @@ namespace tidewheel {
 struct Linear {
   WeightFormat format;
   int n = 0, k = 0;       // packed columns (rows of the weight) and inputs
+  int id = -1;            // among all matrices of a model, counted from 0
+  int tensors = 0;        // that are packed into it
   // Input i of the packed matrix is the model's input (*input_order)[i]; null: they are the same.
   const std::vector<int32_t>* input_order = nullptr;
   struct Slice {

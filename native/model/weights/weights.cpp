@@ -94,6 +94,13 @@ bool Weights::agree(const std::string& a, const std::string& b) const {
   return format_of(a) == format_of(b) && same_order(order_of(a), order_of(b));
 }
 
+std::optional<MatrixPlace> Weights::place_of(const std::string& name) const {
+  const auto found = slots_.find(name);
+  if (found == slots_.end() || found->second.cols == 0) return std::nullopt;
+  const Slot& slot = found->second;
+  return MatrixPlace{slot.linear, slot.columns, slot.rows, slot.cols};
+}
+
 std::pair<Linear*, Columns> Weights::add_matrix(const std::string& name, Linear& matrix, int rows, int cols, Columns columns) {
   const WeightFormat& format = format_of(name);
   const std::vector<int32_t>* order = order_of(name);
@@ -111,6 +118,8 @@ std::pair<Linear*, Columns> Weights::add_matrix(const std::string& name, Linear&
   }
   linear->format = format;
   linear->k = cols;
+  if (linear->id < 0) linear->id = static_cast<int>(matrices_.size()) - 1;
+  ++linear->tensors;
   linear->input_order = order;
   columns.offset -= linear->first;
   linear->n = in_a_row ? columns.offset + rows : columns.n;

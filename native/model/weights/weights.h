@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <map>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -23,6 +24,13 @@ namespace tidewheel {
 // Ends a load that was told to stop.
 struct Stopped : std::runtime_error {
   Stopped() : std::runtime_error("loading was stopped") {}
+};
+
+// Where the rows of a tensor [rows, cols] lie.
+struct MatrixPlace {
+  const Linear* linear;
+  Columns columns;
+  int rows, cols;
 };
 
 class Weights {
@@ -47,6 +55,9 @@ class Weights {
   // Whether two matrices are stored in the same way, with their inputs in the same order. Throws std::invalid_argument
   // if one has no format.
   bool agree(const std::string& a, const std::string& b) const;
+
+  // Where a tensor of that name lies; none if it is not there, or no matrix.
+  std::optional<MatrixPlace> place_of(const std::string& name) const;
 
   // All matrices, each with the name of one of its tensors.
   const std::map<const Linear*, std::string>& matrices() const { return matrices_; }

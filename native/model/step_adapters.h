@@ -1,0 +1,64 @@
+// What the adapters of a step's sequences add to its products.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/adapter.h"
+#include "model/workspace.h"
+#include "runtime/thread_pool.h"
+
+namespace tidewheel {
+
+struct Rows;
+
+class StepAdapters {
+ public:
+  StepAdapters(const Kernels& kernels, Workspace& workspace) : kernels_(kernels), workspace_(workspace) {}
+
+  // Makes room for adapters of these matrices, with ranks up to `max_rank`; 0: there are none. Throws std::bad_alloc.
+  void allocate(const std::map<const Linear*, std::string>& matrices, int max_rank, int workers);
+  int most_values() const { return most_values_; }
+
+  // From any thread: the adapter that sequences name by this number from the next step on; null takes it away.
+  void set(int number, std::shared_ptr<const Adapter> adapter);
+
+  // For the step that comes: the sequences' adapters by number, -1 for none; empty: none has one. Throws
+  // std::invalid_argument for a number that names none.
+  void begin(std::span<const int32_t> numbers, std::span<const int32_t> query_start);
+
+  // h of all rows, which are the step's tokens, for `GemmArgs::low_rank`; null if nothing is added to this matrix. If
+  // there is something, it ends with a barrier.
+  const LowRankRow* project(Worker& worker, const Linear& linear, const Rows& rows);
+
+ private:
+  static constexpr int kBlockRows = 4;
+
+  // Tokens with the same adapter, whose A is read once for all of them.
+  struct Block {
+    const Adapter* adapter;
+    int rows[kBlockRows];
+    int count;
+  };
+
+  void project_block(Worker& worker, const Block& block, const Adapter::Part& part, const Linear& linear, const Rows& rows,
+                     int first, int count);
+  float* h(int row) const { return reinterpret_cast<float*>(values_.data()) + row * stride_; }
+
+  const Kernels& kernels_;
+  Workspace& workspace_;
+  int most_values_ = 0, workers_ = 1;
+  size_t stride_ = 0, scratch_stride_ = 0;  // floats
+  Arena values_;                  // [T, stride]: h of one matrix
+  std::vector<LowRankRow> rows_;  // [T]
+  std::vector<Block> blocks_;
+  std::vector<std::shared_ptr<const Adapter>> used_;  // in this step
+  std::mutex mutex_;  // of `adapters_`
+  std::map<int, std::shared_ptr<const Adapter>> adapters_;
+};
+
+}  // namespace tidewheel
