@@ -60,13 +60,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     Raises ModelError if there is no safetensors checkpoint, a shard is missing, or a file is corrupt or truncated.
     """
     if is_there(folder / _SINGLE):
-        return _open_file(folder / _SINGLE)
+        return open_file(folder / _SINGLE)
     if is_there(folder / _INDEX):
         return _open_shards(folder)
     # An adapter may be stored beside a model; it is not the model.
     files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
     if len(files) == 1:
-        return _open_file(files[0])
+        return open_file(files[0])
     if files:
         names = ", ".join(path.name for path in files)
         raise ModelError(f"{folder} has several weight files ({names}) but no {_INDEX} to join them")
@@ -88,7 +88,7 @@ def _open_shards(folder: Path) -> Checkpoint:
         path = folder / file_name
         if not is_there(path):
             raise ModelError(f"{path}, a shard that {index.name} names, does not exist")
-        shard = _open_file(path)
+        shard = open_file(path)
         for name in names_by_file[file_name]:
             if name not in shard:
                 raise ModelError(f"{path} lacks tensor {shown(name)}, which {index.name} says is there")
@@ -96,7 +96,8 @@ def _open_shards(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def _open_file(path: Path) -> Checkpoint:
+def open_file(path: Path) -> Checkpoint:
+    """All tensors of one safetensors file. Raises ModelError for one that is corrupt or truncated."""
     require_file(path)
     # The library checks that the header is well-formed and that the tensors fill the file with no gap or overlap.
     try:

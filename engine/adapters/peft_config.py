@@ -1,0 +1,87 @@
+"""adapter_config.json, as peft writes it (https://github.com/huggingface/peft): what of it matters for an answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from ..files.folder import read_json
+from ..files.wording import shown
+from .patterns import NamePatterns, compile_patterns, value_for
+
+CONFIG = "adapter_config.json"
+
+# What an adapter may not ask for: it would compute something else than its A and B say.
+_REFUSED = {
+    "use_dora": "DoRA adapters are not supported; train with use_dora=False, or merge the adapter into its model",
+    "use_qalora": "QA-LoRA adapters are not supported; merge the adapter into its model",
+    "use_bdlora": "block-diagonal adapters are not supported; merge the adapter into its model",
+    "modules_to_save": "whole modules beside an adapter are not supported; merge the adapter into its model",
+    "trainable_token_indices": "trained tokens are not supported; merge the adapter into its model",
+    "layer_replication": "replicated layers are not supported; merge the adapter into its model",
+    "target_parameters": "adapters of parameters (experts) are not supported; merge the adapter into its model",
+    "alora_invocation_tokens": "activated LoRA is not supported; merge the adapter into its model",
+    "arrow_config": "Arrow routing is not supported; serve the adapters one by one",
+    "kasa_config": "KaSA adapters are not supported; merge the adapter into its model",
+    "monteclora_config": "MonteCLoRA adapters are not supported; merge the adapter into its model",
+}
+# Initializations that change the model's own weights too, which the adapter's file does not have.
+_CHANGE_THE_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """How large the updates of an adapter's modules are."""
+
+    alpha: float
+    rank_stabilized: bool
+    alpha_pattern: dict[str, float]
+    patterns: NamePatterns
+
+    def scale(self, module: str, rank: int) -> float:
+        """What the update of a module is multiplied by: alpha / rank, or alpha / sqrt(rank), arXiv 2312.03732."""
+        alpha = value_for(module, self.patterns, self.alpha_pattern, self.alpha)
+        return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+
+def read_peft_config(folder: Path) -> PeftConfig:
+    """The config of the adapter in `folder`. Raises ModelError for one that is broken, or asks for more than A and B.
+
+    Which modules an adapter has, and their ranks, is what its tensors say: `target_modules` and `rank_pattern`, in all
+    their forms, only describe them.
+    """
+    path = folder / CONFIG
+    config = read_json(path)
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise ModelError(f"{path}: peft_type must be LORA, not {shown(kind)}; merge the adapter into its model")
+    for field, reason in _REFUSED.items():
+        if config.get(field):
+            raise ModelError(f"{path}: {field} is set, and {reason}")
+    if config.get("bias", "none") != "none":
+        raise ModelError(f"{path}: bias must be none: adapters with the model's own biases are not supported")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGE_THE_MODEL):
+        raise ModelError(
+            f"{path}: init_lora_weights {shown(start)} changed the model's own weights before the training; save the "
+            "adapter with peft's path_initial_model_for_weight_conversion"
+        )
+    pattern = config.get("alpha_pattern") or {}
+    if not isinstance(pattern, dict):
+        raise ModelError(f"{path}: alpha_pattern must be an object")
+    alphas = {key: _number(path, f"alpha_pattern[{shown(key)}]", value) for key, value in pattern.items()}
+    return PeftConfig(
+        alpha=_number(path, "lora_alpha", config.get("lora_alpha")),
+        rank_stabilized=config.get("use_rslora") is True,
+        alpha_pattern=alphas,
+        patterns=compile_patterns(alphas, f"{path}: alpha_pattern"),
+    )
+
+
+def _number(path: Path, field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1e9:
+        raise ModelError(f"{path}: {field} must be a number, got {shown(value)}")
+    return float(value)
