@@ -12,19 +12,29 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .cancellation import Cancellation
 from .devices import get_device, require
-from .devices.base import Device, Executor, ExecutorLimits, ExecutorOptions, MappingDevice
+from .devices.base import (
+    Device,
+    Executor,
+    ExecutorLimits,
+    ExecutorOptions,
+    LoraDevice,
+    LoraExecutor,
+    LoraLimits,
+    MappingDevice,
+)
 from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
 from .devices.coverage import require_mixers
-from .errors import ModelError
+from .errors import DeviceError, ModelError
 from .load_progress import LoadProgress, ReportedWeights
 from .machine.memory import Memory, read_memory
-from .models import describe
-from .models.description import ModelDescription
+from .models import ModelDescription, describe
 from .models.generation import sampling_defaults
 from .models.overrides import overridden
 from .models.spec import DecoderSpec, mixers, tensor_shapes
@@ -36,6 +46,9 @@ from .weights.quantized import method_to_load_with
 from .weights.tensor import WeightSource
 
 if TYPE_CHECKING:
+    from .adapters.adapter import LoraAdapter
+    from .adapters.options import LoraOptions
+    from .adapters.registry import LoraRegistry
     from .engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -67,6 +80,7 @@ class OpenedModel:
     kv_bytes_per_token: int
     kv_groups: Sequence[GroupBytes]
     formats: Mapping[str, TensorFormat]
+    description: ModelDescription
 
     @property
     def keeps_bits(self) -> bool:
@@ -106,9 +120,22 @@ class OpenedModel:
                     max_num_batched_tokens=max_num_batched_tokens,
                     kv_cache_dtype=self.kv_cache_dtype,
                     quantization=self.quantization,
+                    lora=self._lora_limits(options.lora),
                 ),
                 cancellation,
             )
+
+    def _lora_limits(self, options: LoraOptions) -> LoraLimits | None:
+        if not options.enable_lora:
+            return None
+        dtype = self.dtype if options.lora_dtype == "auto" else options.lora_dtype
+        return LoraLimits(options.max_loras, options.max_lora_rank, dtype)
+
+    def read_lora(self, path: Path, max_rank: int) -> LoraAdapter:
+        """The adapter at `path`. Raises ModelError for one that is broken, or of another model."""
+        from .adapters.peft_folder import read_peft_folder
+
+        return read_peft_folder(path, self.description, max_rank)
 
 
 def open_model(options: EngineOptions, source: ModelSource | None = None) -> OpenedModel:
@@ -128,6 +155,10 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     dense_bytes = stored * sum(map(math.prod, shapes.values()))
     device = get_device(options.device, options.device_options, dense_bytes)
     require_mixers(device.name, description.spec)
+    if options.lora.enable_lora and not (isinstance(device, LoraDevice) and device.has_lora):
+        raise DeviceError(f"the {device.name} device has no LoRA adapters: drop --enable-lora or take --device cpu")
+    if said := options.lora.without_effect():
+        logger.warning("%s", said)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
     method = method_to_load_with(options.quantization, config)
     quantization = parse_quantization(method, options.quantization_group_size, options.quantization_zero_points)
@@ -160,6 +191,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         kv_bytes_per_token=device.kv_bytes_per_token(description.spec, kv_cache_dtype),
         kv_groups=device.kv_group_bytes(description.spec, kv_cache_dtype),
         formats=formats,
+        description=description,
     )
 
 
@@ -250,6 +282,7 @@ class EngineLoad:
             max_step_ms=options.max_step_ms,
             enable_prefix_caching=options.enable_prefix_caching,
             step_timeout_s=options.step_timeout,
+            loras=self._loras(executor),
             info={
                 "device": model.device.name,
                 "isa": model.device.isa or "",
@@ -288,6 +321,22 @@ class EngineLoad:
                 "half of" if keeps_kv(model.kv_groups) else "all of",
             )
         return engine
+
+    def _loras(self, executor: Executor) -> LoraRegistry | None:
+        """The adapters, read from their files."""
+        options = self._options.lora
+        if not options.enable_lora:
+            return None
+        from .adapters.registry import LoraRegistry
+
+        assert isinstance(executor, LoraExecutor)
+        registry = LoraRegistry(options, partial(self._model.read_lora, max_rank=options.max_lora_rank), executor)
+        try:
+            registry.load_modules()
+        except BaseException:
+            registry.close()
+            raise
+        return registry
 
     def _check_context(self, limits: ExecutorLimits) -> None:
         """A device may run prompts whole, or have found room in its own memory for less than was planned."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from .adapters.options import LoraOptions
 from .declaring.option import REQUIRED, Options, option
 from .declaring.values import above, at_least, count, json_object, number_or_none
 from .devices import DEVICE_NAMES
@@ -23,9 +24,10 @@ _KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e5m2"}
 class EngineOptions(Options):
     """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
 
-    `kv_cache_space` is in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the other maxima in tokens
-    and sequences. `device_options` are options that single devices have, a group a device (see `devices`): the group of
-    the device that runs takes effect. Raises OptionError for a value that is out of range.
+    `kv_cache_space` is in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the other maxima in tokens and
+    sequences. `lora` says which adapters there are. `device_options` are options that single devices have, a group a
+    device (see `devices`): the group of the device that runs takes effect. Raises OptionError for a value that is out
+    of range.
     """
 
     model: str = option(REQUIRED, "a folder, a .gguf file or a Hugging Face hub id, such as owner/name:Q4_K_M")
@@ -111,4 +113,5 @@ class EngineOptions(Options):
         check=at_least(0),
         metavar="SECONDS",
     )
+    lora: LoraOptions = field(default_factory=LoraOptions)
     device_options: tuple[Options, ...] = ()

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Device, Executor, ExecutorOptions
+from tidewheel.engine.devices.base import Device, Executor, ExecutorOptions, LoraLimits
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.models import describe
@@ -66,6 +66,7 @@ def load(
     max_model_len: int | None = None,
     kv_cache_dtype: KvCacheDType | None = None,
     quantization: Quantization | None = None,
+    lora: LoraLimits | None = None,
 ) -> Executor:
     """The model in a folder or a GGUF file on `device`, with room in the cache for about 64 sequences of 128 tokens."""
     source = open_source(str(folder))
@@ -78,6 +79,7 @@ def load(
         max_num_batched_tokens=2048,
         kv_cache_dtype=kv_cache_dtype,
         quantization=quantization,
+        lora=lora,
     )
     return device.load(description.spec, source.weights(description), options)
 
@@ -91,6 +93,7 @@ class Running:
     tables: list[list[int]]  # by cache group
     cached: int = 0
     state_slot: int = -1
+    adapter: int = -1
     logits: list[NDArray[np.float32]] = field(default_factory=list)
 
     @property
@@ -111,10 +114,11 @@ class Harness:
         self._free = [random.permutation(group.num_blocks).tolist() for group in executor.limits.groups]
         self._free_states: list[int] = random.permutation(executor.limits.num_states).tolist()
 
-    def start(self, prompt: Sequence[int], max_tokens: int) -> Running:
+    def start(self, prompt: Sequence[int], max_tokens: int, adapter: int = -1) -> Running:
         count = -(-(len(prompt) + max_tokens) // self.executor.limits.block_size)
         assert min(map(len, self._free)) >= count, "the harness ran out of blocks"
         running = Running(list(prompt), len(prompt), [[free.pop() for _ in range(count)] for free in self._free])
+        running.adapter = adapter
         if self.executor.limits.num_states:
             running.state_slot = self._free_states.pop()
         return running
@@ -127,6 +131,9 @@ class Harness:
 
     def state_slots(self, sequences: Sequence[Running]) -> NDArray[np.int32] | None:
         return np.array([s.state_slot for s in sequences], np.int32) if self.executor.limits.num_states else None
+
+    def adapters(self, sequences: Sequence[Running]) -> NDArray[np.int32] | None:
+        return np.array([s.adapter for s in sequences], np.int32) if self.executor.limits.max_loras else None
 
     def step(self, sequences: Sequence[Running], chunk: int = 2048) -> None:
         """Run up to `chunk` tokens of each sequence; one that has no token left to run gets its next one."""
@@ -154,6 +161,7 @@ class Harness:
                 sampling=SamplingBatch.greedy([ends[i] for i in sampled]),
                 return_logits=True,
                 state_slots=self.state_slots(sequences),
+                adapters=self.adapters(sequences),
             )
         ).wait()
         for sequence, end in spans:
@@ -172,9 +180,9 @@ class Harness:
             self.finish(sequence)
         return sequences
 
-    def logits(self, tokens: Sequence[int], chunk: int = 2048) -> NDArray[np.float32]:
+    def logits(self, tokens: Sequence[int], chunk: int = 2048, adapter: int = -1) -> NDArray[np.float32]:
         """The logits after every one of the tokens. Shape [T, vocab]."""
-        sequence = self.start(tokens, 0)
+        sequence = self.start(tokens, 0, adapter)
         table, *narrower = (np.array([blocks], np.int32) for blocks in sequence.tables)
         rows = []
         for start in range(0, len(tokens), chunk):
@@ -191,6 +199,7 @@ class Harness:
                     sampling=SamplingBatch.greedy(range(start + 1, end + 1)),
                     return_logits=True,
                     state_slots=self.state_slots([sequence]),
+                    adapters=self.adapters([sequence]),
                 )
             ).wait()
             assert output.logits is not None

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..adapters.adapter import LoraAdapter
 from ..cancellation import Cancellation
 from ..models.spec import DecoderSpec
 from ..weights.dtypes import DType, KvCacheDType
@@ -17,6 +18,15 @@ from ..weights.tensor import WeightSource
 from .batch import StepBatch, StepOutput
 from .bucket_stats import BucketStats
 from .cache_split import CacheSplit, GroupBytes, StateSplit, blocks_without_kv, keeps_kv
+
+
+@dataclass(frozen=True, slots=True)
+class LoraLimits:
+    """Which adapters there may be: at most `max_loras` in one step, with ranks up to `max_rank`, kept as `dtype`."""
+
+    max_loras: int
+    max_rank: int
+    dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,7 @@ class ExecutorOptions:
     max_num_batched_tokens: int
     kv_cache_dtype: KvCacheDType | None = None  # None: as `dtype`
     quantization: Quantization | None = None  # None: all weights are of `dtype`
+    lora: LoraLimits | None = None  # None: there are no adapters
 
     @property
     def cache_dtype(self) -> KvCacheDType:
@@ -70,6 +81,7 @@ class ExecutorOptions:
             window=windows[0],
             narrower=tuple(CacheGroup(count, window) for count, window in zip(narrower, windows[1:], strict=True)),
             num_states=states.num_states,
+            max_loras=0 if self.lora is None else self.lora.max_loras,
         )
 
 
@@ -122,7 +134,7 @@ class ExecutorLimits:
     block tables name it, and what is computed for padding is written there. Entries behind a window name it too.
 
     `num_states` are the slots of recurrent state, one for each sequence and the others for snapshots, with one for
-    padding behind them; 0: no layer is recurrent.
+    padding behind them; 0: no layer is recurrent. `max_loras` are the different adapters that may share a step.
     """
 
     block_size: int
@@ -137,6 +149,7 @@ class ExecutorLimits:
     window: int | None = None
     narrower: tuple[CacheGroup, ...] = ()
     num_states: int = 0
+    max_loras: int = 0
 
     def __post_init__(self) -> None:
         if 0 < self.num_states < self.max_num_seqs:
@@ -242,6 +255,19 @@ class RecurrentExecutor(Executor, Protocol):
         ...
 
 
+@runtime_checkable
+class LoraExecutor(Executor, Protocol):
+    """One that adds adapters to what it computes: sequences name them by number (`StepBatch.adapters`)."""
+
+    def load_lora(self, number: int, adapter: LoraAdapter) -> None:
+        """Make an adapter ready, from any thread, also in the middle of a step. Raises DeviceError."""
+        ...
+
+    def drop_lora(self, number: int) -> None:
+        """Free an adapter that no sequence names any more."""
+        ...
+
+
 class Device(Protocol):
     """Something that can load a spec. `name` is what `--device` calls it.
 
@@ -283,6 +309,16 @@ class Device(Protocol):
 
         Raises DeviceError, naming what is not supported, and LoadCancelledError soon after it was cancelled.
         """
+        ...
+
+
+@runtime_checkable
+class LoraDevice(Device, Protocol):
+    """One whose executors are LoraExecutors where ExecutorOptions.lora asks for it."""
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether that is so."""
         ...
 
 

@@ -145,6 +145,7 @@ class StepBatch:
     narrower_tables: tuple[NDArray[np.int32], ...] = ()
     state_slots: NDArray[np.int32] | None = None  # [S]; where recurrent layers keep what they know of a sequence
     follows: bool = False
+    adapters: NDArray[np.int32] | None = None  # [S]; numbers of LoRA adapters, -1: none; None: no sequence has one
 
 
 @dataclass(slots=True)

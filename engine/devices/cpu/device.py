@@ -73,6 +73,7 @@ class CpuDevice:
     name = "cpu"
     has_own_memory = False
     quantizes = True
+    has_lora = True
 
     def __init__(
         self, options: CpuOptions | None = None, parallel: ParallelOptions | None = None, *, isa: str = "auto"
@@ -131,6 +132,7 @@ class CpuDevice:
                 limits.max_num_batched_tokens,
                 groups,
                 limits.num_states,
+                0 if options.lora is None else options.lora.max_rank,
             )
             cache = None if unpacked else self._packed_cache(spec, formats, weights)
             cancellation = cancellation or Cancellation()
@@ -148,7 +150,8 @@ class CpuDevice:
         write = BackgroundWrite(cache, native) if cache is not None and not cached else None
         # Else the event loop has a processor without taking one from a worker.
         on_all = sum(map(len, groups)) == len(_native.topology()["processors"])
-        return CpuExecutor(native, limits, spec.vocab_size, write, lends_cores=on_all)
+        lora_dtype = options.dtype if options.lora is None else options.lora.dtype
+        return CpuExecutor(native, limits, spec.vocab_size, write, lends_cores=on_all, lora_dtype=lora_dtype)
 
     def _packed_cache(self, spec: DecoderSpec, formats: Formats, weights: WeightSource) -> PackedCache | None:
         cache_dir = self._options.cache_dir

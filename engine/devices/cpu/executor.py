@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from tidewheel import _native
 
+from ...adapters.adapter import LoraAdapter
 from ...errors import DeviceError
+from ...weights.dtypes import DType
 from ...weights.packed_cache import BackgroundWrite
 from ..base import ExecutorLimits, OnWait
 from ..batch import StepBatch, StepOutput
@@ -31,8 +33,10 @@ class CpuExecutor:
         write: BackgroundWrite | None = None,
         *,
         lends_cores: bool = False,
+        lora_dtype: DType = "float32",
     ) -> None:
         self.limits = limits
+        self._lora_dtype = lora_dtype
         self._lends_cores = lends_cores
         self._native: _native.Executor | None = native
         self._vocab_size = vocab_size
@@ -80,6 +84,21 @@ class CpuExecutor:
     def copy_states(self, pairs: NDArray[np.int32]) -> None:
         """Copy recurrent state between slots, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
         self.native.copy_states(np.ascontiguousarray(pairs, np.int32))
+
+    def load_lora(self, number: int, adapter: LoraAdapter) -> None:
+        """Pack an adapter, from any thread. Raises DeviceError for one that the kernels cannot run."""
+        updates = [(f"{u.name}.weight", u.first_output, u.a, u.b, u.bias, u.scale) for u in adapter.updates]
+        native = self.native
+        try:
+            native.set_adapter(number, native.pack_adapter(self._lora_dtype, updates))
+        except ValueError as error:
+            raise DeviceError(f"the cpu device cannot load this adapter: {error}") from error
+        except MemoryError as error:
+            raise DeviceError("not enough memory for the adapter; lower --max-cpu-loras") from error
+
+    def drop_lora(self, number: int) -> None:
+        """Free an adapter."""
+        self.native.set_adapter(number, None)
 
     def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
         """Leave the last worker's processor to the thread that passes many tokens on, until it is done."""

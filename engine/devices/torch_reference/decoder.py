@@ -35,9 +35,11 @@ class TorchDecoder:
         num_blocks: Sequence[int],
         block_size: int,
         num_states: int,
+        lora_dtype: DType = "float32",
     ) -> None:
         self._spec = spec
-        self._weights = Weights(weights, _DTYPES[dtype])
+        self._weights = Weights(weights, _DTYPES[dtype], _DTYPES[lora_dtype])
+        self.loras = self._weights.loras
         blocks = dict(zip(spec.windows(), num_blocks, strict=True))
         self._windows = list(blocks)
         parts = Parts(self._weights, blocks, block_size, num_states, _DTYPES[kv_cache_dtype], KINDS)
@@ -53,13 +55,16 @@ class TorchDecoder:
         block_tables: Sequence[NDArray[np.int32]],
         logits_rows: NDArray[np.int32],
         state_slots: NDArray[np.int32] | None = None,
+        adapters: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]:
         """The logits after the tokens in `logits_rows`, shape [R, vocab]. Writes the tokens' K and V first.
 
         `token_ids [T]`, `positions [T]`, and for each cache group `block_tables [T, max_blocks]` with each token's own
-        row. `state_slots [T]` are those of recurrent state, if the model has any. A token's earlier positions must be
+        row. `state_slots [T]` are those of recurrent state, if the model has any, and `adapters [T]` the numbers of
+        adapters, -1 for none. A token's earlier positions must be
         in the cache or in the call.
         """
+        self.loras.of_tokens = None if adapters is None else _indices(adapters)
         tables = map(_indices, block_tables)
         ids, places = _indices(token_ids), _indices(positions)
         x = self._embed(ids, places)

@@ -22,6 +22,7 @@ class TorchDevice:
     has_own_memory = False
     isa = None
     quantizes = False
+    has_lora = True
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """What the checkpoint is stored as: torch computes with all of them."""
@@ -61,5 +62,6 @@ class TorchDevice:
         tensors = read_finite(weights, cancellation or Cancellation())
         blocks = [group.num_blocks + 1 for group in limits.groups]  # with the padding block
         cached = float_cache_dtype(self.name, options.cache_dtype)
-        decoder = TorchDecoder(spec, tensors, options.dtype, cached, blocks, _BLOCK_SIZE, limits.num_states)
+        lora_dtype = "float32" if options.lora is None else options.lora.dtype
+        decoder = TorchDecoder(spec, tensors, options.dtype, cached, blocks, _BLOCK_SIZE, limits.num_states, lora_dtype)
         return TorchExecutor(decoder, limits)

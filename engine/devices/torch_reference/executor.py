@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from ...adapters.adapter import LoraAdapter
 from ...errors import DeviceError
 from ..base import ExecutorLimits, OnWait
 from ..batch import StepBatch, StepOutput
@@ -50,6 +51,7 @@ class TorchExecutor:
                 [table[sequence[start:stop]] for table in (batch.block_tables, *batch.narrower_tables)],
                 tokens,
                 None if batch.state_slots is None else batch.state_slots[sequence[start:stop]],
+                None if batch.adapters is None else batch.adapters[sequence[start:stop]],
             )
             if rows.size and batch.sampling.masks is not None:
                 batch.sampling.masks.wait()
@@ -68,6 +70,14 @@ class TorchExecutor:
     def copy_states(self, pairs: NDArray[np.int32]) -> None:
         """Copy recurrent state between slots, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
         self._loaded().copy_states(pairs)
+
+    def load_lora(self, number: int, adapter: LoraAdapter) -> None:
+        """Keep an adapter."""
+        self._loaded().loras.load(number, adapter)
+
+    def drop_lora(self, number: int) -> None:
+        """Forget an adapter."""
+        self._loaded().loras.drop(number)
 
     def hand_over(self, num_tokens: int) -> None:
         """Nothing: torch has threads of its own."""

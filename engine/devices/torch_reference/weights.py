@@ -11,6 +11,7 @@ from torch.nn import functional
 from ...models.spec import NormSpec
 from ...weights.quantization import is_router
 from ...weights.tensor import WeightTensor, to_float32
+from .loras import Loras
 
 
 class Weights:
@@ -19,7 +20,10 @@ class Weights:
     Products of two such values are exact, and their sum is float32.
     """
 
-    def __init__(self, tensors: Iterable[tuple[str, WeightTensor]], dtype: torch.dtype) -> None:
+    def __init__(
+        self, tensors: Iterable[tuple[str, WeightTensor]], dtype: torch.dtype, lora_dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.loras = Loras(lora_dtype)
         self._dtype = dtype
         self._tensors: dict[str, Tensor] = {}
         for name, tensor in tensors:
@@ -34,8 +38,11 @@ class Weights:
         return self._tensors.get(name)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """`x W^T`, with the bias if there is one. `x [T, in_features]`, returns `[T, out_features]`."""
-        return functional.linear(self._round(x), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
+        """`x W^T`, with the bias if there is one, and what adapters add. `x [T, in_features]`, returns
+        `[T, out_features]`.
+        """
+        y = functional.linear(self._round(x), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
+        return self.loras.add(name, x, y)
 
     def norm(self, name: str, norm: NormSpec | None, x: Tensor, each: bool = False) -> Tensor:
         """`x` normalized over its last dimension, or as it is where there is no norm.

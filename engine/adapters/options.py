@@ -1,0 +1,129 @@
+"""The options of LoRA adapters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..declaring.option import Options, option
+from ..declaring.values import at_least, between, count
+from ..weights.dtypes import DType
+
+_MOST_RANK = 512
+_FIELDS = {"name", "path", "base_model_name"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoraModule:
+    """An adapter that is served under `name`, from a folder or a .gguf file. `base_model_name` is its parent."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+
+def parse_lora_module(text: str) -> LoraModule | list[LoraModule]:
+    """NAME=PATH, a JSON object with name and path, or a JSON list of those. Raises ValueError for anything else."""
+    if not text.lstrip().startswith(("{", "[")):
+        name, found, path = text.partition("=")
+        if not (name and found and path):
+            raise ValueError(f"must be NAME=PATH or a JSON object with name and path, got {text!r}")
+        return LoraModule(name, path)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not valid JSON: {error}") from None
+    return [_from_json(item) for item in value] if isinstance(value, list) else _from_json(value)
+
+
+def _from_json(value: object) -> LoraModule:
+    if (
+        not isinstance(value, dict)
+        or not {"name", "path"} <= value.keys() <= _FIELDS
+        or not all(value[key] and isinstance(value[key], str) for key in ("name", "path"))
+        or not isinstance(value.get("base_model_name", ""), str | None)
+    ):
+        raise ValueError('must be NAME=PATH or a JSON object {"name": ..., "path": ..., "base_model_name": ...}')
+    return LoraModule(**value)
+
+
+@dataclass(frozen=True)
+class LoraOptions(Options):
+    """Which adapters are served, how many at once, and how they are stored. Raises OptionError."""
+
+    enable_lora: bool = option(False, "serve LoRA adapters over the model")
+    lora_modules: Sequence[LoraModule] = option(
+        (),
+        'adapters to serve: NAME=PATH, or {"name": ..., "path": ..., "base_model_name": ...}',
+        parse=parse_lora_module,
+        metavar="MODULE",
+    )
+    max_loras: int = option(
+        1,
+        "most adapters in one step; requests for others wait",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+    )
+    max_lora_rank: int = option(
+        16, "the highest rank that an adapter may have", parse=count, check=between(1, _MOST_RANK), metavar="RANK"
+    )
+    max_cpu_loras: int | None = option(
+        None,
+        "most adapters in memory; others are read again from disk when they are asked for [--max-loras, or as many as "
+        "--lora-modules names]",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+    )
+    lora_dtype: DType | Literal["auto"] = option(
+        "auto", "the type of adapters' weights; auto is as the model's", choices=("auto", *get_args(DType))
+    )
+    lora_extra_vocab_size: int = option(
+        256, "accepted for compatibility: adapters cannot add tokens", parse=count, metavar="N"
+    )
+    fully_sharded_loras: bool = option(False, "accepted for compatibility: adapters are not sharded")
+    allow_runtime_lora_updating: bool = option(
+        False,
+        "let clients load and unload adapters from any path of this machine, with /v1/load_lora_adapter",
+        env_aliases=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",),
+    )
+    lora_resolver_cache_dir: str | None = option(
+        None,
+        "a folder of adapters; each is loaded when a request first names it",
+        metavar="FOLDER",
+        env_aliases=("VLLM_LORA_RESOLVER_CACHE_DIR",),
+    )
+
+    @property
+    def most_in_memory(self) -> int:
+        """How many adapters are kept in memory."""
+        return self.max_cpu_loras or max(self.max_loras, len(self.lora_modules))
+
+    def _contradiction(self) -> str | None:
+        if self.lora_modules and not self.enable_lora:
+            return "--lora-modules needs --enable-lora"
+        if self.lora_extra_vocab_size not in (0, 256):
+            return (
+                f"--lora-extra-vocab-size {self.lora_extra_vocab_size} is not supported: adapters that add tokens are "
+                "refused; leave it out"
+            )
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            return f"--max-cpu-loras {self.max_cpu_loras} must be at least --max-loras {self.max_loras}"
+        names = [module.name for module in self.lora_modules]
+        if len(set(names)) != len(names):
+            return "--lora-modules: two adapters have one name"
+        return None
+
+    def without_effect(self) -> str | None:
+        """The first flag that was given and has no effect, and why."""
+        if self.fully_sharded_loras:
+            return "--fully-sharded-loras has no effect: adapters are not sharded here"
+        if self.enable_lora:
+            return None
+        given = self._differing(
+            ["max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_resolver_cache_dir"]
+        )
+        return None if given is None else f"{given} has no effect without --enable-lora"

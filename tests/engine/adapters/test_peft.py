@@ -1,0 +1,103 @@
+"""Adapters that peft has saved: the logits are peft's, on every device."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import lora_zoo
+import models_zoo
+import numpy as np
+import pytest
+from harness import Harness, device_ids, load, make_device
+
+from tidewheel.engine.adapters.peft_folder import read_peft_folder
+from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
+from tidewheel.engine.models import describe
+from tidewheel.engine.weights import read_config
+
+pytest.importorskip("peft")
+
+TOKENS = models_zoo.prompts(8)[7]
+_DEVICES = device_ids()
+MODELS = ["llama-bias", "phi3-longrope", "gpt2-scaled", "falcon-one-norm", "minicpm3"]
+# Latents are expanded head by head, which adapters cannot change.
+_FIELDS = {"minicpm3": {"target_modules": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "up_proj")}}
+
+
+@functools.cache
+def harness(device: str, model: str) -> Harness:
+    limits = LoraLimits(max_loras=4, max_rank=16, dtype="float32")
+    return Harness(load(make_device(device), models_zoo.folder(model), lora=limits))
+
+
+def loaded(device: str, model: str, number: int, seed: int = 0, **fields: Any) -> Harness:
+    description = describe(read_config(models_zoo.folder(model)), None)
+    running = harness(device, model)
+    assert isinstance(running.executor, LoraExecutor)
+    running.executor.load_lora(number, read_peft_folder(lora_zoo.folder(model, seed, **fields), description, 16))
+    return running
+
+
+def check(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("device", _DEVICES[:2])
+def test_an_adapter_computes_what_peft_does(device: str, model: str) -> None:
+    fields = _FIELDS.get(model, {})
+    found = loaded(device, model, 0, **fields).logits(TOKENS, adapter=0)
+    check(found, lora_zoo.logits(model, TOKENS, **fields))
+    assert np.abs(found - models_zoo.reference_logits(model, TOKENS)).max() > 0.1
+
+
+@pytest.mark.parametrize("device", _DEVICES[1:])
+def test_every_level_computes_the_merged_model(device: str) -> None:
+    check(loaded(device, "llama", 0).logits(TOKENS, adapter=0), lora_zoo.logits("llama", TOKENS, merged=True))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": ("q_proj", "v_proj")},
+        {"target_modules": r".*\.1\.mlp\.(up|gate)_proj"},
+        {"use_rslora": True, "lora_bias": True},
+        {"rank_pattern": {"down_proj": 3, "0.self_attn.o_proj": 9}, "alpha_pattern": {r"1\..*q_proj": 4, "up_proj": 1}},
+    ],
+    ids=["names", "regex", "rslora-bias", "patterns"],
+)
+def test_a_config_says_how_large_updates_are(fields: dict[str, Any]) -> None:
+    best = _DEVICES[1]
+    check(loaded(best, "llama", 1, **fields).logits(TOKENS, adapter=1), lora_zoo.logits("llama", TOKENS, **fields))
+
+
+def test_a_token_gets_the_same_bits_in_any_company() -> None:
+    best = _DEVICES[1]
+    for number in range(3):
+        running = loaded(best, "llama", number, seed=number)
+    alone = {number: running.logits(TOKENS, adapter=number) for number in (-1, 0, 1, 2)}
+    for number, logits in alone.items():
+        assert (running.logits(TOKENS, chunk=5, adapter=number) == logits).all()
+    sequences = [running.start(TOKENS, 4, number) for number in (2, -1, 0, 1, 0, -1, 2)]
+    for _ in range(4):
+        running.step(sequences)
+    for sequence in sequences:
+        running.finish(sequence)
+        assert (sequence.logits[0] == alone[sequence.adapter][-1]).all()
+        lone = running.start(TOKENS, 4, sequence.adapter)
+        for _ in range(4):
+            running.step([lone])
+        running.finish(lone)
+        assert lone.tokens == sequence.tokens
+        assert all((a == b).all() for a, b in zip(lone.logits, sequence.logits, strict=True))
+
+
+def test_rows_without_an_adapter_have_the_bits_of_a_model_without_adapters() -> None:
+    best = _DEVICES[1]
+    plain = Harness(load(make_device(best), models_zoo.folder("llama"))).logits(TOKENS)
+    running = loaded(best, "llama", 0)
+    assert (running.logits(TOKENS) == plain).all()
+    beside = [running.start(TOKENS, 1, -1), running.start(TOKENS, 1, 0)]
+    running.step(beside)
+    assert (beside[0].logits[0] == plain[-1]).all()
