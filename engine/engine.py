@@ -9,13 +9,16 @@ import random
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import numpy as np
 
+from .adapters.registry import LoraRegistry
 from .constraints.constraint import SequenceConstraint
 from .constraints.grammar import GrammarCompiler
 from .constraints.masks import MaskWriter
-from .devices.base import BucketedExecutor, Executor, ExecutorLimits
+from .devices.base import BucketedExecutor, Executor, ExecutorLimits, LoraExecutor
 from .devices.bucket_stats import BucketStats
 from .errors import EngineDeadError
 from .histogram import Histogram
@@ -78,12 +81,13 @@ class Engine:
         enable_prefix_caching: bool,
         drafter: Drafter | None = None,
         step_timeout_s: float | None = None,
+        loras: LoraRegistry | None = None,
         info: Mapping[str, str] | None = None,
     ) -> None:
         """`max_model_len` is lowered to what the executor's KV cache can hold. `info` says how the model was loaded.
 
-        A `drafter` guesses at tokens to come, which makes steps fewer and changes no token.
-        Stacks are written to stderr when a step takes longer than `step_timeout_s`.
+        `loras` are the adapters that requests may name. A `drafter` guesses at tokens to come, which makes steps fewer
+        and changes no token. Stacks are written to stderr when a step takes longer than `step_timeout_s`.
         """
         limits = executor.limits
         self.model_name = model_name
@@ -108,6 +112,9 @@ class Engine:
         )
         self._streams = OpenStreams(self._abort, self._fail)
         self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver)
+        self.loras = loras
+        if loras is not None:
+            loras.drop = self._drop_lora
         self._watchdog = None if step_timeout_s is None else StepWatchdog(self._engine_loop, step_timeout_s)
         self._has_started = False
         self._refusal: str | None = "the engine has not been started"
@@ -146,6 +153,7 @@ class Engine:
                 arrival=arrival,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
+                lora=request.lora,
                 eos_ids=self._eos_token_ids,
                 max_length=self.max_model_len,
                 constraint=None if constraint is None else constraint.fresh(),
@@ -186,6 +194,8 @@ class Engine:
         self._refusal = self._refusal or "the engine has been stopped"
         self._streams.abort_all()
         self.grammars.close()
+        if self.loras is not None:
+            self.loras.close()
         if not self._has_started:
             self._executor.close()
             return
@@ -256,6 +266,10 @@ class Engine:
             eos_ids=self._eos_token_ids,
             vocab_size=self._vocab_size,
         )
+
+    def _drop_lora(self, number: int) -> None:
+        # Behind the aborts of the sequences that have named it.
+        self._engine_loop.call(partial(cast(LoraExecutor, self._executor).drop_lora, number))
 
     def _abort(self, keys: list[int]) -> None:
         self._engine_loop.abort(keys)

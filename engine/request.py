@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .adapters.lora import Lora
 from .constraints.constraint import TokenConstraints
 from .errors import InvalidRequestError
 from .sampling_params import SamplingParams
@@ -23,6 +24,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None  # requests with different salts never share cached prefixes
     constraints: TokenConstraints | None = None
+    lora: Lora | None = None  # the adapter; the caller keeps it in memory
     first_choice: int = 0  # the index of its first choice, if its choices are counted after those of other requests
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ class BatchBuilder:
         self._padding = np.array([[[group.padding_block]] for group in limits.groups], np.int32)
         self._tables = np.repeat(self._padding, 0, axis=1)  # [groups, S, max_blocks], of the decodes
         self._is_recurrent = limits.num_states > 0
+        self._has_adapters = limits.max_loras > 0
         self._version: int | None = None
         self._decodes = _empty_batch()
         self._uses_history = False
@@ -68,6 +69,7 @@ class BatchBuilder:
             sampling=_with_scored(sampling, rows) if rows.num_scored else sampling,
             narrower_tables=tuple(narrower_tables),
             state_slots=self._state_slots(sequences),
+            adapters=self._adapters(sequences),
         )
 
     def _decode_batch(self, step: Step) -> StepBatch:
@@ -79,6 +81,7 @@ class BatchBuilder:
             np.add(batch.positions, 1, out=batch.context_len)
             self._set_tables(batch, sequences)
             batch.state_slots = self._state_slots(sequences)
+            batch.adapters = self._adapters(sequences)
             # The same array for two things: a token is sampled where the context ends.
             batch.sampling = _sampling(sequences, batch.context_len)
             self._version = step.decode_version
@@ -111,6 +114,11 @@ class BatchBuilder:
 
     def _state_slots(self, sequences: Seq[Sequence]) -> NDArray[np.int32] | None:
         return np.array([s.state_slot for s in sequences], dtype=np.int32) if self._is_recurrent else None
+
+    def _adapters(self, sequences: Seq[Sequence]) -> NDArray[np.int32] | None:
+        if not self._has_adapters or all(s.adapter < 0 for s in sequences):
+            return None
+        return np.array([s.adapter for s in sequences], dtype=np.int32)
 
     def _block_tables(self, sequences: Seq[Sequence], room: int = 0) -> NDArray[np.int32]:
         width = max([sequence.num_blocks for sequence in sequences], default=0) + room

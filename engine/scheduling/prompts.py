@@ -17,6 +17,7 @@ from .step_room import StepRoom
 from .waiting import WaitingQueue
 
 _LOOKED_AHEAD = 32  # of those who wait, for the prefixes that they have in common with one that is admitted
+_MOST_WITHOUT_SLOT = 32  # of those who wait for another adapter's end, that a step passes over
 
 
 class Prompts:
@@ -45,6 +46,7 @@ class Prompts:
         self._room = room
         self._cost_model = cost_model
         self._chunked_prefill = limits.chunked_prefill
+        self._max_loras = limits.max_loras
         self._running = running
         self._waiting = waiting
         self._forks = forks
@@ -71,10 +73,17 @@ class Prompts:
             if not self._add_chunk(step, sequence, limit_ms):
                 return
         deferred: list[Sequence] = []
+        without_slot: list[Sequence] = []  # of an adapter that has to wait for another one's end
         while (sequence_or_none := self._waiting.peek()) is not None:
             sequence = sequence_or_none
             if self._cache.should_await_prefix(sequence):
                 deferred.append(self._waiting.pop())
+                continue
+            # Behind the first that waits, no adapter's sequence goes on: it would take the place for ever.
+            if sequence.adapter >= 0 and (without_slot or not self._has_slot(sequence)):
+                without_slot.append(self._waiting.pop())
+                if len(without_slot) == _MOST_WITHOUT_SLOT:
+                    break
                 continue
             prefix = self._cache.cached(sequence)
             start = prefix.num_blocks * self._cache.block_size
@@ -91,6 +100,8 @@ class Prompts:
         for sequence in deferred:
             self._waiting.push(sequence)
             self.num_deferred += len(self.choices(sequence))
+        for sequence in without_slot:
+            self._waiting.push(sequence)
 
     def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
         """Run what fits of a prompt, up to a snapshot; whether all of it fits, so that the next one may come."""
@@ -125,7 +136,18 @@ class Prompts:
         """
         beams = 1 if sequence.search is None else sequence.search.width
         running = self.num_taken + num_starting + beams
-        return running <= self.max_num_seqs and self._cache.has_room(sequence, prefix, running - 1)
+        return (
+            running <= self.max_num_seqs
+            and self._has_slot(sequence)
+            and self._cache.has_room(sequence, prefix, running - 1)
+        )
+
+    def _has_slot(self, sequence: Sequence) -> bool:
+        """Whether a step may have its adapter beside those of the sequences that run."""
+        if sequence.adapter < 0:
+            return True
+        adapters = {running.adapter for running in self._running.sequences() if running.adapter >= 0}
+        return len(adapters | {sequence.adapter}) <= self._max_loras
 
     def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
         """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""

@@ -8,6 +8,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from ..adapters.lora import Lora
 from ..cache.identity import Digest, Identity
 from ..cache.snapshots import SnapshotPlan
 from ..constraints.constraint import SequenceConstraint
@@ -42,6 +43,7 @@ class Sequence:
 
     __slots__ = (
         "_digests",
+        "adapter",
         "announced",
         "arrival",
         "awaited",
@@ -88,6 +90,7 @@ class Sequence:
         arrival: int = 0,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora: Lora | None = None,
         eos_ids: frozenset[int] = frozenset(),
         max_length: int,
         constraint: SequenceConstraint | None = None,
@@ -98,7 +101,8 @@ class Sequence:
         self.index = index
         self.priority = priority
         self.order = (priority, arrival, index)
-        self.identity = Identity(salt=cache_salt)
+        self.identity = Identity(salt=cache_salt, adapter=None if lora is None else lora.digest)
+        self.adapter = -1 if lora is None else lora.number  # of the executor's
         self.constraint = constraint
         self.state = SequenceState.WAITING
         self.queued_at = time.perf_counter()

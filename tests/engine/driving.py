@@ -14,6 +14,7 @@ from engine.tiny_tokenizers import tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, Pending, RecurrentExecutor, StepShape
@@ -43,6 +44,7 @@ class Job:
     priority: int = 0
     cache_salt: str | None = None
     constraints: TokenConstraints | None = None
+    lora: Lora | None = None
 
 
 class Oracle:
@@ -118,6 +120,7 @@ class Driver:
                 arrival=self._arrivals,
                 priority=job.priority,
                 cache_salt=job.cache_salt,
+                lora=job.lora,
                 eos_ids=self.eos_ids,
                 max_length=self.max_length,
                 constraint=None if constraint is None else constraint.fresh(),
@@ -148,6 +151,9 @@ class Driver:
         if step.follows:
             output = drop_ended(step, output)
         self._record(step, output)
+        adapters = {sequence.adapter for sequence in step.rows.sequences} - {-1}
+        assert self.limits is not None
+        assert len(adapters) <= self.limits.max_loras
         self.steps.append(step)
         self.cost_model.observe(step.load, self.clock(step))
         for end in self.scheduler.commit(step, output):

@@ -1,0 +1,13 @@
+"""Lora: an adapter as requests and sequences name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """An adapter that is in the executor's memory, under its `number` there. Equal digests compute the same."""
+
+    number: int
+    digest: str

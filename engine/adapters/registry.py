@@ -1,0 +1,206 @@
+"""LoraRegistry: the adapters that are served, and which of them are in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..devices.base import LoraExecutor
+from ..errors import TidewheelError, quoted
+from .adapter import LoraAdapter
+from .lora import Lora
+from .options import LoraModule, LoraOptions
+
+logger = logging.getLogger(__name__)
+
+_LOWEST_PRIORITY = 19
+_NAME_OF_A_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+
+class UnknownLoraError(TidewheelError):
+    """No adapter of that name is served."""
+
+
+class LoraExistsError(TidewheelError):
+    """An adapter of that name is served already."""
+
+
+@dataclass(eq=False)
+class _Entry:
+    module: LoraModule
+    lora: Lora | None = None  # None: not in memory
+    users: int = 0
+    is_leaving: bool = False  # nobody new may use it: another one needs its room, or it was removed
+    unused: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class LoraLease:
+    """The use of an adapter by one request. It stays in memory until `release`."""
+
+    def __init__(self, lora: Lora, release: Callable[[], None]) -> None:
+        self.lora = lora
+        self._release: Callable[[], None] | None = release
+
+    def release(self) -> None:
+        """Give the adapter back. Later calls do nothing."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+class LoraRegistry:
+    """Adapters by name. At most `options.most_in_memory` are in memory; the least recently used makes way.
+
+    `read` reads a path; it raises ModelError. All but `load_modules` is called on the event loop; files are read in a
+    thread of their own, of the lowest priority.
+    """
+
+    def __init__(
+        self,
+        options: LoraOptions,
+        read: Callable[[Path], LoraAdapter],
+        executor: LoraExecutor,
+    ) -> None:
+        """`drop` frees a number; an engine sets it, to have it done when its thread uses the number no more."""
+        self._most = options.most_in_memory
+        self._modules = options.lora_modules
+        self._folder = None if options.lora_resolver_cache_dir is None else Path(options.lora_resolver_cache_dir)
+        self.allows_updates = options.allow_runtime_lora_updating
+        self._read = read
+        self._executor = executor
+        self.drop: Callable[[int], None] = executor.drop_lora
+        self._entries: dict[str, _Entry] = {}
+        self._in_memory: list[_Entry] = []  # the least recently used first
+        self._numbers = itertools.count()
+        self._loading = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lora", initializer=_give_way)
+
+    @property
+    def modules(self) -> list[LoraModule]:
+        """All that are served, in memory or not."""
+        return [entry.module for entry in self._entries.values()]
+
+    def load_modules(self) -> None:
+        """Read the adapters that the options name, before anything is served. Raises ModelError for a broken one."""
+        for module in self._modules:
+            entry = self._entries[module.name] = _Entry(module)
+            if len(self._in_memory) == self._most:
+                self._evict(self._in_memory[0])
+            self._enter(entry, self._load(module))
+
+    def knows(self, name: str) -> bool:
+        """Whether requests may name it: it is served, or a folder where adapters are looked for."""
+        return name in self._entries or self._found(name) is not None
+
+    async def lease(self, name: str) -> LoraLease:
+        """The adapter of that name in memory, read if need be. Raises UnknownLoraError and ModelError."""
+        while True:
+            entry = self._entries.get(name)
+            if entry is None:
+                found = self._found(name)
+                if found is None:
+                    raise UnknownLoraError(f"no adapter is named {quoted(name)}")
+                with contextlib.suppress(LoraExistsError):  # another request was quicker
+                    await self.add(found)
+                continue
+            if entry.lora is not None and not entry.is_leaving:
+                self._in_memory.remove(entry)
+                self._in_memory.append(entry)
+                return self._lend(entry, entry.lora)
+            async with self._loading:
+                if entry.lora is None and self._entries.get(name) is entry:
+                    await self._make_room()
+                    self._enter(entry, await self._load_in_thread(entry.module))
+
+    async def add(self, module: LoraModule, *, replace: bool = False) -> None:
+        """Serve one more, or another one under its name. Raises LoraExistsError, and ModelError for a broken one."""
+        async with self._loading:
+            if module.name in self._entries and not replace:
+                raise LoraExistsError(f"an adapter is named {quoted(module.name)} already")
+            await self._make_room()
+            lora = await self._load_in_thread(module)
+            if module.name in self._entries:
+                self.remove(module.name)
+            entry = self._entries[module.name] = _Entry(module)
+            self._enter(entry, lora)
+
+    def remove(self, name: str) -> None:
+        """Serve it no more; requests that use it go on. Raises UnknownLoraError."""
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            raise UnknownLoraError(f"no adapter is named {quoted(name)}")
+        entry.is_leaving = True
+        if entry.lora is not None and not entry.users:
+            self._evict(entry)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _found(self, name: str) -> LoraModule | None:
+        if self._folder is None or _NAME_OF_A_FOLDER.fullmatch(name) is None:
+            return None
+        path = self._folder / name
+        return LoraModule(name, str(path)) if path.is_dir() else None
+
+    def _lend(self, entry: _Entry, lora: Lora) -> LoraLease:
+        entry.users += 1
+        entry.unused.clear()
+        return LoraLease(lora, lambda: self._take_back(entry))
+
+    def _take_back(self, entry: _Entry) -> None:
+        entry.users -= 1
+        if entry.users:
+            return
+        entry.unused.set()
+        if self._entries.get(entry.module.name) is not entry and entry.lora is not None:
+            self._evict(entry)
+
+    async def _make_room(self) -> None:
+        while len(self._in_memory) >= self._most:
+            unused = next((entry for entry in self._in_memory if not entry.users), None)
+            if unused is not None:
+                self._evict(unused)
+                continue
+            # All are in use. Who comes now for the one that makes way has to wait, or it would be in use for ever.
+            first = self._in_memory[0]
+            first.is_leaving = True
+            try:
+                await first.unused.wait()
+            finally:
+                first.is_leaving = self._entries.get(first.module.name) is not first
+
+    def _enter(self, entry: _Entry, lora: Lora) -> None:
+        entry.lora = lora
+        self._in_memory.append(entry)
+
+    def _evict(self, entry: _Entry) -> None:
+        assert entry.lora is not None
+        self._in_memory.remove(entry)
+        self.drop(entry.lora.number)
+        entry.lora = None
+
+    async def _load_in_thread(self, module: LoraModule) -> Lora:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._load, module)
+
+    def _load(self, module: LoraModule) -> Lora:
+        adapter = self._read(Path(module.path))
+        lora = Lora(next(self._numbers), adapter.digest)
+        self._executor.load_lora(lora.number, adapter)
+        logger.info("Loaded the adapter %s of rank %d from %s", quoted(module.name), adapter.rank, module.path)
+        return lora
+
+
+def _give_way() -> None:
+    """Let the threads that compute go first."""
+    with contextlib.suppress(OSError, AttributeError):  # only Linux has priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
