@@ -17,6 +17,7 @@ from tidewheel import __version__
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 
+from .api.adapters import AdapterEndpoints
 from .api.aliases import aliases
 from .api.chat import ChatEndpoint
 from .api.completions import CompletionsEndpoint
@@ -92,6 +93,7 @@ def build_app(
         engine.model_name,
         engine.max_model_len,
         encoder_engine.encoders.values(),
+        engine.loras,
     )
     template_source = resources.chat_template or tokenizer.chat_template
     template = ChatTemplate(template_source, tokenizer.special_tokens_map)
@@ -176,6 +178,7 @@ def build_app(
         *OllamaEmbeddings(models, encoders, encoder, notes=notes).routes(),
         *OllamaModelEndpoints(models, engine, formats, fills=completion_path.fill is not None, notes=notes).routes(),
         *models_routes(models),
+        *AdapterEndpoints(engine.loras, models, notes=notes).routes(),
         *RenderEndpoints(path, completion_path, encoder, notes=notes).routes(),
         *InfillEndpoint(completion_path, encoder, metrics, notes=notes).routes(),
         *TokenizeEndpoints(

@@ -7,24 +7,34 @@ import time
 from collections.abc import Collection, Sequence
 from http import HTTPStatus
 
+from tidewheel.engine.adapters.registry import LoraLease, LoraRegistry, UnknownLoraError
 from tidewheel.engine.encoders.encoder import Encoder
-from tidewheel.engine.errors import ModelError, quoted
+from tidewheel.engine.errors import ModelError, TidewheelError, quoted, shortened
 
 from .errors import ApiError, bad_request
 from .protocol.models import ModelCard
+
+_MOST_NAMED = 16  # of the models that are served, in an error
 
 
 class ServedModels:
     """The names that the chat model is served under; the first one names it in answers to requests that name none.
 
     `source` is the folder or hub id that the model came from; clients are shown a hub id as the `root`, but no folder.
-    `encoders` are listed beside it. Raises ModelError if one of them has one of its names.
+    `encoders` and the adapters in `loras` are listed beside it. Raises ModelError if two of them have one name.
     """
 
     def __init__(
-        self, names: Sequence[str], source: str, max_model_len: int, encoders: Collection[Encoder] = ()
+        self,
+        names: Sequence[str],
+        source: str,
+        max_model_len: int,
+        encoders: Collection[Encoder] = (),
+        loras: LoraRegistry | None = None,
     ) -> None:
-        created = int(time.time())
+        self._created = created = int(time.time())
+        self._max_model_len = max_model_len
+        self._loras = loras
         self.root = _root(source, names[0])
         self._cards = {
             name: ModelCard(id=name, created=created, root=self.root, max_model_len=max_model_len) for name in names
@@ -39,6 +49,8 @@ class ServedModels:
                 id=one.name, created=created, root=_root(one.source, one.name), max_model_len=one.max_length
             )
         self.default = names[0]
+        for module in [] if loras is None else loras.modules:
+            self.check_new(module.name)
 
     def resolve(self, name: str | None) -> str:
         """The name to answer with. Raises ApiError (404) for a model that is not served, 400 for an encoder."""
@@ -55,23 +67,59 @@ class ServedModels:
         """Whether a served name is the chat model's, and not an encoder's."""
         return name not in self._encoder_names
 
+    async def lease(self, name: str) -> LoraLease | None:
+        """The adapter of a name that `resolve` gave, in memory until it is released; None for the model itself.
+
+        Raises ApiError (404) for one that was removed meanwhile, 500 for one that cannot be read any more.
+        """
+        if self._loras is None or name in self._cards:
+            return None
+        try:
+            return await self._loras.lease(name)
+        except UnknownLoraError:
+            raise self._not_served(name) from None
+        except TidewheelError as error:
+            raise ApiError(
+                HTTPStatus.INTERNAL_SERVER_ERROR, f"the adapter {quoted(name)} cannot be loaded: {error}"
+            ) from error
+
+    def check_new(self, name: str) -> None:
+        """Raises ModelError if a model that is no adapter has that name."""
+        if name in self._cards:
+            raise ModelError(f"{quoted(name)} names a model already: give the adapter another name")
+
     @property
     def cards(self) -> list[ModelCard]:
         """What clients are told of each model."""
-        return list(self._cards.values())
+        loras = [] if self._loras is None else self._loras.modules
+        return [*self._cards.values(), *(self._lora_card(module.name, module.base_model_name) for module in loras)]
 
     def card(self, name: str) -> ModelCard:
         """What clients are told of one model. Raises ApiError (404) for one that is not served."""
-        try:
+        if name in self._cards:
             return self._cards[name]
-        except KeyError:
-            served = ", ".join(self._cards)
-            raise ApiError(
-                HTTPStatus.NOT_FOUND,
-                f"the model {quoted(name)} is not served here; served: {served}",
-                param="model",
-                code="model_not_found",
-            ) from None
+        if self._loras is None or not self._loras.knows(name):
+            raise self._not_served(name)
+        parents = {module.name: module.base_model_name for module in self._loras.modules}
+        return self._lora_card(name, parents.get(name))
+
+    def _lora_card(self, name: str, parent: str | None) -> ModelCard:
+        return ModelCard(
+            id=name,
+            created=self._created,
+            root=name,
+            parent=parent or self.default,
+            max_model_len=self._max_model_len,
+        )
+
+    def _not_served(self, name: str) -> ApiError:
+        served = ", ".join(shortened(card.id) for card in self.cards[:_MOST_NAMED])
+        return ApiError(
+            HTTPStatus.NOT_FOUND,
+            f"the model {quoted(name)} is not served here; served: {served}",
+            param="model",
+            code="model_not_found",
+        )
 
 
 def _root(source: str, name: str) -> str:

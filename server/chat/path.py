@@ -86,6 +86,7 @@ class ChatPath:
                 raw_size, lambda: (_demanded_calls(body), optional_calls(body, parsers.tool_parser))
             )
         constraints = await self._generations.constraints(body, demanded, calls=calls, preface=parsers.preface(prompt))
+        lease = await self._models.lease(model)
         generation = self._generations.start(
             id_prefix,
             [token_ids],
@@ -96,6 +97,7 @@ class ChatPath:
             cache_salt=body.cache_salt,
             constraints=constraints,
             request_id=body.request_id,
+            lora=lease,
         )
         answers = [parsers.answer(body, tools, prompt) for _ in generation.choices]
         return ChatRun(generation, model, token_ids, answers, counts_reasoning=parsers.reads_reasoning)

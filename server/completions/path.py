@@ -78,6 +78,7 @@ class CompletionPath:
             ends = {*sampling.stop_token_ids, *self._filling().ends}
             sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
         constraints = await self._generations.constraints(body)
+        lease = await self._models.lease(model)
         generation = self._generations.start(
             "cmpl",
             [prompt.token_ids for prompt in prompts],
@@ -88,6 +89,7 @@ class CompletionPath:
             cache_salt=body.cache_salt,
             constraints=constraints,
             request_id=body.request_id,
+            lora=lease,
             shows_prompt=bool(body.echo or body.return_token_ids),
         )
         return CompletionRun(generation, model, prompts, sampling.n)

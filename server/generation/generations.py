@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
+from tidewheel.engine.adapters.registry import LoraLease
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.engine import Engine
@@ -22,7 +23,7 @@ from ..protocol.usage import PromptTokensDetails, Usage
 from ..telemetry.metrics import RequestTimer
 from ..telemetry.reports import Ended, RequestReports
 from ..telemetry.tracing import Tracer
-from .admission import Admission, request_timeout
+from .admission import Admission, Demand, request_timeout
 from .answer_size import bounded
 from .token_constraints import Calls, token_constraints
 
@@ -223,36 +224,40 @@ class Generations:
         cache_salt: str | None = None,
         constraints: TokenConstraints | None = None,
         request_id: str | None = None,
+        lora: LoraLease | None = None,
         shows_prompt: bool = False,
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
-        `request_id` is the rest of that id, by default one that nobody else has. `shows_prompt` says that each choice
-        has the prompt's text or token ids. Raises what `bounded`, Admission.admit and Engine.submit raise, with nothing
-        left running.
+        `lora` is released when the generation is closed. `request_id` is the rest of that id, by default one that
+        nobody else has. `shows_prompt` says that each choice has the prompt's text or token ids. Raises what `bounded`,
+        Admission.admit and Engine.submit raise, with nothing left running.
         """
-        sampling = bounded(
-            kind,
-            [len(prompt) for prompt in prompts],
-            sampling,
-            shows_prompt=shows_prompt,
-            max_model_len=self._engine.max_model_len,
-            max_bytes=self.admission.limits.max_answer_bytes,
-        )
-        demand = self.admission.admit(prompts, sampling)
+        try:
+            sampling, demand = self._admitted(kind, prompts, sampling, shows_prompt=shows_prompt)
+        except BaseException:
+            _release(lora)
+            raise
         generation_id = f"{kind}-{request_id or uuid.uuid4().hex}"
         streams: list[RequestStream] = []
         try:
             for i, prompt in enumerate(prompts):
-                request_id = generation_id if len(prompts) == 1 else f"{generation_id}-{i}"
                 request = Request(
-                    request_id, prompt, sampling, priority, cache_salt, constraints, first_choice=i * sampling.n
+                    generation_id if len(prompts) == 1 else f"{generation_id}-{i}",
+                    prompt,
+                    sampling,
+                    priority,
+                    cache_salt,
+                    constraints,
+                    lora=None if lora is None else lora.lora,
+                    first_choice=i * sampling.n,
                 )
                 streams.append(self._engine.submit(request))
         except BaseException:
             for stream in streams:
                 stream.abort()
             self.admission.release(demand, ())
+            _release(lora)
             raise
         lengths = [len(prompt) for prompt in prompts]
         context = Tracer.context()
@@ -261,6 +266,7 @@ class Generations:
         def on_close(ended: Generation) -> None:
             if deadline is not None:
                 deadline.cancel()
+            _release(lora)
             choices = [stream.choices for stream in streams]
             self.admission.release(demand, [choice.num_tokens for answers in choices for choice in answers])
             report = Ended(
@@ -283,3 +289,21 @@ class Generations:
             left = timer.started + timeout - time.perf_counter()
             deadline = asyncio.get_running_loop().call_later(left, generation.time_out)
         return generation
+
+    def _admitted(
+        self, kind: str, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, shows_prompt: bool
+    ) -> tuple[SamplingParams, Demand]:
+        sampling = bounded(
+            kind,
+            [len(prompt) for prompt in prompts],
+            sampling,
+            shows_prompt=shows_prompt,
+            max_model_len=self._engine.max_model_len,
+            max_bytes=self.admission.limits.max_answer_bytes,
+        )
+        return sampling, self.admission.admit(prompts, sampling)
+
+
+def _release(lora: LoraLease | None) -> None:
+    if lora is not None:
+        lora.release()

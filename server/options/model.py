@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tidewheel.engine.adapters.options import LoraOptions
 from tidewheel.engine.declaring.option import OptionError, options_of
 from tidewheel.engine.devices import DEVICE_OPTIONS
 from tidewheel.engine.options import EngineOptions
@@ -20,9 +21,10 @@ DEMO_MODEL_NAME = "tidewheel-demo"
 DEMO_QUANTIZATION: Method = "int8-channel"  # as many of its held-out prompts are answered right as in bfloat16, sooner
 
 MODEL_OPTIONS = in_order_of_help(
-    (EngineOptions, *DEVICE_OPTIONS), ["model", "cache_dir", "kv_cache_dtype", "threads_bind", "bucketing", "seed"]
+    (EngineOptions, LoraOptions, *DEVICE_OPTIONS),
+    ["model", "cache_dir", "kv_cache_dtype", "threads_bind", "bucketing", "enable_lora", "seed"],
 )
-"""The engine's options and those of its devices."""
+"""The engine's options, those of adapters, and those of its devices."""
 
 _REMARKS = {
     "model": " [the embedded demo model]",
@@ -68,8 +70,9 @@ def engine_options(given: Mapping[str, Any]) -> EngineOptions:
     """
     groups = tuple(build(group, given) for group in DEVICE_OPTIONS if any(o.name in given for o in options_of(group)))
     if "model" in given:
-        return build(EngineOptions, given, device_options=groups)
-    options = build(EngineOptions, given, model=str(DEMO_MODEL), device_options=groups)
+        return build(EngineOptions, given, lora=build(LoraOptions, given), device_options=groups)
+    lora = build(LoraOptions, given)
+    options = build(EngineOptions, given, model=str(DEMO_MODEL), lora=lora, device_options=groups)
     if options.quantization is None and options.dtype == "auto" and options.device in ("auto", "cpu"):
         return replace(options, quantization=DEMO_QUANTIZATION)
     return options

@@ -8,14 +8,17 @@ import msgspec
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One served name. `root` is the model behind it, `max_model_len` the context in tokens."""
+    """One served name. `root` is the model behind it, `max_model_len` the context in tokens.
+
+    An adapter has a `parent`.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "tidewheel"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
 
 

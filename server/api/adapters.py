@@ -1,0 +1,85 @@
+"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`: adapters that come and go while the server runs."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from tidewheel.engine.adapters.options import LoraModule
+from tidewheel.engine.adapters.registry import LoraExistsError, LoraRegistry, UnknownLoraError
+from tidewheel.engine.errors import TidewheelError, quoted
+
+from ..errors import ApiError, bad_request
+from ..openapi.document import operation
+from ..protocol.adapters import LoadLoraRequest, UnloadLoraRequest
+from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..served_models import ServedModels
+from .body import whole_body
+
+
+class AdapterEndpoints:
+    """Loads and unloads adapters. Without `loras`, or where these allow no updates, every request is refused."""
+
+    def __init__(self, loras: LoraRegistry | None, models: ServedModels, *, notes: ParameterNotes) -> None:
+        self._loras = loras
+        self._models = models
+        self._decode_load = BodyDecoder(LoadLoraRequest, notes=notes)
+        self._decode_unload = BodyDecoder(UnloadLoraRequest, notes=notes)
+
+    def routes(self) -> list[Route]:
+        """The endpoints."""
+        return [
+            Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
+        ]
+
+    @operation(
+        "Load a LoRA adapter",
+        LoadLoraRequest,
+        str,
+        media_type="text/plain",
+        example={"lora_name": "poems", "lora_path": "/adapters/poems"},
+        waits=False,
+    )
+    async def _load(self, request: Request) -> Response:
+        loras = self._updatable()
+        body = self._decode_load(await whole_body(request))
+        if not body.lora_name or not body.lora_path:
+            raise bad_request("lora_name and lora_path must not be empty")
+        try:
+            self._models.check_new(body.lora_name)
+            await loras.add(LoraModule(body.lora_name, body.lora_path), replace=body.load_inplace is True)
+        except LoraExistsError as error:
+            raise bad_request(f"{error}; unload it first, or send load_inplace", "lora_name") from None
+        except TidewheelError as error:
+            raise bad_request(f"the adapter cannot be loaded: {error}", "lora_path") from None
+        return PlainTextResponse(f"Success: LoRA adapter {quoted(body.lora_name)} added successfully.")
+
+    @operation(
+        "Unload a LoRA adapter",
+        UnloadLoraRequest,
+        str,
+        media_type="text/plain",
+        example={"lora_name": "poems"},
+        waits=False,
+    )
+    async def _unload(self, request: Request) -> Response:
+        loras = self._updatable()
+        body = self._decode_unload(await whole_body(request))
+        try:
+            loras.remove(body.lora_name)
+        except UnknownLoraError as error:
+            raise ApiError(HTTPStatus.NOT_FOUND, f"{error}; /v1/models lists them", param="lora_name") from None
+        return PlainTextResponse(f"Success: LoRA adapter {quoted(body.lora_name)} removed successfully.")
+
+    def _updatable(self) -> LoraRegistry:
+        if self._loras is None or not self._loras.allows_updates:
+            raise ApiError(
+                HTTPStatus.FORBIDDEN,
+                "this server loads no adapters on request: start it with --enable-lora and "
+                "--allow-runtime-lora-updating (or VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)",
+            )
+        return self._loras
