@@ -56,7 +56,7 @@ def _folder(name: str, seed: int, fields: tuple[tuple[str, Any], ...]) -> Path:
 def logits(
     name: str, tokens: Sequence[int], seed: int = 0, *, merged: bool = False, **fields: Any
 ) -> NDArray[np.float32]:
-    """Peft's logits after each of the tokens, with the adapter beside the model or merged into it. Shape [T, vocab]."""
+    """Peft's logits after each of the tokens, with the adapter beside the model or merged. Shape [T, vocab]."""
     import torch
 
     model = _peft_model(name, seed, _items(fields))

@@ -1,0 +1,140 @@
+"""Adapter folders that cannot be served end in one sentence that says what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lora_files
+import numpy as np
+import pytest
+
+from tidewheel.engine.adapters.peft_folder import read_peft_folder
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.models import describe
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def read(folder: Path, max_rank: int = 16) -> Any:
+    return read_peft_folder(folder, describe(LLAMA, None), max_rank)
+
+
+def refused(folder: Path, *words: str) -> None:
+    with pytest.raises(ModelError) as failure:
+        read(folder)
+    message = str(failure.value)
+    assert "\n" not in message
+    assert len(message) < 700
+    for word in words:
+        assert word in message
+
+
+def test_the_folders_here_are_fine_as_they_are(tmp_path: Path) -> None:
+    adapter = read(lora_files.write(tmp_path))
+    assert adapter.rank == 4
+    assert [update.name for update in adapter.updates] == ["layers.0.q", "layers.0.v", "layers.1.q", "layers.1.v"]
+    assert all(update.scale == 2 for update in adapter.updates)
+    assert read(lora_files.write(tmp_path)).digest == adapter.digest
+    assert read(lora_files.write(tmp_path, lora_alpha=9)).digest != adapter.digest
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"peft_type": "IA3"}, ["peft_type must be LORA", "IA3"]),
+        ({"peft_type": None}, ["peft_type must be LORA"]),
+        ({"use_dora": True}, ["DoRA"]),
+        ({"modules_to_save": ["lm_head"]}, ["modules_to_save", "merge"]),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, ["target_parameters"]),
+        ({"bias": "all"}, ["bias must be none"]),
+        ({"init_lora_weights": "pissa_niter_4"}, ["path_initial_model_for_weight_conversion"]),
+        ({"lora_alpha": "much"}, ["lora_alpha must be a number"]),
+        ({"lora_alpha": 1e300}, ["lora_alpha must be a number"]),
+        ({"alpha_pattern": {"(a+)+b": 1}}, ["could take long to match"]),
+        ({"alpha_pattern": {r"(.)\1": 1}}, ["could take long to match"]),
+        ({"alpha_pattern": {".*.*.*.*q": 1}}, ["more than 3 repeats"]),
+        ({"alpha_pattern": {"(": 1}}, ["not a regular expression"]),
+        ({"alpha_pattern": {"q_proj": None}}, ["must be a number"]),
+        ({"alpha_pattern": [1]}, ["must be an object"]),
+    ],
+    ids=str,
+)
+def test_a_config_that_asks_for_more_is_refused(tmp_path: Path, config: dict[str, Any], words: list[str]) -> None:
+    folder = lora_files.write(tmp_path)
+    (folder / "adapter_config.json").write_text(lora_files.json.dumps({**lora_files.CONFIG, **config}))
+    refused(folder, *words)
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def _set(name: str, value: Any) -> Change:
+    return lambda tensors: tensors.__setitem__(f"{Q}.{name}", value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_set("lora_A.weight", np.zeros((4, 63), np.float32)), ["do not fit the model"]),
+        (_set("lora_A.weight", np.zeros((0, 64), np.float32)), ["do not fit the model"]),
+        (_set("lora_A.weight", np.zeros(64, np.float32)), ["do not fit the model"]),
+        (_set("lora_B.weight", np.zeros((65, 4), np.float32)), ["do not fit the model"]),
+        (_set("lora_B.weight", np.zeros((64, 5), np.float32)), ["do not fit the model"]),
+        (_set("lora_B.bias", np.zeros(5, np.float32)), ["the bias of"]),
+        (_set("lora_A.weight", np.full((4, 64), np.nan, np.float32)), ["not finite"]),
+        (_set("lora_B.weight", np.full((64, 4), np.inf, np.float32)), ["not finite"]),
+        (_set("lora_A.weight", np.zeros((4, 64), np.int32)), ["stored as I32"]),
+        (_set("lora_magnitude_vector", np.zeros(64, np.float32)), ["is not an A or B"]),
+        (_set("base_layer.weight", np.zeros(64, np.float32)), ["is not an A or B"]),
+        (lambda tensors: tensors.pop(f"{Q}.lora_B.weight"), ["has no lora_B.weight"]),
+        (lambda tensors: tensors.clear(), ["has no tensors"]),
+        (
+            lambda tensors: tensors.update({"base_model.model.lm_head.lora_A.weight": np.zeros((4, 64), np.float32)}),
+            ["lm_head", "cannot be changed"],
+        ),
+        (
+            lambda tensors: tensors.update({Q.replace("0", "7") + ".lora_A.weight": np.zeros((4, 64), np.float32)}),
+            ["layers.7", "cannot be changed"],
+        ),
+        (
+            lambda tensors: tensors.update(lora_files.tensors(rank=17)),
+            ["rank 17", "--max-lora-rank 16"],
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, change: Change, words: list[str]) -> None:
+    tensors = lora_files.tensors()
+    change(tensors)
+    refused(lora_files.write(tmp_path, tensors), *words)
+
+
+def test_broken_files_are_refused(tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", "is not a folder")
+    refused(tmp_path, "adapter_config.json")
+    folder = lora_files.write(tmp_path / "adapter")
+    weights = folder / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    refused(folder, "truncated or corrupt")
+    weights.write_bytes(b"")
+    refused(folder, "truncated or corrupt")
+    weights.unlink()
+    (folder / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'echo'\ntR.")
+    refused(folder, "pickle", "never loaded")
+    os.mkfifo(weights)
+    refused(folder, "named pipe")
+    (folder / "adapter_config.json").write_text("[" * 100_000)
+    refused(folder, "not valid JSON")
+
+
+def test_many_patterns_take_no_time_to_speak_of(tmp_path: Path) -> None:
+    patterns = {f".*a.*{i}.*b": 1 for i in range(200)}
+    assert read(lora_files.write(tmp_path, alpha_pattern=patterns)).rank == 4

@@ -1,0 +1,35 @@
+"""Adapter folders that are written by hand, for a Llama of any size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+
+
+def tensors(seed: int = 0, *, hidden: int = 64, kv: int = 32, layers: int = 2, rank: int = 4) -> dict[str, Any]:
+    """A and B of the queries and values of all layers."""
+    random = np.random.default_rng(seed)
+    found = {}
+    for layer in range(layers):
+        for module, outputs in (("q_proj", hidden), ("v_proj", kv)):
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            found[f"{name}.lora_A.weight"] = random.standard_normal((rank, hidden)).astype(np.float32)
+            found[f"{name}.lora_B.weight"] = random.standard_normal((outputs, rank)).astype(np.float32)
+    return found
+
+
+def write(folder: Path, content: Mapping[str, NDArray[Any]] | None = None, **config: Any) -> Path:
+    """An adapter in `folder`; fields of its config that are None are left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = {key: value for key, value in {**CONFIG, **config}.items() if value is not None}
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    save_file(dict(tensors() if content is None else content), folder / "adapter_model.safetensors")
+    return folder

@@ -1,0 +1,187 @@
+"""LoRA adapters over HTTP: models with a parent, chosen by name, which come and go while others are answered."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import lora_files
+import numpy as np
+import pytest
+from server.conftest import TIDEWHEEL, ServerProcess
+
+from tidewheel.engine.adapters.options import LoraModule
+from tidewheel.server.options.serve import parse_options
+
+PROMPT = list(range(40, 75))  # more than two blocks, which the prefix cache keeps
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapters")
+    for seed in range(4):
+        lora_files.write(root / f"seed-{seed}", lora_files.tensors(seed))
+    nan = {name: np.full_like(value, np.nan) for name, value in lora_files.tensors().items()}
+    lora_files.write(root / "broken", nan)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(dummy_model: Path, folders: Path) -> Iterator[ServerProcess]:
+    """One adapter a step, two in memory."""
+    process = ServerProcess(
+        *(str(dummy_model), "--load-format", "dummy", "--served-model-name", "base", "--enable-lora"),
+        *("--max-loras", "1", "--max-cpu-loras", "2", "--kv-cache-space", "0.05"),
+        *("--lora-modules", f"first={folders / 'seed-0'}"),
+        f'{{"name": "second", "path": "{folders / "seed-1"}", "base_model_name": "llama"}}',
+        *("--allow-runtime-lora-updating", "--lora-resolver-cache-dir", str(folders)),
+    )
+    yield process
+    process.stop()
+
+
+def complete(server: ServerProcess, model: str, **fields: Any) -> httpx.Response:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "return_token_ids": True, **fields}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+
+def tokens(server: ServerProcess, model: str) -> list[int]:
+    response = complete(server, model)
+    assert response.status_code == 200, response.text
+    found: list[int] = response.json()["choices"][0]["token_ids"]
+    return found
+
+
+def update(server: ServerProcess, what: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/{what}_lora_adapter", json=body, timeout=60)
+
+
+def test_adapters_are_models_with_a_parent(server: ServerProcess) -> None:
+    cards = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert [(card["id"], card["parent"]) for card in cards[:3]] == [
+        ("base", None),
+        ("first", "base"),
+        ("second", "llama"),
+    ]
+    assert httpx.get(f"{server.url}/v1/models/first").json()["parent"] == "base"
+
+
+def test_each_name_has_its_own_answers(server: ServerProcess) -> None:
+    answers = {model: tokens(server, model) for model in ("base", "first", "second", "seed-2", "seed-3")}
+    assert len({tuple(answer) for answer in answers.values()}) == 5
+    assert tokens(server, "seed-0") == answers["first"]
+    # More adapters than fit into memory, and one a step: all of them wait, none is mixed up.
+    models = [*answers, *answers, *answers]
+    with ThreadPoolExecutor(len(models)) as pool:
+        found = list(pool.map(lambda model: tokens(server, model), models))
+    assert found == [answers[model] for model in models]
+
+
+def test_chats_have_adapters_too(server: ServerProcess) -> None:
+    body = {"messages": [{"role": "user", "content": "tide"}], "max_tokens": 8, "temperature": 0}
+    texts = set()
+    for model in ("base", "first", "second"):
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "model": model}, timeout=60).json()
+        assert answer["model"] == model
+        texts.add(answer["choices"][0]["message"]["content"])
+    assert len(texts) == 3
+
+
+@pytest.mark.parametrize("name", ["nobody", "../seed-0", ".", "..", "seed-0/../seed-1", "/etc", "a\0b", "x" * 300])
+def test_unknown_models_are_not_found(server: ServerProcess, name: str) -> None:
+    response = complete(server, name)
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+def test_an_adapter_that_cannot_be_read_is_an_error_in_one_sentence(server: ServerProcess) -> None:
+    response = complete(server, "broken")
+    assert response.status_code == 500
+    assert "not finite" in response.json()["error"]["message"]
+    assert tokens(server, "base")
+
+
+def test_adapters_come_and_go(server: ServerProcess, folders: Path) -> None:
+    path = str(folders / "seed-2")
+    assert update(server, "load", lora_name="new", lora_path=path).text.startswith("Success")
+    assert tokens(server, "new") == tokens(server, "seed-2")
+    again = update(server, "load", lora_name="new", lora_path=path)
+    assert (again.status_code, again.json()["error"]["param"]) == (400, "lora_name")
+    replaced = update(server, "load", lora_name="new", lora_path=str(folders / "seed-3"), load_inplace=True)
+    assert replaced.status_code == 200
+    assert tokens(server, "new") == tokens(server, "seed-3")
+    assert update(server, "unload", lora_name="new").text.startswith("Success")
+    assert complete(server, "new").status_code == 404
+    assert update(server, "unload", lora_name="new").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "words"),
+    [
+        ("base", "seed-0", "names a model already"),
+        ("other", "broken", "not finite"),
+        ("other", "nowhere", "is not a folder"),
+        ("", "seed-0", "must not be empty"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(
+    server: ServerProcess, folders: Path, name: str, path: str, words: str
+) -> None:
+    response = update(server, "load", lora_name=name, lora_path=str(folders / path))
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+
+
+def test_a_server_that_was_not_told_to_loads_nothing(dummy_server: ServerProcess) -> None:
+    body = {"lora_name": "a", "lora_path": "/a"}
+    headers = {"authorization": "Bearer secret"}
+    response = httpx.post(f"{dummy_server.url}/v1/load_lora_adapter", json=body, headers=headers)
+    assert response.status_code == 403
+    assert "--allow-runtime-lora-updating" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--lora-modules", "a=b"], "--lora-modules needs --enable-lora"),
+        (["--enable-lora", "--lora-modules", "a"], "must be NAME=PATH"),
+        (["--enable-lora", "--lora-modules", '{"name": "a"}'], "must be NAME=PATH or a JSON object"),
+        (["--enable-lora", "--lora-modules", "a=b", "a=c"], "two adapters have one name"),
+        (["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"], "must be at least --max-loras 4"),
+        (["--enable-lora", "--max-lora-rank", "513"], "must be between 1 and 512"),
+        (["--enable-lora", "--lora-extra-vocab-size", "8"], "adapters that add tokens are refused"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(["model", *arguments], {})
+    assert words in capsys.readouterr().err
+
+
+def test_modules_may_be_a_json_list_in_the_environment() -> None:
+    modules = '[{"name": "a", "path": "b"}, {"name": "c", "path": "d", "base_model_name": "e"}]'
+    variables = {"TIDEWHEEL_LORA_MODULES": modules, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    lora = parse_options(["model", "--enable-lora"], variables).engine.lora
+    assert lora.lora_modules == (LoraModule("a", "b"), LoraModule("c", "d", "e"))
+    assert lora.allow_runtime_lora_updating
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--lora-modules", "a=/nowhere"], "/nowhere is not a folder"),
+        (["--device", "graph-cpu"], "the graph-cpu device has no LoRA adapters"),
+    ],
+)
+def test_what_cannot_be_served_ends_the_start(dummy_model: Path, arguments: list[str], words: str) -> None:
+    command = [*TIDEWHEEL, "serve", str(dummy_model), "--load-format", "dummy", "--kv-cache-space", "0.05"]
+    ended = subprocess.run([*command, "--enable-lora", *arguments], capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
