@@ -46,10 +46,10 @@ from .weights.quantized import method_to_load_with
 from .weights.tensor import WeightSource
 
 if TYPE_CHECKING:
-    from .adapters.adapter import LoraAdapter
     from .adapters.options import LoraOptions
     from .adapters.registry import LoraRegistry
     from .engine import Engine
+    from .weights.lora import LoraAdapter
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from tidewheel import __version__
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 
-from .api.adapters import AdapterEndpoints
+from .api.adapters import adapter_routes
 from .api.aliases import aliases
 from .api.chat import ChatEndpoint
 from .api.completions import CompletionsEndpoint
@@ -178,7 +178,7 @@ def build_app(
         *OllamaEmbeddings(models, encoders, encoder, notes=notes).routes(),
         *OllamaModelEndpoints(models, engine, formats, fills=completion_path.fill is not None, notes=notes).routes(),
         *models_routes(models),
-        *AdapterEndpoints(engine.loras, models, notes=notes).routes(),
+        *adapter_routes(engine.loras, models, notes=notes),
         *RenderEndpoints(path, completion_path, encoder, notes=notes).routes(),
         *InfillEndpoint(completion_path, encoder, metrics, notes=notes).routes(),
         *TokenizeEndpoints(

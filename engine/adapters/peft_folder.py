@@ -16,9 +16,9 @@ from ..models.description import ModelDescription
 from ..models.text_part import text_name
 from ..weights.checkpoint import open_file
 from ..weights.dtypes import STORAGE
+from ..weights.lora import LoraAdapter, LowRankUpdate
 from ..weights.stored import FLOATS, Checkpoint, StoredTensor
 from ..weights.tensor import DenseTensor, to_float32
-from .adapter import LoraAdapter, LowRankUpdate
 from .modules import adaptable_modules
 from .peft_config import PeftConfig, read_peft_config
 

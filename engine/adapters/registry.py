@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..devices.base import LoraExecutor
 from ..errors import TidewheelError, quoted
-from .adapter import LoraAdapter
+from ..weights.lora import LoraAdapter
 from .lora import Lora
 from .options import LoraModule, LoraOptions
 

@@ -9,10 +9,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..adapters.adapter import LoraAdapter
 from ..cancellation import Cancellation
 from ..models.spec import DecoderSpec
 from ..weights.dtypes import DType, KvCacheDType
+from ..weights.lora import LoraAdapter
 from ..weights.quantization import Quantization, TensorFormat
 from ..weights.tensor import WeightSource
 from .batch import StepBatch, StepOutput

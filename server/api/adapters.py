@@ -19,11 +19,13 @@ from ..protocol.decode import BodyDecoder, ParameterNotes
 from ..served_models import ServedModels
 from .body import whole_body
 
+_LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
 
 class AdapterEndpoints:
-    """Loads and unloads adapters. Without `loras`, or where these allow no updates, every request is refused."""
+    """Loads and unloads adapters."""
 
-    def __init__(self, loras: LoraRegistry | None, models: ServedModels, *, notes: ParameterNotes) -> None:
+    def __init__(self, loras: LoraRegistry, models: ServedModels, *, notes: ParameterNotes) -> None:
         self._loras = loras
         self._models = models
         self._decode_load = BodyDecoder(LoadLoraRequest, notes=notes)
@@ -32,8 +34,8 @@ class AdapterEndpoints:
     def routes(self) -> list[Route]:
         """The endpoints."""
         return [
-            Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
-            Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
+            Route(_LOAD_PATH, self._load, methods=["POST"]),
+            Route(_UNLOAD_PATH, self._unload, methods=["POST"]),
         ]
 
     @operation(
@@ -45,13 +47,12 @@ class AdapterEndpoints:
         waits=False,
     )
     async def _load(self, request: Request) -> Response:
-        loras = self._updatable()
         body = self._decode_load(await whole_body(request))
         if not body.lora_name or not body.lora_path:
             raise bad_request("lora_name and lora_path must not be empty")
         try:
             self._models.check_new(body.lora_name)
-            await loras.add(LoraModule(body.lora_name, body.lora_path), replace=body.load_inplace is True)
+            await self._loras.add(LoraModule(body.lora_name, body.lora_path), replace=body.load_inplace is True)
         except LoraExistsError as error:
             raise bad_request(f"{error}; unload it first, or send load_inplace", "lora_name") from None
         except TidewheelError as error:
@@ -67,19 +68,25 @@ class AdapterEndpoints:
         waits=False,
     )
     async def _unload(self, request: Request) -> Response:
-        loras = self._updatable()
         body = self._decode_unload(await whole_body(request))
         try:
-            loras.remove(body.lora_name)
+            self._loras.remove(body.lora_name)
         except UnknownLoraError as error:
             raise ApiError(HTTPStatus.NOT_FOUND, f"{error}; /v1/models lists them", param="lora_name") from None
         return PlainTextResponse(f"Success: LoRA adapter {quoted(body.lora_name)} removed successfully.")
 
-    def _updatable(self) -> LoraRegistry:
-        if self._loras is None or not self._loras.allows_updates:
-            raise ApiError(
-                HTTPStatus.FORBIDDEN,
-                "this server loads no adapters on request: start it with --enable-lora and "
-                "--allow-runtime-lora-updating (or VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)",
-            )
-        return self._loras
+
+def adapter_routes(loras: LoraRegistry | None, models: ServedModels, *, notes: ParameterNotes) -> list[Route]:
+    """The endpoints. Where there are no adapters, or they must not be changed, every request is refused."""
+    if loras is not None and loras.allows_updates:
+        return AdapterEndpoints(loras, models, notes=notes).routes()
+    return [Route(path, _refuse, methods=["POST"]) for path in (_LOAD_PATH, _UNLOAD_PATH)]
+
+
+@operation("Load or unload a LoRA adapter: refused by this server, which was not told to allow it")
+async def _refuse(request: Request) -> Response:
+    raise ApiError(
+        HTTPStatus.FORBIDDEN,
+        "this server loads no adapters on request: start it with --enable-lora and --allow-runtime-lora-updating (or "
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)",
+    )

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from tidewheel import _native
 
-from ...adapters.adapter import LoraAdapter
 from ...errors import DeviceError
 from ...weights.dtypes import DType
+from ...weights.lora import LoraAdapter
 from ...weights.packed_cache import BackgroundWrite
 from ..base import ExecutorLimits, OnWait
 from ..batch import StepBatch, StepOutput

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ...adapters.adapter import LoraAdapter
 from ...errors import DeviceError
+from ...weights.lora import LoraAdapter
 from ..base import ExecutorLimits, OnWait
 from ..batch import StepBatch, StepOutput
 from ..sampling import sample_row

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...adapters.adapter import LoraAdapter, LowRankUpdate
+from ...weights.lora import LoraAdapter, LowRankUpdate
 
 
 class Loras:

@@ -68,6 +68,8 @@ def test_adapters_are_models_with_a_parent(server: ServerProcess) -> None:
         ("second", "llama"),
     ]
     assert httpx.get(f"{server.url}/v1/models/first").json()["parent"] == "base"
+    modules = httpx.get(f"{server.url}/server_info").json()["options"]["lora_modules"]
+    assert [module["name"] for module in modules] == ["first", "second"]
 
 
 def test_each_name_has_its_own_answers(server: ServerProcess) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tidewheel.engine.adapters.options import LoraOptions
 from tidewheel.engine.declaring.option import OptionError, Options, options_of
 from tidewheel.engine.devices import DEVICE_OPTIONS
 from tidewheel.engine.devices.cpu.options import CpuOptions
@@ -25,6 +26,7 @@ from tidewheel.server.telemetry.logs import LogOptions
 
 OWNERS: tuple[type[Options], ...] = (
     EngineOptions,
+    LoraOptions,
     *DEVICE_OPTIONS,
     EncoderOptions,
     ConfigFileOptions,
