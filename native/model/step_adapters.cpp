@@ -56,7 +56,9 @@ void StepAdapters::begin(std::span<const int32_t> numbers, std::span<const int32
     if (found == adapters_.end()) fail("there is no adapter " + std::to_string(number));
     used_.push_back(found->second);
     for (size_t i = 0; i < rows.size(); i += kBlockRows) {
-      Block& block = blocks_.emplace_back(Block{found->second.get(), {}, static_cast<int>(std::min<size_t>(kBlockRows, rows.size() - i))});
+      Block& block = blocks_.emplace_back();
+      block.adapter = found->second.get();
+      block.count = static_cast<int>(std::min<size_t>(kBlockRows, rows.size() - i));
       std::copy_n(rows.begin() + i, block.count, block.rows);
     }
   }

@@ -40,9 +40,9 @@ class StepAdapters {
 
   // Tokens with the same adapter, whose A is read once for all of them.
   struct Block {
-    const Adapter* adapter;
-    int rows[kBlockRows];
-    int count;
+    const Adapter* adapter = nullptr;
+    int rows[kBlockRows] = {};
+    int count = 0;
   };
 
   void project_block(Worker& worker, const Block& block, const Adapter::Part& part, const Linear& linear, const Rows& rows,
