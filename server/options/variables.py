@@ -28,7 +28,6 @@ KNOWN = {
 REFUSED = {
     "VLLM_USE_MODELSCOPE": "models come from the Hugging Face Hub: download the model, and serve its folder",
     "VLLM_LOGGING_CONFIG_PATH": "use --log-level and --log-format",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "adapters are not served yet",
 }
 """vLLM's variables that ask for what is not there, with what to do instead, unless they are 0 or empty."""
 

@@ -72,6 +72,8 @@ RENAMED = {
 }
 
 ACCEPTED = {
+    "adapters' biases are always added": "--enable-lora-bias",
+    "an adapter takes time for the rows that use it alone": "--specialize-active-lora",
     "a preempted sequence is computed again, so KV blocks are never swapped": "--swap-space= "
     "--preemption-mode=recompute",
     "kernels are built in, and the buckets of an accelerator say what is compiled (docs/devices/buckets.md)": (
@@ -228,12 +230,11 @@ REFUSED = {
 }
 
 NOT_YET = {
-    "adapters are not served yet; merge them into the weights": "--enable-lora --lora-modules=* --max-loras= "
-    "--max-lora-rank= --lora-dtype= --lora-extra-vocab-size= --long-lora-scaling-factors=* --max-cpu-loras= "
-    "--fully-sharded-loras --enable-lora-bias --lora-target-modules=* --default-mm-loras= --specialize-active-lora "
-    "--enable-tower-connector-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras --max-lora-cls-labels= "
-    "--qlora-adapter-name-or-path= --enable-prompt-adapter --prompt-adapters=* --max-prompt-adapters= "
-    "--max-prompt-adapter-token=",
+    "such adapters are not served; those that peft saves as LoRA are, with --enable-lora": "--default-mm-loras= "
+    "--long-lora-scaling-factors=* --enable-tower-connector-lora --enable-mixed-moe-lora-format "
+    "--enable-moe-shared-loras --max-lora-cls-labels= --qlora-adapter-name-or-path= --enable-prompt-adapter "
+    "--prompt-adapters=* --max-prompt-adapters= --max-prompt-adapter-token=",
+    "adapters say themselves which layers they change": "--lora-target-modules=*",
     "answers are not drafted yet; leave it out, the tokens are the same": "--speculative-config= --spec-method= "
     "--spec-model= --spec-tokens= --speculative-model= --speculative-model-quantization= --num-speculative-tokens= "
     "--speculative-draft-tensor-parallel-size= --speculative-max-model-len= "

@@ -49,8 +49,8 @@ def test_every_variable_of_the_repository_is_known() -> None:
 
 def test_variables_of_vllms_flags_are_as_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert [note.split()[0] for note in parse(TIDEWHEEL_SWAP_SPACE="4").notes] == ["--swap-space"]
-    assert "--enable-lora is not supported" in refusal(capsys, TIDEWHEEL_ENABLE_LORA="1")
-    parse(TIDEWHEEL_ENABLE_LORA="0")
+    assert "--mm-encoder-only is not supported" in refusal(capsys, TIDEWHEEL_MM_ENCODER_ONLY="1")
+    parse(TIDEWHEEL_MM_ENCODER_ONLY="0")
 
 
 def test_vllms_variables_are_read_or_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             "m --default-chat-template-kwargs.enable_thinking false",
             {"default_chat_template_kwargs": {"enable_thinking": False}},
         ),
-        ("m --no-enable-lora --no-trust-remote-code", {}),
+        ("m --no-enable-prompt-adapter --no-trust-remote-code", {}),
         ("m --cpu-offload-gb 0 --mm-processor-cache-gb 0 --language-model-only", {}),
         ("m --numa-bind --enable-expert-parallel --enable-eplb --max-log-len 100", {}),
         ("m --cuda-graph-sizes 1 2 4 --seed 7", {"seed": 7}),
@@ -90,7 +90,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --preemption-mode swap", "--preemption-mode is not supported: a preempted sequence is computed again"),
         ("m --load-format tensorizer", "--load-format tensorizer is not supported: convert the model"),
         ("m --load-format=sharded_state", "--load-format sharded_state is not supported"),
-        ("m --enable-lora --lora-modules a=b c=d", "--lora-modules is not supported: adapters"),
+        ("m --enable-prompt-adapter --prompt-adapters a=b c=d", "--prompt-adapters is not supported: such adapters"),
         ("m --limit-mm-per-prompt '{\"image\": 2}'", "--limit-mm-per-prompt is not supported: images"),
         ("m --limit-mm-per-prompt.image 2", "--limit-mm-per-prompt is not supported: images"),
         ("m --kv-transfer-config '{\"kv_connector\": \"NixlConnector\"}'", "--kv-transfer-config is not supported"),
@@ -113,11 +113,11 @@ def test_a_line_that_is_refused(capsys: pytest.CaptureFixture[str], line: str, s
 
 
 def test_what_has_no_effect_is_a_line_in_the_log() -> None:
-    assert parse("m --swap-space 4 -O3 --no-enable-lora").notes == [
+    assert parse("m --swap-space 4 -O3 --no-enable-prompt-adapter").notes == [
         "--swap-space has no effect: a preempted sequence is computed again, so KV blocks are never swapped",
         "--optimization-level has no effect: kernels are built in, and the buckets of an accelerator say what is "
         "compiled (docs/devices/buckets.md)",
-        "--no-enable-lora has no effect: it is never on",
+        "--no-enable-prompt-adapter has no effect: it is never on",
     ]
 
 
