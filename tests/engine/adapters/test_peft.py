@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
+import gguf_files
 import lora_zoo
 import models_zoo
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from harness import Harness, device_ids, load, make_device
 
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
@@ -70,6 +73,22 @@ def test_every_level_computes_the_merged_model(device: str) -> None:
 def test_a_config_says_how_large_updates_are(fields: dict[str, Any]) -> None:
     best = _DEVICES[1]
     check(loaded(best, "llama", 1, **fields).logits(TOKENS, adapter=1), lora_zoo.logits("llama", TOKENS, **fields))
+
+
+@pytest.mark.parametrize("quantize", [gguf_files.as_float32, gguf_files.quantized(GGMLQuantizationType.Q8_0)])
+def test_the_base_may_be_a_gguf_file(quantize: gguf_files.Quantize, tmp_path: Path) -> None:
+    file = gguf_files.zoo_file(tmp_path / "llama.gguf", "llama", quantize)
+    running = Harness(
+        load(make_device(_DEVICES[1]), str(file), lora=LoraLimits(max_loras=1, max_rank=16, dtype="float32"))
+    )
+    assert isinstance(running.executor, LoraExecutor)
+    description = describe(read_config(models_zoo.folder("llama")), None)
+    running.executor.load_lora(0, read_peft_folder(lora_zoo.folder("llama", 0), description, 16))
+    found = running.logits(TOKENS, adapter=0)
+    expected = lora_zoo.logits("llama", TOKENS)
+    # Weights of 8 bits change logits by a hundredth of what the adapter does.
+    rounding = 2e-3 if quantize is gguf_files.as_float32 else 0.1 * np.abs(expected - running.logits(TOKENS)).max()
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=rounding)
 
 
 def test_a_token_gets_the_same_bits_in_any_company() -> None:
