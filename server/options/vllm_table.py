@@ -8,13 +8,16 @@ from __future__ import annotations
 
 WORKS = {
     "": "--allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-key --chat-template --config "
-    "--default-chat-template-kwargs --device --disable-fastapi-docs --disable-log-requests "
-    "--disable-uvicorn-access-log --download-dir --enable-force-include-usage --enable-prefix-caching "
-    "--enable-request-id-headers --h11-max-header-count --h11-max-incomplete-event-size --hf-overrides --host "
-    "--max-model-len --max-num-batched-tokens --max-num-seqs --middleware --model --otlp-traces-endpoint --port "
-    "--response-role --return-tokens-as-token-ids --revision --root-path --seed --served-model-name "
-    "--shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile --tokenizer "
-    "--tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
+    "--default-chat-template-kwargs --device --disable-fastapi-docs --disable-log-requests --disable-log-stats "
+    "--disable-uvicorn-access-log --download-dir --enable-force-include-usage --enable-lora "
+    "--enable-prefix-caching --enable-request-id-headers --enable-tokenizer-info-endpoint --h11-max-header-count "
+    "--h11-max-incomplete-event-size --hf-overrides --host --lora-dtype --lora-modules --max-cpu-loras "
+    "--max-lora-rank --max-loras --max-model-len --max-num-batched-tokens --max-num-seqs --middleware --model "
+    "--otlp-traces-endpoint --port --response-role --return-tokens-as-token-ids --revision --root-path --seed "
+    "--served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile "
+    "--tokenizer --tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
+    "adapters are not sharded; the log says so": "--fully-sharded-loras",
+    "0 or 256, without effect: adapters cannot add tokens": "--lora-extra-vocab-size",
     "`half` and `float` are `float16` and `float32`": "--dtype",
     "requests are logged unless this is turned off": "--enable-log-requests",
     "`auto`, `safetensors`, `gguf` and `dummy`": "--load-format",
@@ -132,7 +135,7 @@ ACCEPTED = {
     "weights and KV cache stay in the memory that they were loaded into": "--cpu-offload-gb=0 --kv-offloading-size=0 "
     "--offload-backend= --offload-group-size= --offload-num-in-group= --offload-prefetch-step= --offload-params=* "
     "--cpu-offload-params=* --enable-cumem-allocator",
-    "statistics are on /metrics and never in the log": "--disable-log-stats --aggregate-engine-logging "
+    "statistics are on /metrics, and of one engine in the log": "--aggregate-engine-logging "
     "--enable-logging-iteration-details --log-error-stack --enable-log-deltas --fail-on-environ-validation",
     "/metrics has all that is measured": "--show-hidden-metrics-for-version= --collect-detailed-traces= "
     "--kv-cache-metrics --kv-cache-metrics-sample= --cudagraph-metrics --enable-mfu-metrics "
@@ -217,7 +220,6 @@ REFUSED = {
     "times are on /metrics, in the log and in --otlp-traces-endpoint": "--enable-per-request-metrics "
     "--per-request-spec-decode-metrics= --enable-layerwise-nvtx-tracing --custom-histogram-buckets=",
     "tidewheel bench --profile measures kernels": "--profiler-config=",
-    "/tokenize and /detokenize show the tokenizer": "--enable-tokenizer-info-endpoint",
     "Python's own ciphers are used; a proxy may choose others": "--ssl-ciphers=",
     "certificates are read at the start; restart the server when they change": "--enable-ssl-refresh",
     "raise --read-timeout and --write-timeout of the proxy that drops quiet streams": "--sse-keep-alive-interval=",

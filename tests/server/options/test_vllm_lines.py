@@ -59,6 +59,7 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             "m --default-chat-template-kwargs.enable_thinking false",
             {"default_chat_template_kwargs": {"enable_thinking": False}},
         ),
+        ("m --enable-lora --lora-modules a=/a b=/b --max-loras 2 --max-lora-rank 64", {}),
         ("m --no-enable-prompt-adapter --no-trust-remote-code", {}),
         ("m --cpu-offload-gb 0 --mm-processor-cache-gb 0 --language-model-only", {}),
         ("m --numa-bind --enable-expert-parallel --enable-eplb --max-log-len 100", {}),
