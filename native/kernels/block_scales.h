@@ -79,7 +79,7 @@ class ScaleReader {
   const ChunkHeader fields_;
   const int groups_;
   int next_ = 0;
-  F whole_, minimum_;  // of the whole chunk; of a grid, those that are used now
+  F whole_ = zero(), minimum_ = zero();  // of the whole chunk; of a grid, those that are used now
 };
 
 }  // namespace tidewheel::TW_ISA
