@@ -74,7 +74,7 @@ class Model {
     std::vector<int32_t> out(rows);
     std::vector<float> logits(rows * executor_.vocab_size());
     const std::span<const int32_t> nothing(none.data(), rows);
-    Step step{tokens, positions, start, context, {{blocks.data(), kBlocksEach}}, {}, last, {}, logits.data()};
+    Step step{tokens, positions, start, context, {{blocks.data(), kBlocksEach}}, {}, {}, last, {}, logits.data()};
     Sampling& sampling = step.sampling;
     sampling.temperature = sampling.min_p = sampling.presence_penalty = sampling.frequency_penalty = zeros;
     sampling.top_p = sampling.repetition_penalty = ones;

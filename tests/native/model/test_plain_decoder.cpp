@@ -164,7 +164,7 @@ std::vector<std::vector<float>> computed(const Kernels& kernels, const DecoderPl
     const std::vector<uint64_t> seeds(count);
     std::vector<int32_t> out(count);
     std::vector<float> logits(size_t(count) * plan.vocab_size);
-    Step step{ids, positions, start, context, {{table.data(), 4}}, {}, rows, {}, logits.data()};
+    Step step{ids, positions, start, context, {{table.data(), 4}}, {}, {}, rows, {}, logits.data()};
     Sampling& s = step.sampling;
     const std::span<const int32_t> ints(none.data(), count);
     s.temperature = s.min_p = s.presence_penalty = s.frequency_penalty = zeros;

@@ -143,7 +143,7 @@ def test_a_restart_goes_on(tmp_path: Path) -> None:
     options = ("--batch-dir", str(tmp_path), "--max-num-seqs", "8")
     first = ServerProcess(*options)
     with openai.OpenAI(base_url=f"{first.url}/v1", api_key="none", max_retries=0) as client:
-        batch = start(client, requests(300, max_tokens=100, ignore_eos=True))
+        batch = start(client, requests(120, max_tokens=64, ignore_eos=True))
         deadline = time.monotonic() + 100
         while time.monotonic() < deadline and not client.batches.retrieve(batch.id).output_file_id:
             time.sleep(0.02)
@@ -153,9 +153,9 @@ def test_a_restart_goes_on(tmp_path: Path) -> None:
     try:
         with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0) as client:
             done = ended(client, batch.id)
-            assert (done.status, done.request_counts.completed) == ("completed", 300)
+            assert (done.status, done.request_counts.completed) == ("completed", 120)
             text = client.files.content(done.output_file_id).text
-        assert len(text.splitlines()) == len({json.loads(line)["custom_id"] for line in text.splitlines()}) == 300
+        assert len(text.splitlines()) == len({json.loads(line)["custom_id"] for line in text.splitlines()}) == 120
         assert httpx.get(f"{second.url}/openapi.json", trust_env=False).status_code == 200
     finally:
         second.stop()
