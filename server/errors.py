@@ -16,7 +16,7 @@ from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError, shortened
 
-from .http.local_path import local_path
+from .local_path import local_path
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from .local_path import local_path
+from ..local_path import local_path
 
 _UPLOADS = ("/v1/files", "/files")
 

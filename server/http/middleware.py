@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tidewheel.engine.errors import TidewheelError, shortened
 
 from ..errors import ApiError, as_api_error, error_response
+from ..local_path import local_path
 from .forms import is_upload
-from .local_path import local_path
 
 access_logger = logging.getLogger("tidewheel.access")
 

@@ -49,7 +49,7 @@ def load(
         quantization=quantization,
     )
     folder = None if cache_dir is None else str(cache_dir)
-    return CpuDevice(CpuOptions(threads_bind, folder), isa=level).load(spec, weights, options)
+    return CpuDevice(CpuOptions(threads_bind, cache_dir=folder), isa=level).load(spec, weights, options)
 
 
 def logits(executor: CpuExecutor) -> Logits:
