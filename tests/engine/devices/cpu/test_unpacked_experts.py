@@ -96,7 +96,7 @@ def test_what_is_not_possible_is_said(
     options = ExecutorOptions("float32", 1 << 20, 64, 2, 64, quantization=quantization)
     spec = mixture()
     with caplog.at_level(logging.INFO):
-        CpuDevice(CpuOptions("auto", str(tmp_path))).load(spec, StoredWeights(spec, kind), options).close()
+        CpuDevice(CpuOptions(cache_dir=str(tmp_path))).load(spec, StoredWeights(spec, kind), options).close()
     said = "VLLM_CPU_MOE_PREPACK=0 has no effect, and experts are packed while they are loaded: layers.0.experts.0"
     assert (said in caplog.text) == (reason is not None)
     assert reason is None or reason in caplog.text
