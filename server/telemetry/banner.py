@@ -15,7 +15,7 @@ def banner(names: Sequence[str], info: Mapping[str, str], max_model_len: int, ad
     """A few lines. `info` is the engine's; what it does not say is left out."""
     kernels = f", {info['isa']} kernels" if info.get("isa") else ""
     sizes = [f"{what} {_size(info[name])}" for what, name in _MEMORY.items() if info.get(name)]
-    model = [info[name] for name in ("family", "weights") if info.get(name)]
+    model = [info[name] for name in ("architecture", "weights") if info.get(name)]
     rows = {
         "model": ", ".join(names) + (f" ({', '.join(model)})" if model else ""),
         "device": f"{info.get('device', '')}{kernels}",
