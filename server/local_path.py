@@ -6,6 +6,7 @@ from starlette.types import Scope
 
 
 def local_path(scope: Scope) -> str:
-    """A request's path without the one that a proxy serves this server under."""
+    """The path without `--root-path`, which some proxies leave in front and others remove."""
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root + "/") else path

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ApiError, error_response
+from ..local_path import local_path
 
 HEALTH_PATHS = frozenset({"/health", "/ping", "/version"})
 METRICS_PATHS = frozenset({"/load", "/metrics"})
@@ -26,7 +27,7 @@ class ApiKeyAuth:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _route_path(scope) not in self._open_paths and not self._authorized(scope):
+        if scope["type"] == "http" and local_path(scope) not in self._open_paths and not self._authorized(scope):
             error = ApiError(
                 HTTPStatus.UNAUTHORIZED,
                 "a valid API key is needed: send it as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'",
@@ -44,13 +45,6 @@ class ApiKeyAuth:
         # Every key is compared, so that the time taken does not tell which one was close.
         matches = [hmac.compare_digest(mine, known) for mine in digests for known in self._digests]
         return any(matches)
-
-
-def _route_path(scope: Scope) -> str:
-    """The path without `--root-path`, which some proxies leave in front and others remove."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 def _digest(key: bytes) -> bytes:
