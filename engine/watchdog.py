@@ -34,8 +34,10 @@ class StepWatchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop watching: the thread has ended when this returns."""
         self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         stalled: float | None = None  # when the step that was last reported began

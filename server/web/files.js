@@ -7,6 +7,7 @@ const MAX_NAME = 100;
 /** What is chosen for the next message, shown in `list`. `onRefuse` hears why a file was not taken. */
 export class Attachments {
   #files = [];
+  #adding = Promise.resolve(); // one file after another: each is counted before the next is let in
   #list;
   #show;
   #onRefuse;
@@ -19,8 +20,14 @@ export class Attachments {
   }
 
   /** Takes files of text. */
-  async add(chosen) {
-    for (const file of chosen) {
+  add(chosen) {
+    const files = [...chosen]; // a list of dropped files is emptied when its event ends
+    this.#adding = this.#adding.then(() => this.#add(files));
+    return this.#adding;
+  }
+
+  async #add(files) {
+    for (const file of files) {
       try {
         const name = tidyName(file.name);
         if (this.#files.length >= MAX_FILES) throw new Error(`a message takes ${MAX_FILES} files`);
