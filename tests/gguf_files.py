@@ -95,7 +95,7 @@ def write(
                 stored, kind = quantize(stored_name, np.ascontiguousarray(one))
                 writer.add_tensor(f"blk.{part[1]}.{stored_name}", stored, raw_dtype=kind)
             continue
-        for original, part in gguf_hybrids.converted(name, data, config):
+        for original, part in gguf_hybrids.converted(name, data, config, old):
             is_named = original.startswith("blk.")
             found = original if is_named else names.get_name(original, ends)
             found = found or names.get_name(original.removeprefix("transformer."), ends)

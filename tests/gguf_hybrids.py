@@ -33,26 +33,28 @@ def architecture(config: Any) -> Any:
     return ARCHITECTURES.get(config.model_type)
 
 
-def converted(name: str, data: _Array, config: Any) -> Iterator[tuple[str, _Array]]:
-    """The tensors that are made of one, by the names that the package knows."""
+def converted(name: str, data: _Array, config: Any, old: bool) -> Iterator[tuple[str, _Array]]:
+    """The tensors that are made of one, by the names that the package knows or as the file has them."""
     if name.endswith((".conv1d.weight", ".conv.conv.weight")):
         data = data.squeeze(1)
     if config.model_type in DELTA_NETS:
-        yield from _delta_net(name, data, config)
+        yield from _delta_net(name, data, config, old)
     elif config.model_type in MAMBAS:
         yield from _mamba(name.replace("model.layers", "backbone.layers") if ".mixer." in name else name, data, config)
     else:
         yield name, data
 
 
-def _delta_net(name: str, data: _Array, config: Any) -> Iterator[tuple[str, _Array]]:
+def _delta_net(name: str, data: _Array, config: Any, old: bool) -> Iterator[tuple[str, _Array]]:
     """Decays instead of their logarithms; Qwen3.5's value heads by their number within a key head."""
     if name.endswith(".A_log"):
         data = -np.exp(data)
     name = name.replace(".dt_bias", ".dt_proj.bias")
     keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
     if config.model_type == "qwen3_next":
-        if name.endswith("in_proj_qkvz.weight"):
+        if name.endswith("in_proj_qkvz.weight") and old:
+            yield f"blk.{name.split('.')[2]}.ssm_in.weight", data
+        elif name.endswith("in_proj_qkvz.weight"):
             sizes = [config.linear_key_head_dim] * 2 + [heads // keys * config.linear_value_head_dim] * 2
             parts = np.split(data.reshape(keys, sum(sizes), -1), np.cumsum(sizes)[:-1], axis=1)
             *qkv, z = (part.reshape(-1, data.shape[1]) for part in parts)

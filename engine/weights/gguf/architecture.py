@@ -40,7 +40,7 @@ def nothing_unused(layer: int, tensor: str, config: Mapping[str, Any]) -> bool:
     return False
 
 
-def no_place(name: str, shapes: Mapping[str, tuple[int, ...]]) -> TensorRef | None:
+def no_place(name: str, shapes: Mapping[str, tuple[int, ...]], stored: Collection[str]) -> TensorRef | None:
     """None for every weight."""
     return None
 
@@ -79,7 +79,7 @@ class GgufArchitecture(NamedTuple):
     heads: Callable[[Fields, Config], Config] = plain_heads
     rope: Callable[[GgufFile, Fields, Config], Config] = plain_rope
     unused: Callable[[int, str, Mapping[str, Any]], bool] = nothing_unused
-    places: Callable[[str, Mapping[str, tuple[int, ...]]], TensorRef | None] = no_place
+    places: Callable[[str, Mapping[str, tuple[int, ...]], Collection[str]], TensorRef | None] = no_place
     attending: bool = True
 
     def tensor_name(self, name: str) -> str | None:
@@ -99,7 +99,8 @@ class GgufArchitecture(NamedTuple):
 
         `shapes` are those of all weights, `stored` the names of the file's tensors. None: files do not have it.
         """
-        if found := expert_reference(name, shapes[name], stored) or stream_reference(name) or self.places(name, shapes):
+        found = expert_reference(name, shapes[name], stored) or stream_reference(name)
+        if found := found or self.places(name, shapes, stored):
             return found
         if (layer := _OURS.fullmatch(name)) and (tensor := self.own.get(layer[2])):
             tensor = f"blk.{layer[1]}.{tensor}"

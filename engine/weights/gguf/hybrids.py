@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ _Config = dict[str, Any]
 QWEN35_MODULES = {
     "post_attention_layernorm": "post_attention_norm",
     "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_qkvz": "ssm_in",  # of files that earlier converters wrote
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_a": "ssm_alpha",
@@ -74,20 +75,24 @@ NEMOTRON_H_MODULES = {
 }
 
 
-def delta_net_reference(name: str, shapes: Mapping[str, tuple[int, ...]]) -> TensorRef | None:
-    """Qwen3-Next's queries, keys, values and gates, which checkpoints hold key head by key head, and files apart."""
+def delta_net_reference(
+    name: str, shapes: Mapping[str, tuple[int, ...]], stored: Collection[str]
+) -> TensorRef | None:
+    """Qwen3-Next's queries, keys, values and gates, which checkpoints hold key head by key head, and files apart.
+
+    Files that earlier converters wrote have them as checkpoints do, in `ssm_in`.
+    """
     layer, _, module = name.removesuffix(".weight").rpartition(".")
-    stored = layer.replace("layers.", "blk.")
-    if module == "delta_z":
-        return TensorRef(f"{stored}.attn_gate.weight")
-    parts = ("delta_q", "delta_k", "delta_v")
-    if module not in parts:
+    block, parts = layer.replace("layers.", "blk."), ("delta_q", "delta_k", "delta_v")
+    if module not in (*parts, "delta_z") or f"{block}.ssm_in.weight" in stored:
         return None
+    if module == "delta_z":
+        return TensorRef(f"{block}.attn_gate.weight")
     start = sum(shapes[f"{layer}.{part}.weight"][0] for part in parts[: parts.index(module)])
-    return TensorRef(f"{stored}.attn_qkv.weight", rows=(start, start + shapes[name][0]))
+    return TensorRef(f"{block}.attn_qkv.weight", rows=(start, start + shapes[name][0]))
 
 
-def mlp_reference(name: str, shapes: Mapping[str, tuple[int, ...]]) -> TensorRef | None:
+def mlp_reference(name: str, shapes: Mapping[str, tuple[int, ...]], stored: Collection[str]) -> TensorRef | None:
     """Granite 4's dense MLP, whose gate and up checkpoints hold in one matrix."""
     layer, _, module = name.removesuffix(".weight").rpartition(".")
     if module not in ("gate", "up", "down"):
@@ -120,12 +125,7 @@ def qwen35_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
 
 
 def qwen3_next(file: GgufFile, fields: Fields, config: _Config) -> _Config:
-    """Qwen3-Next's. Files without `attn_qkv` hold queries, keys, values and gates as checkpoints do."""
-    first = next((i for i in range(config["num_hidden_layers"]) if f"blk.{i}.ssm_in.weight" in file.tensors), None)
-    if first is not None:
-        raise ModelError(
-            f"{file.path}: blk.{first}.ssm_in.weight is of an older form of this architecture: convert the model again"
-        )
+    """Qwen3-Next's."""
     return _delta_net(fields) | experts.qwen3_moe(file, fields, config) | _shared_expert(fields)
 
 

@@ -96,8 +96,9 @@ def expected_of(model: Any) -> list[list[int]]:
     return [greedy(model, prompt, 24) for prompt in models_zoo.prompts()[-3:]]
 
 
-def test_older_files_have_keys_and_values_of_latents_in_one_matrix(tmp_path: Path) -> None:
-    model = model_of("deepseek-v2")
+@pytest.mark.parametrize("name", ["deepseek-v2", "qwen3_next-experts"])
+def test_older_files_divide_matrices_otherwise(name: str, tmp_path: Path) -> None:
+    model = model_of(name)
     assert served(gguf_files.write(tmp_path / "m.gguf", model, old=True)) == expected_of(model)
 
 
