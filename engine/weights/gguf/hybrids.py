@@ -75,9 +75,7 @@ NEMOTRON_H_MODULES = {
 }
 
 
-def delta_net_reference(
-    name: str, shapes: Mapping[str, tuple[int, ...]], stored: Collection[str]
-) -> TensorRef | None:
+def delta_net_reference(name: str, shapes: Mapping[str, tuple[int, ...]], stored: Collection[str]) -> TensorRef | None:
     """Qwen3-Next's queries, keys, values and gates, which checkpoints hold key head by key head, and files apart.
 
     Files that earlier converters wrote have them as checkpoints do, in `ssm_in`.

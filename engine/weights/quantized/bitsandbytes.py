@@ -13,6 +13,7 @@ A layer of 8 bits: `weight [N, K]` of int8 and `SCB [N]`, the largest number of 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from ..stored import StoredMatrix, StoredTensor
 from ..tensor import DenseTensor, QuantizedTensor, to_float32
 from .groups import no_codes
 from .layer import LayerTensors
+
+logger = logging.getLogger(__name__)
 
 _STATES = {kind: f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")}
 _STORAGE = ("U8", "I8", "F16", "BF16", "F32", "F64")
@@ -57,7 +60,7 @@ class BitsAndBytes:
     refused = "int8 that is arranged for one processor"
 
     def __init__(self, config: ConfigReader) -> None:
-        pass
+        self._says_dequantized = True
 
     def matrix(self, layer: LayerTensors) -> StoredMatrix | None:
         """The layer's matrix; None if the layer is not quantized."""
@@ -65,7 +68,14 @@ class BitsAndBytes:
         if len(states) > 1:
             raise layer.error(states[1], f"and {states[0]} cannot both be there")
         if states:
-            return _four_bits(layer, states[0])
+            matrix, in_rows = _four_bits(layer, states[0])
+            if not in_rows and self._says_dequantized:
+                self._says_dequantized = False
+                logger.info(
+                    "%s and others like it are dequantized as they are read: blocks go on in the next row",
+                    layer.origin("weight"),
+                )
+            return matrix
         if layer.find("SCB") is not None:
             return _eight_bits(layer)
         weight = layer.find("weight")
@@ -74,7 +84,8 @@ class BitsAndBytes:
         return None
 
 
-def _four_bits(layer: LayerTensors, state_part: str) -> StoredMatrix:
+def _four_bits(layer: LayerTensors, state_part: str) -> tuple[StoredMatrix, bool]:
+    """The matrix, and whether each block is within a row, so that its codes can be kept."""
     state = _read_state(layer, state_part)
     count = math.prod(state.shape)
     weight = layer.take("weight", *_STORAGE)
@@ -94,7 +105,7 @@ def _four_bits(layer: LayerTensors, state_part: str) -> StoredMatrix:
     outputs, inputs = state.shape
     if inputs % 2 or (inputs % state.block and state.block % inputs):
         # Bytes or blocks go on in the next row: there are no groups of a row's inputs.
-        return layer.matrix(state.shape, state, lambda: _dequantized(layer, weight, state))
+        return layer.matrix(state.shape, state, lambda: _dequantized(layer, weight, state)), False
     group = min(state.block, inputs)
 
     def read() -> SmallFloatTensor:
@@ -113,9 +124,10 @@ def _four_bits(layer: LayerTensors, state_part: str) -> StoredMatrix:
             scales_origin=layer.origin("weight.absmax"),
         )
 
-    return layer.small_floats(
+    matrix = layer.small_floats(
         state.shape, state, read, lambda: TensorFormat("table4", group, table=tuple(_meanings(layer).tolist()))
     )
+    return matrix, True
 
 
 def _meanings(layer: LayerTensors) -> NDArray[np.float32]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,10 +119,15 @@ def test_small_floats_keep_the_bits_of_the_file(tmp_path: Path, kind: str, num_b
     assert tensor.codes.nbytes + tensor.scales.nbytes == num_bytes == format.num_bytes((160, 64))
 
 
-def test_blocks_across_rows_become_floats(tmp_path: Path) -> None:
+def test_blocks_across_rows_become_floats_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     weights = opened(tmp_path, FORMATS["nf4"], model(FORMATS["nf4"])[0])
     assert isinstance(weights["layers.0.down.weight"], DenseTensor)  # 160 inputs, and blocks of 64
     assert weights.stored_format("layers.0.down.weight") is None
+    assert [record.message for record in caplog.records if "dequantized" in record.message] == [
+        f"{tmp_path}/model.safetensors: tensor model.layers.0.mlp.down_proj.weight and others like it are dequantized "
+        "as they are read: blocks go on in the next row"
+    ]
 
 
 def read(folder: Path, format: Format, tensors: Mapping[str, Array], /, **fields: Any) -> None:
