@@ -60,6 +60,7 @@ def test_compose_gives_the_container_no_more_than_it_needs() -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert "healthcheck" not in service  # the image's own follows the port
+    assert service["restart"] == "unless-stopped"
     assert int(service["stop_grace_period"].removesuffix("s")) > SHUTDOWN_S
     (cache,) = service["volumes"]
     assert f"HF_HOME={cache.partition(':')[2]}" in (ROOT / "Dockerfile.cpu").read_text()

@@ -34,8 +34,11 @@ def thread_groups(isa: str, options: CpuOptions, num_groups: int = 1) -> list[li
     """The processors to compute on, by group. Says what was chosen. Raises DeviceError for what cannot be used."""
     topology, quota = _native.topology(), cpu_quota()
     groups = choose_groups(options.threads_bind, topology, quota, options.reserved_cpus)
+    named = options.threads_bind != "auto"
+    if named and options.reserved_cpus is not None:
+        logger.warning("--reserved-cpus has no effect: --threads-bind %s names the cores", options.threads_bind)
     if num_groups > 1:
-        groups = shared_out(groups, num_groups, named=options.threads_bind != "auto")
+        groups = shared_out(groups, num_groups, named=named)
     for group in spanning_groups(groups, topology):
         logger.warning(
             "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "

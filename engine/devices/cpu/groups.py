@@ -14,16 +14,21 @@ if TYPE_CHECKING:
 
 
 def default_threads(num_cores: int, quota: float | None, reserved: int | None = None) -> int:
-    """How many of the cores to compute on: all that the quota pays for but those that are `reserved`, at least one.
+    """How many of the cores to compute on: all that the quota pays for but those that are `reserved`.
 
-    None reserves one core of eight or more, for the event loop.
+    None reserves one core of eight or more, for the event loop. Raises DeviceError if no core is left.
 
     `quota` is in CPUs' worth of time: threads beyond it would use up everyone's share early and wait out the period.
     """
     threads = num_cores if quota is None else min(num_cores, max(1, int(quota)))
     if reserved is None:
         return threads - 1 if threads >= 8 else threads
-    return max(1, min(threads, num_cores - reserved))
+    if reserved >= num_cores:
+        raise DeviceError(
+            f"--reserved-cpus {reserved} leaves no core to compute on: this process may use {num_cores}, so reserve at "
+            f"most {num_cores - 1}"
+        )
+    return min(threads, num_cores - reserved)
 
 
 def choose_groups(

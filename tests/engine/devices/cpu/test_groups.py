@@ -122,7 +122,7 @@ def test_groups_that_make_no_sense_are_refused(machine: Machine, text: str, said
         choose_groups(text, machine({0: "0-3", 1: "4-7"}), None)
 
 
-def test_a_group_over_several_nodes_is_pointed_out(
+def test_what_binding_by_hand_costs_is_pointed_out(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cpu: Any = importlib.import_module("tidewheel.engine.devices.cpu.device")
@@ -132,7 +132,10 @@ def test_a_group_over_several_nodes_is_pointed_out(
         assert cpu.thread_groups("scalar", CpuOptions("0-3|4-7")) == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert not caplog.records
         cpu.thread_groups("scalar", CpuOptions("0-7"))
+        assert "reserved" not in caplog.text
+        cpu.thread_groups("scalar", CpuOptions("0-3", reserved_cpus=2))
     assert "CPUs 0-7 are of several NUMA nodes" in caplog.text
+    assert "--reserved-cpus has no effect: --threads-bind 0-3 names the cores" in caplog.text
 
 
 def test_tensor_parallelism_shares_the_cores_out() -> None:
@@ -147,7 +150,13 @@ def test_tensor_parallelism_shares_the_cores_out() -> None:
 
 @pytest.mark.parametrize(
     ("cores", "quota", "reserved", "threads"),
-    [(8, None, None, 7), (8, None, 0, 8), (8, None, 2, 6), (4, None, 1, 3), (8, 3.0, 2, 3), (2, None, 5, 1)],
+    [(8, None, None, 7), (8, None, 0, 8), (8, None, 2, 6), (4, None, 1, 3), (8, 3.0, 2, 3), (8, None, 7, 1)],
 )
 def test_cores_are_left_to_others(cores: int, quota: float | None, reserved: int | None, threads: int) -> None:
     assert default_threads(cores, quota, reserved) == threads
+
+
+def test_reserving_every_core_is_refused() -> None:
+    for reserved in (2, 5):
+        with pytest.raises(DeviceError, match=rf"--reserved-cpus {reserved} .* may use 2, so reserve at most 1"):
+            default_threads(2, None, reserved)
