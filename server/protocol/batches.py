@@ -41,6 +41,9 @@ class BatchRequest(Body, kw_only=True):
     completion_window: Literal["24h"]
     metadata: dict[str, str] | None = None
 
+    def without_effect(self) -> dict[str, str]:
+        return {"completion_window": "a batch has as long as it needs"}
+
 
 class BatchFault(msgspec.Struct):
     """Why a batch cannot be run."""

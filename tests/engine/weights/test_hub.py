@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMITS, fake_hub, hub_environment
+from fake_hub import COMMITS, TOKEN, fake_hub, hub_environment
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.weights import resolve
@@ -121,6 +121,13 @@ def test_what_cannot_be_had_is_refused_with_the_reason(hub: str, tmp_path: Path)
     assert "no revision v3" in revision
     assert "neither a folder nor a hub id" in invalid
     assert "neither a folder nor a hub id" in deep
+
+
+def test_a_token_may_come_from_a_file(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    (line,), _ = resolve_elsewhere(hub, tmp_path / "home", "'own/gated', with_weights=False")
+    assert (Path(line) / "config.json").exists()
 
 
 def test_without_a_network_the_error_says_whether_that_was_wanted(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ def test_what_is_no_batch_fails_and_says_why(client: openai.OpenAI) -> None:
         start(client, requests(1), "/v1/images")
     with pytest.raises(openai.NotFoundError):
         client.batches.create(input_file_id="file-0", endpoint="/v1/completions", completion_window="24h")
+    with pytest.raises(openai.BadRequestError, match="completion_window: .* it takes 24h"):
+        client.batches.create(input_file_id="file-0", endpoint="/v1/completions", completion_window="1h")  # type: ignore[arg-type]
 
 
 def test_a_cancelled_batch_keeps_its_answers(client: openai.OpenAI) -> None:
@@ -149,6 +151,7 @@ def test_a_restart_goes_on(tmp_path: Path) -> None:
             time.sleep(0.02)
         time.sleep(0.5)
     first.stop()
+    assert first.log.count("The parameter 'completion_window' of requests has no effect: ") == 1
     second = ServerProcess(*options)
     try:
         with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0) as client:
