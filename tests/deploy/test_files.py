@@ -143,6 +143,24 @@ def test_systemd_takes_the_unit(unit: Path) -> None:
     assert "TimeoutStoppSec" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
+def test_the_drop_ins_of_the_docs_suit_the_unit(unit: Path) -> None:
+    drop_ins = re.findall(r"^```ini\n(.*?)^```$", (ROOT / "docs/deploying.md").read_text(), re.MULTILINE | re.DOTALL)
+    folder = unit.with_name(f"{unit.name}.d")
+    folder.mkdir()
+    for i, drop_in in enumerate(drop_ins):
+        (folder / f"{i}.conf").write_text(drop_in)
+    command = [require("systemd-analyze"), "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    (folder / "0.conf").write_text(drop_ins[0].replace("LoadCredential", "LoadCredentials"))
+    assert "LoadCredentials" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    loaded = {name for drop_in in drop_ins for name in re.findall(r"^LoadCredential=([\w-]+):/", drop_in, re.MULTILINE)}
+    variables = dict(re.findall(r"^Environment=(\w+)=%d/([\w-]+)$", "".join(drop_ins), re.MULTILINE))
+    assert set(variables.values()) == loaded
+    assert parse_options([], variables).app.api_key_file == variables["TIDEWHEEL_API_KEY_FILE"]
+    assert "HF_TOKEN_PATH" in variables  # of huggingface_hub: tests/engine/weights/test_hub.py
+
+
 def test_the_unit_lets_the_service_do_little(unit: Path) -> None:
     command = [require("systemd-analyze"), "security", "--offline=yes", "--no-pager", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
