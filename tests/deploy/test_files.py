@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from system_tools import require
 
 from tidewheel.engine.declaring.values import count
 from tidewheel.server.app_options import AppOptions
+from tidewheel.server.http.auth import METRICS_PATHS
 from tidewheel.server.http.options import HttpOptions
 from tidewheel.server.options.serve import parse_options
 
@@ -71,23 +73,47 @@ def test_compose_gives_the_container_no_more_than_it_needs() -> None:
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_kubernetes_takes_the_manifests(version: str) -> None:
     kinds = [kubernetes_validate.validate(o, version, strict=True) and o["kind"] for o in kubernetes_objects()]
-    assert sorted(kinds) == ["HorizontalPodAutoscaler", "PodDisruptionBudget", "Service", "Service", "StatefulSet"]
+    assert sorted(kinds) == [
+        "HorizontalPodAutoscaler",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "Service",
+        "Service",
+        "StatefulSet",
+    ]
     wrong = kubernetes_object("StatefulSet")
     wrong["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="livenesProbe"):
         kubernetes_validate.validate(wrong, version, strict=True)
 
 
+def kustomize(folder: Path) -> dict[str, Any]:
+    """What is made of a folder, by kind."""
+    done = subprocess.run([require("kubectl"), "kustomize", str(folder)], capture_output=True, text=True, check=True)
+    return {o["kind"]: o for o in yaml.safe_load_all(done.stdout)}
+
+
 def test_kustomize_puts_them_together() -> None:
-    done = subprocess.run(
-        [require("kubectl"), "kustomize", str(KUBERNETES)], capture_output=True, text=True, check=True
-    )
-    made = {o["kind"]: o for o in yaml.safe_load_all(done.stdout)}
+    made = kustomize(KUBERNETES)
+    assert "PodMonitor" not in made  # most clusters do not know it
     for found in made.values():
         kubernetes_validate.validate(found, NEWEST, strict=True)
     (container,) = made["StatefulSet"]["spec"]["template"]["spec"]["containers"]
     assert container["envFrom"][0]["configMapRef"]["name"] == made["ConfigMap"]["metadata"]["name"]
     assert container["image"] == "registry.example.com/tidewheel:cpu"
+
+
+def test_with_the_operator_prometheus_finds_the_replicas(tmp_path: Path) -> None:
+    shutil.copytree(KUBERNETES, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "kustomization.yaml"
+    path.write_text(re.sub(r"^# (components:)\n#(   - .*)$", r"\1\n\2", path.read_text(), flags=re.MULTILINE))
+    made = kustomize(tmp_path)
+    monitor, pods = made["PodMonitor"], made["StatefulSet"]["spec"]["template"]
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] == pods["spec"]["containers"][0]["ports"][0]["name"]
+    assert endpoint["path"] in METRICS_PATHS
 
 
 def test_the_manifests_fit_each_other_and_the_server() -> None:
@@ -100,6 +126,16 @@ def test_the_manifests_fit_each_other_and_the_server() -> None:
         assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     assert kubernetes_object("StatefulSet")["spec"]["serviceName"] == "tidewheel-replicas"
     assert kubernetes_object("PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    policy = kubernetes_object("NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert [rule["ports"] for rule in policy["ingress"]] == [[{"protocol": "TCP", "port": port["name"]}]]
+    assert {(p["protocol"], p["port"]) for rule in policy["egress"] for p in rule["ports"]} == {
+        ("UDP", 53), ("TCP", 53), ("TCP", 443)
+    }  # fmt: skip
+    secrets = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"]}
+    assert secrets.keys() == {"HF_TOKEN", "TIDEWHEEL_API_KEY"}
+    assert all(secret["optional"] for secret in secrets.values())
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
     wait = container["lifecycle"]["preStop"]["sleep"]["seconds"] + SHUTDOWN_S
