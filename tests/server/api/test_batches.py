@@ -93,7 +93,7 @@ def test_what_is_no_batch_fails_and_says_why(client: openai.OpenAI) -> None:
         start(client, requests(1), "/v1/images")
     with pytest.raises(openai.NotFoundError):
         client.batches.create(input_file_id="file-0", endpoint="/v1/completions", completion_window="24h")
-    with pytest.raises(openai.BadRequestError, match="completion_window: .* it takes 24h"):
+    with pytest.raises(openai.BadRequestError, match=r"completion_window: .* it takes 24h"):
         client.batches.create(input_file_id="file-0", endpoint="/v1/completions", completion_window="1h")  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server.conftest import RunningServer, StartServer
 from server.raw_http import post_raw
@@ -186,7 +187,9 @@ def test_the_prefix_may_be_vllms(start_server: StartServer) -> None:
 def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer) -> None:
     measured = start_server(padding_engine(), served_model_names=("m",))
     measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS"})
-    exported = {name for name, _ in samples(measured)}
+    found = samples(measured)
+    exported = {name for name, _ in found}
+    labels = {"instance"} | {label for _, pairs in found for label, _ in pairs}  # Prometheus adds the instance
     dashboard = json.loads(DASHBOARD.read_text())
     expressions = list(_expressions(dashboard))
     assert len(expressions) > 30
@@ -195,9 +198,48 @@ def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer
         names = re.findall(r"\b(?:tidewheel:|process_)\w+", expression)
         assert names, expression
         queried.update(names)
+        for grouped in re.findall(r"\bby \(([^)]*)\)", expression):
+            assert set(grouped.split(", ")) <= labels, expression
     assert queried <= exported
     assert {name for name in exported if re.match("tidewheel:(bucket|compilations)_.*_total", name)} <= queried
     assert {panel["id"] for panel in dashboard["panels"]} == set(range(1, len(dashboard["panels"]) + 1))
+
+
+def test_the_dashboard_puts_the_chosen_instances_together() -> None:
+    """Several series become one figure, or each has its instance's name."""
+    promql = pytest.importorskip("promql_parser")
+    dashboard = json.loads(DASHBOARD.read_text())
+    (instance,) = [one for one in dashboard["templating"]["list"] if one["name"] == "instance"]
+    assert instance["multi"]
+    assert instance["includeAll"]
+    for target in [target for panel in dashboard["panels"] for target in panel["targets"]]:
+        for selector, around in _selectors(promql, target["expr"].replace("$__rate_interval", "1m")):
+            matchers = {one.name: (one.op, one.value) for one in selector.matchers.matchers}
+            assert matchers["instance"] == (promql.MatchOp.Re, "$instance"), target
+            assert ("job" if selector.name.startswith("process_") else "model_name") in matchers, target
+            aggregates = [node for node in around if isinstance(node, promql.AggregateExpr)]
+            labels = aggregates[-1].modifier.labels if aggregates and aggregates[-1].modifier else []
+            assert ("instance" in labels or not aggregates) == ("{{instance}}" in target["legendFormat"]), target
+            functions = [node.func.name for node in around if isinstance(node, promql.Call)]
+            assert ("le" in labels) == selector.name.endswith("_bucket"), target
+            assert ("histogram_quantile" in functions) <= ("le" in labels), target
+
+
+def _selectors(promql: Any, expression: str) -> list[tuple[Any, list[Any]]]:
+    """Each selector of an expression, with what it is in, outermost first."""
+    found: list[tuple[Any, list[Any]]] = []
+    around: list[Any] = []
+
+    def enter(node: Any) -> None:
+        if isinstance(node, promql.VectorSelector):
+            found.append((node, [*around]))
+        around.append(node)
+
+    def leave(_: Any) -> None:
+        around.pop()
+
+    promql.walk(promql.parse(expression), enter, leave)
+    return found
 
 
 def _expressions(node: Any) -> Iterator[str]:
