@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from playwright.sync_api import Page, Route, expect
@@ -14,6 +15,21 @@ HIDE = """(hidden) => {
   Object.defineProperty(document, "visibilityState", { configurable: true, value: hidden ? "hidden" : "visible" });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
+
+# Time stands still but for `later`, and answers say what `say` is given.
+BY_HAND = """
+let now = 1000;
+performance.now = () => now;
+window.later = (ms) => { now += ms; };
+const ask = window.fetch;
+window.fetch = (url, options) => {
+  if (!String(url).endsWith("/chat/completions")) return ask(url, options);
+  const start = (controller) => {
+    window.say = (data) => controller.enqueue(new TextEncoder().encode(`data: ${data}\\n\\n`));
+  };
+  return Promise.resolve(new Response(new ReadableStream({ start })));
+};
+"""
 
 
 def metrics(prefix: str, **samples: float) -> str:
@@ -83,6 +99,44 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
     expect(figure(page, "prefix-hits")).to_have_text("25 %")
     page.clock.run_for(1000)  # the server was started again: its counters began anew
     expect(figure(page, "tokens-per-second")).to_have_text("30")
+
+
+def test_an_answer_that_is_alone_has_one_speed(server: RunningServer, open_page: OpenPage) -> None:
+    """Steps of 50 ms give a token each; then the server is idle, for longer than it computed."""
+    steps, told = 6, 0
+
+    def scrape(route: Route) -> None:
+        samples = {"generation_tokens_total": told * steps, "step_duration_seconds_sum": told * steps * 0.05}
+        route.fulfill(content_type="text/plain", body=metrics("x:", num_requests_running=1, **samples))
+
+    def prepare(page: Page) -> None:
+        page.add_init_script(BY_HAND)
+        page.route("**/metrics", scrape)
+
+    def say(**chunk: Any) -> None:
+        page.evaluate("say", json.dumps({"choices": [], **chunk}))
+
+    page = open_page(server.url, prepare, **WIDE)
+    send(page, "How fast are you?")
+    page.get_by_role("link", name="Server").click()
+    expect(figure(page, "running")).to_have_text("1")
+    for i in range(steps):
+        page.evaluate("later(50)")
+        say(choices=[{"index": 0, "delta": {"content": "x"}}])
+        expect(last_answer(page)).to_have_text("x" * (i + 1))
+    page.evaluate("later(700)")
+    say(usage={"completion_tokens": steps, "total_tokens": steps})
+    page.evaluate("say('[DONE]')")
+    until_idle(page)
+
+    def tell(route: Route) -> None:
+        nonlocal told
+        told += 1  # as many again at each reading, so that the figure stays
+        scrape(route)
+
+    page.route("**/metrics", tell)
+    expect(figure(page, "tokens-per-second")).to_have_text("20")
+    expect(page.locator(".stats")).to_contain_text("20 a second")
 
 
 def test_nothing_is_read_while_nobody_looks(server: RunningServer, open_page: OpenPage) -> None:
