@@ -52,7 +52,7 @@ from .generation.generations import Generations
 from .generation.logprobs import LogprobsFormatter
 from .generation.prompt_encoding import PromptEncoder
 from .http.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
-from .http.body_values import LEAST_VALUES, BodyValues
+from .http.body_values import BodyValues, most_values
 from .http.clients import NameClient
 from .http.middleware import BodyLimit, JsonOnly, RequestId
 from .http.tidy_path import TidyPath
@@ -133,7 +133,7 @@ def build_app(
     if options.batch_dir is not None:
         from .api.batches import Batches  # which few servers need
 
-        batches = Batches(options.batch_dir, engine.limits.max_num_seqs, notes)
+        batches = Batches(options.batch_dir, engine.limits.max_num_seqs, most_values(engine.max_model_len), notes)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -242,7 +242,7 @@ def _middleware(options: AppOptions, resources: AppResources, max_model_len: int
         ),
         Middleware(TidyPath),
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
-        Middleware(BodyValues, max_values=max(2 * max_model_len, LEAST_VALUES)),
+        Middleware(BodyValues, max_values=most_values(max_model_len)),
         *resources.middleware,
     ]
     if resources.tracer is not None:

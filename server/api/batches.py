@@ -31,12 +31,13 @@ _MAX_PAGE = 100
 class Batches:
     """The endpoints of files and batches, over a folder, and what works on the batches.
 
-    `max_num_seqs` requests of a batch run at a time. Raises TidewheelError for a folder that cannot be used.
+    `max_num_seqs` requests of a batch run at a time. Each may have `max_values` values in its JSON. Raises
+    TidewheelError for a folder that cannot be used.
     """
 
-    def __init__(self, folder: str, max_num_seqs: int, notes: ParameterNotes) -> None:
+    def __init__(self, folder: str, max_num_seqs: int, max_values: int, notes: ParameterNotes) -> None:
         store = BatchStore(Path(folder))
-        self._runner = BatchRunner(store, self._post, max_num_seqs)
+        self._runner = BatchRunner(store, self._post, max_num_seqs, max_values)
         self._client: AppClient | None = None
         self.routes = [
             *FilesEndpoints(store).routes(),

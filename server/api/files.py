@@ -24,6 +24,7 @@ class FilesEndpoints:
 
     def __init__(self, store: BatchStore) -> None:
         self._store = store
+        self._writing = asyncio.Lock()
 
     def routes(self) -> list[Route]:
         """The endpoints."""
@@ -44,9 +45,10 @@ class FilesEndpoints:
             raise bad_request("file is required", "file", "missing_required_parameter")
         if purpose is None or purpose.content != _PURPOSE.encode():
             raise bad_request(f"purpose must be {_PURPOSE}: this server keeps files for batches alone", "purpose")
-        file = self._store.new_file(part.filename, _PURPOSE, len(part.content))
-        await asyncio.to_thread(self._store.content_path(file.id).write_bytes, part.content)
-        self._store.add_file(file)
+        async with self._writing:  # or files that come together would all be within the limits
+            file = self._store.new_file(part.filename, _PURPOSE, len(part.content))
+            await asyncio.to_thread(self._store.content_path(file.id).write_bytes, part.content)
+            self._store.add_file(file)
         return json_response(file)
 
     @operation("List the files", response=Page[FileObject])

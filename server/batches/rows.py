@@ -13,11 +13,13 @@ import msgspec
 from tidewheel.engine.errors import TidewheelError, quoted
 
 from ..errors import ApiError, bad_request
+from ..http.body_values import JsonCounts
 from ..protocol.decode import unsupported
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score")
 MAX_LINE_BYTES = 256 * 2**20  # of a request, or of an answer
 _MAX_ID = 512  # characters
+_PIECE = 2**16  # bytes of a request that are looked at together
 
 
 class BatchRow(msgspec.Struct):
@@ -116,8 +118,11 @@ def read_rows(path: Path) -> Iterator[BatchRow]:
             yield row
 
 
-def check_file(path: Path, most: int | None = None) -> int:
-    """How many requests a file has. Raises TidewheelError, naming the line, for one that is no batch."""
+def check_file(path: Path, most: int | None = None, max_values: int | None = None) -> int:
+    """How many requests a file has, `most` at most. Raises TidewheelError, saying where, for one that is no batch.
+
+    With `max_values`, a request's JSON has the limits of a request's body: see `JsonCounts`.
+    """
     seen: set[str] = set()
     for row in read_rows(path):
         if row.custom_id in seen:
@@ -125,9 +130,20 @@ def check_file(path: Path, most: int | None = None) -> int:
         seen.add(row.custom_id)
         if most is not None and len(seen) > most:
             raise TidewheelError(f"a batch may have at most {most} requests")
+        if max_values is not None and (limit := _excess(row.body, max_values)):
+            raise TidewheelError(f"the request {quoted(row.custom_id)}: its JSON must have at most {limit}")
     if not seen:
         raise TidewheelError("there are no requests in it")
     return len(seen)
+
+
+def _excess(body: msgspec.Raw, max_values: int) -> str | None:
+    counts = JsonCounts()
+    for start in range(0, len(body), _PIECE):
+        counts.add(bytes(memoryview(body)[start : start + _PIECE]))
+        if limit := counts.excess(max_values):
+            return limit
+    return None
 
 
 def finished_ids(path: Path) -> Collection[str]:

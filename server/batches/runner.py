@@ -27,12 +27,16 @@ _SAVE_EVERY_S = 2.0
 
 
 class BatchRunner:
-    """Runs `concurrency` requests of a batch at a time. What a restart interrupts goes on after it."""
+    """Runs `concurrency` requests of a batch at a time. What a restart interrupts goes on after it.
 
-    def __init__(self, store: BatchStore, post: Post, concurrency: int) -> None:
+    A batch with a request that has more than `max_values` values in its JSON is refused.
+    """
+
+    def __init__(self, store: BatchStore, post: Post, concurrency: int, max_values: int) -> None:
         self._store = store
         self._post = post
         self._concurrency = concurrency
+        self._max_values = max_values
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._running: tuple[BatchObject, asyncio.Task[None]] | None = None
@@ -102,7 +106,7 @@ class BatchRunner:
     async def _answer(self, batch: BatchObject) -> None:
         store, counts = self._store, batch.request_counts
         source = store.content_path(batch.input_file_id)
-        counts.total = await asyncio.to_thread(check_file, source, MAX_ROWS)
+        counts.total = await asyncio.to_thread(check_file, source, MAX_ROWS, self._max_values)
         paths = self._outputs(batch)
         done, failed = [set(await asyncio.to_thread(finished_ids, path)) for path in paths]
         counts.completed, counts.failed = len(done), len(failed)

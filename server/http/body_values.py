@@ -22,6 +22,11 @@ LONGEST_NAME = 2**14  # bytes of a field's name, because msgspec repeats it in i
 _COMMA, _COLON, _QUOTE, _LIST, _OBJECT = b',:"[{'
 
 
+def most_values(max_model_len: int) -> int:
+    """How many values a request's JSON may have."""
+    return max(2 * max_model_len, LEAST_VALUES)
+
+
 class JsonCounts:
     """Counts what is outside of strings in JSON that arrives in pieces. For invalid JSON the counts mean nothing."""
 
@@ -56,6 +61,16 @@ class JsonCounts:
         self._offset += len(text)
         if len(inside):
             self._in_string ^= bool(inside[-1])
+
+    def excess(self, max_values: int) -> str | None:
+        """The limit that is exceeded, in words: what the JSON must have at most."""
+        if self.values > max_values:
+            return f"{max_values} values, such as token ids; send several requests"
+        if self.parts > MOST_PARTS:
+            return f"{MOST_PARTS} objects, lists and fields of objects; send several requests, or text instead"
+        if self.longest_name > LONGEST_NAME:
+            return f"{LONGEST_NAME} bytes in a field's name"
+        return None
 
     def _note_names(self, colons: NDArray[np.int64], quotes: NDArray[np.int64]) -> None:
         """Count the names, which end at `colons`, and measure them. `quotes` are where strings begin and end."""
@@ -96,14 +111,7 @@ class BodyValues:
         await self.app(scope, receive_counted, send)
 
     def _check(self, counts: JsonCounts) -> None:
-        if counts.values > self._max_values:
-            limit = f"{self._max_values} values, such as token ids; send several requests"
-        elif counts.parts > MOST_PARTS:
-            limit = f"{MOST_PARTS} objects, lists and fields of objects; send several requests, or text instead"
-        elif counts.longest_name > LONGEST_NAME:
-            limit = f"{LONGEST_NAME} bytes in a field's name"
-        else:
-            return
-        raise ApiError(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body's JSON must have at most {limit}", code="body_too_large"
-        )
+        if limit := counts.excess(self._max_values):
+            raise ApiError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body's JSON must have at most {limit}", code="body_too_large"
+            )

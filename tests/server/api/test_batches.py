@@ -83,7 +83,13 @@ def test_a_batch_from_file_to_answers(client: openai.OpenAI) -> None:
 
 
 def test_what_is_no_batch_fails_and_says_why(client: openai.OpenAI) -> None:
-    for content, complaint in ((b"{\n", "line 1"), (b"", "no requests"), (requests(1) * 2, "twice")):
+    nested = requests(1, prompt=[[]] * 2**17)  # which would hold up everyone while it is decoded
+    for content, complaint in (
+        (b"{\n", "line 1"),
+        (b"", "no requests"),
+        (requests(1) * 2, "twice"),
+        (nested, "'r0': its JSON must have at most 131072 objects, lists and fields"),
+    ):
         batch = ended(client, start(client, content).id)
         assert batch.status == "failed"
         assert complaint in batch.errors.data[0].message
