@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -10,7 +11,7 @@ from starlette.routing import Route
 
 from ..batches.multipart import read_form
 from ..batches.store import BatchStore
-from ..errors import bad_request
+from ..errors import ApiError, bad_request
 from ..openapi.document import operation
 from ..protocol.batches import DeletedFile, FileObject, Page
 from .body import whole_body
@@ -47,7 +48,13 @@ class FilesEndpoints:
             raise bad_request(f"purpose must be {_PURPOSE}: this server keeps files for batches alone", "purpose")
         async with self._writing:  # or files that come together would all be within the limits
             file = self._store.new_file(part.filename, _PURPOSE, len(part.content))
-            await asyncio.to_thread(self._store.content_path(file.id).write_bytes, part.content)
+            path = self._store.content_path(file.id)
+            try:
+                await asyncio.to_thread(path.write_bytes, part.content)
+            except OSError as error:
+                path.unlink(missing_ok=True)
+                message = f"the server cannot keep the file: {error.strerror}"
+                raise ApiError(HTTPStatus.INSUFFICIENT_STORAGE, message, code="no_space") from error
             self._store.add_file(file)
         return json_response(file)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +140,19 @@ def test_who_may_upload(server: RunningServer) -> None:
     assert server.http.post("/v1/files", content=body, headers=page).status_code == 415
     for path in ("/v1/files/..%2f..%2fetc", "/v1/files/file-0/content", "/v1/batches/x"):
         assert server.http.get(path, headers={"authorization": "Bearer key"}).status_code == 404
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(client: openai.OpenAI, folder: Path) -> None:
+    before = set(folder.rglob("*"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(openai.APIStatusError, match="cannot keep the file") as caught:
+            client.files.create(file=("in.jsonl", requests(100)), purpose="batch")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.status_code == 507
+    assert set(folder.rglob("*")) == before
 
 
 def test_without_a_folder_there_are_none(start_server: StartServer) -> None:
