@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,10 +17,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = "--config-settings=wheel.cmake=false"
+# A wheel without a native module is for every Python.
+SETTINGS = ("--config-settings=wheel.cmake=false", "--config-settings=wheel.py-api=py3")
 SEARCHED = (
     "import json, sys, tidewheel.server.demo, tidewheel.engine.errors as e; print(json.dumps([e.__file__, sys.path]))"
 )
+
+# Tidewheel's own licence, and those of the libraries in the web page.
+LICENCES = {"LICENSE", *(f"tidewheel/server/web/vendor/{name}/LICENSE.txt" for name in ("highlight", "katex"))}
 
 pytest.importorskip("scikit_build_core")
 
@@ -43,7 +48,9 @@ def in_repository() -> set[str]:
 
 def in_wheel(folder: Path) -> set[str]:
     (wheel,) = folder.glob("*.whl")
-    return {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("tidewheel/")}
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
+    assert {found[1] for name in names if (found := re.match(r"[^/]*\.dist-info/licenses/(.*)", name))} == LICENCES
+    return {name for name in names if name.startswith("tidewheel/")}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +63,7 @@ def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_wheel_has_what_the_links_lead_to(tmp_path: Path) -> None:
-    pip("wheel", SETTINGS, "--wheel-dir", tmp_path, ROOT)
+    pip("wheel", *SETTINGS, "--wheel-dir", tmp_path, ROOT)
     assert in_wheel(tmp_path) == in_repository()
 
 
@@ -66,16 +73,17 @@ def test_a_source_distribution_has_each_file_once(source_distribution: Path) -> 
     assert len(names) == len(set(names))
     assert {name for name in names if name.startswith("tidewheel/")} == in_repository()
     assert not [name for name in names if name.startswith(("server/", "engine/"))]
+    assert set(names) >= LICENCES
     assert {"CMakeLists.txt", "native/bindings.cpp", "pyproject.toml", "README.md"} <= set(names)
 
 
 def test_a_wheel_of_a_source_distribution_is_the_same(source_distribution: Path, tmp_path: Path) -> None:
-    pip("wheel", SETTINGS, "--wheel-dir", tmp_path, source_distribution)
+    pip("wheel", *SETTINGS, "--wheel-dir", tmp_path, source_distribution)
     assert in_wheel(tmp_path) == in_repository()
 
 
 def test_an_editable_install_reads_the_sources(tmp_path: Path) -> None:
-    pip("install", SETTINGS, "--target", tmp_path, "--editable", ROOT)
+    pip("install", *SETTINGS, "--target", tmp_path, "--editable", ROOT)
     # A folder's .pth files are read only where it is a site folder.
     program = f"import site; site.addsitedir({str(tmp_path)!r}); {SEARCHED}"
     done = subprocess.run(
