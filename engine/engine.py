@@ -136,6 +136,8 @@ class Engine:
         if self._refusal is not None:
             raise EngineDeadError(self._refusal)
         self._validator.check(request)
+        if request.sampling.stop:
+            self.tokenizer.require_text("stop")
         prompt, sampling = np.asarray(request.prompt_token_ids, dtype=np.int32), request.sampling
         seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed % 2**64
         arrival = next(self._arrivals)

@@ -174,7 +174,7 @@ class _Look:
                 spec = describe(config, self._options.max_model_len).spec
                 opened = open_model(self._options, self._source)
                 if self._has_tokenizer or self._options.tokenizer is not None:
-                    opened.tokenizer_source.tokenizer()
+                    opened.tokenizer()
         except (ModelError, DeviceError) as error:
             self._refused(error)
         architectures = config.get("architectures")

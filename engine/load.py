@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .adapters.options import LoraOptions
     from .adapters.registry import LoraRegistry
     from .engine import Engine
+    from .text.tokenizer import Tokenizer
     from .weights.lora import LoraAdapter
 
 logger = logging.getLogger(__name__)
@@ -65,11 +66,11 @@ class OpenedModel:
 
     `weight_bytes` and `kv_bytes_per_token` are what it will take in memory, and `kv_groups` each cache group's part.
     `quantization` is what the device does, which may be none although the options name one. `formats` are those of the
-    matrices in memory, by their names.
+    matrices in memory, by their names. `tokenizer_source` None leaves the tokenizer out.
     """
 
     source: ModelSource
-    tokenizer_source: ModelSource
+    tokenizer_source: ModelSource | None
     spec: DecoderSpec
     weights: WeightSource
     device: Device
@@ -96,6 +97,14 @@ class OpenedModel:
         for name, format in self.formats.items():
             num_bytes[str(format)] += format.num_bytes(shapes[name])
         return ", ".join(name for name, _ in num_bytes.most_common())
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, read from its files. Raises ModelError if there is none, or it is broken."""
+        if self.tokenizer_source is not None:
+            return self.tokenizer_source.tokenizer()
+        from .text.no_tokenizer import NoTokenizer
+
+        return NoTokenizer(self.spec.vocab_size)
 
     def load(
         self,
@@ -266,7 +275,7 @@ class EngineLoad:
 
         model, options = self._model, self._options
         defaults = sampling_defaults(self._generation)
-        tokenizer = model.tokenizer_source.tokenizer()
+        tokenizer = model.tokenizer()
         executor = self._wait()
         self._check_context(executor.limits)
         # A chat model's files may name the end of a turn in one place and the end of a text in another.
@@ -507,8 +516,13 @@ def _memory_text(memory: Memory, weight_bytes: int) -> str:
     return f"{available} of{limit} memory is available, and the weights take {weight_bytes / _GIB:.2f} GiB"
 
 
-def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource:
+def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource | None:
     revision = options.tokenizer_revision
+    if options.skip_tokenizer_init:
+        if options.tokenizer is not None or revision is not None:
+            name = "--tokenizer" if options.tokenizer is not None else "--tokenizer-revision"
+            logger.warning("%s has no effect: --skip-tokenizer-init leaves the tokenizer out", name)
+        return None
     if options.tokenizer is None and revision in (None, options.revision):
         return model
     name = options.tokenizer or options.model

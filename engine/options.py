@@ -38,6 +38,7 @@ class EngineOptions(Options):
     tokenizer_revision: str | None = option(
         None, "the branch, tag or commit of the tokenizer [the model's, for its own]", metavar="NAME"
     )
+    skip_tokenizer_init: bool = option(False, "read no tokenizer: prompts and answers are token ids")
     hf_overrides: Mapping[str, Any] | None = option(
         None,
         'fields of config.json to take instead of the model\'s, e.g. {"sliding_window": null}',

@@ -126,6 +126,7 @@ def build_app(
     notes = ParameterNotes(options.unknown_parameters)
     rules = RequestRules(
         options.max_logprobs,
+        has_text=tokenizer.has_text,
         tokens_as_ids=options.return_tokens_as_token_ids,
         include_usage=options.enable_force_include_usage,
     )

@@ -119,6 +119,7 @@ class GrammarCompiler:
         wait, or if this one takes long while others do, GrammarsUnavailableError if no grammar can be compiled, and
         EngineDeadError after `close`.
         """
+        self._tokenizer.require_text(output.param)
         size = len(output.text.encode())
         if size > MAX_GRAMMAR_BYTES:
             raise InvalidRequestError(
@@ -154,7 +155,7 @@ class GrammarCompiler:
 
         Calls after the first do nothing. Failures are reported to later requests for grammars.
         """
-        if not self._is_warm and not self._is_closed:
+        if not self._is_warm and not self._is_closed and self._tokenizer.has_text:
             self._is_warm = True
             self._submit(self._start_prover)
             self._submit(self._made_vocabulary)

@@ -37,8 +37,10 @@ class Tokenizer:
 
     `special_tokens_map` gives the names that templates use (`bos_token`, `eos_token`, ...) their tokens.
     `chat_template` is one template or several by name, None if the folder has none. `class_name` is that of
-    transformers' class, empty if the folder names none.
+    transformers' class, empty if the folder names none. Only a NoTokenizer has no text.
     """
+
+    has_text = True
 
     def __init__(
         self,
@@ -80,6 +82,9 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         """The id of `eos_token`."""
         return None if self.eos_token is None else self._backend.token_to_id(self.eos_token)
+
+    def require_text(self, param: str) -> None:
+        """Raises InvalidRequestError naming `param`, which needs text, if there is none."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, on request with the special tokens that the tokenizer puts around a text."""

@@ -88,12 +88,14 @@ class TokenizeEndpoints:
         return await self._encoder.run(len(raw), lambda: self._detokenized(body))
 
     def _detokenized(self, body: DetokenizeRequest) -> Response:
+        self._encoder.tokenizer.require_text("tokens")
         self._encoder.check_vocabulary(body.tokens, "tokens")
         return json_response(DetokenizeResponse(self._encoder.tokenizer.decode(body.tokens, skip_special_tokens=False)))
 
     @operation("What the tokenizer's files say of it", response=TokenizerInfo)
     async def _info(self, request: Request) -> Response:
         tokenizer = self._encoder.tokenizer
+        tokenizer.require_text("/tokenizer_info")
         return json_response(
             TokenizerInfo(
                 tokenizer_class=tokenizer.class_name,

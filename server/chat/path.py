@@ -73,6 +73,7 @@ class ChatPath:
         cannot be served. The error names the field of a chat completion's body, and nothing is left running.
         """
         model = self._models.resolve(body.model)
+        self._encoder.tokenizer.require_text("messages")
         body.check_supported()
         self._generations.admission.check_shape(1, n=body.n, best_of=body.best_of)
         tools, parsers = offered_tools(body), self._parsers

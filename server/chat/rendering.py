@@ -70,6 +70,7 @@ class PromptRenderer:
 
         Raises ApiError (400) naming the field that cannot be used, or with the template's own complaint.
         """
+        self._encoder.tokenizer.require_text("messages")
         check_parts(len(messages), "messages")
         rendered = template_messages(messages)
         context = {**self._variables, **(variables or {})}

@@ -16,8 +16,8 @@ from ..options.parser import OptionParser, add_option, build, read_given
 from .sizes import in_bytes, in_thousands
 
 _OPTIONS = (
-    "revision", "download_dir", "tokenizer", "device", "dtype", "quantization", "quantization_group_size",
-    "quantization_zero_points", "kv_cache_dtype", "max_model_len",
+    "revision", "download_dir", "tokenizer", "skip_tokenizer_init", "device", "dtype", "quantization",
+    "quantization_group_size", "quantization_zero_points", "kv_cache_dtype", "max_model_len",
 )  # fmt: skip
 
 

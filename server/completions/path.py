@@ -109,6 +109,7 @@ class CompletionPath:
 
     def _filling(self) -> FillInTheMiddle:
         if self.fill is None:
+            self._encoder.tokenizer.require_text("suffix")
             raise bad_request(
                 "suffix cannot be served: this model's tokenizer has no fill-in-the-middle tokens, so the model was "
                 "not trained for it; serve a model for code that has them, or leave suffix out",
@@ -151,7 +152,7 @@ class CompletionPath:
         return self._encoder.truncated(prompt, truncate_to, side, room)
 
     def _echo(self, body: CompletionRequest, prompt: str | list[int], kept: list[int], param: str) -> str:
-        if not body.echo:
+        if not body.echo or not self._encoder.tokenizer.has_text:
             return ""
         self._encoder.check_vocabulary(kept, param)
         if isinstance(prompt, str) and body.truncate_prompt_tokens is None:

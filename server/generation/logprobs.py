@@ -30,7 +30,9 @@ class LogprobsFormatter:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._text = lru_cache(_REMEMBERED_TOKENS)(lambda token: tokenizer.decode([token], skip_special_tokens=False))
+        self._text: Callable[[int], str] = lambda token: ""
+        if tokenizer.has_text:
+            self._text = lru_cache(_REMEMBERED_TOKENS)(lambda token: tokenizer.decode([token], False))
         self._bytes = lru_cache(_REMEMBERED_TOKENS)(lambda token: list(tokenizer.token_bytes(token)))
 
     def chat(self, body: GenerationBody, output: RequestOutput) -> ChatLogprobs | None:

@@ -53,6 +53,7 @@ class PromptEncoder:
 
         Raises ApiError (400) if the text is not truncated and would not leave `room` tokens of the context free.
         """
+        self.tokenizer.require_text(param)
         kept = self._kept(truncate_to, room)
         if kept is not None:
             token_ids = encode_part(self._encode(add_special_tokens), text, kept, end=side != "right")
@@ -71,6 +72,7 @@ class PromptEncoder:
 
         Raises ApiError (400) for a text of far more than `max_counted` tokens.
         """
+        self.tokenizer.require_text(param)
         return self._at_most(text, param, self.max_counted, add_special_tokens)
 
     def truncated(self, token_ids: list[int], limit: int | None, side: str | None, room: int = 1) -> list[int]:

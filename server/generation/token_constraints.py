@@ -64,6 +64,7 @@ async def token_constraints(
         grammar = await _compile(engine, wanted)
     runs: tuple[tuple[int, ...], ...] = ()
     if body.bad_words:
+        engine.tokenizer.require_text("bad_words")
         tokenize = partial(bad_word_tokens, engine.tokenizer, body.bad_words)
         runs = await asyncio.get_running_loop().run_in_executor(None, tokenize)
     allowed = None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)

@@ -36,6 +36,9 @@ WORKS = {
     "the context is cut to the smallest window": "--disable-sliding-window",
     "one rope for all layers; --hf-overrides changes others": "--rope-scaling --rope-theta",
     "sequences that may wait, not requests": "--max-num-queued-reqs",
+    "prompts are token ids, and answers have `token_ids`; a request that needs text is refused": (
+        "--skip-tokenizer-init"
+    ),
 }
 
 SHORT = {
@@ -203,9 +206,6 @@ REFUSED = {
     "--worker-extension-cls= --additional-config= --override-neuron-config=",
     "requests have logit_bias, bad_words, allowed_token_ids and structured output instead": "--logits-processors=* "
     "--logits-processor-pattern=",
-    "every endpoint for text needs one; with token ids in prompts and return_token_ids it is hardly used": (
-        "--skip-tokenizer-init"
-    ),
     "parsers are built in: see --tool-call-parser and --reasoning-parser": "--tool-parser-plugin= "
     "--reasoning-parser-plugin= --reasoning-config=",
     "clients run tools, never the server": "--tool-server=",

@@ -10,9 +10,13 @@ from .sampling import GenerationBody, StreamOptions
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """Checks and completes bodies. `max_logprobs` bounds the likely tokens that are asked for at each place."""
+    """Checks and completes bodies. `max_logprobs` bounds the likely tokens that are asked for at each place.
+
+    A server that `has_text` no text answers with token ids.
+    """
 
     max_logprobs: int
+    has_text: bool = True
     tokens_as_ids: bool = False
     include_usage: bool = False
 
@@ -24,8 +28,10 @@ class RequestRules:
                 raise bad_request(
                     f"{name} must be at most {self.max_logprobs} on this server (--max-logprobs), got {asked}", name
                 )
-        if self.tokens_as_ids and body.return_tokens_as_token_ids is None:
+        if not self.has_text or (self.tokens_as_ids and body.return_tokens_as_token_ids is None):
             body.return_tokens_as_token_ids = True
+        if not self.has_text and body.return_token_ids is None:
+            body.return_token_ids = True
         if self.include_usage and body.stream:
             body.stream_options = body.stream_options or StreamOptions()
             body.stream_options.include_usage = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from tidewheel.engine.outputs import FinishReason, PromptLogprobs, TokenLogprob
@@ -21,7 +21,9 @@ class TokenNames:
     """The texts of single tokens, for log-probabilities."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._text = lru_cache(_REMEMBERED_TOKENS)(lambda token: tokenizer.decode([token], skip_special_tokens=False))
+        self._text: Callable[[int], str | None] = lambda token: None
+        if tokenizer.has_text:
+            self._text = lru_cache(_REMEMBERED_TOKENS)(lambda token: tokenizer.decode([token], False))
 
     def entry(self, token: int, logprob: float, rank: int | None, top: Iterable[tuple[int, float]]) -> TokenLogprobs:
         """One place's log-probabilities: those of the token there, then of the `top` ones, likeliest first."""

@@ -172,8 +172,10 @@ class LLM:
         return self._model.default_params()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, which has `encode` and `decode`."""
-        return self._model.generator.engine.tokenizer
+        """The model's tokenizer, which has `encode` and `decode`. Raises InvalidRequestError if it was left out."""
+        tokenizer = self._model.generator.engine.tokenizer
+        tokenizer.require_text("get_tokenizer")
+        return tokenizer
 
     def reset_prefix_cache(self) -> None:
         """Forget the cached beginnings of prompts."""

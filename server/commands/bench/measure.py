@@ -197,7 +197,7 @@ def _device_phases(planned: Plan, loaded: LoadedModel, meter: CeilingMeter | Non
 def _through_engine(planned: Plan, loaded: LoadedModel, name: str) -> EngineRates:
     opened, options = planned.opened, planned.options
     try:
-        tokenizer = opened.tokenizer_source.tokenizer()
+        tokenizer = opened.tokenizer()
     except ModelError as error:
         raise TidewheelError(f"it needs a tokenizer, but {error}") from error
     engine = Engine(
