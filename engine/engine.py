@@ -24,6 +24,7 @@ from .errors import EngineDeadError
 from .histogram import Histogram
 from .loop import EngineLoop
 from .open_streams import OpenStreams
+from .options import DEFAULT_MAX_LOGPROBS
 from .request import Request
 from .scheduling.beam_search import BeamSearch
 from .scheduling.cost_model import CostModel
@@ -77,6 +78,7 @@ class Engine:
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
         generation_defaults: Mapping[str, float | int] | None = None,
+        max_logprobs: int = DEFAULT_MAX_LOGPROBS,
         max_step_ms: float,
         enable_prefix_caching: bool,
         drafter: Drafter | None = None,
@@ -86,6 +88,7 @@ class Engine:
     ) -> None:
         """`max_model_len` is lowered to what the executor's KV cache can hold. `info` says how the model was loaded.
 
+        `max_logprobs` is how many likeliest tokens a request may ask for at each place, -1 for the whole vocabulary.
         `loras` are the adapters that requests may name. A `drafter` guesses at tokens to come, which makes steps fewer
         and changes no token. Stacks are written to stderr when a step takes longer than `step_timeout_s`.
         """
@@ -98,8 +101,9 @@ class Engine:
         self.max_model_len = min(max_model_len, limits.max_context or max_model_len)
         if not limits.chunked_prefill:
             self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
-        self._vocab_size = vocab_size
-        self._validator = RequestValidator(self.max_model_len, vocab_size, limits)
+        self.vocab_size = vocab_size
+        self.max_logprobs = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
+        self._validator = RequestValidator(self.max_model_len, vocab_size, self.max_logprobs, limits)
         self._eos_token_ids = frozenset(i for i in eos_token_ids if i < vocab_size)
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
         self._block_size = limits.block_size
@@ -144,7 +148,7 @@ class Engine:
         constraint = self._constraint(request)
         search = None
         if sampling.beam_width is not None:
-            search = BeamSearch(sampling, self._eos_token_ids, self._vocab_size)
+            search = BeamSearch(sampling, self._eos_token_ids, self.vocab_size)
         sequences = [
             Sequence(
                 next(self._keys),
@@ -266,7 +270,7 @@ class Engine:
             request.sampling,
             self.tokenizer,
             eos_ids=self._eos_token_ids,
-            vocab_size=self._vocab_size,
+            vocab_size=self.vocab_size,
         )
 
     def _drop_lora(self, number: int) -> None:

@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 _GIB = 2**30
 _LARGEST_DEFAULT_CACHE = 4 * _GIB
 _ACTIVATION_BYTES = 4
+_LOGPROB_BYTES = 8  # a token id and its log-probability, as many in a step's rows as in the row that asks for most
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
 
@@ -288,6 +289,7 @@ class EngineLoad:
             vocab_size=model.spec.vocab_size,
             eos_token_ids=frozenset(i for i in eos_token_ids if i is not None),
             generation_defaults=defaults,
+            max_logprobs=options.max_logprobs,
             max_step_ms=options.max_step_ms,
             enable_prefix_caching=options.enable_prefix_caching,
             step_timeout_s=options.step_timeout,
@@ -502,11 +504,14 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
     widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.layers)
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
     hidden = spec.hidden_size * (1 if spec.streams is None else spec.streams.count)
+    logprobs = spec.vocab_size if options.max_logprobs == -1 else min(options.max_logprobs, spec.vocab_size)
     needed = (tokens * (widest + 2 * hidden) + rows * spec.vocab_size) * _ACTIVATION_BYTES
+    needed += tokens * logprobs * _LOGPROB_BYTES
     if memory.ceiling is not None and needed > memory.ceiling:
         raise ModelError(
             f"a step of {tokens} tokens takes {needed / _GIB:.2f} GiB beside the weights, more than the "
-            f"{memory.ceiling / _GIB:.2f} GiB of memory there are: lower --max-num-batched-tokens or --max-num-seqs"
+            f"{memory.ceiling / _GIB:.2f} GiB of memory there are: lower --max-num-batched-tokens, --max-num-seqs or "
+            "--max-logprobs"
         )
 
 

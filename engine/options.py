@@ -15,6 +15,8 @@ from .weights.dtypes import DType, KvCacheDType
 from .weights.quantization import Method
 from .weights.quantized import CheckpointMethod
 
+DEFAULT_MAX_LOGPROBS = 20
+
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _QUANTIZATION_ALIASES = {"gptq_marlin": "gptq", "awq_marlin": "awq"}  # vLLM's kernels for them
 _KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e5m2"}
@@ -93,6 +95,13 @@ class EngineOptions(Options):
     max_num_seqs: int = option(128, "most sequences in one step", parse=count, check=at_least(1), metavar="N")
     max_num_batched_tokens: int = option(
         2048, "most tokens in one step", parse=count, check=at_least(1), metavar="TOKENS"
+    )
+    max_logprobs: int = option(
+        DEFAULT_MAX_LOGPROBS,
+        "most likely tokens that a request may ask for at each place; -1 is the whole vocabulary",
+        parse=int,
+        check=at_least(-1),
+        metavar="N",
     )
     max_step_ms: float = option(
         75.0, "how long prompts may hold up running answers, a step", parse=float, check=above(0), metavar="MS"

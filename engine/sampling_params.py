@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from .errors import InvalidRequestError, quoted
 
-MAX_LOGPROBS = 20  # likely tokens that a request may ask for at each place
-
 # Parameters that beam search refuses, because it follows the model's own most likely tokens.
 _NEUTRAL_TO_BEAMS: Mapping[str, object] = {
     "top_p": 1.0,
@@ -87,7 +85,7 @@ class SamplingParams:
         require(all(self.stop), "stop", "strings that are not empty")
         require(self.n >= 1, "n", "at least 1")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}")
+            require(count is None or count >= 0, name, "at least 0")
         require(-20.0 <= self.length_penalty <= 20.0, "length_penalty", "between -20 and 20")
         if self.beam_width is None:
             require(self.length_penalty == 1.0, "length_penalty", "left out without beam search")

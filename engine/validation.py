@@ -9,20 +9,25 @@ from itertools import chain
 from .devices.base import ExecutorLimits
 from .errors import InvalidRequestError
 from .request import Request
+from .sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class RequestValidator:
-    """Checks requests against the context's length in tokens, the vocabulary, and what the device can hold and run."""
+    """Checks requests against the context's length in tokens, the vocabulary, the `max_logprobs` likeliest tokens that
+    they may ask for at a place, and what the device can hold and run.
+    """
 
     max_model_len: int
     vocab_size: int
+    max_logprobs: int
     limits: ExecutorLimits
 
     def check(self, request: Request) -> None:
         """Raise InvalidRequestError, naming the parameter, if the request can never be served."""
         self._check_prompt(request)
         self._check_token_ids(request)
+        self._check_logprobs(request.sampling)
         if request.sampling.beam_width is not None:
             self._check_beams(request, request.sampling.beam_width)
 
@@ -50,6 +55,13 @@ class RequestValidator:
             preface = constraints.preface
             if preface is not None and preface.opening_id is not None:
                 self._require_in_vocabulary((preface.opening_id,), "reasoning")
+
+    def _check_logprobs(self, sampling: SamplingParams) -> None:
+        for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+            if count is not None and count > self.max_logprobs:
+                raise InvalidRequestError(
+                    f"{name} must be at most {self.max_logprobs} (--max-logprobs), got {count}", name
+                )
 
     def _check_beams(self, request: Request, width: int) -> None:
         """A search must have room for all its beams in one step, and in the cache."""

@@ -112,24 +112,18 @@ def build_app(
     encoder_metrics = EncoderMetrics(encoder_engine, options.metrics_prefix)
     encoders = ServedEncoders(encoder_engine, encoder_metrics, options.admission, log_requests=options.log_requests)
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
-    path = ChatPath(
-        models,
-        encoder,
-        renderer,
-        generations,
-        defaults,
-        formats,
-    )
-    completion_path = CompletionPath(models, encoder, generations, defaults)
-    formatter = LogprobsFormatter(tokenizer)
-    store = ResponseStore(options.max_stored_responses)
-    notes = ParameterNotes(options.unknown_parameters)
     rules = RequestRules(
-        options.max_logprobs,
+        engine.max_logprobs,
+        engine.vocab_size,
         has_text=tokenizer.has_text,
         tokens_as_ids=options.return_tokens_as_token_ids,
         include_usage=options.enable_force_include_usage,
     )
+    path = ChatPath(models, encoder, renderer, generations, defaults, formats, rules)
+    completion_path = CompletionPath(models, encoder, generations, defaults, rules)
+    formatter = LogprobsFormatter(tokenizer)
+    store = ResponseStore(options.max_stored_responses)
+    notes = ParameterNotes(options.unknown_parameters)
     batches: Batches | None = None
     if options.batch_dir is not None:
         from .api.batches import Batches  # which few servers need
@@ -159,13 +153,11 @@ def build_app(
                 await asyncio.to_thread(tracer.close)
 
     routes = [
-        *ChatEndpoint(
-            path, formatter, metrics, fingerprint, notes=notes, rules=rules, role=options.response_role
-        ).routes(),
+        *ChatEndpoint(path, formatter, metrics, fingerprint, notes=notes, role=options.response_role).routes(),
         *ResponsesEndpoints(path, formatter, metrics, defaults, store, notes=notes).routes(),
         *StoredResponsesEndpoints(store).routes(),
         *MessagesEndpoints(path, metrics, notes=notes).routes(),
-        *CompletionsEndpoint(completion_path, formatter, metrics, fingerprint, notes=notes, rules=rules).routes(),
+        *CompletionsEndpoint(completion_path, formatter, metrics, fingerprint, notes=notes).routes(),
         *OllamaEndpoints(
             models,
             path,

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidewheel.engine.declaring.option import Options, option
-from tidewheel.engine.declaring.values import at_least, between, count, json_object
+from tidewheel.engine.declaring.values import at_least, count, json_object
 from tidewheel.engine.models.generation import SAMPLING_NAMES
-from tidewheel.engine.sampling_params import MAX_LOGPROBS
 
 from .chat.reasoning import REASONING_PARSERS
 from .chat.tools import TOOL_CALL_PARSERS
@@ -125,13 +124,6 @@ class AppOptions(Options):
         metavar="JSON",
     )
     response_role: str = option("assistant", "the role of chat answers", metavar="NAME")
-    max_logprobs: int = option(
-        MAX_LOGPROBS,
-        "most likely tokens that a request may ask for at each place",
-        parse=int,
-        check=between(0, MAX_LOGPROBS),
-        metavar="N",
-    )
     return_tokens_as_token_ids: bool = option(
         False, "in logprobs, write tokens as token_id:ID, unless a request says otherwise"
     )

@@ -16,7 +16,7 @@ from ..chat.path import ChatPath
 from ..chat.pieces import CallArguments, CallStart, Piece, Reasoning
 from ..chat.run import ChatRun, ChoiceAnswer
 from ..generation.frames import around_text, encode_json, event
-from ..generation.logprobs import LogprobsFormatter
+from ..generation.logprobs import LogprobsFormatter, places_at_once
 from ..generation.streaming import EventStream
 from ..openapi.document import operation
 from ..protocol.chat import (
@@ -34,7 +34,6 @@ from ..protocol.chat import (
     ToolCallDelta,
 )
 from ..protocol.decode import BodyDecoder, ParameterNotes
-from ..protocol.rules import RequestRules
 from ..protocol.usage import Usage
 from ..telemetry.metrics import ServerMetrics
 from .body import whole_body
@@ -52,7 +51,6 @@ class ChatEndpoint:
         fingerprint: str,
         *,
         notes: ParameterNotes,
-        rules: RequestRules,
         role: str,
     ) -> None:
         self._path = path
@@ -60,7 +58,6 @@ class ChatEndpoint:
         self._metrics = metrics
         self._fingerprint = fingerprint
         self._decode = BodyDecoder(ChatCompletionRequest, notes=notes)
-        self._rules = rules
         self._role = role
 
     def routes(self) -> list[Route]:
@@ -78,7 +75,6 @@ class ChatEndpoint:
         timer = self._metrics.start_timer()
         raw = await whole_body(request)
         body = self._decode(raw)
-        self._rules.apply(body)
         run = await self._path.start(body, len(raw), timer, request.state.request_id)
         if body.stream:
             return _ChunkStream(run, body, self._formatter, self._fingerprint, self._role)
@@ -97,7 +93,8 @@ class ChatEndpoint:
         if body.prompt_logprobs is not None:
             completion.prompt_logprobs = HOLE
             scores = answers[0].outputs[0].prompt_logprobs
-            holes.append(listed(self._formatter.prompt(run.prompt_token_ids, scores, body.prompt_logprobs)))
+            places = self._formatter.prompt(run.prompt_token_ids, scores, body.prompt_logprobs)
+            holes.append(listed(places, places_at_once(body.prompt_logprobs)))
         return JsonParts(filled(completion, *holes))
 
     def _choices(self, answers: Sequence[ChoiceAnswer], body: ChatCompletionRequest) -> Iterator[bytes]:
@@ -107,7 +104,8 @@ class ChatEndpoint:
             choice, holes = self._choice(answer, body), []
             if answer.outputs[0].logprobs is not None:
                 choice.logprobs = ChatLogprobs(HOLE)
-                holes.append(listed(self._formatter.chat_entries(body, answer.outputs)))
+                entries = self._formatter.chat_entries(body, answer.outputs)
+                holes.append(listed(entries, places_at_once(body.top_logprobs or 0)))
             yield from filled(choice, *holes)
         yield b"]"
 

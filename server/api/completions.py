@@ -15,12 +15,11 @@ from tidewheel.engine.outputs import PromptLogprobs, RequestOutput
 from ..completions.path import CompletionPath, Prompt
 from ..generation.frames import around_text, encode_json, event
 from ..generation.generations import Generation
-from ..generation.logprobs import Entry, LogprobsFormatter, output_entries, prompt_entries
+from ..generation.logprobs import Entry, LogprobsFormatter, output_entries, places_at_once, prompt_entries
 from ..generation.streaming import EventStream, collect
 from ..openapi.document import operation
 from ..protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes
-from ..protocol.rules import RequestRules
 from ..telemetry.metrics import ServerMetrics
 from .body import whole_body
 from .json_response import HOLE, JsonParts, filled, listed
@@ -39,14 +38,12 @@ class CompletionsEndpoint:
         fingerprint: str,
         *,
         notes: ParameterNotes,
-        rules: RequestRules,
     ) -> None:
         self._path = path
         self._formatter = formatter
         self._metrics = metrics
         self._fingerprint = fingerprint
         self._decode = BodyDecoder(CompletionRequest, notes=notes)
-        self._rules = rules
 
     def routes(self) -> list[Route]:
         """The endpoint."""
@@ -63,7 +60,6 @@ class CompletionsEndpoint:
         timer = self._metrics.start_timer()
         raw = await whole_body(request)
         body = self._decode(raw)
-        self._rules.apply(body)
         run = await self._path.start(body, len(raw), timer, request.state.request_id)
         generation = run.generation
         answer = Completion(
@@ -120,16 +116,18 @@ class _ChoiceWriter:
         token_ids, scores = self._prompts[prompt].token_ids, self._prompt_logprobs[prompt]
         choice = self._choice(index, outputs)
         choice.index = number
-        holes: list[Iterator[object]] = []
+        holes: list[Iterator[bytes]] = []
         if body.logprobs is not None:
             choice.logprobs = CompletionLogprobs(HOLE, HOLE, HOLE, HOLE)
-            holes += formatter.completion_columns(
+            columns = formatter.completion_columns(
                 lambda: self._entries(index, outputs, begins=True), bool(body.return_tokens_as_token_ids)
             )
+            holes += [listed(column, places_at_once(body.logprobs)) for column in columns]
         if body.prompt_logprobs is not None:
             choice.prompt_logprobs = HOLE
-            holes.append(formatter.prompt(token_ids, scores, body.prompt_logprobs))
-        yield from filled(choice, *map(listed, holes))
+            places = formatter.prompt(token_ids, scores, body.prompt_logprobs)
+            holes.append(listed(places, places_at_once(body.prompt_logprobs)))
+        yield from filled(choice, *holes)
 
     def piece(self, output: RequestOutput) -> CompletionChoice | None:
         """What one output adds to a choice; None if it adds nothing."""

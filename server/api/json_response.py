@@ -17,7 +17,7 @@ from ..generation.streaming import client_watch
 
 _LARGE = 2**18  # bytes; a larger answer is sent as it is written
 _TURN_S = 0.004  # of writing, before others have their turn
-_ITEMS_AT_ONCE = 64  # each of which may be what is known of a token
+_ITEMS_AT_ONCE = 64
 
 HOLE: Any = msgspec.Raw(b"\0")  # JSON never has this byte
 """Stands in a payload for what `filled` puts there."""
@@ -37,10 +37,10 @@ def filled(payload: msgspec.Struct, *holes: Iterable[bytes]) -> Iterator[bytes]:
         yield text
 
 
-def listed(items: Iterable[object]) -> Iterator[bytes]:
-    """Parts of the JSON of a list. Some items are made at a time."""
+def listed(items: Iterable[object], at_once: int = _ITEMS_AT_ONCE) -> Iterator[bytes]:
+    """Parts of the JSON of a list, `at_once` items each."""
     remaining, before = iter(items), b"["
-    while some := list(islice(remaining, _ITEMS_AT_ONCE)):
+    while some := list(islice(remaining, at_once)):
         yield before + encode_json(some)[1:-1]
         before = b","
     yield b"[]" if before == b"[" else b"]"

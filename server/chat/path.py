@@ -23,6 +23,7 @@ from ..generation.prompt_encoding import PromptEncoder
 from ..generation.structured_output import compact, json_schema_output
 from ..generation.token_constraints import Calls
 from ..protocol.chat import ChatCompletionRequest, Message
+from ..protocol.rules import RequestRules
 from ..protocol.sampling import sampling_params
 from ..served_models import ServedModels
 from ..telemetry.metrics import RequestTimer
@@ -49,12 +50,14 @@ class ChatPath:
         generations: Generations,
         defaults: Mapping[str, float | int],
         formats: ModelFormats,
+        rules: RequestRules,
     ) -> None:
         self._models = models
         self._encoder = encoder
         self._prompts = RequestPrompts(encoder, renderer)
         self._generations = generations
         self._defaults = defaults
+        self._rules = rules
         self._parsers = AnswerParsers(formats, encoder.tokenizer)
 
     async def start(
@@ -74,6 +77,7 @@ class ChatPath:
         """
         model = self._models.resolve(body.model)
         self._encoder.tokenizer.require_text("messages")
+        self._rules.apply(body)
         body.check_supported()
         self._generations.admission.check_shape(1, n=body.n, best_of=body.best_of)
         tools, parsers = offered_tools(body), self._parsers

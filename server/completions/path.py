@@ -14,6 +14,7 @@ from ..errors import bad_request
 from ..generation.generations import Generation, Generations
 from ..generation.prompt_encoding import PromptEncoder
 from ..protocol.completions import CompletionRequest
+from ..protocol.rules import RequestRules
 from ..protocol.sampling import sampling_params
 from ..served_models import ServedModels
 from ..telemetry.metrics import RequestTimer
@@ -49,11 +50,13 @@ class CompletionPath:
         encoder: PromptEncoder,
         generations: Generations,
         defaults: Mapping[str, float | int],
+        rules: RequestRules,
     ) -> None:
         self._models = models
         self._encoder = encoder
         self._generations = generations
         self._defaults = defaults
+        self._rules = rules
         self.fill = FillInTheMiddle.of(encoder)
 
     async def start(
@@ -102,6 +105,7 @@ class CompletionPath:
 
     def _checked(self, body: CompletionRequest, hole: Hole | None) -> tuple[str, SamplingParams]:
         model = self._models.resolve(body.model)
+        self._rules.apply(body)
         body.check_supported()
         if hole is not None:
             self._filling()

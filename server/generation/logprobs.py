@@ -19,7 +19,7 @@ from ..protocol.sampling import GenerationBody
 
 _FLOOR = -9999.0  # JSON has no -inf
 _REMEMBERED_TOKENS = 65536
-_ROWS_AT_ONCE = 64
+_ENTRIES_AT_ONCE = 1344  # made in about a millisecond
 
 # A token, its log-probability, and the most likely ones with theirs; no log-probability for a prompt's first token.
 Entry: TypeAlias = tuple[int, float | None, Iterable[tuple[int, float]]]
@@ -60,8 +60,9 @@ class LogprobsFormatter:
         """The entries of the chat shape for all tokens of a choice."""
         for output in outputs:
             # A beam's output has all of its tokens.
-            for start in range(0, len(output.token_ids), _ROWS_AT_ONCE):
-                end = start + _ROWS_AT_ONCE
+            at_once = places_at_once(len(output.logprobs[0].top) if output.logprobs else 0)
+            for start in range(0, len(output.token_ids), at_once):
+                end = start + at_once
                 part = structs.replace(
                     output,
                     token_ids=output.token_ids[start:end],
@@ -126,6 +127,11 @@ class LogprobsFormatter:
         return f"token_id:{token_id}" if as_token_id else self._text(token_id)
 
 
+def places_at_once(count: int) -> int:
+    """Of how many places log-probabilities are made together, each with the `count` most likely tokens."""
+    return max(_ENTRIES_AT_ONCE // (1 + count), 1)
+
+
 def output_entries(outputs: Iterable[RequestOutput]) -> Iterator[Entry]:
     """The sampled tokens of consecutive outputs."""
     for output in outputs:
@@ -144,8 +150,9 @@ def _rows(logprobs: PromptLogprobs | None, count: int) -> Iterator[tuple[float, 
     if logprobs is None:
         return
     # Python's numbers take many times the memory of numpy's, so that they are made for some places at a time.
-    for start in range(0, len(logprobs.ranks), _ROWS_AT_ONCE):
-        some = slice(start, start + _ROWS_AT_ONCE)
+    at_once = places_at_once(count)
+    for start in range(0, len(logprobs.ranks), at_once):
+        some = slice(start, start + at_once)
         top_ids, top_logprobs = logprobs.top_ids[some, :count].tolist(), logprobs.top_logprobs[some, :count].tolist()
         for logprob, rank, ids, values in zip(
             logprobs.logprobs[some].tolist(), logprobs.ranks[some].tolist(), top_ids, top_logprobs, strict=True

@@ -31,7 +31,7 @@ WORKS = {
     "--device-memory-utilization --enforce-eager --max-seq-len-to-capture --max-context-len-to-capture "
     "--num-gpu-blocks-override",
     "on a CPU, as many groups of cores (docs/processors.md)": "--tensor-parallel-size",
-    "up to 20, which is the default": "--max-logprobs",
+    "20 by default, -1 for the whole vocabulary; --max-answer-size bounds an answer": "--max-logprobs",
     "temperature, top_p, top_k, min_p and repetition_penalty": "--override-generation-config",
     "the context is cut to the smallest window": "--disable-sliding-window",
     "one rope for all layers; --hf-overrides changes others": "--rope-scaling --rope-theta",

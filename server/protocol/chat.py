@@ -12,7 +12,7 @@ from tidewheel.engine.errors import quoted
 from ..errors import bad_request
 from .decode import Ignored, Unsupported, documented, unsupported
 from .logprobs import PromptLogprobsList
-from .sampling import EndpointSampling, GenerationBody, TopLogprobs
+from .sampling import Count, EndpointSampling, GenerationBody
 from .usage import Usage
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -130,7 +130,7 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     max_completion_tokens: Annotated[int, documented(minimum=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: Count | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None

@@ -9,7 +9,7 @@ import msgspec
 from ..errors import bad_request
 from .decode import Unsupported, unsupported
 from .logprobs import PromptLogprobsList
-from .sampling import EndpointSampling, GenerationBody, TopLogprobs
+from .sampling import Count, EndpointSampling, GenerationBody
 from .usage import Usage
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -19,7 +19,7 @@ class CompletionRequest(GenerationBody, kw_only=True):
     """A body of `/v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
-    logprobs: TopLogprobs | None = None
+    logprobs: Count | None = None
     echo: bool | None = None
     suffix: str | None = None
 

@@ -9,7 +9,7 @@ import msgspec
 from ..errors import bad_request
 from .chat import ToolFunction, check_parts, check_tool_count
 from .decode import Body, Ignored, Unsupported, is_given, unsupported
-from .sampling import TopLogprobs
+from .sampling import Count
 
 _IDLE_OPTIONS = {
     "num_ctx": "the context is the server's (--max-model-len)",
@@ -96,7 +96,7 @@ class OllamaGenerationBody(OllamaBody, kw_only=True):
     think: bool | Literal["low", "medium", "high"] | None = None
     format: dict[str, Any] | str | None = None  # json, or a JSON schema
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: Count | None = None
     truncate: bool | None = None
     shift: bool | None = None
 

@@ -10,12 +10,12 @@ from .sampling import GenerationBody, StreamOptions
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """Checks and completes bodies. `max_logprobs` bounds the likely tokens that are asked for at each place.
-
-    A server that `has_text` no text answers with token ids.
+    """Checks and completes bodies. `max_logprobs` bounds the likely tokens that are asked for at each place, where -1
+    asks for all `vocab_size`. Without `has_text`, answers are token ids.
     """
 
     max_logprobs: int
+    vocab_size: int
     has_text: bool = True
     tokens_as_ids: bool = False
     include_usage: bool = False
@@ -24,10 +24,16 @@ class RequestRules:
         """Raises ApiError (400) for more logprobs than there may be."""
         for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
             asked = getattr(body, name, None)
-            if type(asked) is int and asked > self.max_logprobs:
+            if type(asked) is not int:
+                continue
+            count = self.vocab_size if asked == -1 else asked
+            if count > self.max_logprobs:
                 raise bad_request(
-                    f"{name} must be at most {self.max_logprobs} on this server (--max-logprobs), got {asked}", name
+                    f"{name} must be at most {self.max_logprobs} on this server (--max-logprobs), got {asked}"
+                    f"{', which asks for the whole vocabulary' if asked == -1 else ''}",
+                    name,
                 )
+            setattr(body, name, count)
         if not self.has_text or (self.tokens_as_ids and body.return_tokens_as_token_ids is None):
             body.return_tokens_as_token_ids = True
         if not self.has_text and body.return_token_ids is None:

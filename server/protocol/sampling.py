@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from tidewheel.engine.errors import InvalidRequestError, quoted
-from tidewheel.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from tidewheel.engine.sampling_params import SamplingParams
 
 from ..errors import bad_request
 from .decode import Body, Ignored, Unsupported, documented, is_given, unsupported
@@ -27,7 +27,6 @@ _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 Count: TypeAlias = Annotated[int, documented(minimum=0)]
 Fraction: TypeAlias = Annotated[float, documented(minimum=0, maximum=1)]
 Penalty: TypeAlias = Annotated[float, documented(minimum=-2, maximum=2)]
-TopLogprobs: TypeAlias = Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +60,7 @@ class GenerationBody(Body, kw_only=True):
     best_of: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    prompt_logprobs: TopLogprobs | None = None
+    prompt_logprobs: Count | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     repetition_penalty: Annotated[float, documented(minimum=0.01, maximum=100)] | None = None

@@ -231,7 +231,7 @@ def test_prompts_that_cannot_be_served(llm: LLM, prompt: Any, complaint: str) ->
         ({"temperature": "hot"}, "temperature: expected `float"),
         ({"max_tokens": 2.5}, "max_tokens must be a whole number"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"logprobs": 21}, "logprobs must be between"),
+        ({"logprobs": -2}, "logprobs must be at least 0"),
         ({"logits_processors": [print]}, "use logit_bias"),
         ({"guided_decoding": {}}, "use structured_outputs"),
         ({"extra_args": {"a": 1}}, "extra_args is not supported"),

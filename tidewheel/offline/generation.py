@@ -62,7 +62,7 @@ class Generator:
 
     async def plan(self, params: SamplingParams | BeamSearchParams) -> Plan:
         """What parameters mean for the engine; a grammar is compiled. Raises InvalidRequestError."""
-        sampling = params.engine_sampling()
+        sampling = params.engine_sampling(self.engine.vocab_size)
         if isinstance(params, BeamSearchParams):
             return Plan(sampling)
         with engine_errors():

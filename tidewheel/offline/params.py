@@ -56,8 +56,9 @@ class SamplingParams:
     """How to continue a prompt. Names, defaults and meanings are vLLM's.
 
     `max_tokens` None is as many as the context has room for. `seed` None draws a seed for each request. `logprobs` and
-    `prompt_logprobs` k report a token's log-probability and those of the k likeliest tokens. `output_kind` is for
-    AsyncLLM. `logits_processors`, `guided_decoding`, `extra_args` and `flat_logprobs` are not served.
+    `prompt_logprobs` k report a token's log-probability and those of the k likeliest tokens, -1 those of all tokens, up
+    to `max_logprobs` of the LLM. `output_kind` is for AsyncLLM. `logits_processors`, `guided_decoding`, `extra_args`
+    and `flat_logprobs` are not served.
     Raises InvalidRequestError, which names the field, for a value that cannot be used.
     """
 
@@ -110,15 +111,13 @@ class SamplingParams:
             given["structured_outputs"] = {name: value for name, value in wanted.items() if value is not None}
         return converted(given)
 
-    def engine_sampling(self) -> EngineSampling:
-        """The parameters as the engine takes them. Raises InvalidRequestError."""
+    def engine_sampling(self, vocab_size: int = 0) -> EngineSampling:
+        """The parameters as the engine of a model of `vocab_size` tokens takes them. Raises InvalidRequestError."""
         for name, count in (("logprobs", self.logprobs), ("max_tokens", self.max_tokens)):
             if count is not None and type(count) is not int:
                 raise InvalidRequestError(f"{name} must be a whole number or None, got {count!r}", name)
-        scores = self.prompt_logprobs is not None
-        own = EndpointSampling(
-            self.max_tokens, self.logprobs, {}, prompt_logprobs=self.prompt_logprobs, prompt_only=scores
-        )
+        logprobs, scored = (vocab_size if count == -1 else count for count in (self.logprobs, self.prompt_logprobs))
+        own = EndpointSampling(self.max_tokens, logprobs, {}, prompt_logprobs=scored, prompt_only=scored is not None)
         with engine_errors():
             return sampling_params(self.body(), own, {})
 
@@ -137,8 +136,8 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         self.engine_sampling()
 
-    def engine_sampling(self) -> EngineSampling:
-        """The parameters as the engine takes them. Raises InvalidRequestError."""
+    def engine_sampling(self, vocab_size: int = 0) -> EngineSampling:
+        """See SamplingParams."""
         given = {name: value for name, value in asdict(self).items() if name != "beam_width"}
         body = converted({**given, "n": self.beam_width, "use_beam_search": True})
         with engine_errors():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def folder(dummy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, start_server: StartServer) -> RunningServer:
-    engine = load_engine(EngineOptions(str(folder), load_format="dummy", skip_tokenizer_init=True))
+    engine = load_engine(EngineOptions(str(folder), load_format="dummy", skip_tokenizer_init=True, max_logprobs=-1))
     return start_server(engine, enable_tokenizer_info_endpoint=True)
 
 
@@ -66,6 +67,24 @@ def test_log_probabilities_name_tokens_by_their_ids(server: RunningServer, token
     assert set(choice["logprobs"]["text_offset"]) == {0}
     assert all(str(token) in place for token, place in zip(IDS[1:], choice["prompt_logprobs"][1:], strict=True))
     assert choice["text"] == ""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_log_probabilities_of_the_whole_vocabulary(server: RunningServer, streamed: bool) -> None:
+    body = {"prompt": IDS, "max_tokens": 4, "echo": True, "logprobs": -1, "stream": streamed}
+    response = server.post("/v1/completions", body)
+    chunks = events(response) if streamed else [response.json()]
+    places = [place for chunk in chunks for place in chunk["choices"][0]["logprobs"]["top_logprobs"]]
+    assert len(places) == 7
+    for place in places[1:]:
+        assert place.keys() == {f"token_id:{token}" for token in range(320)}
+        assert sum(map(math.exp, place.values())) == pytest.approx(1, abs=1e-4)
+    if not streamed:
+        first, *rest = complete(server, prompt_logprobs=-1)["choices"][0]["prompt_logprobs"]
+        assert first is None
+        assert [sorted(entry["rank"] for entry in place.values()) for place in rest] == [[*range(1, 321)]] * 2
+    refused = server.post("/v1/completions", {**body, "logprobs": 321})
+    assert "logprobs must be at most 320 on this server (--max-logprobs)" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -110,11 +129,14 @@ def test_what_needs_no_text_is_there(server: RunningServer, caplog: pytest.LogCa
 
 def test_llm_without_a_tokenizer(folder: Path, tokens: list[int], caplog: pytest.LogCaptureFixture) -> None:
     with LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, tokenizer="elsewhere") as llm:
-        params = SamplingParams(temperature=0, max_tokens=8, logprobs=1)
+        params = SamplingParams(temperature=0, max_tokens=8, logprobs=20)
         [output] = llm.generate({"prompt_token_ids": IDS}, params, use_tqdm=False)
         assert (output.outputs[0].token_ids, output.outputs[0].text) == (tokens, "")
         assert output.outputs[0].logprobs is not None
         assert output.outputs[0].logprobs[0][tokens[0]].decoded_token is None
+        for fields in ({"logprobs": 21}, {"prompt_logprobs": -1}):
+            with pytest.raises(InvalidRequestError, match=r"logprobs must be at most 20 \(--max-logprobs\)"):
+                llm.generate(IDS, SamplingParams(**fields), use_tqdm=False)
         impossible = [("text", params), (IDS, SamplingParams(stop="x"))]
         impossible.append((IDS, SamplingParams(structured_outputs=StructuredOutputsParams(choice=["x"]))))
         for prompt, wanted in impossible:

@@ -75,6 +75,8 @@ def test_answers_have_the_role_and_the_defaults(client: httpx.Client) -> None:
         ("/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 4}),
         ("/completions", {"prompt": "a", "logprobs": 4}),
         ("/completions", {"prompt": "a", "prompt_logprobs": 4}),
+        ("/completions", {"prompt": "a", "logprobs": -1}),
+        ("/responses", {"input": "a", "top_logprobs": 4}),
     ],
 )
 def test_more_logprobs_than_allowed_are_refused(client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
@@ -96,7 +98,7 @@ def test_more_logprobs_than_allowed_are_refused(client: httpx.Client, path: str,
             ["--override-generation-config", '{"max_tokens": 7}'],
             "--override-generation-config: must have temperature, top_p",
         ),
-        (["--max-logprobs", "21"], "--max-logprobs: must be between 0 and 20"),
+        (["--max-logprobs", "-2"], "--max-logprobs: must be at least -1"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
