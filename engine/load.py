@@ -58,6 +58,7 @@ _GIB = 2**30
 _LARGEST_DEFAULT_CACHE = 4 * _GIB
 _ACTIVATION_BYTES = 4
 _LOGPROB_BYTES = 8  # a token id and its log-probability, as many in a step's rows as in the row that asks for most
+_BLOCK_TOKENS = 16  # of the devices whose cache lies in the machine's memory
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
 
@@ -131,6 +132,7 @@ class OpenedModel:
                     kv_cache_dtype=self.kv_cache_dtype,
                     quantization=self.quantization,
                     lora=self._lora_limits(options.lora),
+                    num_blocks=options.num_gpu_blocks_override,
                 ),
                 cancellation,
             )
@@ -230,6 +232,8 @@ class EngineLoad:
         self._model = model = open_model(options)
         self._generation = model.source.generation()
         self._max_model_len = options.max_model_len or model.spec.max_positions
+        if options.num_gpu_blocks_override is not None and options.kv_cache_space is not None:
+            logger.warning("--kv-cache-space has no effect: --num-gpu-blocks-override is the size of the KV cache")
         self._kv_cache_bytes = None if options.kv_cache_space is None else int(options.kv_cache_space * _GIB)
         if not model.device.has_own_memory:
             self._plan()
@@ -367,7 +371,7 @@ class EngineLoad:
         if self._options.max_model_len is not None:
             raise ModelError(
                 f"{what}, less than one sequence of {wanted}: lower --max-model-len, or give the cache more memory "
-                "with --gpu-memory-utilization or --kv-cache-space"
+                "with --gpu-memory-utilization or --kv-cache-space, or more blocks with --num-gpu-blocks-override"
             )
         logger.warning("The context is cut from the model's %d tokens to %d, because %s", wanted, fitting, what)
 
@@ -437,12 +441,19 @@ def plan_kv_cache(
 
     Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB and
     at most half of the memory that is available beside the weights. A context that was not asked for is cut to what
-    one sequence can have of the cache. `state_bytes` is the recurrent state of a sequence. Raises ModelError if the
+    one sequence can have of the cache. With `num_gpu_blocks_override`, the cache has so many blocks, and the context is
+    cut when the device has them. `state_bytes` is the recurrent state of a sequence. Raises ModelError if the
     context that was asked for does not fit, or if weights and cache need more than the control group or the machine
     could ever give, and DeviceError if there is no room for state.
     """
     wanted = options.max_model_len or model_limit
     has_kv = keeps_kv(groups)
+    if options.num_gpu_blocks_override is not None:
+        blocks = CacheSplit(groups, _BLOCK_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
+        cache_bytes = blocks.bytes_with(options.num_gpu_blocks_override)
+        cache_bytes += StateSplit.whole(state_bytes, options.max_num_seqs).num_bytes
+        _check_room(weight_bytes, cache_bytes, memory, "--num-gpu-blocks-override")
+        return wanted, cache_bytes
     split = CacheSplit(groups, _ROUND_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
     full_length = split.bytes_with(split.first_blocks_of(1, wanted, 0))
     if options.kv_cache_space is None:
@@ -480,7 +491,7 @@ def plan_kv_cache(
     return fitting, cache_bytes
 
 
-def _check_room(weight_bytes: int, cache_bytes: int, memory: Memory) -> None:
+def _check_room(weight_bytes: int, cache_bytes: int, memory: Memory, flag: str = "--kv-cache-space") -> None:
     # The cache's pages appear as it fills: without this a server could run well for hours before it is killed.
     if memory.ceiling is None or memory.available is None:
         return
@@ -489,7 +500,7 @@ def _check_room(weight_bytes: int, cache_bytes: int, memory: Memory) -> None:
         advice = ["take fewer bits for the weights with --quantization"]
         if weight_bytes < memory.ceiling:
             room = (memory.ceiling - weight_bytes) / _GIB
-            advice.insert(0, f"lower --kv-cache-space to {math.floor(room * 100) / 100:.2f} GiB, which would fit")
+            advice.insert(0, f"lower {flag}: {math.floor(room * 100) / 100:.2f} GiB would fit")
         if memory.cgroup_limit is not None:
             advice.append("raise that limit")
         owner = "this machine has" if memory.cgroup_limit is None else "its control group allows this process"

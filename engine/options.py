@@ -114,6 +114,13 @@ class EngineOptions(Options):
         metavar="GIB",
         env_aliases=("VLLM_CPU_KVCACHE_SPACE",),
     )
+    num_gpu_blocks_override: int | None = option(
+        None,
+        "KV blocks, whatever --kv-cache-space and memory there are [as many as fit]",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+    )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
     seed: int = option(0, "seeds the random weights of --load-format dummy", parse=int, metavar="N")
     step_timeout: float | None = option(

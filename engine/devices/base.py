@@ -34,7 +34,8 @@ class ExecutorOptions:
     """What any device is asked to provide. `max_model_len` is in tokens.
 
     `dtype` is the weights', `kv_cache_dtype` that of the cached K and V. `kv_cache_bytes` bounds the KV cache; it is
-    None only for a device with memory of its own, which then finds out what the weights leave.
+    None only for a device with memory of its own, which then finds out what the weights leave. `num_blocks` goes before
+    it: the first cache group has so many blocks.
     """
 
     dtype: DType
@@ -45,6 +46,7 @@ class ExecutorOptions:
     kv_cache_dtype: KvCacheDType | None = None  # None: as `dtype`
     quantization: Quantization | None = None  # None: all weights are of `dtype`
     lora: LoraLimits | None = None  # None: there are no adapters
+    num_blocks: int | None = None  # None: as many as fit
 
     @property
     def cache_dtype(self) -> KvCacheDType:
@@ -65,14 +67,21 @@ class ExecutorOptions:
         recurrent state of one sequence; its slots are a part of the cache.
         """
         size = self.kv_cache_bytes if kv_cache_bytes is None else kv_cache_bytes
-        assert size is not None
-        has_kv = keeps_kv(groups)
-        states = StateSplit.within(size, state_bytes, self.max_num_seqs, beside_kv=has_kv)
-        most = states.max_num_seqs, self.max_num_batched_tokens
-        if has_kv:
-            first, *narrower = CacheSplit(groups, block_size, *most).blocks(size - states.num_bytes)
+        has_kv, num_blocks = keeps_kv(groups), self.num_blocks
+        if num_blocks is not None:
+            states = StateSplit.whole(state_bytes, self.max_num_seqs)
         else:
-            first, narrower = blocks_without_kv(states.max_num_seqs, self.max_model_len, block_size), []
+            assert size is not None
+            states = StateSplit.within(size, state_bytes, self.max_num_seqs, beside_kv=has_kv)
+            if not has_kv:
+                num_blocks = blocks_without_kv(states.max_num_seqs, self.max_model_len, block_size)
+        most = states.max_num_seqs, self.max_num_batched_tokens
+        split = CacheSplit(groups, block_size, *most)
+        if num_blocks is None:
+            assert size is not None
+            first, *narrower = split.blocks(size - states.num_bytes)
+        else:
+            first, *narrower = split.beside(num_blocks)
         windows = [group.window for group in groups]
         return ExecutorLimits(
             block_size,

@@ -52,6 +52,11 @@ class StateSplit:
             )
         return cls(state_bytes, num_states, min(max_num_seqs, max(num_states * 3 // 4, 1)))
 
+    @classmethod
+    def whole(cls, state_bytes: int, max_num_seqs: int) -> StateSplit:
+        """All slots that are of use, whatever they take."""
+        return cls(state_bytes, most_states(max_num_seqs) if state_bytes else 0, max_num_seqs)
+
 
 def most_states(max_num_seqs: int) -> int:
     """How many slots of recurrent state are of use."""
@@ -94,6 +99,10 @@ class CacheSplit:
             raise DeviceError(
                 f"a KV cache of {kv_cache_bytes} bytes holds no block of {block_bytes} bytes; raise --kv-cache-space"
             )
+        return self.beside(first)
+
+    def beside(self, first: int) -> list[int]:
+        """How many blocks each group has if the first has so many."""
         return [first, *(min(first, count) for count in self._narrower())]
 
     def first_blocks(self, kv_cache_bytes: int) -> int:

@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 
 from ..declaring.option import Options, option
-from ..declaring.values import at_least, count
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +16,7 @@ def _positive_fraction(value: float) -> str | None:
 
 @dataclass(frozen=True)
 class MemoryOptions(Options):
-    """How much of the memory the device takes, and how large its KV cache is."""
+    """How much of the memory the device takes."""
 
     gpu_memory_utilization: float = option(
         0.9,
@@ -25,9 +24,6 @@ class MemoryOptions(Options):
         parse=float,
         check=_positive_fraction,
         metavar="FRACTION",
-    )
-    num_gpu_blocks_override: int | None = option(
-        None, "KV blocks, whatever memory there is [as many as fit]", parse=count, check=at_least(1), metavar="N"
     )
 
     def warn_of_no_utilization(self, reason: str) -> None:

@@ -28,8 +28,8 @@ WORKS = {
     "weights are loaded": "--quantization",
     "`fp8` is `fp8_e5m2`; int8 is there too": "--kv-cache-dtype",
     "accelerators only; on a CPU the log says that it has no effect": "--gpu-memory-utilization "
-    "--device-memory-utilization --enforce-eager --max-seq-len-to-capture --max-context-len-to-capture "
-    "--num-gpu-blocks-override",
+    "--device-memory-utilization --enforce-eager --max-seq-len-to-capture --max-context-len-to-capture",
+    "in blocks of 16 tokens on a CPU; it goes before --kv-cache-space": "--num-gpu-blocks-override",
     "on a CPU, as many groups of cores (docs/processors.md)": "--tensor-parallel-size",
     "20 by default, -1 for the whole vocabulary; --max-answer-size bounds an answer": "--max-logprobs",
     "temperature, top_p, top_k, min_p and repetition_penalty": "--override-generation-config",

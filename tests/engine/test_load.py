@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import models_zoo
@@ -92,6 +93,7 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_an_error() -> None:
             {"weights": GIB, "group": 2 * GIB, "kv_cache_space": 1.5},
             r"cache of 1\.50 GiB do not fit into the 2\.00 GiB of memory that its control.*: lower --kv-cache-space",
         ),
+        ({"num_gpu_blocks_override": 2**40}, r"lower --num-gpu-blocks-override: 64\.00 GiB would fit"),
         ({"weights": 60 * GIB, "kv_cache_space": 5}, r"64\.00 GiB of memory that this machine has: lower"),
     ],
 )
@@ -132,6 +134,35 @@ def test_a_folder_is_served(folder: Path) -> None:
         await engine.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mamba2"])
+def test_a_number_of_blocks_goes_before_all_sizes(name: str, device: str, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("transformers")
+    options = EngineOptions(
+        str(models_zoo.folder(name)),
+        device=device,
+        num_gpu_blocks_override=3,
+        kv_cache_space=1,
+        max_num_seqs=2,
+        skip_tokenizer_init=True,
+    )
+
+    async def main() -> None:
+        engine = load_engine(options)
+        assert engine.limits.num_blocks == 3
+        if name == "llama":
+            assert engine.max_model_len == 48
+        engine.start()
+        stream = engine.submit(Request("r", [1, 2, 3], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)))
+        assert sum([len(output.token_ids) async for output in stream]) == 20
+        await engine.stop()
+        with pytest.raises(ModelError, match="more blocks with --num-gpu-blocks-override"):
+            load_engine(replace(options, max_model_len=64))
+
+    asyncio.run(main())
+    assert "--kv-cache-space has no effect: --num-gpu-blocks-override is the size of the KV cache" in caplog.text
 
 
 def test_options_that_name_what_is_not_there(folder: Path, tmp_path: Path) -> None:

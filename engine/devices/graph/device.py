@@ -16,7 +16,7 @@ from ...weights.finite import read_finite
 from ...weights.tensor import WeightSource, WeightTensor
 from ..base import Executor, ExecutorLimits, ExecutorOptions
 from ..bucketing import BucketPlan, StepSizes
-from ..cache_split import CacheSplit, GroupBytes
+from ..cache_split import GroupBytes
 from ..float_cache import float_cache_dtype, float_group_bytes
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
@@ -192,9 +192,6 @@ class GraphDevice:
         kv_cache_bytes = options.kv_cache_bytes
         if memory is not None:
             kv_cache_bytes = min(memory.kv_cache, memory.kv_cache if kv_cache_bytes is None else kv_cache_bytes)
-        if (override := self._memory.num_gpu_blocks_override) is not None:
-            split = CacheSplit(groups, adapter.block_size, options.max_num_seqs, options.max_num_batched_tokens)
-            kv_cache_bytes = split.bytes_with(override)
         return replace(
             options.limits(groups, adapter.block_size, kv_cache_bytes),
             mixed_steps=False,

@@ -15,7 +15,7 @@ from ...errors import DeviceError
 from ...models.spec import DecoderSpec
 from ...weights.tensor import WeightSource
 from ..base import ExecutorLimits, ExecutorOptions
-from ..cache_split import CacheSplit, GroupBytes
+from ..cache_split import GroupBytes
 from ..memory_options import MemoryOptions
 from .buckets import most_sequences, page_size, row_buckets, token_buckets
 from .compile_cache import use_compile_cache
@@ -113,12 +113,11 @@ class Loader:
         return most
 
     def _cache_bytes(self, params: Params) -> int | None:
-        """What all chips have for the cache beside weights and the largest step; None where `kv_cache_bytes` is it."""
+        """What all chips have for the cache beside weights and the largest step; None where the options say."""
         options = self._options
-        if (override := self._memory.num_gpu_blocks_override) is not None:
+        if options.num_blocks is not None:
             self._memory.warn_of_no_utilization("--num-gpu-blocks-override is the size of the KV cache")
-            split = CacheSplit(self._groups, self._block_size, options.max_num_seqs, options.max_num_batched_tokens)
-            return split.bytes_with(override)
+            return None
         if options.kv_cache_bytes is not None:
             on_chip = self._kernel.available
             self._memory.warn_of_no_utilization(

@@ -11,10 +11,7 @@ from tidewheel.engine.devices.memory_options import MemoryOptions
 
 
 def test_flags_are_those_that_vllm_users_know() -> None:
-    assert [option.flag for option in options_of(MemoryOptions)] == [
-        "--gpu-memory-utilization",
-        "--num-gpu-blocks-override",
-    ]
+    assert [option.flag for option in options_of(MemoryOptions)] == ["--gpu-memory-utilization"]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +19,6 @@ def test_flags_are_those_that_vllm_users_know() -> None:
     [
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization: must be above 0 and at most 1, got 0.0"),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization: must be above 0 and at most 1"),
-        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override: must be at least 1"),
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, Any], said: str) -> None:

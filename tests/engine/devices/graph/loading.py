@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,8 @@ def load(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        num_blocks=num_blocks,
         **changes,
     )
-    device = make_device(options, replace(memory or MemoryOptions(), num_gpu_blocks_override=num_blocks))
+    device = make_device(options, memory or MemoryOptions())
     return device.load(spec, weights, executor_options)

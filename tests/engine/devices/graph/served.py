@@ -25,7 +25,7 @@ FEW_BUCKETS = GraphOptions(
 SPEC = decoder(dataclasses.replace(PLAIN, rope=ROPE), dataclasses.replace(PLAIN, sliding_window=24))
 
 
-def load(device: Device, dtype: DType = "float32", spec: DecoderSpec = SPEC) -> Executor:
+def load(device: Device, dtype: DType = "float32", spec: DecoderSpec = SPEC, num_blocks: int | None = None) -> Executor:
     """The model, or that of another spec, warmed up."""
     options = ExecutorOptions(
         dtype=dtype,
@@ -34,6 +34,7 @@ def load(device: Device, dtype: DType = "float32", spec: DecoderSpec = SPEC) -> 
         max_num_seqs=4,
         max_num_batched_tokens=MAX_LENGTH,
         kv_cache_dtype=dtype,
+        num_blocks=num_blocks,
     )
     executor = device.load(spec, RandomWeights(spec), options)
     executor.warm_up(lambda done, steps: None)

@@ -14,7 +14,6 @@ from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.graph.attention import AttentionLayer, Context, gather_attention
 from tidewheel.engine.devices.graph.cpu import CpuAdapter
 from tidewheel.engine.devices.graph.flex_attention import paged_flex_attention
-from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.models.spec import AttentionSpec
 
 BLOCK_SIZE = 16
@@ -80,5 +79,6 @@ def test_whole_launches_are_one_graph_and_give_the_reference_tokens(monkeypatch:
         prompt_seq_bucket_min=96,
         decode_bs_bucket_min=4,
     )
-    device = get_device("graph-cpu", [options, MemoryOptions(num_gpu_blocks_override=32)])
-    assert serve(load(device), storm()[:3]) == reference("torch", "float32")[:3]
+    assert (
+        serve(load(get_device("graph-cpu", [options]), num_blocks=32), storm()[:3]) == reference("torch", "float32")[:3]
+    )

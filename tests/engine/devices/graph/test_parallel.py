@@ -16,7 +16,6 @@ from engine.devices.made_models import MLP, NORM, decoder_of
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import Executor, Pending
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
-from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import AttentionSpec, BranchSpec, DecoderSpec, ParallelSpec
@@ -97,9 +96,8 @@ def test_a_process_that_cannot_begin_ends_the_start_with_an_error(monkeypatch: p
 
 
 def test_a_process_that_cannot_load_ends_the_start_with_an_error() -> None:
-    memory = MemoryOptions(num_gpu_blocks_override=1 << 40)
     with pytest.raises((DeviceError, RuntimeError, MemoryError)):
-        load(get_device("graph-cpu", [EAGER, memory, ParallelOptions(2)]))
+        load(get_device("graph-cpu", [EAGER, ParallelOptions(2)]), num_blocks=1 << 40)
 
 
 @pytest.mark.parametrize(

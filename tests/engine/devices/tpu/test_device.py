@@ -182,9 +182,9 @@ def test_a_cache_that_nobody_sized_gets_its_part_of_what_weights_and_a_step_leav
 def test_a_number_of_blocks_goes_before_all_else(num_tokens: int | None, num_devices: int) -> None:
     from engine.devices.tpu.making import OPTIONS, device
 
-    made = device(num_devices, memory=MemoryOptions(num_gpu_blocks_override=37))
+    made = device(num_devices)
     size = None if num_tokens is None else num_tokens * made.kv_bytes_per_token(SPEC, "float32")
-    executor = made.load(SPEC, RandomWeights(SPEC), replace(OPTIONS, kv_cache_bytes=size))
+    executor = made.load(SPEC, RandomWeights(SPEC), replace(OPTIONS, kv_cache_bytes=size, num_blocks=37))
     assert executor.limits.num_blocks == 37
     assert Harness(executor).generate([[1, 2, 3]], 2)[0].output
     executor.close()
@@ -194,14 +194,14 @@ def test_a_cache_that_does_not_fit_is_said() -> None:
     from engine.devices.tpu.making import load
 
     with pytest.raises(DeviceError, match=f"no memory for a KV cache of {1 << 40} blocks: lower --num-gpu-blocks"):
-        load(SPEC, memory=MemoryOptions(num_gpu_blocks_override=1 << 40))
+        load(SPEC, num_blocks=1 << 40)
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
         ({}, "the device has no memory of its own"),
-        ({"num_gpu_blocks_override": 9}, "--num-gpu-blocks-override is the size of the KV cache"),
+        ({"num_blocks": 9}, "--num-gpu-blocks-override is the size of the KV cache"),
     ],
 )
 def test_a_part_of_the_memory_that_is_given_for_nothing_is_named(
@@ -209,7 +209,7 @@ def test_a_part_of_the_memory_that_is_given_for_nothing_is_named(
 ) -> None:
     from engine.devices.tpu.making import load
 
-    load(SPEC, memory=MemoryOptions(gpu_memory_utilization=0.5, **given)).close()
+    load(SPEC, memory=MemoryOptions(gpu_memory_utilization=0.5), **given).close()
     assert f"--gpu-memory-utilization has no effect: {reason}" in caplog.messages
 
 
