@@ -161,7 +161,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     description = describe(config, options.max_model_len)
     if options.disable_sliding_window:
         description = _within_windows(description, options.max_model_len)
-    weights = source.weights(description)
+    weights = source.weights(description, config)
     shapes = tensor_shapes(description.spec)
     stored = STORAGE[weights.dtype if options.dtype == "auto" else options.dtype].itemsize
     dense_bytes = stored * sum(map(math.prod, shapes.values()))

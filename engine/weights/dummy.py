@@ -87,9 +87,9 @@ class DummySource:
         """The source's own."""
         return self._source.tokenizer()
 
-    def weights(self, description: ModelDescription) -> WeightSource:
+    def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
         """Random weights. Raises ModelError for a dtype that is not known."""
-        return DummyWeights(description.spec, dtype_from_config(self.config), self._seed)
+        return DummyWeights(description.spec, dtype_from_config(self.config if config is None else config), self._seed)
 
 
 def _as_dtype(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +40,9 @@ class FolderSource:
 
         return Tokenizer.load(self._folder)
 
-    def weights(self, description: ModelDescription) -> WeightSource:
+    def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
         """The folder's safetensors checkpoint."""
-        return open_weights(self._folder, description, layer_reader(self.config))
+        return open_weights(self._folder, description, layer_reader(self.config if config is None else config))
 
     def contents(self) -> Contents:
         """What the safetensors files hold. Raises ModelError for files that are missing or corrupt."""

@@ -26,5 +26,7 @@ class ModelSource(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, which has the chat template too."""
 
-    def weights(self, description: ModelDescription) -> WeightSource:
-        """The tensors that `description`, which was made of `config`, names; shapes are checked, data is not read."""
+    def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
+        """The tensors that `description` names; shapes are checked, data is not read. `config` is what `description`
+        was made of, if that is not the source's own: it says how tensors are quantized.
+        """

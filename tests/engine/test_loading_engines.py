@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,7 +172,7 @@ class OneFile:
     def tokenizer(self) -> Tokenizer:
         return self.tokenizer_of_the_file
 
-    def weights(self, description: ModelDescription) -> WeightSource:
+    def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
         self.weights_of_the_file = DummyWeights(description.spec, "bfloat16")
         return self.weights_of_the_file
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +68,12 @@ class GgufSource:
 
         return tokenizer_of(self._file)
 
-    def weights(self, description: ModelDescription) -> WeightSource:
-        """The tensors."""
+    def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
+        """The tensors. Raises ModelError if `config` says how they are quantized, which the file says itself."""
+        if config is not None and config.get("quantization_config") is not None:
+            raise ModelError(
+                "--hf-overrides: a GGUF file says itself how its tensors are quantized; leave quantization_config out"
+            )
         return GgufWeights(self._file.tensors, architecture_of(self._file), self.config, description)
 
     def contents(self) -> Contents:

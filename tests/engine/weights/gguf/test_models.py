@@ -145,6 +145,13 @@ def test_queries_keys_and_values_may_be_one_matrix_of_any_model(tmp_path: Path) 
     assert served(path) == expected_of(model)
 
 
+def test_overrides_do_not_say_how_a_file_is_quantized(tmp_path: Path) -> None:
+    source = open_source(str(gguf_files.zoo_file(tmp_path / "model.gguf", "qwen2")))
+    said = {**source.config, "quantization_config": {"quant_method": "gptq"}}
+    with pytest.raises(ModelError, match="a GGUF file says itself how its tensors are quantized"):
+        source.weights(describe(said), said)
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q8_0"])
 def test_weights_are_what_the_package_dequantizes(kind: str, tmp_path: Path) -> None:
     number = gguf.GGMLQuantizationType[kind]

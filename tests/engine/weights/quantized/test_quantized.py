@@ -26,9 +26,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.load import open_model
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.models.tensor_ref import TensorRef
+from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.finite import require_finite
 from tidewheel.engine.weights.small_floats import SmallFloatTensor
@@ -395,6 +397,19 @@ def test_what_is_quantized_in_two_ways_is_joined_in_floats(tmp_path: Path) -> No
     weights = source.weights(dataclasses.replace(what, tensors={**what.tensors, "layers.0.up.weight": both}))
     wanted = np.concatenate([expected["layers.0.gate.weight"][:80], other[:80]])
     np.testing.assert_array_equal(to_float32(weights["layers.0.up.weight"]), wanted)
+
+
+def test_an_override_says_how_weights_are_read(tmp_path: Path) -> None:
+    tensors, _ = model(gptq())
+    save(tmp_path, CONFIG, tensors)
+    options = EngineOptions(str(tmp_path), device="cpu", skip_tokenizer_init=True)
+    with pytest.raises(ModelError, match=r"_proj\.weight"):
+        open_model(options)
+    said = {"quantization_config": gptq().config}
+    assert open_model(dataclasses.replace(options, hf_overrides=said, quantization="gptq")).keeps_bits
+    said = {"quantization_config": {"quant_method": "hqq"}}
+    with pytest.raises(ModelError, match="checkpoints quantized by 'hqq' are not supported"):
+        open_model(dataclasses.replace(options, hf_overrides=said))
 
 
 def experts(folder: Path, tensors: Mapping[str, Array]) -> WeightSource:
