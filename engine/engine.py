@@ -197,19 +197,14 @@ class Engine:
 
         A thread that is stuck in a step is waited for only so long: `is_alive` then stays true.
         """
-        self._refusal = self._refusal or "the engine has been stopped"
         self._streams.abort_all()
-        self.grammars.close()
-        if self.loras is not None:
-            self.loras.close()
-        if not self._has_started:
-            self._executor.close()
-            return
-        self._engine_loop.stop()
-        if not await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.join, _LONGEST_STOP_S):
-            logger.error("The engine thread did not end within %g s; it is left behind", _LONGEST_STOP_S)
-        if self._watchdog is not None:
-            self._watchdog.stop()
+        if self._begin_stop():
+            await asyncio.get_running_loop().run_in_executor(None, self._end_stop)
+
+    def close(self) -> None:
+        """The same where no event loop runs any more, because the program ends. Streams hear nothing of it."""
+        if self._begin_stop():
+            self._end_stop()
 
     def warm_up(self) -> None:
         """Prepare for grammars in a thread, unless requests are there.
@@ -261,6 +256,24 @@ class Engine:
         """How the device padded its launches, from any thread; None if it pads none, or the engine does not run."""
         executor = self._executor
         return executor.stats() if self.is_alive and isinstance(executor, BucketedExecutor) else None
+
+    def _begin_stop(self) -> bool:
+        """Refuse what is new, and tell the engine thread to end; whether there is one."""
+        self._refusal = self._refusal or "the engine has been stopped"
+        self.grammars.close()
+        if self.loras is not None:
+            self.loras.close()
+        if self._has_started:
+            self._engine_loop.stop()
+        else:
+            self._executor.close()
+        return self._has_started
+
+    def _end_stop(self) -> None:
+        if not self._engine_loop.join(_LONGEST_STOP_S):
+            logger.error("The engine thread did not end within %g s; it is left behind", _LONGEST_STOP_S)
+        if self._watchdog is not None:
+            self._watchdog.stop()
 
     def _constraint(self, request: Request) -> SequenceConstraint | None:
         if request.constraints is None:

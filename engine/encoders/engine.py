@@ -82,8 +82,12 @@ class EncoderEngine:
         """Fail everything and end the thread. Calling it twice is allowed."""
         self._refusal = self._refusal or "the encoders have been stopped"
         self._fail_all(self._refusal)
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+    def close(self) -> None:
+        """End the thread, where no event loop runs any more because the program ends."""
         self._encoder_loop.stop()
-        await asyncio.get_running_loop().run_in_executor(None, self._encoder_loop.join)
+        self._encoder_loop.join()
 
     @property
     def backlog(self) -> int:

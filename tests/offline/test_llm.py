@@ -330,13 +330,31 @@ with LLM(kv_cache_space=0.1) as llm:
     except KeyboardInterrupt:
         print(len(llm.generate("x", use_tqdm=False)))
 """
+ASYNC_LEFT_RUNNING = """
+import asyncio
+from tidewheel import AsyncLLM, SamplingParams
+llm = AsyncLLM(kv_cache_space=0.1)
+async def read(outputs):
+    async for output in outputs:
+        pass
+async def main():
+    params = SamplingParams(max_tokens=2000, ignore_eos=True)
+    for _ in range(8):
+        asyncio.ensure_future(read(llm.generate("x", params)))
+    await asyncio.sleep(0.5)
+    print("left")
+asyncio.run(main())
+"""
 LAZY = """
 import sys, tidewheel
 print("tidewheel.offline" in sys.modules, "numpy" in sys.modules, "LLM" in dir(tidewheel))
 """
 
 
-@pytest.mark.parametrize(("script", "shown"), [(LEFT_RUNNING, "left"), (INTERRUPTED, "1"), (LAZY, "False False True")])
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [(LEFT_RUNNING, "left"), (ASYNC_LEFT_RUNNING, "left"), (INTERRUPTED, "1"), (LAZY, "False False True")],
+)
 def test_programs(tmp_path: Path, script: str, shown: str) -> None:
     """One that ends without a shutdown while answers run, one that is interrupted, one that only imports."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=200)

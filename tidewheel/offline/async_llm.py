@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import weakref
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, cast
@@ -31,6 +32,8 @@ class AsyncLLM:
     def __init__(self, model: str | None = None, *, runner: str = "auto", **options: Any) -> None:
         """Load the model, which blocks. Raises as LLM does."""
         self._model = OfflineModel(offline_options(model, runner, options))
+        # A program that ends, or forgets this, without a shutdown: native threads must not outlive the interpreter.
+        weakref.finalize(self, self._model.close)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._requests: dict[str, _Request] = {}
         self._ids = itertools.count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
@@ -28,8 +27,6 @@ from .progress import UseTqdm, progress
 from .prompts import Conversation, Prompt
 
 T = TypeVar("T")
-
-_LONGEST_STOP_S = 3.0
 
 
 class LLM:
@@ -204,10 +201,8 @@ class LLM:
 def _close(thread: LoopThread, model: OfflineModel) -> None:
     try:
         thread.run(model.stop())
-    except RuntimeError:  # the interpreter ends, and starts no thread to wait in; the engine was told to stop
-        deadline = time.monotonic() + _LONGEST_STOP_S
-        while model.engine is not None and model.engine.is_alive and time.monotonic() < deadline:
-            time.sleep(0.01)
+    except RuntimeError:  # the interpreter ends, and starts no thread to wait in
+        model.close()
     thread.close()
 
 

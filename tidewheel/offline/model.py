@@ -63,6 +63,13 @@ class OfflineModel:
         engines = [engine for engine in (self.engine, self.encoders) if engine is not None]
         await asyncio.gather(*(engine.stop() for engine in engines))  # each is told, even if the other cannot end
 
+    def close(self) -> None:
+        """`stop` where no event loop runs any more, because the program ends."""
+        if self.engine is not None:
+            self._encoder.close()
+            self.engine.close()
+        self.encoders.close()
+
     @property
     def generator(self) -> Generator:
         """What runs prompts. Raises InvalidRequestError if there is no model that generates."""
