@@ -6,6 +6,8 @@ import io
 import itertools
 import os
 import pty
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.conftest import TIDEWHEEL, RunningServer, StartServer
+from server.conftest import RunningServer, StartServer
 
 from tidewheel.server.commands.chat.client import ChatClient, ChatError
 from tidewheel.server.commands.chat.wrapping import WordWrap
@@ -93,43 +95,93 @@ def test_keys(start_server: StartServer) -> None:
     assert "".join(ChatClient(guarded.url, model=None, system=None, api_key="k").ask("hi")) == "ok"
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_conversation(start_server: StartServer) -> None:
-    slow = start_server(engine={"step_s": 0.01})
-    terminal, inside = pty.openpty()
-    process = subprocess.Popen(
-        [*TIDEWHEEL, "chat", "--url", slow.url],
-        stdin=inside,
-        stdout=inside,
-        stderr=inside,
-        start_new_session=True,
-    )
-    os.close(inside)
-    shown = b""
+class Terminal:
+    """`tidewheel chat` in a terminal, with prompt_toolkit or without. `state` is where its history is kept."""
 
-    def wait_for(text: bytes) -> None:
-        nonlocal shown
+    def __init__(self, url: str, state: Path, *, toolkit: bool) -> None:
+        hide = "" if toolkit else "sys.modules['prompt_toolkit'] = None; "
+        code = f"import sys; {hide}from tidewheel.server.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+        self._terminal, inside = pty.openpty()
+        self._raw, self._num_read = b"", 0
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, "chat", "--url", url],
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            start_new_session=True,
+            env={**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
+        )
+        os.close(inside)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def shown_until(self, text: str) -> str:
+        """What is shown up to `text`, which is waited for. Steps to the right are spaces, other steps are left out."""
         deadline = time.monotonic() + 20
-        while text not in shown:
-            assert time.monotonic() < deadline, shown
-            shown += os.read(terminal, 4096)
-        shown = shown.partition(text)[2]
+        while (end := (shown := self._shown()).find(text, self._num_read)) < 0:
+            ready, _, _ = select.select([self._terminal], [], [], max(deadline - time.monotonic(), 0))
+            assert ready, shown[self._num_read :]
+            self._raw += os.read(self._terminal, 4096)
+        begin, self._num_read = self._num_read, end + len(text)
+        return shown[begin:end]
 
-    try:
-        wait_for(b"> ")
-        os.write(terminal, b"LOOP(\n")
-        wait_for(b"xxxx")
-        process.send_signal(signal.SIGINT)
-        wait_for(b"(stopped)")
-        wait_for(b"> ")
-        os.write(terminal, b"SAY(on we go)YAS\n")
-        wait_for(b"YAS")
-        wait_for(b"on we go")
-        os.write(terminal, b"/exit\n")
-        assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)
+    def _shown(self) -> str:
+        moved = re.sub(r"\x08*\x1b\[\d*C", " ", self._raw.decode(errors="replace"))
+        return re.sub(r"\x1b\[(\?[\d;]*[hl]|[\d;]*[ADJK])", "", moved)
+
+
+@pytest.mark.parametrize("toolkit", [True, False], ids=["prompt_toolkit", "readline"])
+def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path, toolkit: bool) -> None:
+    if toolkit:
+        pytest.importorskip("prompt_toolkit")
+    slow = start_server(engine={"step_s": 0.01}, reasoning_parser="qwen3")
+
+    def last_prompt() -> str:
+        prompt: str = slow.engine.tokenizer.decode(list(slow.engine.requests[-1].prompt_token_ids))
+        return prompt
+
+    with Terminal(slow.url, tmp_path, toolkit=toolkit) as terminal:
+        terminal.shown_until("> ")
+        terminal.type("LOOP(\r")
+        terminal.shown_until("xxxx")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.shown_until("(stopped)")
+        terminal.shown_until("> ")
+        terminal.type("/help\r")
+        terminal.shown_until("forget the conversation")
+        terminal.shown_until("> ")
+        terminal.type("/hepl\r")
+        terminal.shown_until("there is no /hepl; /help lists the commands")
+        terminal.shown_until("> ")
+        terminal.type("two lines:\\\r")
+        terminal.shown_until("... ")
+        terminal.type("SAY(<think>hmm</think>on we go)YAS\r")
+        terminal.shown_until("\x1b[2mhmm\x1b[0m")  # dim
+        terminal.shown_until("on we go")
+        terminal.shown_until(" tokens/s")
+        terminal.shown_until("> ")
+        assert last_prompt() == "<user>two lines:\nSAY(<think>hmm</think>on we go)YAS<assistant>"
+        terminal.type("/exit\r")
+        assert terminal.process.wait(20) == 0
+    with Terminal(slow.url, tmp_path, toolkit=toolkit) as terminal:
+        terminal.shown_until("> ")
+        terminal.type("\x1b[A\x1b[A\r")  # up twice, over /exit
+        terminal.shown_until("\x1b[2mhmm\x1b[0m")
+        terminal.shown_until(" tokens/s")
+        assert last_prompt() == "<user>SAY(<think>hmm</think>on we go)YAS<assistant>"
+        terminal.shown_until("> ")
+        terminal.type("\x04")  # Ctrl-D
+        assert terminal.process.wait(20) == 0
+    assert (tmp_path / "tidewheel/chat_history").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_server_is_started_where_none_runs_and_ends_with_the_conversation(
