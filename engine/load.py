@@ -41,6 +41,7 @@ from .models.spec import DecoderSpec, mixers, tensor_shapes
 from .options import EngineOptions
 from .weights import ModelSource, open_source
 from .weights.dtypes import STORAGE, DType, KvCacheDType
+from .weights.gguf.source import GgufSource
 from .weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
 from .weights.quantized import method_to_load_with
 from .weights.tensor import WeightSource
@@ -145,9 +146,9 @@ class OpenedModel:
 
     def read_lora(self, path: Path, max_rank: int) -> LoraAdapter:
         """The adapter at `path`. Raises ModelError for one that is broken, or of another model."""
-        from .adapters.peft_folder import read_peft_folder
+        from .adapters.reading import read_adapter
 
-        return read_peft_folder(path, self.description, max_rank)
+        return read_adapter(path, self.description, max_rank, base_is_gguf=isinstance(self.source, GgufSource))
 
 
 def open_model(options: EngineOptions, source: ModelSource | None = None) -> OpenedModel:

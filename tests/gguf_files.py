@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import gguf_layouts
 import models_zoo
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 Quantize = Callable[[str, NDArray[np.float32]], tuple[NDArray[Any], Any]]
 
@@ -104,6 +106,34 @@ def write(
             writer.add_tensor(found, stored, raw_dtype=kind)
     if tokenizer is not None:
         write_tokenizer(writer, tokenizer, pre)
+    return finish(writer)
+
+
+def write_adapter(
+    path: Path, name: str, folder: Path, kind: Any = gguf.GGMLQuantizationType.F32, arch: Any = None
+) -> Path:
+    """The adapter that peft saved to `folder`, of the zoo's model `name`, as llama.cpp's converter would write it."""
+    config = models_zoo.model(name).config
+    arch = arch or gguf_hybrids.architecture(config) or _ENUM[config.model_type]
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    said = json.loads((folder / "adapter_config.json").read_text())
+    writer.add_float32("adapter.lora.alpha", float(said["lora_alpha"]))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for key in [key for key in tensors if key.endswith("lora_A.weight")]:
+        module = key.removeprefix("base_model.model.").removesuffix("lora_A.weight") + "weight"
+        a, b = tensors[key], tensors[key.replace("lora_A", "lora_B")]
+        if module.endswith("linear_attn.out_proj.weight"):
+            ((_, a),) = gguf_hybrids.converted(module, a, config)
+        else:
+            ((_, b),) = gguf_hybrids.converted(module, b, config)
+        stored = names.get_name(module, (".weight",))
+        for part, data in (("a", a), ("b", _changed(module, b, config))):
+            of_kind = kind if data.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else gguf.GGMLQuantizationType.F32
+            blocks = gguf.quants.quantize(np.ascontiguousarray(data), of_kind)
+            writer.add_tensor(f"{stored}.lora_{part}", blocks, raw_dtype=of_kind)
     return finish(writer)
 
 
@@ -296,8 +326,6 @@ def _write_experts(writer: Any, config: Any) -> None:
 
 def write_tokenizer(writer: Any, tokenizer: Any, pre: str) -> None:
     """A byte-level tokenizer of transformers."""
-    import json
-
     fast = tokenizer.backend_tokenizer
     model = json.loads(fast.to_str())["model"]
     added = fast.get_added_tokens_decoder()

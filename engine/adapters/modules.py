@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.description import ModelDescription
-from ..models.spec import tensor_shapes
+from ..models.spec import DecoderSpec, DeltaNetSpec, mixers, tensor_shapes
 from ..models.tensor_ref import TensorRef
 from ..weights.taking import rows_of
 
 # Products of a layer's inputs that every device computes in one piece; experts and routers are not among them.
 _ADAPTABLE = re.compile(
-    r"layers\.\d+\.(?:q|k|v|q_gate|o|gate|up|down|latent_(?:q|q_down|q_up|kv_down|o)"
+    r"layers\.(\d+)\.(?:q|k|v|q_gate|o|gate|up|down|latent_(?:q|q_down|q_up|kv_down|o)"
     r"|(?:delta|mamba|conv)_(?:q|k|v|z|a|b|c|x|dt|out))\.weight"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A matrix of the model, or some of its outputs, and which rows of a checkpoint's matrix those are."""
+    """A matrix of the model, or some of its outputs, and which rows of a checkpoint's matrix those are.
+
+    Input i of the model's matrix is input `input_order[i]` of the checkpoint's; None: they are the same.
+    """
 
     name: str  # in Tidewheel's words, without `.weight`
     inputs: int
     outputs: int
     first_output: int
     ref: TensorRef
+    input_order: tuple[int, ...] | None = None
 
     def rows(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """The rows of what belongs to the checkpoint's outputs, `[outputs, ...]`; contiguous."""
         return np.ascontiguousarray(rows_of(array, self.ref))
+
+    def columns(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What belongs to the checkpoint's inputs, `[..., inputs]`, in the model's order; itself if they are alike."""
+        return array if self.input_order is None else np.ascontiguousarray(array[:, list(self.input_order)])
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether there are such rows in an array `[outputs, rank]` of that shape."""
@@ -41,14 +48,25 @@ class Target:
         return taken is not None and taken[0] == self.outputs
 
 
-def adaptable_modules(description: ModelDescription) -> Mapping[str, tuple[Target, ...]]:
-    """From the modules of the family's checkpoints to what they are in the model, for all that can be changed."""
+def adaptable_modules(
+    spec: DecoderSpec, tensors: Mapping[str, TensorRef], *, tiled: bool = False
+) -> Mapping[str, tuple[Target, ...]]:
+    """From the modules of an adapter's file to what they are in the model, for all that can be changed.
+
+    `tensors` says where the weights of the model are in checkpoints with such names. `tiled` says that the file has the
+    value heads of delta nets in the order of `DeltaNetSpec.tiled`.
+    """
     found: dict[str, list[Target]] = {}
-    shapes = tensor_shapes(description.spec)
-    for name, ref in description.tensors.items():
-        if _ADAPTABLE.fullmatch(name):
-            for target in _targets(name, shapes[name], ref):
-                found.setdefault(target.ref.name.removesuffix(".weight"), []).append(target)
+    shapes = tensor_shapes(spec)
+    for name, ref in tensors.items():
+        adaptable = _ADAPTABLE.fullmatch(name)
+        if adaptable is None:
+            continue
+        order = _value_order(spec, int(adaptable[1]), tiled) if ".delta_" in name else None
+        for target in _targets(name, shapes[name], ref):
+            if order is not None:
+                target = _with_value_heads(target, order)
+            found.setdefault(target.ref.name.removesuffix(".weight"), []).append(target)
     return {module: tuple(targets) for module, targets in found.items()}
 
 
@@ -72,3 +90,29 @@ def _count(ref: TensorRef) -> int | None:
     if ref.rows is not None:
         return ref.rows[1] - ref.rows[0]
     return None if ref.permute is None else len(ref.permute)
+
+
+def _value_order(spec: DecoderSpec, layer: int, tiled: bool) -> list[int] | None:
+    """For each value head of a layer's delta net, which one of the file it is; None if their order is the same."""
+    net = next((mixer for mixer in mixers(spec.layers[layer]) if isinstance(mixer, DeltaNetSpec)), None)
+    if net is None or net.tiled == tiled:
+        return None
+    keys, each = net.num_key_heads, net.num_value_heads // net.num_key_heads
+    in_file = (keys, each) if net.tiled else (each, keys)
+    order: list[int] = np.arange(net.num_value_heads).reshape(in_file).T.reshape(-1).tolist()
+    return order
+
+
+def _with_value_heads(target: Target, order: list[int]) -> Target:
+    """The target with the file's value heads in that order."""
+    part = target.name.rpartition("_")[2]
+    if part == "out":
+        return replace(target, input_order=_expanded(order, target.inputs))
+    if part in ("v", "z", "a", "b"):
+        return replace(target, ref=replace(target.ref, permute=_expanded(order, target.outputs)))
+    return target
+
+
+def _expanded(order: list[int], size: int) -> tuple[int, ...]:
+    each = size // len(order)
+    return tuple((np.array(order)[:, None] * each + np.arange(each)).reshape(-1).tolist())

@@ -37,7 +37,7 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
     reader = ConfigReader(config)
     if name not in gemma4.ARCHITECTURES:
         reader.refuse("per_layer_config")
-    description = FAMILIES[name](name, reader, max_model_len)
+    description = replace(FAMILIES[name](name, reader, max_model_len), architecture=name)
     longest = description.spec.max_positions
     if max_model_len is not None and max_model_len > longest:
         raise ModelError(f"a context of {max_model_len} tokens is more than this model's {longest}")

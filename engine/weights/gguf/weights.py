@@ -32,7 +32,7 @@ from .reader import GgufTensor
 logger = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
-_FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class GgufWeights:
@@ -67,7 +67,7 @@ class GgufWeights:
                 ref = replace(ref, permute=order)
             self._places[name] = (stored, ref)
             # Of a quantized file, bfloat16 is what is computed in: its floats are vectors mostly, which stay float32.
-            count[_FLOATS.get(stored.kind.name, "bfloat16")] += math.prod(shape)
+            count[FLOATS.get(stored.kind.name, "bfloat16")] += math.prod(shape)
         used = {stored.name for stored, _ in self._places.values()} | CONFIG_TENSORS
         drafts = {name for name in tensors.keys() - used if _is_for_drafts(name, config)}
         if drafts:
@@ -91,8 +91,8 @@ class GgufWeights:
         stored, ref = self._places[name]
         if _stays_in_blocks(stored, ref):
             return take_blocks(stored.data.reshape(*stored.shape[:-1], -1), stored.kind, ref, stored.origin)
-        whole, mapped = _floats(stored)
-        dtype = _FLOATS.get(stored.kind.name, "float32")
+        whole, mapped = elements_of(stored)
+        dtype = FLOATS.get(stored.kind.name, "float32")
         whole = whole.reshape(stored.shape)
         data = rows_of(whole.T if ref.transpose else whole, ref)
         if (
@@ -140,10 +140,10 @@ def _is_unused(architecture: GgufArchitecture, name: str, config: Mapping[str, A
     return found is not None and architecture.unused(int(found[1]), name[found.end() :], config)
 
 
-def _floats(stored: GgufTensor) -> tuple[NDArray[Any], bool]:
-    """All elements, and whether they are a view of the mapped file."""
-    if stored.kind.name not in _FLOATS:
+def elements_of(stored: GgufTensor) -> tuple[NDArray[Any], bool]:
+    """All elements in a row, of blocks float32, else as FLOATS says; and whether they are a view of the mapped file."""
+    if stored.kind.name not in FLOATS:
         return dequantize(stored.data, stored.kind), False
-    dtype = STORAGE[_FLOATS[stored.kind.name]].newbyteorder("<")
+    dtype = STORAGE[FLOATS[stored.kind.name]].newbyteorder("<")
     mapped = stored.start % dtype.itemsize == 0
     return (stored.data if mapped else stored.data.copy()).view(dtype), mapped

@@ -88,7 +88,7 @@ def _set(name: str, value: Any) -> Change:
         (_set("lora_A.weight", np.zeros(64, np.float32)), ["do not fit the model"]),
         (_set("lora_B.weight", np.zeros((65, 4), np.float32)), ["do not fit the model"]),
         (_set("lora_B.weight", np.zeros((64, 5), np.float32)), ["do not fit the model"]),
-        (_set("lora_B.bias", np.zeros(5, np.float32)), ["the bias of"]),
+        (_set("lora_B.bias", np.zeros(5, np.float32)), ["self_attn.q_proj.lora_B.bias has shape"]),
         (_set("lora_A.weight", np.full((4, 64), np.nan, np.float32)), ["not finite"]),
         (_set("lora_B.weight", np.full((64, 4), np.inf, np.float32)), ["not finite"]),
         (_set("lora_A.weight", np.zeros((4, 64), np.int32)), ["stored as I32"]),

@@ -1,0 +1,50 @@
+"""An adapter of any kind, by its path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import ModelError
+from ..files.reading import is_there
+from ..files.wording import shown
+from ..models.description import ModelDescription
+from ..weights.lora import LoraAdapter
+from .gguf_file import read_gguf_adapter
+from .peft_config import CONFIG
+from .peft_folder import read_peft_folder
+
+# GGUF files of these have multipliers in the weights which checkpoints have in the config.
+_MULTIPLIED = ("FalconH1ForCausalLM",)
+_MOST_NAMED = 10
+
+
+def read_adapter(
+    path: Path, description: ModelDescription, max_rank: int, *, base_is_gguf: bool = False
+) -> LoraAdapter:
+    """The adapter in a GGUF file, in a folder with one, or in a folder that peft has saved.
+
+    Raises ModelError for one that is broken, not of this model, or of a rank above `max_rank`. `base_is_gguf` says that
+    the model's own weights are in a GGUF file.
+    """
+    file = _gguf_in(path)
+    if description.architecture in _MULTIPLIED and base_is_gguf != (file is not None):
+        raise ModelError(
+            f"{path}: adapters of a {description.architecture} need a model in their own form, because GGUF files have "
+            "its multipliers in the weights: give a GGUF adapter for a GGUF model, and peft's for another"
+        )
+    if file is not None:
+        return read_gguf_adapter(file, description, max_rank)
+    return read_peft_folder(path, description, max_rank)
+
+
+def _gguf_in(path: Path) -> Path | None:
+    """The GGUF file that `path` is or has; None for a folder of peft, and for nothing."""
+    if not path.is_dir():
+        return path if path.suffix == ".gguf" else None
+    if is_there(path / CONFIG):
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(shown(file.name) for file in files[:_MOST_NAMED])
+        raise ModelError(f"{path} has several GGUF files ({names}): give the path of one")
+    return files[0] if files else None
