@@ -132,23 +132,42 @@ class OpenedModel:
                     max_num_batched_tokens=max_num_batched_tokens,
                     kv_cache_dtype=self.kv_cache_dtype,
                     quantization=self.quantization,
-                    lora=self._lora_limits(options.lora),
+                    lora=self.lora_limits(options.lora),
                     num_blocks=options.num_gpu_blocks_override,
                 ),
                 cancellation,
             )
 
-    def _lora_limits(self, options: LoraOptions) -> LoraLimits | None:
+    def lora_limits(self, options: LoraOptions) -> LoraLimits | None:
+        """Which adapters there may be; None: there are none."""
         if not options.enable_lora:
             return None
         dtype = self.dtype if options.lora_dtype == "auto" else options.lora_dtype
         return LoraLimits(options.max_loras, options.max_lora_rank, dtype)
 
-    def read_lora(self, path: Path, max_rank: int) -> LoraAdapter:
-        """The adapter at `path`. Raises ModelError for one that is broken, or of another model."""
-        from .adapters.reading import read_adapter
+    def read_lora(self, path: Path, limits: LoraLimits) -> LoraAdapter:
+        """The adapter at `path`. Raises ModelError for one that is broken, of another model, or too large."""
+        from .adapters.reading import packed_bytes, read_adapter
 
-        return read_adapter(path, self.description, max_rank, base_is_gguf=isinstance(self.source, GgufSource))
+        needed, available = packed_bytes(path, STORAGE[limits.dtype].itemsize), read_memory().available
+        if available is not None and needed > available:
+            raise ModelError(
+                f"{path}: the adapter takes {needed / _GIB:.2f} GiB, more than the {available / _GIB:.2f} GiB of "
+                "memory that are left: lower --kv-cache-space or --max-cpu-loras"
+            )
+        in_gguf = isinstance(self.source, GgufSource)
+        return read_adapter(path, self.description, limits.max_rank, base=self.weights, base_is_gguf=in_gguf)
+
+    def lora_bytes(self, options: LoraOptions) -> int:
+        """About what the adapters take that the options name, of which so many are in memory. Raises ModelError."""
+        limits = self.lora_limits(options)
+        if limits is None:
+            return 0
+        from .adapters.reading import packed_bytes
+
+        itemsize = STORAGE[limits.dtype].itemsize
+        sizes = sorted((packed_bytes(Path(module.path), itemsize) for module in options.lora_modules), reverse=True)
+        return sum(sizes[: options.most_in_memory])
 
 
 def open_model(options: EngineOptions, source: ModelSource | None = None) -> OpenedModel:
@@ -247,16 +266,17 @@ class EngineLoad:
     def _plan(self) -> None:
         """Size what will lie in this machine's memory."""
         model, memory = self._model, read_memory()
+        weight_bytes = model.weight_bytes + model.lora_bytes(self._options.lora)
         self._max_model_len, self._kv_cache_bytes = plan_kv_cache(
             self._options,
             model_limit=model.spec.max_positions,
             groups=model.kv_groups,
             state_bytes=model.spec.state_bytes,
-            weight_bytes=model.weight_bytes,
+            weight_bytes=weight_bytes,
             memory=memory,
         )
         _check_step(self._options, model.spec, memory)
-        logger.info("%s", _memory_text(memory, model.weight_bytes))
+        logger.info("%s", _memory_text(memory, weight_bytes))
 
     def __enter__(self) -> EngineLoad:
         try:
@@ -341,12 +361,13 @@ class EngineLoad:
     def _loras(self, executor: Executor) -> LoraRegistry | None:
         """The adapters, read from their files."""
         options = self._options.lora
-        if not options.enable_lora:
+        limits = self._model.lora_limits(options)
+        if limits is None:
             return None
         from .adapters.registry import LoraRegistry
 
         assert isinstance(executor, LoraExecutor)
-        registry = LoraRegistry(options, partial(self._model.read_lora, max_rank=options.max_lora_rank), executor)
+        registry = LoraRegistry(options, partial(self._model.read_lora, limits=limits), executor)
         try:
             registry.load_modules()
         except BaseException:
@@ -443,17 +464,19 @@ def plan_kv_cache(
     Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB and
     at most half of the memory that is available beside the weights. A context that was not asked for is cut to what
     one sequence can have of the cache. With `num_gpu_blocks_override`, the cache has so many blocks, and the context is
-    cut when the device has them. `state_bytes` is the recurrent state of a sequence. Raises ModelError if the
-    context that was asked for does not fit, or if weights and cache need more than the control group or the machine
-    could ever give, and DeviceError if there is no room for state.
+    cut when the device has them. `weight_bytes` are the weights', with the adapters that the options name, and
+    `state_bytes` the recurrent state of a sequence. Raises ModelError if the context that was asked for does not fit,
+    or if weights and cache need more than the control group or the machine could ever give, and DeviceError if there is
+    no room for state.
     """
     wanted = options.max_model_len or model_limit
     has_kv = keeps_kv(groups)
+    what = "weights and adapters" if options.lora.lora_modules else "weights"
     if options.num_gpu_blocks_override is not None:
         blocks = CacheSplit(groups, _BLOCK_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
         cache_bytes = blocks.bytes_with(options.num_gpu_blocks_override)
         cache_bytes += StateSplit.whole(state_bytes, options.max_num_seqs).num_bytes
-        _check_room(weight_bytes, cache_bytes, memory, "--num-gpu-blocks-override")
+        _check_room(what, weight_bytes, cache_bytes, memory, "--num-gpu-blocks-override")
         return wanted, cache_bytes
     split = CacheSplit(groups, _ROUND_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
     full_length = split.bytes_with(split.first_blocks_of(1, wanted, 0))
@@ -466,37 +489,37 @@ def plan_kv_cache(
         cache_bytes = min(split.bytes_with(all_blocks) + state_room, _LARGEST_DEFAULT_CACHE, half)
     else:
         cache_bytes = int(options.kv_cache_space * _GIB)
-    _check_room(weight_bytes, cache_bytes, memory)
+    _check_room(what, weight_bytes, cache_bytes, memory)
     states = StateSplit.within(cache_bytes, state_bytes, options.max_num_seqs, beside_kv=has_kv)
     block_bytes = cache_bytes - states.num_bytes
     if block_bytes >= full_length:
         return wanted, cache_bytes
     fitting = split.first_blocks(block_bytes) * _ROUND_TOKENS
-    what = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
+    cause = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
     given = options.kv_cache_space is not None
     why = "" if given else f" ({_memory_text(memory, weight_bytes)})"
     raised = "--kv-cache-space" if given or memory.cgroup_limit is None else "--kv-cache-space or that limit"
     if options.max_model_len is not None or fitting < 1:
         raise ModelError(
-            f"{what}, less than one sequence of {wanted}, which takes {full_length / _GIB:.2f} GiB{why}: "
+            f"{cause}, less than one sequence of {wanted}, which takes {full_length / _GIB:.2f} GiB{why}: "
             f"lower --max-model-len or raise {raised}"
         )
     logger.warning(
         "The context is cut from the model's %d tokens to %d, because %s%s; raise %s for more",
         wanted,
         fitting,
-        what,
+        cause,
         why,
         raised,
     )
     return fitting, cache_bytes
 
 
-def _check_room(weight_bytes: int, cache_bytes: int, memory: Memory, flag: str = "--kv-cache-space") -> None:
+def _check_room(what: str, weight_bytes: int, cache_bytes: int, memory: Memory, flag: str = "--kv-cache-space") -> None:
     # The cache's pages appear as it fills: without this a server could run well for hours before it is killed.
     if memory.ceiling is None or memory.available is None:
         return
-    needed = f"weights of {weight_bytes / _GIB:.2f} GiB and a KV cache of {cache_bytes / _GIB:.2f} GiB"
+    needed = f"{what} of {weight_bytes / _GIB:.2f} GiB and a KV cache of {cache_bytes / _GIB:.2f} GiB"
     if weight_bytes + cache_bytes > memory.ceiling:
         advice = ["take fewer bits for the weights with --quantization"]
         if weight_bytes < memory.ceiling:

@@ -334,23 +334,46 @@ void set_weights(Executor& executor, const std::vector<Tensor>& tensors, const s
 
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Updates as tuples of name, first output, A, B, bias or None, and scale.
+// Updates as tuples of name, first output, A, B, bias or None, and scale. That of `embed.weight` is of tokens' rows.
 using Update = std::tuple<std::string, int, Matrix, Matrix, std::optional<Array1<float>>, float>;
 
+// [vocab, embedding size], and the type of its elements.
+using Table = std::tuple<nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>, std::string>;
+
+std::optional<OwnMatrix> own_matrix(const Executor& executor, const std::optional<Table>& table) {
+  if (!table) return {};
+  const auto& [array, dtype] = *table;
+  const DType type = parse_dtype(dtype);
+  const std::optional<MatrixPlace> place = executor.weights().place_of("embed.weight");
+  if (!place || array.shape(0) != size_t(place->rows) || array.shape(1) != size_t(place->cols) ||
+      array.dtype().bits != dtype_bytes(type) * 8) {
+    throw std::invalid_argument("an embedding or head of an adapter's own must have the shape of the model's, and its type");
+  }
+  return OwnMatrix{array.data(), type};
+}
+
 std::shared_ptr<const Adapter> pack_adapter(const Executor& executor, const std::string& dtype,
-                                            const std::vector<Update>& given) {
-  std::vector<LowRankUpdate> updates;
+                                            const std::vector<Update>& given, const std::optional<Table>& embed,
+                                            const std::optional<Table>& head) {
+  AdapterContent content;
+  content.embed = own_matrix(executor, embed);
+  content.head = own_matrix(executor, head);
   for (const auto& [name, first, a, b, bias, scale] : given) {
     const int rank = static_cast<int>(a.shape(0)), outputs = static_cast<int>(b.shape(0));
     if (b.shape(1) != a.shape(0) || (bias && bias->size() != b.shape(0))) {
       throw std::invalid_argument("A, B and bias of " + name + " do not fit each other");
     }
-    updates.push_back({name, first, outputs, static_cast<int>(a.shape(1)), rank, a.data(), b.data(),
-                       bias ? bias->data() : nullptr, scale});
+    const LowRankUpdate update{name, first, outputs, static_cast<int>(a.shape(1)), rank, a.data(), b.data(),
+                               bias ? bias->data() : nullptr, scale};
+    if (name == "embed.weight") {
+      content.embedding = update;
+    } else {
+      content.updates.push_back(update);
+    }
   }
   const DType type = parse_dtype(dtype);
   nb::gil_scoped_release release;
-  return executor.pack_adapter(type, updates);
+  return executor.pack_adapter(type, std::move(content));
 }
 
 nb::dict topology_dict(const Topology& topology) {
@@ -421,7 +444,7 @@ NB_MODULE(_native, m) {
         const nb::gil_scoped_release release;
         self.copy_states({pairs.data(), pairs.size()});
       }, "pairs"_a)
-      .def("pack_adapter", &pack_adapter, "dtype"_a, "updates"_a)
+      .def("pack_adapter", &pack_adapter, "dtype"_a, "updates"_a, "embed"_a.none() = nb::none(), "head"_a.none() = nb::none())
       .def("set_adapter", &Executor::set_adapter, "number"_a, "adapter"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def("pin_caller", &Executor::pin_caller)
       .def("lend_core", &Executor::lend_core)

@@ -122,10 +122,12 @@ def write_adapter(
     said = json.loads((folder / "adapter_config.json").read_text())
     writer.add_float32("adapter.lora.alpha", float(said["lora_alpha"]))
     tensors = load_file(folder / "adapter_model.safetensors")
-    for key in [key for key in tensors if key.endswith("lora_A.weight")]:
-        module = key.removeprefix("base_model.model.").removesuffix("lora_A.weight") + "weight"
-        a, b = tensors[key], tensors[key.replace("lora_A", "lora_B")]
-        if module.endswith("linear_attn.out_proj.weight"):
+    for key in [key for key in tensors if key.endswith(("lora_A.weight", "lora_embedding_A"))]:
+        module = key.removeprefix("base_model.model.").rpartition(".lora_")[0] + ".weight"
+        a, b = tensors[key], tensors["B".join(key.rsplit("A", 1))]
+        if key.endswith("lora_embedding_A"):
+            a = a.T
+        elif module.endswith("linear_attn.out_proj.weight"):
             ((_, a),) = gguf_hybrids.converted(module, a, config)
         else:
             ((_, b),) = gguf_hybrids.converted(module, b, config)

@@ -26,6 +26,32 @@ def tensors(seed: int = 0, *, hidden: int = 64, kv: int = 32, layers: int = 2, r
     return found
 
 
+def embedding(seed: int, *, hidden: int = 64, vocab: int = 320, rank: int = 4) -> dict[str, Any]:
+    """A and B of the embedding."""
+    name = "base_model.model.model.embed_tokens.lora_embedding"
+    return {f"{name}_A": _random(seed, rank, vocab), f"{name}_B": _random(seed + 1, hidden, rank)}
+
+
+def head(seed: int, *, hidden: int = 64, vocab: int = 320, rank: int = 3) -> dict[str, Any]:
+    """A and B of the head."""
+    name = "base_model.model.lm_head.lora"
+    return {f"{name}_A.weight": _random(seed, rank, hidden), f"{name}_B.weight": _random(seed + 1, vocab, rank)}
+
+
+def embedding_of_its_own(seed: int) -> dict[str, Any]:
+    """A whole embedding."""
+    return {"base_model.model.model.embed_tokens.weight": _random(seed, 320, 64)}
+
+
+def head_of_its_own(seed: int) -> dict[str, Any]:
+    """A whole head."""
+    return {"base_model.model.lm_head.weight": _random(seed, 320, 64)}
+
+
+def _random(seed: int, *shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
 def write(folder: Path, content: Mapping[str, NDArray[Any]] | None = None, **config: Any) -> Path:
     """An adapter in `folder`; fields of its config that are None are left out."""
     folder.mkdir(parents=True, exist_ok=True)

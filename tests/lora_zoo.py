@@ -28,12 +28,15 @@ def _peft_model(name: str, seed: int, fields: tuple[tuple[str, Any], ...]) -> An
 
     config: dict[str, Any] = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": "all-linear", **dict(fields)}
     config = {key: dict(value) if key.endswith("pattern") else value for key, value in config.items()}
+    config = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
     model = get_peft_model(copy.deepcopy(models_zoo.model(name)), LoraConfig(task_type="CAUSAL_LM", **config))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, weight in model.named_parameters():
             if "lora_" in key:
                 weight.copy_(torch.randn(weight.shape, generator=generator) / max(weight.shape) ** 0.5)
+            elif "modules_to_save" in key:
+                weight.add_(torch.randn(weight.shape, generator=generator) * weight.std() / 2)
     return model.eval()
 
 

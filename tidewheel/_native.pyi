@@ -1,7 +1,7 @@
 """Types of the native extension; `native/bindings.cpp` says what each does."""
 
 from collections.abc import Sequence
-from typing import TypeAlias, TypedDict, overload
+from typing import Any, TypeAlias, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -312,6 +312,8 @@ class Executor:
         self,
         dtype: str,
         updates: Sequence[tuple[str, int, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None, float]],
+        embed: tuple[NDArray[Any], str] | None = None,
+        head: tuple[NDArray[Any], str] | None = None,
     ) -> Adapter: ...
     def set_adapter(self, number: int, adapter: Adapter | None) -> None: ...
     def pin_caller(self) -> None: ...

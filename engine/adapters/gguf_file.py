@@ -25,7 +25,7 @@ from ..weights.gguf.architectures import ARCHITECTURES, variants_of
 from ..weights.gguf.fields import Fields
 from ..weights.gguf.reader import GgufFile, GgufTensor, read_gguf
 from ..weights.gguf.weights import FLOATS, elements_of
-from ..weights.lora import LoraAdapter
+from ..weights.lora import EMBED, LoraAdapter
 from ..weights.tensor import DenseTensor, to_float32
 from .modules import adaptable_modules
 from .updates import AdapterTensor, updates_of
@@ -54,10 +54,12 @@ def read_gguf_adapter(path: Path, description: ModelDescription, max_rank: int) 
         module = tensor.removesuffix(".weight")
         if module not in modules or module == tensor:
             raise ModelError(
-                f"{path}: {shown(tensor)} cannot be changed by an adapter here; linear layers of attention and MLPs "
-                "can, experts, embeddings and heads cannot"
+                f"{path}: {shown(tensor)} cannot be changed by an adapter here; linear layers of attention and MLPs, "
+                "the embedding and the head can, experts cannot"
             )
         a, b = (_tensor(parts[part]) for part in _PARTS)
+        if modules[module][0].name == EMBED:  # its A has a row for each token
+            a = replace(a, shape=a.shape[::-1], read=partial(_transposed, parts[_PARTS[0]]))
         # Without alpha B A is added as it is.
         updates += updates_of(modules[module], a, b, None, lambda rank: alpha / rank if alpha else 1.0, max_rank)
     return LoraAdapter(tuple(updates))
@@ -115,6 +117,8 @@ def _places(
         if config and (order := architecture.row_order(name, config)):
             found = replace(found, permute=order)
         places[name] = found
+    if in_file := architecture.tensor_name(description.head_name):
+        places["head.weight"] = TensorRef(in_file)
     return places
 
 
@@ -132,6 +136,10 @@ def _heads(description: ModelDescription) -> Mapping[str, Any]:
 
 def _tensor(stored: GgufTensor) -> AdapterTensor:
     return AdapterTensor(stored.path, stored.name, stored.shape, partial(_floats, stored))
+
+
+def _transposed(stored: GgufTensor) -> NDArray[np.float32]:
+    return np.ascontiguousarray(_floats(stored).T)
 
 
 def _floats(stored: GgufTensor) -> NDArray[np.float32]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..models.spec import DecoderSpec, DeltaNetSpec, mixers, tensor_shapes
 from ..models.tensor_ref import TensorRef
+from ..weights.lora import EMBED
 from ..weights.taking import rows_of
 
 # Products of a layer's inputs that every device computes in one piece; experts and routers are not among them.
@@ -53,12 +54,18 @@ def adaptable_modules(
 ) -> Mapping[str, tuple[Target, ...]]:
     """From the modules of an adapter's file to what they are in the model, for all that can be changed.
 
-    `tensors` says where the weights of the model are in checkpoints with such names. `tiled` says that the file has the
+    `tensors` says where the weights of the model are in checkpoints with such names, and where its head is, though it
+    be tied. `tiled` says that the file has the
     value heads of delta nets in the order of `DeltaNetSpec.tiled`.
     """
     found: dict[str, list[Target]] = {}
     shapes = tensor_shapes(spec)
     for name, ref in tensors.items():
+        if name in ("embed.weight", "head.weight") and ref == TensorRef(ref.name):
+            module, (outputs, inputs) = name.removesuffix(".weight"), shapes["embed.weight"]
+            if module == EMBED:  # what is added to a token's row has the vocabulary as inputs
+                outputs, inputs = inputs, outputs
+            found[ref.name.removesuffix(".weight")] = [Target(module, inputs, outputs, 0, ref)]
         adaptable = _ADAPTABLE.fullmatch(name)
         if adaptable is None:
             continue

@@ -19,7 +19,6 @@ _REFUSED = {
     "use_dora": "DoRA adapters are not supported; train with use_dora=False, or merge the adapter into its model",
     "use_qalora": "QA-LoRA adapters are not supported; merge the adapter into its model",
     "use_bdlora": "block-diagonal adapters are not supported; merge the adapter into its model",
-    "modules_to_save": "whole modules beside an adapter are not supported; merge the adapter into its model",
     "trainable_token_indices": "trained tokens are not supported; merge the adapter into its model",
     "layer_replication": "replicated layers are not supported; merge the adapter into its model",
     "target_parameters": "adapters of parameters (experts) are not supported; merge the adapter into its model",
@@ -34,12 +33,13 @@ _CHANGE_THE_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """How large the updates of an adapter's modules are."""
+    """How large the updates of an adapter's modules are, and which modules it has instead of the model's."""
 
     alpha: float
     rank_stabilized: bool
     alpha_pattern: dict[str, float]
     patterns: NamePatterns
+    modules_to_save: tuple[str, ...]
 
     def scale(self, module: str, rank: int) -> float:
         """What the update of a module is multiplied by: alpha / rank, or alpha / sqrt(rank), arXiv 2312.03732."""
@@ -73,11 +73,15 @@ def read_peft_config(folder: Path) -> PeftConfig:
     if not isinstance(pattern, dict):
         raise ModelError(f"{path}: alpha_pattern must be an object")
     alphas = {key: _number(path, f"alpha_pattern[{shown(key)}]", value) for key, value in pattern.items()}
+    saved = config.get("modules_to_save") or []
+    if not isinstance(saved, list) or not all(isinstance(name, str) for name in saved):
+        raise ModelError(f"{path}: modules_to_save must be a list of names")
     return PeftConfig(
         alpha=_number(path, "lora_alpha", config.get("lora_alpha")),
         rank_stabilized=config.get("use_rslora") is True,
         alpha_pattern=alphas,
         patterns=compile_patterns(alphas, f"{path}: alpha_pattern"),
+        modules_to_save=tuple(saved),
     )
 
 

@@ -13,71 +13,111 @@ from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import shown
 from ..models.description import ModelDescription
+from ..models.spec import tensor_shapes
+from ..models.tensor_ref import TensorRef
 from ..models.text_part import text_name
 from ..weights.checkpoint import open_file
 from ..weights.dtypes import STORAGE
-from ..weights.lora import LoraAdapter
+from ..weights.lora import EMBED, HEAD, LoraAdapter, LowRankUpdate
 from ..weights.stored import FLOATS, Checkpoint, StoredTensor
-from ..weights.tensor import DenseTensor, to_float32
+from ..weights.tensor import DenseTensor, WeightSource, to_float32
 from .modules import adaptable_modules
-from .peft_config import read_peft_config
+from .own_matrices import equals_base, merged, own_matrix
+from .peft_config import CONFIG, PeftConfig, read_peft_config
 from .updates import AdapterTensor, updates_of
 
 WEIGHTS = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _PREFIX = "base_model.model."
-_TENSOR = re.compile(r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias)")
+_LINEAR, _EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
+_OWN, _BASE = "weight", "base_layer.weight"
+_TENSOR = re.compile(
+    r"(.+?)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|base_layer\.weight|weight)"
+)
 
 
-def read_peft_folder(folder: Path, description: ModelDescription, max_rank: int) -> LoraAdapter:
+def read_peft_folder(
+    folder: Path, description: ModelDescription, max_rank: int, base: WeightSource | None = None
+) -> LoraAdapter:
     """The adapter in `folder`. Raises ModelError for one that is broken, not of this model, or of a rank above
     `max_rank`.
+
+    Where peft has saved the model's own embedding or head too, it is left out if it equals that of `base`.
     """
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     config = read_peft_config(folder)
+    reader = _Reader(adapter_file(folder), config, description)
+    by_module = reader.by_module(open_file(reader.path))
+    if not by_module:
+        raise ModelError(f"{reader.path} has no tensors")
+    updates = [
+        update
+        for module, parts in by_module.items()
+        if not {_OWN, _BASE} >= parts.keys()
+        for update in reader.updates(module, parts, max_rank)
+    ]
+    matrices = reader.matrices(by_module, base)
+    if HEAD in matrices and (added := [update for update in updates if update.name == HEAD]):
+        matrices[HEAD] = merged(matrices[HEAD], added)
+        updates = [update for update in updates if update.name != HEAD]
+    return LoraAdapter(tuple(updates), matrices)
+
+
+def adapter_file(folder: Path) -> Path:
+    """The file with the adapter's tensors. Raises ModelError if there is none."""
     path = folder / WEIGHTS
     if not is_there(path):
         pickle = (
             f": {_PICKLE} is a pickle, which can run code and is never loaded" if is_there(folder / _PICKLE) else ""
         )
         raise ModelError(f"{folder} has no {WEIGHTS}{pickle}; save the adapter as safetensors")
-    reader = _Reader(path, description)
-    by_module = reader.by_module(open_file(path))
-    if not by_module:
-        raise ModelError(f"{path} has no tensors")
-    updates = []
-    for module, parts in by_module.items():
-        for needed in ("lora_A.weight", "lora_B.weight"):
-            if needed not in parts:
-                raise ModelError(f"{path}: {module} has no {needed}")
-        a, b, bias = parts["lora_A.weight"], parts["lora_B.weight"], parts.get("lora_B.bias")
-        updates += updates_of(reader.modules[module], a, b, bias, partial(config.scale, module), max_rank)
-    return LoraAdapter(tuple(updates))
+    return path
+
+
+_Parts = dict[str, StoredTensor]
 
 
 class _Reader:
-    def __init__(self, path: Path, description: ModelDescription) -> None:
-        self._path = path
+    def __init__(self, path: Path, config: PeftConfig, description: ModelDescription) -> None:
+        self.path = path
+        self._config = config
         self._description = description
-        self.modules = adaptable_modules(description.spec, description.tensors)
+        tensors = {**description.tensors, "head.weight": TensorRef(description.head_name)}
+        self._modules = adaptable_modules(description.spec, tensors)
+        names = {targets[0].name: module for module, targets in self._modules.items()}
+        self._whole = {module: name for name in (EMBED, HEAD) if (module := names.get(name))}
+        self._check_saved()
 
-    def by_module(self, checkpoint: Checkpoint) -> dict[str, dict[str, AdapterTensor]]:
+    def _check_saved(self) -> None:
+        last = {module.rpartition(".")[2] for module in self._whole}
+        for name in self._config.modules_to_save:
+            if name.rpartition(".")[2] not in last:
+                raise ModelError(
+                    f"{self.path.with_name(CONFIG)}: modules_to_save names {shown(name)}, which an adapter cannot have "
+                    f"of its own here; it can have {' and '.join(sorted(last))}. Merge the adapter into its model"
+                )
+
+    def by_module(self, checkpoint: Checkpoint) -> dict[str, _Parts]:
         """The tensors of each module, by what is behind its name."""
-        found: dict[str, dict[str, AdapterTensor]] = {}
+        found: dict[str, _Parts] = {}
         for name, stored in checkpoint.items():
             match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
             if match is None:
-                raise ModelError(f"{self._path}: {shown(name)} is not an A or B of a LoRA adapter of linear layers")
+                raise ModelError(f"{self.path}: {shown(name)} is not an A or B of a LoRA adapter of linear layers")
             module = self._module(match[1])
             if module is None:
                 raise ModelError(
-                    f"{self._path}: {shown(match[1])} cannot be changed by an adapter here; linear layers of attention "
-                    "and MLPs can, experts, embeddings and heads cannot"
+                    f"{self.path}: {shown(match[1])} cannot be changed by an adapter here; linear layers of attention "
+                    "and MLPs, the embedding and the head can, experts cannot"
                 )
-            label = f"{module}.{match[2]}"
-            tensor = AdapterTensor(self._path, label, stored.shape, partial(_floats, label, stored))
-            found.setdefault(module, {})[match[2]] = tensor
+            is_embedding = self._whole.get(module) == EMBED
+            allowed = {*(_EMBEDDING if is_embedding else (*_LINEAR, "lora_B.bias"))}
+            if module in self._whole:
+                allowed |= {_OWN, _BASE}
+            if match[2] not in allowed:
+                raise ModelError(f"{self.path}: {shown(name)} is not an A or B of a LoRA adapter of that layer")
+            found.setdefault(module, {})[match[2]] = stored
         return found
 
     def _module(self, name: str) -> str | None:
@@ -85,7 +125,41 @@ class _Reader:
         prefix = self._description.base_prefix
         alone = text_name(f"{name}.weight", self._description) if self._description.text_part else None
         candidates = (name, prefix + name, (alone or "").removesuffix(".weight"))
-        return next((module for module in candidates if module in self.modules), None)
+        return next((module for module in candidates if module in self._modules), None)
+
+    def updates(self, module: str, parts: _Parts, max_rank: int) -> list[LowRankUpdate]:
+        """What A and B of a module change."""
+        needed = _EMBEDDING if self._whole.get(module) == EMBED else _LINEAR
+        for part in needed:
+            if part not in parts:
+                raise ModelError(f"{self.path}: {module} has no {part}")
+        a, b = (self._tensor(module, part, parts[part]) for part in needed)
+        bias = self._tensor(module, "lora_B.bias", parts["lora_B.bias"]) if "lora_B.bias" in parts else None
+        return updates_of(self._modules[module], a, b, bias, partial(self._config.scale, module), max_rank)
+
+    def matrices(self, by_module: dict[str, _Parts], base: WeightSource | None) -> dict[str, DenseTensor]:
+        """The embedding and the head that the adapter has of its own."""
+        shape = tensor_shapes(self._description.spec)["embed.weight"]
+        tied = self._description.spec.head.tied
+        found: dict[str, DenseTensor] = {}
+        of_base: dict[str, DenseTensor] = {}
+        saved = {name.rpartition(".")[2] for name in self._config.modules_to_save}
+        for module, parts in by_module.items():
+            for part in {_OWN, _BASE} & parts.keys():
+                matrix = own_matrix(f"{module}.{part}", parts[part], shape)
+                is_saved = part == _OWN and module.rpartition(".")[2] in saved
+                (found if is_saved else of_base)[self._whole[module]] = matrix
+        # What is not trained replaces the model's weight, which may be that of both.
+        for name, matrix in of_base.items():
+            weight = "embed.weight" if tied else f"{name}.weight"
+            if base is None or not equals_base(matrix, base[weight]):
+                for replaced in (EMBED, HEAD) if tied else (name,):
+                    found.setdefault(replaced, matrix)
+        return found
+
+    def _tensor(self, module: str, part: str, stored: StoredTensor) -> AdapterTensor:
+        name = f"{module}.{part}"
+        return AdapterTensor(self.path, name, stored.shape, partial(_floats, name, stored))
 
 
 def _floats(name: str, stored: StoredTensor) -> NDArray[np.float32]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import shown
 from ..models.description import ModelDescription
+from ..weights.checkpoint import open_file
+from ..weights.gguf.reader import read_gguf
 from ..weights.lora import LoraAdapter
+from ..weights.tensor import WeightSource
 from .gguf_file import read_gguf_adapter
 from .peft_config import CONFIG
-from .peft_folder import read_peft_folder
+from .peft_folder import adapter_file, read_peft_folder
 
 # GGUF files of these have multipliers in the weights which checkpoints have in the config.
 _MULTIPLIED = ("FalconH1ForCausalLM",)
@@ -19,12 +23,17 @@ _MOST_NAMED = 10
 
 
 def read_adapter(
-    path: Path, description: ModelDescription, max_rank: int, *, base_is_gguf: bool = False
+    path: Path,
+    description: ModelDescription,
+    max_rank: int,
+    *,
+    base: WeightSource | None = None,
+    base_is_gguf: bool = False,
 ) -> LoraAdapter:
     """The adapter in a GGUF file, in a folder with one, or in a folder that peft has saved.
 
-    Raises ModelError for one that is broken, not of this model, or of a rank above `max_rank`. `base_is_gguf` says that
-    the model's own weights are in a GGUF file.
+    Raises ModelError for one that is broken, not of this model, or of a rank above `max_rank`. `base` are the
+    model's own weights; `base_is_gguf` says that they are in a GGUF file.
     """
     file = _gguf_in(path)
     if description.architecture in _MULTIPLIED and base_is_gguf != (file is not None):
@@ -34,7 +43,19 @@ def read_adapter(
         )
     if file is not None:
         return read_gguf_adapter(file, description, max_rank)
-    return read_peft_folder(path, description, max_rank)
+    return read_peft_folder(path, description, max_rank, base)
+
+
+def packed_bytes(path: Path, itemsize: int) -> int:
+    """About what an adapter takes in memory, with `itemsize` bytes for a number. Raises ModelError for one that cannot
+    be read.
+    """
+    file = _gguf_in(path)
+    if file is not None:
+        return itemsize * sum(math.prod(tensor.shape) for tensor in read_gguf(file).tensors.values())
+    if not path.is_dir():
+        raise ModelError(f"{path} is not a folder")
+    return itemsize * sum(math.prod(tensor.shape) for tensor in open_file(adapter_file(path)).values())
 
 
 def _gguf_in(path: Path) -> Path | None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .tensor import DenseTensor
+
+EMBED, HEAD = "embed", "head"
+"""The names of the embedding, and of the head, which may be tied to it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -14,8 +20,9 @@ class LowRankUpdate:
     """What is added to some outputs of a matrix: `scale * (b a x + bias)`, https://arxiv.org/abs/2106.09685.
 
     `name` is the matrix' module in Tidewheel's words (`layers.0.q`); the update is of its outputs from `first_output`
-    on. `a` is `[rank, inputs]`, `b` `[outputs, rank]`, `bias` `[outputs]` or None; all are contiguous float32. Updates
-    of parts of one matrix in a checkpoint have the same object `a`.
+    on. That of EMBED is added to tokens' rows, before any scale: its x is 1 for the token, so it has the vocabulary as
+    inputs. `a` is `[rank, inputs]`, `b` `[outputs, rank]`, `bias` `[outputs]` or None; all are contiguous float32.
+    Updates of parts of one matrix in a checkpoint have the same object `a`.
     """
 
     name: str
@@ -33,9 +40,14 @@ class LowRankUpdate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraAdapter:
-    """All updates of an adapter. Adapters with the same `digest` compute the same."""
+    """All that an adapter changes. Adapters with the same `digest` compute the same.
+
+    `matrices` are those that it has instead of the model's: EMBED for looking tokens up and HEAD for logits, whether or
+    not they are tied in the model. Both are `[vocab, embedding size]`, perhaps views of a mapped file.
+    """
 
     updates: tuple[LowRankUpdate, ...]
+    matrices: Mapping[str, DenseTensor] = field(default_factory=dict)
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,9 +58,12 @@ class LoraAdapter:
             for array in (update.a, update.b, update.bias):
                 if array is not None:
                     content.update(array.data)
+        for name, matrix in sorted(self.matrices.items()):
+            content.update(repr((name, matrix.dtype, matrix.data.shape)).encode())
+            content.update(np.ascontiguousarray(matrix.data).data)
         object.__setattr__(self, "digest", content.hexdigest())
 
     @property
     def rank(self) -> int:
-        """The highest of an update."""
-        return max(update.rank for update in self.updates)
+        """The highest of an update; 0 if there is none."""
+        return max((update.rank for update in self.updates), default=0)

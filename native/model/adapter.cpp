@@ -44,6 +44,26 @@ void store_as(DType type, char* to, size_t index, float value) {
   std::memcpy(to + index * sizeof bits, &bits, sizeof bits);
 }
 
+float load_as(DType type, const char* from, size_t index) {
+  if (type == DType::kFloat32) {
+    float value;
+    std::memcpy(&value, from + index * sizeof value, sizeof value);
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, from + index * sizeof bits, sizeof bits);
+  return type == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
+}
+
+void copy_matrix(const OwnMatrix& matrix, size_t elements, DType type, char* to) {
+  const char* from = static_cast<const char*>(matrix.data);
+  if (matrix.type == type) {
+    std::memcpy(to, from, elements * dtype_bytes(type));
+    return;
+  }
+  for (size_t i = 0; i < elements; ++i) store_as(type, to, i, load_as(matrix.type, from, i));
+}
+
 int projection_of(Layout& layout, const LowRankUpdate& update) {
   int i = 0;
   for (Projection& known : layout.projections) {
@@ -130,13 +150,25 @@ void fill_stripe(const Layout& layout, size_t first_column, const LowRankStripe&
 
 }  // namespace
 
-Adapter::Adapter(const Weights& weights, DType type, std::span<const LowRankUpdate> updates, int most_values)
+Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& content, int most_values)
     : type_(type), parts_(weights.matrices().size()) {
-  const std::map<int, Layout> all = layouts(weights, updates);
+  const std::map<int, Layout> all = layouts(weights, content.updates);
   const size_t element = dtype_bytes(type);
+  const std::optional<MatrixPlace> table = weights.place_of("embed.weight");
+  require(table.has_value(), "this model has no embedding");
+  size_ = table->cols;
+  const size_t matrix_elements = size_t(table->rows) * size_;
+  if (const auto& added = content.embedding) {
+    require(added->rank > 0 && added->inputs == table->rows && added->outputs == size_ && !added->bias,
+            "an update of the embedding must have its shape");
+    rank_ = added->rank, scale_ = added->scale;
+  }
+  const size_t a_elements = size_t(table->rows) * rank_, b_elements = size_t(size_) * rank_;
   const auto a_bytes = [&](const Layout& layout) { return round_up(layout.values() * layout.linear->k * element, 64); };
   const auto b_bytes = [&](const LowRankStripe& stripe) { return round_up(stripe.count * kStripe * element, 64); };
-  size_t bytes = 0;
+  const auto rounded = [&](size_t elements) { return round_up(elements * element, 64); };
+  size_t bytes = rounded(a_elements) + rounded(b_elements) +
+                 rounded(matrix_elements) * (content.embed.has_value() + content.head.has_value());
   for (const auto& [id, layout] : all) {
     if (layout.values() > most_values) {
       fail("the updates of one matrix have " + std::to_string(layout.values()) + " values together, and there is room for " +
@@ -160,6 +192,37 @@ Adapter::Adapter(const Weights& weights, DType type, std::span<const LowRankUpda
       next += b_bytes(stripe);
     }
   }
+  if (content.embedding) {
+    for (size_t token = 0; token < size_t(table->rows); ++token) {
+      for (int j = 0; j < rank_; ++j) store_as(type, next, token * rank_ + j, content.embedding->a[j * size_t(table->rows) + token]);
+    }
+    tokens_a_ = next;
+    next += rounded(a_elements);
+    copy_matrix({content.embedding->b, DType::kFloat32}, b_elements, type, next);
+    rows_b_ = next;
+    next += rounded(b_elements);
+  }
+  for (const auto& [own, place] : {std::pair{&content.embed, &embed_}, std::pair{&content.head, &head_}}) {
+    if (!*own) continue;
+    copy_matrix(**own, matrix_elements, type, next);
+    *place = next;
+    next += rounded(matrix_elements);
+  }
+}
+
+bool Adapter::look_up(int token, float* row) const {
+  if (!embed_) return false;
+  for (int i = 0; i < size_; ++i) row[i] = load_as(type_, embed_, size_t(token) * size_ + i);
+  return true;
+}
+
+void Adapter::add_embedding(const Kernels& kernels, int token, float* row, float* scratch) const {
+  if (!tokens_a_) return;
+  float* const h = scratch;
+  float* const y = scratch + round_up(rank_, 16);
+  for (int j = 0; j < rank_; ++j) h[j] = scale_ * load_as(type_, tokens_a_, size_t(token) * rank_ + j);
+  kernels.project({&h, 1, rank_, rows_b_, type_, size_, &y});
+  for (int i = 0; i < size_; ++i) row[i] += y[i];
 }
 
 }  // namespace tidewheel

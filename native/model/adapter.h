@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "model/require.h"
 #include "model/weights/weights.h"
 #include "runtime/arena.h"
 
@@ -23,6 +24,19 @@ struct LowRankUpdate {
   float scale = 1;
 };
 
+// A matrix [vocab, embedding size] that an adapter has instead of the model's.
+struct OwnMatrix {
+  const void* data;
+  DType type;
+};
+
+// All that an adapter changes.
+struct AdapterContent {
+  std::vector<LowRankUpdate> updates;
+  std::optional<LowRankUpdate> embedding;  // added to tokens' rows: its inputs are the vocabulary
+  std::optional<OwnMatrix> embed, head;
+};
+
 class Adapter {
  public:
   // All that an adapter adds to the products of one packed matrix.
@@ -35,7 +49,7 @@ class Adapter {
 
   // Throws std::invalid_argument for a matrix that is not in the model or has another shape, or more values than
   // `most_values`, and std::bad_alloc.
-  Adapter(const Weights& weights, DType type, std::span<const LowRankUpdate> updates, int most_values);
+  Adapter(const Weights& weights, DType type, const AdapterContent& content, int most_values);
 
   DType type() const { return type_; }
   size_t bytes() const { return memory_.bytes(); }
@@ -45,9 +59,23 @@ class Adapter {
     return part ? &*part : nullptr;
   }
 
+  // The row of a token in the embedding, if the adapter has one of its own; else `row` stays as it is.
+  bool look_up(int token, float* row) const;
+  // Adds to a token's row. `scratch` has room for `embedding_scratch` floats.
+  void add_embedding(const Kernels& kernels, int token, float* row, float* scratch) const;
+  static size_t embedding_scratch(int size, int rank) { return round_up(rank, 16) + size; }
+  // The head [vocab, embedding size] of the adapter's own, of its type; null: it is the model's.
+  const char* head() const { return head_; }
+
  private:
   const DType type_;
   std::vector<std::optional<Part>> parts_;  // by Linear::id
+  int size_ = 0;  // of the embedding
+  const char *embed_ = nullptr, *head_ = nullptr;
+  // What is added to a token's row: scale * B A, with A [vocab, rank] and B [size, rank].
+  int rank_ = 0;
+  float scale_ = 1;
+  const char *tokens_a_ = nullptr, *rows_b_ = nullptr;
   Arena memory_;
 };
 

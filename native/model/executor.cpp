@@ -54,7 +54,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   const Ownership& ownership = pool_.ownership();
   weights_.place(ownership);
   gemms_.allocate(weights_.matrices());
-  adapters_.allocate(weights_.matrices(), shape_.max_lora_rank, pool_.size());
+  adapters_.allocate(weights_.matrices(), embedding.size, shape_.max_lora_rank, pool_.size());
   workspace_.allocate(ownership);
   logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
@@ -104,7 +104,7 @@ void Executor::check(const Step& step) const {
 
 void Executor::step(const Step& step, const std::function<void()>& before_sampling) {
   check(step);
-  adapters_.begin(step.adapters, step.query_start);
+  adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
   attention_.tasks.build(step.query_start, step.context_len);
   const bool pause = before_sampling && !step.logits_rows.empty();
   pool_.run([&](Worker& worker) {
@@ -141,7 +141,11 @@ void Executor::embed(Worker& worker, const Step& step) {
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       float* row = rows + t * embedding.size;
-      look_up(embed_, step.token_ids[t], row);
+      const Adapter* const adapter = adapters_.of_token(t);
+      if (!adapter || !adapter->look_up(step.token_ids[t], row)) look_up(embed_, step.token_ids[t], row);
+      if (adapter) {
+        adapter->add_embedding(kernels_, step.token_ids[t], row, reinterpret_cast<float*>(workspace_.scratch(worker)));
+      }
       if (embedding.scale != 1) std::transform(row, row + embedding.size, row, [&](float x) { return x * embedding.scale; });
       attention_.ropes.compute(static_cast<int>(t), step.positions[t]);
     }
@@ -186,7 +190,8 @@ void Executor::tell_layers(Worker& worker, const Step& step) {
 
 void Executor::logits(Worker& worker, const Step& step, size_t first) {
   const int rows = static_cast<int>(std::min<size_t>(shape_.max_num_seqs, step.logits_rows.size() - first));
-  Rows last{hidden(), size_t(plan_.hidden_size), rows, step.logits_rows.data() + first, final_norm_};
+  const int turn = static_cast<int>(first / shape_.max_num_seqs);
+  Rows last{hidden(), size_t(plan_.hidden_size), rows, step.logits_rows.data() + first, final_norm_, turn};
   if (streams_) {
     streams_->narrow(worker, hidden(), last.gather, rows, embedded());
     last.x = embedded(), last.gather = nullptr;
@@ -195,12 +200,15 @@ void Executor::logits(Worker& worker, const Step& step, size_t first) {
     float* projected = workspace_.rows(projected_);
     const size_t size = plan_.embedding.size;
     gemms_.run(worker, project_out_, last, {Epilogue::kStore, projected, size});
-    last = {projected, size, rows};
+    last = {projected, size, rows, nullptr, {}, turn};
   }
   Output output{Epilogue::kStore, logits_row(0), size_t(plan_.vocab_size)};
   output.scale = 1 / plan_.head.divisor;
   output.softcap = plan_.head.softcap;
-  gemms_.run(worker, plan_.head.tied ? embed_ : untied_head_, last, output);
+  const Linear& head = plan_.head.tied ? embed_ : untied_head_;
+  const int own = adapters_.rows_with_own_head(turn);
+  if (own < rows) gemms_.run(worker, head, last, output);
+  if (own > 0) adapters_.own_logits(worker, head, last, output);
   profile_.end(worker, Phase::kHead);
 }
 
@@ -216,6 +224,13 @@ void Executor::sample(Worker& worker, const Step& step) {
     });
     profile_.end(worker, Phase::kSample);
   }
+}
+
+std::shared_ptr<const Adapter> Executor::pack_adapter(DType type, AdapterContent content) const {
+  for (LowRankUpdate& update : content.updates) {
+    if (plan_.head.tied && update.name == "head.weight") update.name = "embed.weight";  // where its product is computed
+  }
+  return std::make_shared<const Adapter>(weights_, type, content, adapters_.most_values());
 }
 
 void Executor::check_block(int block, size_t group) const {

@@ -59,9 +59,7 @@ class Executor {
   void copy_states(std::span<const int32_t> pairs);
 
   // From any thread, in the middle of a step too. Throws what Adapter throws.
-  std::shared_ptr<const Adapter> pack_adapter(DType type, std::span<const LowRankUpdate> updates) const {
-    return std::make_shared<const Adapter>(weights_, type, updates, adapters_.most_values());
-  }
+  std::shared_ptr<const Adapter> pack_adapter(DType type, AdapterContent content) const;
   void set_adapter(int number, std::shared_ptr<const Adapter> adapter) { adapters_.set(number, std::move(adapter)); }
 
   int vocab_size() const { return plan_.vocab_size; }

@@ -19,6 +19,7 @@ struct Rows {
   int count;
   const int32_t* gather = nullptr;  // which of x's rows; null: the first ones
   Norm norm = {};
+  int turn = -1;                    // of logits, whose rows these are; else they are the step's tokens
 };
 
 // Where results go, and what is done to them: see GemmArgs.
@@ -47,7 +48,7 @@ class Gemms {
   // Makes room for the inputs of any of these. Throws std::bad_alloc.
   void allocate(const std::map<const Linear*, std::string>& matrices);
 
-  // With what the step's adapters add: the rows are then its tokens. Ends with a barrier. The output must not overlap the rows. A matrix in several parts is stored or added, not activated.
+  // With what the step's adapters add. Ends with a barrier. The output must not overlap the rows. A matrix in several parts is stored or added, not activated.
   void run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const;
 
   // The same head by head: rows.x and output.y are the first head's. Only stores. Needs `heads_scratch_bytes`.

@@ -1,6 +1,7 @@
 #include "model/step_adapters.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "model/gemms.h"
 #include "model/require.h"
@@ -11,9 +12,12 @@ namespace {
 // Values of h that a worker computes at a time where there are few rows: so all workers have something to do.
 constexpr int kChunk = 8;
 
+// Logits that a worker computes at a time, of a head of an adapter's own.
+constexpr int kLogits = 256;
+
 }  // namespace
 
-void StepAdapters::allocate(const std::map<const Linear*, std::string>& matrices, int max_rank, int workers) {
+void StepAdapters::allocate(const std::map<const Linear*, std::string>& matrices, int embedding_size, int max_rank, int workers) {
   if (max_rank == 0) return;
   int most_tensors = 0, most_inputs = 0;
   for (const auto& [linear, name] : matrices) {
@@ -25,8 +29,8 @@ void StepAdapters::allocate(const std::map<const Linear*, std::string>& matrices
   stride_ = round_up(most_values_, 16);
   scratch_stride_ = round_up(most_inputs, 16);
   values_ = Arena(workspace_.rows() * stride_ * sizeof(float));
-  rows_.resize(workspace_.rows());
   workspace_.need_scratch(kBlockRows * scratch_stride_ * sizeof(float));
+  workspace_.need_scratch(Adapter::embedding_scratch(embedding_size, most_values_) * sizeof(float));
 }
 
 void StepAdapters::set(int number, std::shared_ptr<const Adapter> adapter) {
@@ -39,27 +43,46 @@ void StepAdapters::set(int number, std::shared_ptr<const Adapter> adapter) {
   }
 }
 
-void StepAdapters::begin(std::span<const int32_t> numbers, std::span<const int32_t> query_start) {
-  blocks_.clear();
+void StepAdapters::begin(std::span<const int32_t> numbers, std::span<const int32_t> query_start,
+                         std::span<const int32_t> logits_rows, size_t room) {
   used_.clear();
   if (numbers.empty()) return;
-  std::map<int, std::vector<int>> tokens;  // by number
-  for (size_t s = 0; s < numbers.size(); ++s) {
-    for (int t = query_start[s]; t < query_start[s + 1]; ++t) {
-      if (numbers[s] >= 0) tokens[numbers[s]].push_back(t);
-      rows_[t] = {};
+  of_token_.assign(query_start.back(), nullptr);
+  {
+    const std::lock_guard lock(mutex_);
+    for (size_t s = 0; s < numbers.size(); ++s) {
+      if (numbers[s] < 0) continue;
+      const auto found = adapters_.find(numbers[s]);
+      if (found == adapters_.end()) fail("there is no adapter " + std::to_string(numbers[s]));
+      if (std::find(used_.begin(), used_.end(), found->second) == used_.end()) used_.push_back(found->second);
+      std::fill(of_token_.begin() + query_start[s], of_token_.begin() + query_start[s + 1], found->second.get());
     }
   }
-  const std::lock_guard lock(mutex_);
-  for (const auto& [number, rows] : tokens) {
-    const auto found = adapters_.find(number);
-    if (found == adapters_.end()) fail("there is no adapter " + std::to_string(number));
-    used_.push_back(found->second);
-    for (size_t i = 0; i < rows.size(); i += kBlockRows) {
-      Block& block = blocks_.emplace_back();
-      block.adapter = found->second.get();
-      block.count = static_cast<int>(std::min<size_t>(kBlockRows, rows.size() - i));
-      std::copy_n(rows.begin() + i, block.count, block.rows);
+  if (used_.empty()) return;
+  assign(of_token_, tokens_);
+  of_logits_.clear();
+  for (const int32_t row : logits_rows) of_logits_.push_back(of_token_[row]);
+  turns_.resize((of_logits_.size() + room - 1) / room);
+  for (size_t turn = 0; turn < turns_.size(); ++turn) {
+    const size_t first = turn * room;
+    assign({of_logits_.data() + first, std::min(room, of_logits_.size() - first)}, turns_[turn]);
+  }
+}
+
+void StepAdapters::assign(std::span<const Adapter* const> adapters, Assignment& to) const {
+  to.blocks.clear();
+  to.rows.assign(adapters.size(), {});
+  to.own_heads = 0;
+  for (const auto& adapter : used_) {
+    Block* block = nullptr;
+    for (size_t row = 0; row < adapters.size(); ++row) {
+      if (adapters[row] != adapter.get()) continue;
+      if (!block || block->count == kBlockRows) {
+        block = &to.blocks.emplace_back();
+        block->adapter = adapter.get();
+      }
+      block->rows[block->count++] = static_cast<int>(row);
+      to.own_heads += adapter->head() != nullptr;
     }
   }
 }
@@ -70,44 +93,74 @@ const LowRankRow* StepAdapters::project(Worker& worker, const Linear& linear, co
     if (const Adapter::Part* part = adapter->part(linear)) most = std::max(most, part->values);
   }
   if (most == 0) return nullptr;
-  const auto count = static_cast<int64_t>(blocks_.size());
+  Assignment& assigned = rows.turn < 0 ? tokens_ : turns_[rows.turn];
+  const auto count = static_cast<int64_t>(assigned.blocks.size());
   const int chunk = count < 2 * workers_ ? kChunk : most, chunks = (most + chunk - 1) / chunk;
   worker.share(count * chunks, 1, [&](int64_t i, int64_t) {
-    const Block& block = blocks_[i / chunks];
+    const Block& block = assigned.blocks[i / chunks];
     const int first = static_cast<int>(i % chunks) * chunk;
     const Adapter::Part* part = block.adapter->part(linear);
     if (first == 0) {
       for (int r = 0; r < block.count; ++r) {
         const int row = block.rows[r];
-        rows_[row] = part ? LowRankRow{part->stripes.data(), h(row), block.adapter->type()} : LowRankRow{};
+        assigned.rows[row] = part ? LowRankRow{part->stripes.data(), h(row), block.adapter->type()} : LowRankRow{};
       }
     }
     if (part && first < part->values) {
       project_block(worker, block, *part, linear, rows, first, std::min(chunk, part->values - first));
     }
   });
-  return rows_.data();
+  return assigned.rows.data();
+}
+
+void StepAdapters::inputs(Worker& worker, const Block& block, int k, const Rows& rows, const float** x) const {
+  float* const scratch = reinterpret_cast<float*>(workspace_.scratch(worker));
+  for (int r = 0; r < block.count; ++r) {
+    const int row = rows.gather ? rows.gather[block.rows[r]] : block.rows[r];
+    x[r] = rows.x + row * rows.stride;
+    if (rows.norm.kind == NormKind::kNone) continue;
+    float* const normalized = scratch + r * scratch_stride_;
+    std::copy_n(x[r], k, normalized);
+    kernels_.normalize(rows.norm, normalized, k);
+    x[r] = normalized;
+  }
 }
 
 void StepAdapters::project_block(Worker& worker, const Block& block, const Adapter::Part& part, const Linear& linear,
                                  const Rows& rows, int first, int count) {
-  float* const scratch = reinterpret_cast<float*>(workspace_.scratch(worker));
   const float* x[kBlockRows];
   float* out[kBlockRows];
-  for (int r = 0; r < block.count; ++r) {
-    x[r] = rows.x + block.rows[r] * rows.stride;
-    out[r] = h(block.rows[r]) + first;
-    if (rows.norm.kind == NormKind::kNone) continue;
-    float* const normalized = scratch + r * scratch_stride_;
-    std::copy_n(x[r], linear.k, normalized);
-    kernels_.normalize(rows.norm, normalized, linear.k);
-    x[r] = normalized;
-  }
+  inputs(worker, block, linear.k, rows, x);
+  for (int r = 0; r < block.count; ++r) out[r] = h(block.rows[r]) + first;
   const DType type = block.adapter->type();
   kernels_.project({x, block.count, linear.k, part.a + size_t(first) * linear.k * dtype_bytes(type), type, count, out});
   for (int r = 0; r < block.count; ++r) {
     for (int j = 0; j < count; ++j) out[r][j] = part.scale[first + j] * (out[r][j] + part.one[first + j]);
   }
+}
+
+void StepAdapters::own_logits(Worker& worker, const Linear& head, const Rows& rows, const Output& output) {
+  const Assignment& assigned = turns_[rows.turn];
+  const int pieces = (head.n + kLogits - 1) / kLogits;
+  worker.share(static_cast<int64_t>(assigned.blocks.size()) * pieces, 1, [&](int64_t i, int64_t) {
+    const Block& block = assigned.blocks[i / pieces];
+    const char* const own = block.adapter->head();
+    if (!own) return;
+    const int first = static_cast<int>(i % pieces) * kLogits, count = std::min(kLogits, head.n - first);
+    const float* x[kBlockRows];
+    float* out[kBlockRows];
+    inputs(worker, block, head.k, rows, x);
+    for (int r = 0; r < block.count; ++r) out[r] = output.y + block.rows[r] * output.stride + first;
+    const DType type = block.adapter->type();
+    kernels_.project({x, block.count, head.k, own + size_t(first) * head.k * dtype_bytes(type), type, count, out});
+    for (int r = 0; r < block.count; ++r) {
+      for (int j = 0; j < count; ++j) {
+        float& y = out[r][j];
+        y = (y + (head.bias ? head.bias[first + j] : 0)) * output.scale;
+        if (output.softcap > 0) y = output.softcap * std::tanh(y / output.softcap);
+      }
+    }
+  });
 }
 
 }  // namespace tidewheel

@@ -15,25 +15,36 @@
 namespace tidewheel {
 
 struct Rows;
+struct Output;
 
 class StepAdapters {
  public:
   StepAdapters(const Kernels& kernels, Workspace& workspace) : kernels_(kernels), workspace_(workspace) {}
 
-  // Makes room for adapters of these matrices, with ranks up to `max_rank`; 0: there are none. Throws std::bad_alloc.
-  void allocate(const std::map<const Linear*, std::string>& matrices, int max_rank, int workers);
+  // Makes room for adapters of these matrices and of an embedding of that size, with ranks up to `max_rank`; 0: there are
+  // none. Throws std::bad_alloc.
+  void allocate(const std::map<const Linear*, std::string>& matrices, int embedding_size, int max_rank, int workers);
   int most_values() const { return most_values_; }
 
   // From any thread: the adapter that sequences name by this number from the next step on; null takes it away.
   void set(int number, std::shared_ptr<const Adapter> adapter);
 
-  // For the step that comes: the sequences' adapters by number, -1 for none; empty: none has one. Throws
-  // std::invalid_argument for a number that names none.
-  void begin(std::span<const int32_t> numbers, std::span<const int32_t> query_start);
+  // For the step that comes: the sequences' adapters by number, -1 for none; empty: none has one. Logits are computed in
+  // turns of at most `room` rows. Throws std::invalid_argument for a number that names none.
+  void begin(std::span<const int32_t> numbers, std::span<const int32_t> query_start, std::span<const int32_t> logits_rows,
+             size_t room);
 
-  // h of all rows, which are the step's tokens, for `GemmArgs::low_rank`; null if nothing is added to this matrix. If
-  // there is something, it ends with a barrier.
+  // That of one of the step's tokens; null: it has none.
+  const Adapter* of_token(size_t token) const { return used_.empty() ? nullptr : of_token_[token]; }
+
+  // h of all rows for `GemmArgs::low_rank`; null if nothing is added to this matrix. If there is something, it ends with a
+  // barrier.
   const LowRankRow* project(Worker& worker, const Linear& linear, const Rows& rows);
+
+  // Of a turn of logits: how many rows have adapters with a head of their own.
+  int rows_with_own_head(int turn) const { return used_.empty() ? 0 : turns_[turn].own_heads; }
+  // The logits of those rows. Ends with a barrier.
+  void own_logits(Worker& worker, const Linear& head, const Rows& rows, const Output& output);
 
  private:
   static constexpr int kBlockRows = 4;
@@ -45,6 +56,16 @@ class StepAdapters {
     int count = 0;
   };
 
+  // Rows of a product, by their adapters.
+  struct Assignment {
+    std::vector<Block> blocks;
+    std::vector<LowRankRow> rows;
+    int own_heads = 0;
+  };
+
+  void assign(std::span<const Adapter* const> adapters, Assignment& to) const;
+  // The block's rows of x, normalized in scratch memory if that has to be.
+  void inputs(Worker& worker, const Block& block, int k, const Rows& rows, const float** x) const;
   void project_block(Worker& worker, const Block& block, const Adapter::Part& part, const Linear& linear, const Rows& rows,
                      int first, int count);
   float* h(int row) const { return reinterpret_cast<float*>(values_.data()) + row * stride_; }
@@ -53,10 +74,11 @@ class StepAdapters {
   Workspace& workspace_;
   int most_values_ = 0, workers_ = 1;
   size_t stride_ = 0, scratch_stride_ = 0;  // floats
-  Arena values_;                  // [T, stride]: h of one matrix
-  std::vector<LowRankRow> rows_;  // [T]
-  std::vector<Block> blocks_;
-  std::vector<std::shared_ptr<const Adapter>> used_;  // in this step
+  Arena values_;  // [rows, stride]: h of one matrix
+  std::vector<std::shared_ptr<const Adapter>> used_;  // in this step; empty: what follows is of an earlier one
+  std::vector<const Adapter*> of_token_, of_logits_;
+  Assignment tokens_;
+  std::vector<Assignment> turns_;  // of logits
   std::mutex mutex_;  // of `adapters_`
   std::map<int, std::shared_ptr<const Adapter>> adapters_;
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,9 +89,10 @@ class CpuExecutor:
     def load_lora(self, number: int, adapter: LoraAdapter) -> None:
         """Pack an adapter, from any thread. Raises DeviceError for one that the kernels cannot run."""
         updates = [(f"{u.name}.weight", u.first_output, u.a, u.b, u.bias, u.scale) for u in adapter.updates]
+        matrices = {name: (_in_order(matrix.data), matrix.dtype) for name, matrix in adapter.matrices.items()}
         native = self.native
         try:
-            native.set_adapter(number, native.pack_adapter(self._lora_dtype, updates))
+            native.set_adapter(number, native.pack_adapter(self._lora_dtype, updates, **matrices))
         except ValueError as error:
             raise DeviceError(f"the cpu device cannot load this adapter: {error}") from error
         except MemoryError as error:
@@ -125,3 +127,8 @@ class CpuExecutor:
             self._pinned_thread = thread
             if threading.current_thread() is not threading.main_thread():
                 native.pin_caller()
+
+
+def _in_order(data: NDArray[Any]) -> NDArray[Any]:
+    """Contiguous, and its bytes in this machine's order."""
+    return np.ascontiguousarray(data, data.dtype.newbyteorder("="))

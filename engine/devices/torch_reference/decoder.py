@@ -78,7 +78,10 @@ class TorchDecoder:
             x = widened(streams, self._weights, x)
         for branch in self._branches:
             x = branch(x, tokens)
-        x = x[_indices(logits_rows)]
+        rows = _indices(logits_rows)
+        x = x[rows]
+        if self.loras.of_tokens is not None:
+            self.loras.of_tokens = self.loras.of_tokens[rows]
         return self._logits(narrowed(streams, self._weights, x) if streams else x).numpy()
 
     @torch.inference_mode()
@@ -97,7 +100,7 @@ class TorchDecoder:
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         embedding = self._spec.embedding
-        x = self._weights["embed.weight"][token_ids] * embedding.scale
+        x = self.loras.embed(token_ids, self._weights["embed.weight"][token_ids]) * embedding.scale
         if embedding.size != self._spec.hidden_size:
             x = self._weights.linear("embed.project_in", x)
         if embedding.num_positions:
@@ -121,8 +124,8 @@ class TorchDecoder:
         x = self._weights.norm("final_norm", self._spec.final_norm, x)
         if self._spec.embedding.size != self._spec.hidden_size:
             x = self._weights.linear("embed.project_out", x)
-        logits = self._weights.linear("embed" if head.tied else "head", x)
-        if head.bias and head.tied:  # an untied head has added it
+        logits = self.loras.logits(x, self._weights.product("embed" if head.tied else "head", x))
+        if head.bias:
             logits = logits + self._weights["head.bias"]
         logits = logits / head.divisor
         return logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)

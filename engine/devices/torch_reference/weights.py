@@ -41,8 +41,11 @@ class Weights:
         """`x W^T`, with the bias if there is one, and what adapters add. `x [T, in_features]`, returns
         `[T, out_features]`.
         """
-        y = functional.linear(self._round(x), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
-        return self.loras.add(name, x, y)
+        return self.loras.add(name, x, self.product(name, x, self._tensors.get(f"{name}.bias")))
+
+    def product(self, name: str, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`x W^T`, with a bias if it is given."""
+        return functional.linear(self._round(x), self._tensors[f"{name}.weight"], bias)
 
     def norm(self, name: str, norm: NormSpec | None, x: Tensor, each: bool = False) -> Tensor:
         """`x` normalized over its last dimension, or as it is where there is no norm.

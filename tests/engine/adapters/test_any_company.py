@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.quantization import Quantization
 
 LORAS = [Lora(number, f"digest {number}") for number in range(3)]
+# What each changes of the embedding and the head.
+WHOLE: list[Callable[[], dict[str, Any]]] = [
+    dict,
+    lambda: lora_files.embedding(1) | lora_files.head_of_its_own(1),
+    lambda: lora_files.head(2) | lora_files.embedding_of_its_own(2),
+]
 
 
 @functools.cache
@@ -52,7 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, dummy_llama: Path) -> Path:
     root = tmp_path_factory.mktemp("adapters")
     (root / "model").symlink_to(dummy_llama)
     for lora in LORAS:
-        lora_files.write(root / str(lora.number), lora_files.tensors(lora.number))
+        content = lora_files.tensors(lora.number) | WHOLE[lora.number]()
+        lora_files.write(root / str(lora.number), content, modules_to_save=["embed_tokens", "lm_head"])
     return root
 
 

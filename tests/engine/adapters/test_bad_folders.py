@@ -52,7 +52,9 @@ def test_the_folders_here_are_fine_as_they_are(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, ["peft_type must be LORA", "IA3"]),
         ({"peft_type": None}, ["peft_type must be LORA"]),
         ({"use_dora": True}, ["DoRA"]),
-        ({"modules_to_save": ["lm_head"]}, ["modules_to_save", "merge"]),
+        ({"modules_to_save": ["score"]}, ["modules_to_save", "score", "embed_tokens and lm_head", "Merge"]),
+        ({"modules_to_save": ["lm_head", "model.norm"]}, ["modules_to_save", "model.norm"]),
+        ({"modules_to_save": "lm_head"}, ["modules_to_save must be a list"]),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, ["target_parameters"]),
         ({"bias": "all"}, ["bias must be none"]),
         ({"init_lora_weights": "pissa_niter_4"}, ["path_initial_model_for_weight_conversion"]),
@@ -80,6 +82,10 @@ def _set(name: str, value: Any) -> Change:
     return lambda tensors: tensors.__setitem__(f"{Q}.{name}", value)
 
 
+def _whole(name: str, *shape: int) -> Change:
+    return lambda tensors: tensors.__setitem__(f"base_model.model.model.{name}", np.zeros(shape, np.float32))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -98,7 +104,17 @@ def _set(name: str, value: Any) -> Change:
         (lambda tensors: tensors.clear(), ["has no tensors"]),
         (
             lambda tensors: tensors.update({"base_model.model.lm_head.lora_A.weight": np.zeros((4, 64), np.float32)}),
-            ["lm_head", "cannot be changed"],
+            ["lm_head", "has no lora_B.weight"],
+        ),
+        (_whole("embed_tokens.lora_A.weight", 4, 64), ["embed_tokens", "is not an A or B"]),
+        (_whole("embed_tokens.lora_embedding_A", 4, 320), ["embed_tokens", "has no lora_embedding_B"]),
+        (_whole("embed_tokens.weight", 321, 64), ["embed_tokens", "(321, 64)", "cannot add tokens"]),
+        (_whole("embed_tokens.base_layer.weight", 320, 63), ["embed_tokens", "(320, 63)"]),
+        (_whole("norm.weight", 64), ["norm", "cannot be changed"]),
+        (_whole("layers.0.mlp.experts.0.up_proj.lora_A.weight", 4, 64), ["experts.0", "cannot be changed"]),
+        (
+            lambda tensors: tensors.update({"base_model.model.lm_head.weight": np.full((320, 64), np.inf, np.float32)}),
+            ["lm_head", "not finite"],
         ),
         (
             lambda tensors: tensors.update({Q.replace("0", "7") + ".lora_A.weight": np.zeros((4, 64), np.float32)}),

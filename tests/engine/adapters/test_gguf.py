@@ -39,21 +39,35 @@ def harness(model: str) -> Harness:
 def logits(model: str, adapter: Path, number: int = 0) -> Any:
     running = harness(model)
     assert isinstance(running.executor, LoraExecutor)
-    description = describe(open_source(model).config, None)
-    found = read_adapter(adapter, description, 16, base_is_gguf=model.endswith(".gguf"))
+    source = open_source(model)
+    description = describe(source.config, None)
+    base = source.weights(description)
+    found = read_adapter(adapter, description, 16, base=base, base_is_gguf=model.endswith(".gguf"))
     running.executor.load_lora(number, found)
     return running.logits(TOKENS, adapter=number)
 
 
-@pytest.mark.parametrize("model", ["llama", "phi3-longrope", "falcon-one-norm", "qwen3_5"])
-def test_a_file_has_the_bits_of_a_folder_over_either_kind_of_base(model: str, tmp_path: Path) -> None:
-    folder = lora_zoo.folder(model, 1)
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        ("llama", {}),
+        ("phi3-longrope", {}),
+        ("falcon-one-norm", {}),
+        ("qwen3_5", {}),
+        ("llama-tied", {"target_modules": ("embed_tokens", "lm_head", "k_proj")}),
+    ],
+    ids=str,
+)
+def test_a_file_has_the_bits_of_a_folder_over_either_kind_of_base(
+    model: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = lora_zoo.folder(model, 1, **fields)
     (tmp_path / "adapter").mkdir()
     file = gguf_files.write_adapter(tmp_path / "adapter" / "any.gguf", model, folder)
     for base in (models_zoo.folder(model), gguf_files.zoo_file(tmp_path / "base.gguf", model)):
         found = logits(str(base), file)
         assert (found == logits(str(base), folder, 1)).all()
-        np.testing.assert_allclose(found, lora_zoo.logits(model, TOKENS, 1), rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(found, lora_zoo.logits(model, TOKENS, 1, **fields), rtol=2e-3, atol=2e-3)
     assert (logits(str(base), file.parent) == found).all()
 
 

@@ -17,7 +17,7 @@ from harness import Harness, device_ids, load, make_device
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
 from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
 from tidewheel.engine.models import describe
-from tidewheel.engine.weights import read_config
+from tidewheel.engine.weights import open_source, read_config
 
 pytest.importorskip("peft")
 
@@ -38,7 +38,8 @@ def loaded(device: str, model: str, number: int, seed: int = 0, **fields: Any) -
     description = describe(read_config(models_zoo.folder(model)), None)
     running = harness(device, model)
     assert isinstance(running.executor, LoraExecutor)
-    running.executor.load_lora(number, read_peft_folder(lora_zoo.folder(model, seed, **fields), description, 16))
+    base = open_source(str(models_zoo.folder(model))).weights(description)
+    running.executor.load_lora(number, read_peft_folder(lora_zoo.folder(model, seed, **fields), description, 16, base))
     return running
 
 
@@ -53,6 +54,34 @@ def test_an_adapter_computes_what_peft_does(device: str, model: str) -> None:
     found = loaded(device, model, 0, **fields).logits(TOKENS, adapter=0)
     check(found, lora_zoo.logits(model, TOKENS, **fields))
     assert np.abs(found - models_zoo.reference_logits(model, TOKENS)).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        ("llama", {"target_modules": ("embed_tokens", "lm_head", "q_proj"), "use_rslora": True}),
+        ("llama", {"target_modules": ("v_proj",), "modules_to_save": ("embed_tokens", "lm_head")}),
+        ("llama-tied", {"target_modules": ("embed_tokens",)}),
+        ("llama-tied", {"target_modules": ("lm_head",)}),
+        ("llama-tied", {"target_modules": ("embed_tokens", "up_proj"), "ensure_weight_tying": True}),
+        ("llama-tied", {"target_modules": ("v_proj",), "modules_to_save": ("embed_tokens",)}),
+        ("llama-tied", {"target_modules": ("v_proj",), "modules_to_save": ("lm_head",)}),
+        (
+            "llama-tied",
+            {"target_modules": ("v_proj",), "modules_to_save": ("embed_tokens",), "ensure_weight_tying": True},
+        ),
+        ("gemma2", {"target_modules": ("embed_tokens",), "modules_to_save": ("lm_head",)}),
+        ("gpt2-scaled", {"target_modules": ("wte", "lm_head")}),
+        ("granite", {"target_modules": ("embed_tokens", "lm_head")}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("device", _DEVICES[:2])
+def test_embeddings_and_heads_may_change(device: str, model: str, fields: dict[str, Any]) -> None:
+    running = loaded(device, model, 2, 3, **fields)
+    found = running.logits(TOKENS, adapter=2)
+    check(found, lora_zoo.logits(model, TOKENS, 3, **fields))
+    assert np.abs(found - running.logits(TOKENS)).max() > 0.05
 
 
 @pytest.mark.parametrize("device", _DEVICES[1:])

@@ -1,0 +1,57 @@
+"""Embeddings and heads that adapters have of their own, instead of the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..errors import ModelError
+from ..weights.dtypes import STORAGE
+from ..weights.finite import require_finite
+from ..weights.lora import LowRankUpdate
+from ..weights.stored import FLOATS, StoredTensor
+from ..weights.tensor import DenseTensor, WeightTensor, to_float32
+
+_PIECE = 1 << 12  # rows that are compared at a time
+
+
+def own_matrix(name: str, stored: StoredTensor, shape: tuple[int, ...]) -> DenseTensor:
+    """The matrix, a view of the file where that is possible. Raises ModelError, naming file and tensor, for another
+    shape or type than the model's, and for numbers that are not finite.
+    """
+    if stored.shape != shape:
+        raise ModelError(
+            f"{stored.path}: {name} has shape {stored.shape}, but the model's is {shape}: adapters cannot add tokens"
+        )
+    dtype = FLOATS.get(stored.dtype)
+    if dtype is None:
+        raise ModelError(f"{stored.path}: {name} is stored as {stored.dtype}; supported are {', '.join(FLOATS)}")
+    data, mapped = stored.array(STORAGE[dtype].newbyteorder("<"))
+    matrix = DenseTensor(data, dtype, mapped, f"{stored.path}: tensor {name}")
+    require_finite([matrix])
+    return matrix
+
+
+def equals_base(matrix: DenseTensor, base: WeightTensor) -> bool:
+    """Whether a matrix is the model's own to the bit."""
+    if not isinstance(base, DenseTensor):
+        return False
+    for start in range(0, len(matrix.data), _PIECE):
+        own, of_base = (
+            to_float32(DenseTensor(one.data[start : start + _PIECE], one.dtype)).view(np.uint32)
+            for one in (matrix, base)
+        )
+        if not np.array_equal(own, of_base):
+            return False
+    return True
+
+
+def merged(matrix: DenseTensor, updates: Iterable[LowRankUpdate]) -> DenseTensor:
+    """The matrix and what is added to its product, in float32. Raises ModelError for biases."""
+    sum_ = to_float32(matrix)
+    for update in updates:
+        if update.bias is not None:
+            raise ModelError(f"{matrix.origin}: a head of an adapter's own has no bias; train with lora_bias=False")
+        sum_ += update.scale * (update.b @ update.a)
+    return DenseTensor(sum_, "float32", origin=matrix.origin)

@@ -1,0 +1,61 @@
+"""What adapters take in memory counts before it is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import lora_files
+import pytest
+
+from tidewheel.engine.adapters.options import LoraModule, LoraOptions
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.load import EngineLoad, open_model
+from tidewheel.engine.machine.memory import Memory
+from tidewheel.engine.options import EngineOptions
+
+HEAD_BYTES = 320 * 64 * 4
+
+
+def options(model: Path, adapters: Path, **more: object) -> EngineOptions:
+    for seed, name in enumerate(("small", "large")):
+        content = lora_files.tensors(seed) | (lora_files.head_of_its_own(seed) if name == "large" else {})
+        lora_files.write(adapters / name, content, modules_to_save=["lm_head"])
+    modules = tuple(LoraModule(name, str(adapters / name)) for name in ("small", "large"))
+    lora = LoraOptions(enable_lora=True, lora_modules=modules)
+    return replace(EngineOptions(str(model), load_format="dummy", lora=lora), **more)  # type: ignore[arg-type]
+
+
+def test_a_start_counts_the_largest_that_may_be_in_memory(dummy_llama: Path, tmp_path: Path) -> None:
+    given = options(dummy_llama, tmp_path)
+    model = open_model(given)
+    both = model.lora_bytes(given.lora)
+    one = model.lora_bytes(replace(given.lora, max_cpu_loras=1))
+    assert HEAD_BYTES < one < both < 2 * one
+    assert model.lora_bytes(replace(given.lora, lora_dtype="bfloat16")) == both // 2
+    assert model.lora_bytes(LoraOptions()) == 0
+
+
+def test_a_start_without_room_for_them_says_so(
+    dummy_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = options(dummy_llama, tmp_path, kv_cache_space=0.01)
+    model = open_model(given)
+    room = model.weight_bytes + int(0.01 * 2**30) + HEAD_BYTES
+    monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(room, room, None, None))
+    with pytest.raises(ModelError, match=r"weights and adapters of 0\.00 GiB and a KV cache of 0\.01 GiB do not fit"):
+        EngineLoad(given)
+    EngineLoad(replace(given, lora=LoraOptions()))
+
+
+def test_one_that_is_loaded_later_needs_room_too(
+    dummy_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = options(dummy_llama, tmp_path)
+    model = open_model(given)
+    limits = model.lora_limits(given.lora)
+    assert limits is not None
+    monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(HEAD_BYTES, HEAD_BYTES, None, None))
+    assert model.read_lora(tmp_path / "small", limits).rank == 4
+    with pytest.raises(ModelError, match=r"large: the adapter takes .* lower --kv-cache-space or --max-cpu-loras"):
+        model.read_lora(tmp_path / "large", limits)
