@@ -23,13 +23,18 @@ atexit.register(shutil.rmtree, _root, ignore_errors=True)
 
 @functools.cache
 def _peft_model(name: str, seed: int, fields: tuple[tuple[str, Any], ...]) -> Any:
+    return adapted(copy.deepcopy(models_zoo.model(name)), seed, fields)
+
+
+def adapted(model: Any, seed: int = 0, fields: tuple[tuple[str, Any], ...] = ()) -> Any:
+    """The model with a random adapter."""
     import torch
     from peft import LoraConfig, get_peft_model
 
     config: dict[str, Any] = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": "all-linear", **dict(fields)}
     config = {key: dict(value) if key.endswith("pattern") else value for key, value in config.items()}
     config = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
-    model = get_peft_model(copy.deepcopy(models_zoo.model(name)), LoraConfig(task_type="CAUSAL_LM", **config))
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **config))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, weight in model.named_parameters():

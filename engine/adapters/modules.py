@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..weights.taking import rows_of
 # Products of a layer's inputs that every device computes in one piece; experts and routers are not among them.
 _ADAPTABLE = re.compile(
     r"layers\.(\d+)\.(?:q|k|v|q_gate|o|gate|up|down|latent_(?:q|q_down|q_up|kv_down|o)"
-    r"|(?:delta|mamba|conv)_(?:q|k|v|z|a|b|c|x|dt|out))\.weight"
+    r"|(?:delta|mamba|conv)_(?:q|k|v|z|a|b|c|B|C|x|dt|out))\.weight"
 )
 
 
@@ -59,6 +59,7 @@ def adaptable_modules(
     value heads of delta nets in the order of `DeltaNetSpec.tiled`.
     """
     found: dict[str, list[Target]] = {}
+    partly: set[str] = set()  # modules of which a part cannot be changed
     shapes = tensor_shapes(spec)
     for name, ref in tensors.items():
         if name in ("embed.weight", "head.weight") and ref == TensorRef(ref.name):
@@ -66,30 +67,35 @@ def adaptable_modules(
             if module == EMBED:  # what is added to a token's row has the vocabulary as inputs
                 outputs, inputs = inputs, outputs
             found[ref.name.removesuffix(".weight")] = [Target(module, inputs, outputs, 0, ref)]
+            continue
         adaptable = _ADAPTABLE.fullmatch(name)
-        if adaptable is None:
+        targets = _targets(name, shapes[name], ref) if adaptable else []
+        if adaptable is None or not targets:
+            partly.update(part.name.removesuffix(".weight") for part in ref.parts())
             continue
         order = _value_order(spec, int(adaptable[1]), tiled) if ".delta_" in name else None
-        for target in _targets(name, shapes[name], ref):
+        for target in targets:
             if order is not None:
                 target = _with_value_heads(target, order)
             found.setdefault(target.ref.name.removesuffix(".weight"), []).append(target)
-    return {module: tuple(targets) for module, targets in found.items()}
+    return {module: tuple(targets) for module, targets in found.items() if module not in partly}
 
 
-def _targets(name: str, shape: tuple[int, ...], ref: TensorRef) -> Iterator[Target]:
+def _targets(name: str, shape: tuple[int, ...], ref: TensorRef) -> list[Target]:
+    """All of a matrix; none if an adapter of the checkpoint's cannot be brought into its form."""
     parts = list(ref.parts())
     if any(part.index is not None or part.transpose_each is not None or part.flat for part in parts):
-        return
-    first = 0
+        return []
+    first, targets = 0, []
     for part in parts:
         outputs = shape[0] - first if part is parts[-1] else _count(part)
         if outputs is None:
-            return
+            return []
         # An adapter's B has a row for each output, in checkpoints with transposed weights too.
         rows = TensorRef(part.name, rows=part.rows, each=part.each, permute=part.permute)
-        yield Target(name.removesuffix(".weight"), shape[1], outputs, first, rows)
+        targets.append(Target(name.removesuffix(".weight"), shape[1], outputs, first, rows))
         first += outputs
+    return targets
 
 
 def _count(ref: TensorRef) -> int | None:

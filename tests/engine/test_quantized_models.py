@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any, cast
 
+import gguf
+import gguf_files
+import lora_zoo
 import models_zoo
 import numpy as np
 import pytest
 from engine.weights.quantized.checkpoint_formats import FORMATS, MXFP4, mxfp4_experts, save
 from harness import Harness, load, make_device
 
+from tidewheel.engine.adapters.peft_folder import read_peft_folder
+from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.load import load_engine
+from tidewheel.engine.models import describe
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.weights import open_source
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -27,6 +35,15 @@ NUM_TOKENS = 12
 
 def quantized(folder: Path, kind: str) -> list[int]:
     """Make a folder of that format of a tiny Llama. What transformers generates with the weights that it stands for."""
+    reference = quantized_model(folder, kind)
+    ids = torch.tensor([PROMPT])
+    generated = reference.generate(ids, max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0)
+    tokens: list[int] = generated[0, len(PROMPT) :].tolist()
+    return tokens
+
+
+def quantized_model(folder: Path, kind: str) -> Any:
+    """Make such a folder. Transformers' model with the weights that it stands for."""
     reference = models_zoo.build(models_zoo.CASES["llama"])
     reference.save_pretrained(folder)
     models_zoo.train_tokenizer().save_pretrained(folder)
@@ -39,12 +56,22 @@ def quantized(folder: Path, kind: str) -> list[int]:
             parts, values = FORMATS[kind].make(random, *weight.shape)
             tensors |= {name.removesuffix("weight") + part: array for part, array in parts.items()}
             weight.copy_(torch.from_numpy(values))
-        ids = torch.tensor([PROMPT])
-        generated = reference.generate(ids, max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0)
     config = json.loads((folder / "config.json").read_text())
     save(folder, {**config, "quantization_config": FORMATS[kind].config}, tensors)
-    tokens: list[int] = generated[0, len(PROMPT) :].tolist()
-    return tokens
+    return reference
+
+
+def gguf_model(path: Path) -> Any:
+    """A tiny Llama in a GGUF file of type Q4_0. Transformers' model with the weights that it stands for."""
+    kind = gguf.GGMLQuantizationType.Q4_0
+    reference = models_zoo.build(models_zoo.CASES["llama"])
+    gguf_files.write(path, reference, quantize=gguf_files.quantized(kind))
+    with torch.no_grad():
+        for weight in reference.state_dict().values():
+            if weight.ndim == 2:
+                blocks = gguf.quants.quantize(weight.numpy(), kind)
+                weight.copy_(torch.from_numpy(gguf.quants.dequantize(blocks, kind)))
+    return reference
 
 
 def served(folder: Path, device: str, **options: str) -> list[int]:
@@ -66,6 +93,27 @@ def test_tokens_are_those_of_the_weights(tmp_path: Path, kind: str) -> None:
     expected = quantized(tmp_path, kind)
     assert len(set(expected)) > 3
     assert served(tmp_path, "cpu") == expected
+
+
+@pytest.mark.parametrize("kind", ["gptq-4", "awq", "nf4-double", "gguf"])
+def test_adapters_of_quantized_models_are_peft_s_over_the_weights(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("peft")
+    base = tmp_path / ("model.gguf" if kind == "gguf" else "model")
+    reference = gguf_model(base) if kind == "gguf" else quantized_model(base, kind)
+    ids = torch.tensor([[*range(7, 40)]])
+    with torch.no_grad():
+        plain = reference(ids).logits[0].numpy()
+        model = lora_zoo.adapted(reference)
+        expected = model(ids).logits[0].numpy()
+    model.save_pretrained(tmp_path / "adapter")
+    change = np.square(expected - plain).mean()
+    for device, most in (("torch", 1e-8), ("cpu", 0.04**2)):
+        running = Harness(load(make_device(device), base, lora=LoraLimits(1, 16, "float32")))
+        adapter = read_peft_folder(tmp_path / "adapter", describe(open_source(str(base)).config), 16)
+        cast(LoraExecutor, running.executor).load_lora(0, adapter)
+        error = np.square(running.logits(ids[0].tolist(), adapter=0) - expected).mean()
+        assert error <= most * np.square(expected).mean()
+        assert error <= 0.05 * change
 
 
 @pytest.mark.parametrize("kind", ["gptq-4", "awq", "packed-4-zeros", "mxfp4", "nvfp4", "fp8"])

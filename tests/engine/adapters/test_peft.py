@@ -23,9 +23,17 @@ pytest.importorskip("peft")
 
 TOKENS = models_zoo.prompts(8)[7]
 _DEVICES = device_ids()
-MODELS = ["llama-bias", "phi3-longrope", "gpt2-scaled", "falcon-one-norm", "minicpm3"]
-# Latents are expanded head by head, which adapters cannot change.
-_FIELDS = {"minicpm3": {"target_modules": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "up_proj")}}
+MODELS = [
+    "llama-bias", "phi3-longrope", "gpt2-scaled", "falcon-one-norm", "minicpm3", "qwen3_5", "qwen3_next", "mamba2",
+    "granitemoehybrid", "lfm2",
+]  # fmt: skip
+# Latents are expanded head by head, which adapters cannot change. Peft refuses the other linear layer of a Mamba2, and
+# makes parameters of a Qwen3-Next's MLPs, which could be experts.
+_FIELDS = {
+    "minicpm3": {"target_modules": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "up_proj")},
+    "mamba2": {"target_modules": ("in_proj",)},
+    "qwen3_next": {"target_modules": ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "v_proj")},
+}
 
 
 @functools.cache
