@@ -109,12 +109,9 @@ def write(
     return finish(writer)
 
 
-def write_adapter(
-    path: Path, name: str, folder: Path, kind: Any = gguf.GGMLQuantizationType.F32, arch: Any = None
-) -> Path:
-    """The adapter that peft saved to `folder`, of the zoo's model `name`, as llama.cpp's converter would write it."""
-    config = models_zoo.model(name).config
-    arch = arch or gguf_hybrids.architecture(config) or _ENUM[config.model_type]
+def write_adapter(path: Path, config: Any, folder: Path, kind: Any = gguf.GGMLQuantizationType.F32) -> Path:
+    """The adapter that peft saved to `folder`, of a model of transformers' `config`, as llama.cpp's converter would."""
+    arch = gguf_hybrids.architecture(config) or _ENUM[config.model_type]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_type("adapter")

@@ -17,7 +17,7 @@ _FIELDS = {"name", "path", "base_model_name"}
 
 @dataclass(frozen=True, slots=True)
 class LoraModule:
-    """An adapter that is served under `name`, from a folder that peft saved. `base_model_name` is its parent."""
+    """An adapter that is served under `name`, from a folder of peft or a GGUF file. `base_model_name` is its parent."""
 
     name: str
     path: str

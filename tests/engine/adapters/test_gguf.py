@@ -63,7 +63,7 @@ def test_a_file_has_the_bits_of_a_folder_over_either_kind_of_base(
 ) -> None:
     folder = lora_zoo.folder(model, 1, **fields)
     (tmp_path / "adapter").mkdir()
-    file = gguf_files.write_adapter(tmp_path / "adapter" / "any.gguf", model, folder)
+    file = gguf_files.write_adapter(tmp_path / "adapter" / "any.gguf", models_zoo.model(model).config, folder)
     for base in (models_zoo.folder(model), gguf_files.zoo_file(tmp_path / "base.gguf", model)):
         found = logits(str(base), file)
         assert (found == logits(str(base), folder, 1)).all()
@@ -75,13 +75,14 @@ def test_matrices_may_be_in_any_type(tmp_path: Path) -> None:
     base, exact = str(models_zoo.folder("llama")), lora_zoo.logits("llama", TOKENS, 1)
     plain = np.abs(exact - models_zoo.reference_logits("llama", TOKENS)).mean()
     for kind in (gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16, gguf.GGMLQuantizationType.Q8_0):
-        file = gguf_files.write_adapter(tmp_path / f"{kind.name}.gguf", "llama", lora_zoo.folder("llama", 1), kind)
+        config, folder = models_zoo.model("llama").config, lora_zoo.folder("llama", 1)
+        file = gguf_files.write_adapter(tmp_path / f"{kind.name}.gguf", config, folder, kind)
         assert np.abs(logits(base, file) - exact).mean() < 0.02 * plain
 
 
 def test_adapters_of_multiplied_models_need_a_base_of_their_kind(tmp_path: Path) -> None:
     folder = lora_zoo.folder("falcon-h1", target_modules=("q_proj",))
-    file = gguf_files.write_adapter(tmp_path / "adapter.gguf", "falcon-h1", folder)
+    file = gguf_files.write_adapter(tmp_path / "adapter.gguf", models_zoo.model("falcon-h1").config, folder)
     description = describe(open_source(str(models_zoo.folder("falcon-h1"))).config, None)
     read_adapter(folder, description, 16)
     read_adapter(file, description, 16, base_is_gguf=True)

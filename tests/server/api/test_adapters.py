@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gguf_files
 import httpx
 import lora_files
 import numpy as np
 import pytest
 from server.conftest import TIDEWHEEL, ServerProcess
+from transformers import AutoConfig
 
 from tidewheel.engine.adapters.options import LoraModule
 from tidewheel.server.options.serve import parse_options
@@ -119,6 +121,14 @@ def test_adapters_come_and_go(server: ServerProcess, folders: Path) -> None:
     assert update(server, "unload", lora_name="new").text.startswith("Success")
     assert complete(server, "new").status_code == 404
     assert update(server, "unload", lora_name="new").status_code == 404
+
+
+def test_an_adapter_may_be_a_gguf_file(server: ServerProcess, dummy_model: Path, folders: Path, tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(dummy_model)
+    file = gguf_files.write_adapter(tmp_path / "two.gguf", config, folders / "seed-2")
+    assert update(server, "load", lora_name="in-gguf", lora_path=str(file)).text.startswith("Success")
+    assert tokens(server, "in-gguf") == tokens(server, "seed-2")
+    assert update(server, "unload", lora_name="in-gguf").status_code == 200
 
 
 @pytest.mark.parametrize(
