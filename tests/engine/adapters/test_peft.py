@@ -18,6 +18,7 @@ from tidewheel.engine.adapters.peft_folder import read_peft_folder
 from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source, read_config
+from tidewheel.engine.weights.dummy import DummySource
 
 pytest.importorskip("peft")
 
@@ -158,3 +159,14 @@ def test_rows_without_an_adapter_have_the_bits_of_a_model_without_adapters() -> 
     beside = [running.start(TOKENS, 1, -1), running.start(TOKENS, 1, 0)]
     running.step(beside)
     assert (beside[0].logits[0] == plain[-1]).all()
+
+
+def test_a_saved_matrix_of_the_model_is_left_out_where_it_is_the_same() -> None:
+    folder = lora_zoo.folder("llama-tied", 3, target_modules=("embed_tokens",))
+    source = open_source(str(models_zoo.folder("llama-tied")))
+    description = describe(source.config, None)
+    weights = source.weights(description)
+    assert not read_peft_folder(folder, description, 16, weights).matrices
+    other = DummySource(source, seed=1).weights(description)
+    # What is not trained is the model's weight, and so both of what is tied.
+    assert read_peft_folder(folder, description, 16, other).matrices.keys() == {"embed", "head"}
