@@ -28,6 +28,7 @@ from tidewheel.engine.models import ModelDescription, describe
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_source
+from tidewheel.engine.weights.lora import EMBED, HEAD
 from tidewheel.server.commands.bench.engine_runs import Arrivals, common_rate
 from tidewheel.server.options.serve import parse_options
 
@@ -64,10 +65,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _make(folder: Path, description: ModelDescription, rank: int, seed: int) -> Path:
-    """An adapter of all modules that can have one, small enough to change little."""
+    """An adapter of all linear layers that can have one, small enough to change little."""
     random = np.random.default_rng(seed)
     tensors = {}
-    for module, targets in adaptable_modules(description).items():
+    for module, targets in adaptable_modules(description.spec, description.tensors).items():
+        if targets[0].name in (EMBED, HEAD):
+            continue
         outputs = sum(target.outputs for target in targets)
         for name, shape in (("A", (rank, targets[0].inputs)), ("B", (outputs, rank))):
             tensors[f"base_model.model.{module}.lora_{name}.weight"] = 0.01 * random.standard_normal(shape, np.float32)

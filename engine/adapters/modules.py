@@ -55,8 +55,7 @@ def adaptable_modules(
     """From the modules of an adapter's file to what they are in the model, for all that can be changed.
 
     `tensors` says where the weights of the model are in checkpoints with such names, and where its head is, though it
-    be tied. `tiled` says that the file has the
-    value heads of delta nets in the order of `DeltaNetSpec.tiled`.
+    be tied. `tiled` says that the file has the value heads of delta nets in the order of `DeltaNetSpec.tiled`.
     """
     found: dict[str, list[Target]] = {}
     partly: set[str] = set()  # modules of which a part cannot be changed
