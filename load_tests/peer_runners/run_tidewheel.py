@@ -16,6 +16,7 @@ class Tidewheel:
 
     def __init__(self, given: job.Job) -> None:
         from tidewheel import __version__
+        from tidewheel.engine.adapters.options import LoraModule
         from tidewheel.engine.load import load_engine
         from tidewheel.server.options.model import engine_options, model_parser, read_model_options
 
@@ -26,6 +27,10 @@ class Tidewheel:
             "max_step_ms": _NO_STEP_LIMIT_MS,
             "enable_prefix_caching": False,
         }
+        if given.adapters:
+            modules = [LoraModule(_name(i), path) for i, path in enumerate(given.adapters)]
+            wanted |= {"enable_lora": True, "lora_modules": modules}
+            wanted |= {"max_loras": len(modules), "max_lora_rank": given.rank}
         if given.file is None:
             wanted["dtype" if given.weights in job.DTYPES else "quantization"] = given.weights
         parser = model_parser("--options", "Tidewheel's options")
@@ -42,6 +47,26 @@ class Tidewheel:
         from tidewheel.server.commands.bench.engine_runs import generate
 
         return self._loop.run_until_complete(generate(self._engine, prompts, new_tokens))
+
+    def generate_adapted(self, prompts: list[list[int]], new_tokens: int, adapters: list[int]) -> list[job.Arrivals]:
+        """The same, each prompt with one of the job's adapters."""
+        return self._loop.run_until_complete(self._adapted(prompts, new_tokens, adapters))
+
+    async def _adapted(self, prompts: list[list[int]], new_tokens: int, adapters: list[int]) -> list[job.Arrivals]:
+        from tidewheel.server.commands.bench.engine_runs import generate
+
+        registry = self._engine.loras
+        assert registry is not None
+        leases = [await registry.lease(_name(i)) for i in adapters]
+        try:
+            return await generate(self._engine, prompts, new_tokens, [lease.lora for lease in leases])
+        finally:
+            for lease in leases:
+                lease.release()
+
+
+def _name(adapter: int) -> str:
+    return f"adapter-{adapter}"
 
 
 if __name__ == "__main__":

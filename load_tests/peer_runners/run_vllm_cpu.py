@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import job
 
@@ -16,9 +17,17 @@ class VllmCpu:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, given.cpus))
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
         import vllm
+        import vllm.lora.request
 
         self.version = vllm.__version__
         self._sampling = vllm.SamplingParams
+        adapted = {}
+        if given.adapters:
+            count = len(given.adapters)
+            adapted = {"enable_lora": True, "max_loras": count, "max_cpu_loras": count, "max_lora_rank": given.rank}
+        self._adapters = [
+            vllm.lora.request.LoRARequest(f"adapter-{i}", i + 1, path) for i, path in enumerate(given.adapters)
+        ]
         is_dtype = given.weights in job.DTYPES
         self._engine = vllm.LLM(
             given.model,
@@ -28,13 +37,21 @@ class VllmCpu:
             max_num_seqs=given.most_sequences,
             max_num_batched_tokens=max(job.STEP_TOKENS, given.most_sequences),
             enable_prefix_caching=False,
+            **adapted,
         ).llm_engine
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> list[job.Arrivals]:
         """Decode greedily exactly `new_tokens` after each prompt: when each sequence's tokens came."""
+        return self._generate(prompts, new_tokens, [None] * len(prompts))
+
+    def generate_adapted(self, prompts: list[list[int]], new_tokens: int, adapters: list[int]) -> list[job.Arrivals]:
+        """The same, each prompt with one of the job's adapters."""
+        return self._generate(prompts, new_tokens, [self._adapters[i] for i in adapters])
+
+    def _generate(self, prompts: list[list[int]], new_tokens: int, adapters: list[Any]) -> list[job.Arrivals]:
         sampling = self._sampling(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
-        for i, ids in enumerate(prompts):
-            self._engine.add_request(str(i), {"prompt_token_ids": ids}, sampling)
+        for i, (ids, adapter) in enumerate(zip(prompts, adapters, strict=True)):
+            self._engine.add_request(str(i), {"prompt_token_ids": ids}, sampling, lora_request=adapter)
         arrivals: list[job.Arrivals] = [[] for _ in prompts]
         seen = [0] * len(prompts)
         while self._engine.has_unfinished_requests():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import lora
 import pytest
 
@@ -10,8 +12,10 @@ from tidewheel.server.options.model import DEMO_MODEL
 
 def test_a_model_is_measured_with_adapters(capsys: pytest.CaptureFixture[str]) -> None:
     measured = ["--adapters", "2", "--rank", "4", "--streams", "4", "--tokens", "24", "--rounds", "1"]
-    engine = ["--kv-cache-space", "0.05", "--device", "cpu"]
-    assert lora.main([str(DEMO_MODEL), *measured, "--", *engine]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["0", "1", "2"]
-    assert all(line.endswith("of the model's") for line in lines)
+    assert lora.main([str(DEMO_MODEL), *measured, "--tidewheel-formats", "float32,int8"]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert re.findall(r"(\d) adapters, rank 4", heading) == ["0", "1", "2"]
+    assert [row.split()[:2] for row in rows] == [["tidewheel", "float32"], ["tidewheel", "int8"]]
+    for row in rows:
+        rates = [(float(rate), float(share)) for rate, share in re.findall(r"([\d.]+) \(([\d.]+)\)", row)]
+        assert [share for _, share in rates] == pytest.approx([rate / rates[0][0] for rate, _ in rates], abs=0.01)

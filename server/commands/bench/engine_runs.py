@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
+from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.outputs import FinishReason
@@ -49,10 +51,18 @@ async def decode_rates(
     return rates
 
 
-async def generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[Arrivals]:
-    """Decode exactly `num_tokens` after each of the prompts (token ids), all together: when tokens arrived."""
+async def generate(
+    engine: Engine, prompts: list[list[int]], num_tokens: int, loras: Sequence[Lora] | None = None
+) -> list[Arrivals]:
+    """Decode exactly `num_tokens` after each of the prompts (token ids), all together: when tokens arrived.
+
+    `loras` are the prompts' adapters.
+    """
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-    streams = [engine.submit(Request(f"bench-{i}", prompt, sampling)) for i, prompt in enumerate(prompts)]
+    streams = [
+        engine.submit(Request(f"bench-{i}", prompt, sampling, lora=None if loras is None else loras[i]))
+        for i, prompt in enumerate(prompts)
+    ]
     return list(await asyncio.gather(*(_read(stream) for stream in streams)))
 
 
