@@ -33,7 +33,7 @@ def architecture(config: Any) -> Any:
     return ARCHITECTURES.get(config.model_type)
 
 
-def converted(name: str, data: _Array, config: Any, old: bool) -> Iterator[tuple[str, _Array]]:
+def converted(name: str, data: _Array, config: Any, old: bool = False) -> Iterator[tuple[str, _Array]]:
     """The tensors that are made of one, by the names that the package knows or as the file has them."""
     if name.endswith((".conv1d.weight", ".conv.conv.weight")):
         data = data.squeeze(1)
