@@ -24,7 +24,7 @@ from .errors import EngineDeadError
 from .histogram import Histogram
 from .loop import EngineLoop
 from .open_streams import OpenStreams
-from .options import DEFAULT_MAX_LOGPROBS
+from .options import DEFAULT_MAX_LOGPROBS, most_logprobs
 from .request import Request
 from .scheduling.beam_search import BeamSearch
 from .scheduling.cost_model import CostModel
@@ -102,7 +102,7 @@ class Engine:
         if not limits.chunked_prefill:
             self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
         self.vocab_size = vocab_size
-        self.max_logprobs = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
+        self.max_logprobs = most_logprobs(max_logprobs, vocab_size)
         self._validator = RequestValidator(self.max_model_len, vocab_size, self.max_logprobs, limits)
         self._eos_token_ids = frozenset(i for i in eos_token_ids if i < vocab_size)
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)

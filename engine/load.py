@@ -38,7 +38,7 @@ from .models import ModelDescription, describe
 from .models.generation import sampling_defaults
 from .models.overrides import overridden
 from .models.spec import DecoderSpec, mixers, tensor_shapes
-from .options import EngineOptions
+from .options import EngineOptions, most_logprobs
 from .weights import ModelSource, open_source
 from .weights.dtypes import STORAGE, DType, KvCacheDType
 from .weights.gguf.source import GgufSource
@@ -539,7 +539,7 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
     widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.layers)
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
     hidden = spec.hidden_size * (1 if spec.streams is None else spec.streams.count)
-    logprobs = spec.vocab_size if options.max_logprobs == -1 else min(options.max_logprobs, spec.vocab_size)
+    logprobs = most_logprobs(options.max_logprobs, spec.vocab_size)
     needed = (tokens * (widest + 2 * hidden) + rows * spec.vocab_size) * _ACTIVATION_BYTES
     needed += tokens * logprobs * _LOGPROB_BYTES
     if memory.ceiling is not None and needed > memory.ceiling:

@@ -22,6 +22,11 @@ _QUANTIZATION_ALIASES = {"gptq_marlin": "gptq", "awq_marlin": "awq"}  # vLLM's k
 _KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e5m2"}
 
 
+def most_logprobs(max_logprobs: int, vocab_size: int) -> int:
+    """How many tokens `max_logprobs` lets a request ask for at a place: -1 is the whole vocabulary."""
+    return vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
+
+
 @dataclass(frozen=True)
 class EngineOptions(Options):
     """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.

@@ -27,7 +27,7 @@ from ..weights.gguf.reader import GgufFile, GgufTensor, read_gguf
 from ..weights.gguf.weights import FLOATS, elements_of
 from ..weights.lora import EMBED, LoraAdapter
 from ..weights.tensor import DenseTensor, to_float32
-from .modules import adaptable_modules
+from .modules import adaptable_modules, not_adaptable
 from .updates import AdapterTensor, updates_of
 
 _PARTS = (".lora_a", ".lora_b")
@@ -53,10 +53,7 @@ def read_gguf_adapter(path: Path, description: ModelDescription, max_rank: int) 
     for tensor, parts in pairs.items():
         module = tensor.removesuffix(".weight")
         if module not in modules or module == tensor:
-            raise ModelError(
-                f"{path}: {shown(tensor)} cannot be changed by an adapter here; linear layers of attention and MLPs, "
-                "the embedding and the head can, experts cannot"
-            )
+            raise not_adaptable(path, tensor)
         a, b = (_tensor(parts[part]) for part in _PARTS)
         if modules[module][0].name == EMBED:  # its A has a row for each token
             a = replace(a, shape=a.shape[::-1], read=partial(_transposed, parts[_PARTS[0]]))

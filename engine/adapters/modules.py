@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ModelError
+from ..files.wording import shown
 from ..models.spec import DecoderSpec, DeltaNetSpec, mixers, tensor_shapes
 from ..models.tensor_ref import TensorRef
 from ..weights.lora import EMBED
@@ -78,6 +81,14 @@ def adaptable_modules(
                 target = _with_value_heads(target, order)
             found.setdefault(target.ref.name.removesuffix(".weight"), []).append(target)
     return {module: tuple(targets) for module, targets in found.items() if module not in partly}
+
+
+def not_adaptable(path: Path, module: str) -> ModelError:
+    """The error for an adapter's file that changes something else."""
+    return ModelError(
+        f"{path}: {shown(module)} cannot be changed by an adapter here; linear layers of attention and MLPs, the "
+        "embedding and the head can, experts cannot"
+    )
 
 
 def _targets(name: str, shape: tuple[int, ...], ref: TensorRef) -> list[Target]:

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..errors import ModelError
-from ..weights.dtypes import STORAGE
 from ..weights.finite import require_finite
 from ..weights.lora import LowRankUpdate
-from ..weights.stored import FLOATS, StoredTensor
+from ..weights.stored import StoredTensor
 from ..weights.tensor import DenseTensor, WeightTensor, to_float32
 
 _PIECE = 1 << 12  # rows that are compared at a time
@@ -24,11 +23,7 @@ def own_matrix(name: str, stored: StoredTensor, shape: tuple[int, ...]) -> Dense
         raise ModelError(
             f"{stored.path}: {name} has shape {stored.shape}, but the model's is {shape}: adapters cannot add tokens"
         )
-    dtype = FLOATS.get(stored.dtype)
-    if dtype is None:
-        raise ModelError(f"{stored.path}: {name} is stored as {stored.dtype}; supported are {', '.join(FLOATS)}")
-    data, mapped = stored.array(STORAGE[dtype].newbyteorder("<"))
-    matrix = DenseTensor(data, dtype, mapped, f"{stored.path}: tensor {name}")
+    matrix = stored.floats(name)
     require_finite([matrix])
     return matrix
 

@@ -6,9 +6,6 @@ import re
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import shown
@@ -17,11 +14,10 @@ from ..models.spec import tensor_shapes
 from ..models.tensor_ref import TensorRef
 from ..models.text_part import text_name
 from ..weights.checkpoint import open_file
-from ..weights.dtypes import STORAGE
 from ..weights.lora import EMBED, HEAD, LoraAdapter, LowRankUpdate
-from ..weights.stored import FLOATS, Checkpoint, StoredTensor
+from ..weights.stored import Checkpoint, StoredTensor
 from ..weights.tensor import DenseTensor, WeightSource, to_float32
-from .modules import adaptable_modules
+from .modules import adaptable_modules, not_adaptable
 from .own_matrices import equals_base, merged, own_matrix
 from .peft_config import CONFIG, PeftConfig, read_peft_config
 from .updates import AdapterTensor, updates_of
@@ -107,10 +103,7 @@ class _Reader:
                 raise ModelError(f"{self.path}: {shown(name)} is not an A or B of a LoRA adapter of linear layers")
             module = self._module(match[1])
             if module is None:
-                raise ModelError(
-                    f"{self.path}: {shown(match[1])} cannot be changed by an adapter here; linear layers of attention "
-                    "and MLPs, the embedding and the head can, experts cannot"
-                )
+                raise not_adaptable(self.path, match[1])
             is_embedding = self._whole.get(module) == EMBED
             allowed = {*(_EMBEDDING if is_embedding else (*_LINEAR, "lora_B.bias"))}
             if module in self._whole:
@@ -159,11 +152,4 @@ class _Reader:
 
     def _tensor(self, module: str, part: str, stored: StoredTensor) -> AdapterTensor:
         name = f"{module}.{part}"
-        return AdapterTensor(self.path, name, stored.shape, partial(_floats, name, stored))
-
-
-def _floats(name: str, stored: StoredTensor) -> NDArray[np.float32]:
-    dtype = FLOATS.get(stored.dtype)
-    if dtype is None:
-        raise ModelError(f"{stored.path}: {name} is stored as {stored.dtype}; supported are {', '.join(FLOATS)}")
-    return to_float32(DenseTensor(stored.array(STORAGE[dtype].newbyteorder("<"))[0], dtype))
+        return AdapterTensor(self.path, name, stored.shape, lambda: to_float32(stored.floats(name)))

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .dtypes import DType
+from ..errors import ModelError
+from .dtypes import STORAGE, DType
 from .quantization import TensorFormat
-from .tensor import WeightTensor
+from .tensor import DenseTensor, WeightTensor
 
 FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The dtypes of weights that are not quantized, by the file's words for them."""
@@ -42,6 +43,14 @@ class StoredTensor:
         mapped = self.data.ctypes.data % dtype.itemsize == 0
         numbers = (self.data if mapped else self.data.copy()).view(dtype)
         return numbers.reshape(self.shape), mapped
+
+    def floats(self, name: str) -> DenseTensor:
+        """Its floats. Raises ModelError, naming the file and `name`, if it is of another type."""
+        dtype = FLOATS.get(self.dtype)
+        if dtype is None:
+            raise ModelError(f"{self.path}: {name} is stored as {self.dtype}; supported are {', '.join(FLOATS)}")
+        data, mapped = self.array(STORAGE[dtype].newbyteorder("<"))
+        return DenseTensor(data, dtype, mapped, f"{self.path}: tensor {name}")
 
 
 @dataclass(frozen=True, slots=True)
