@@ -55,11 +55,7 @@ void finish_tile(const GemmArgs& args, int panel, int row, int rows, float* tile
       }
     }
   }
-  if (args.low_rank) {
-    for (int r = 0; r < rows; ++r) {
-      add_low_rank(args.low_rank[row + r], args.low_rank_panel + panel, tile + r * kPanel);
-    }
-  }
+  if (args.low_rank) add_low_rank(args.low_rank + row, rows, args.low_rank_panel + panel, tile);
   if (args.scale != 1) {
     const int scaled = args.epilogue == Epilogue::kGated ? kHalf : kPanel;
     for (int r = 0; r < rows; ++r) {

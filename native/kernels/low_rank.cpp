@@ -7,36 +7,33 @@ namespace tidewheel::TW_ISA {
 namespace {
 
 // As many as have sums in registers at once. They share what is loaded, and do not change each other's bits.
-constexpr int kMostRows = 2, kMostValues = 4;
+constexpr int kMostRows = kTileRows < 8 ? 2 : 4, kMostValues = 4;
 
 template <typename T, int ROWS, int VALUES>
 void project_some(const ProjectArgs& args, int row, int value) {
   const int k = args.k;
   const T* a = static_cast<const T*>(args.a) + size_t(value) * k;
-  F sums[ROWS][VALUES][2];
-  for (auto& of_row : sums) {
-    for (auto& of_value : of_row) of_value[0] = of_value[1] = zero();
+  F sums[ROWS][VALUES];
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+    for (int j = 0; j < VALUES; ++j) sums[r][j] = zero();
   }
-  const auto add_products = [&](int i, int part) __attribute__((always_inline)) {
+  int i = 0;
+  for (; i + kLanes <= k; i += kLanes) {
     F weights[VALUES];
+#pragma GCC unroll 4
     for (int j = 0; j < VALUES; ++j) weights[j] = load(a + size_t(j) * k + i);
+#pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) {
       const F x = load(args.x[row + r] + i);
-      for (int j = 0; j < VALUES; ++j) sums[r][j][part] = fma(weights[j], x, sums[r][j][part]);
+#pragma GCC unroll 4
+      for (int j = 0; j < VALUES; ++j) sums[r][j] = fma(weights[j], x, sums[r][j]);
     }
-  };
-  int i = 0;
-  for (; i + 2 * kLanes <= k; i += 2 * kLanes) {
-    add_products(i, 0);
-    add_products(i + kLanes, 1);
-  }
-  if (i + kLanes <= k) {
-    add_products(i, 0);
-    i += kLanes;
   }
   for (int r = 0; r < ROWS; ++r) {
     for (int j = 0; j < VALUES; ++j) {
-      float sum = hsum(add(sums[r][j][0], sums[r][j][1]));
+      float sum = hsum(sums[r][j]);
       for (int rest = i; rest < k; ++rest) sum += to_float(a[size_t(j) * k + rest]) * args.x[row + r][rest];
       args.h[row + r][value + j] = sum;
     }

@@ -1,4 +1,4 @@
-// What an adapter adds to a panel of one row's products. It depends only on the row and the column.
+// What adapters add to a tile of products. It depends only on a product's own row and column.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -6,41 +6,90 @@
 
 namespace tidewheel::TW_ISA {
 
-template <typename T>
-TW_INLINE void add_stripe(const LowRankStripe& stripe, const float* h, float* y) {
+// Rows that share what is loaded of B.
+constexpr int kStripeRows = 4;
+
+// Adds B h to some rows of a tile: `h` and `y` are theirs.
+template <typename T, int ROWS>
+TW_INLINE void add_stripe(const LowRankStripe& stripe, const float* const* h, float* const* y) {
   constexpr int kVectors = kStripe / kLanes;
-  // Even and odd values have sums of their own: one chain of additions would be waited for.
-  F sums[2][kVectors];
-  for (int v = 0; v < kVectors; ++v) sums[0][v] = sums[1][v] = zero();
-  const T* b = static_cast<const T*>(stripe.b);
-  h += stripe.first;
-  int i = 0;
-  for (; i + 2 <= stripe.count; i += 2, b += 2 * kStripe) {
-    for (int v = 0; v < kVectors; ++v) {
-      sums[0][v] = fma(load(b + v * kLanes), set1(h[i]), sums[0][v]);
-      sums[1][v] = fma(load(b + kStripe + v * kLanes), set1(h[i + 1]), sums[1][v]);
-    }
-  }
-  if (i < stripe.count) {
-    for (int v = 0; v < kVectors; ++v) sums[0][v] = fma(load(b + v * kLanes), set1(h[i]), sums[0][v]);
-  }
   for (int v = 0; v < kVectors; ++v) {
-    float* const at = y + v * kLanes;
-    store(at, add(load(at), add(sums[0][v], sums[1][v])));
+    // Even and odd values have sums of their own: one chain of additions would be waited for.
+    F sums[2][ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) sums[0][r] = sums[1][r] = zero();
+    const T* b = static_cast<const T*>(stripe.b) + v * kLanes;
+    const int end = stripe.first + stripe.count;
+    int i = stripe.first;
+    for (; i + 2 <= end; i += 2, b += 2 * kStripe) {
+      const F even = load(b), odd = load(b + kStripe);
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) {
+        sums[0][r] = fma(even, set1(h[r][i]), sums[0][r]);
+        sums[1][r] = fma(odd, set1(h[r][i + 1]), sums[1][r]);
+      }
+    }
+    if (i < end) {
+      const F last = load(b);
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) sums[0][r] = fma(last, set1(h[r][i]), sums[0][r]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) {
+      float* const at = y[r] + v * kLanes;
+      store(at, add(load(at), add(sums[0][r], sums[1][r])));
+    }
   }
 }
 
-// `y` are the products of the row with the panel.
-TW_INLINE void add_low_rank(const LowRankRow& row, int panel, float* y) {
-  if (!row.stripes) return;
-  constexpr int kStripes = kPanel / kStripe;
-  for (int s = 0; s < kStripes; ++s) {
-    const LowRankStripe& stripe = row.stripes[panel * kStripes + s];
-    switch (row.type) {
-      case DType::kFloat32: add_stripe<float>(stripe, row.h, y + s * kStripe); break;
-      case DType::kBFloat16: add_stripe<bf16>(stripe, row.h, y + s * kStripe); break;
-      case DType::kFloat16: add_stripe<f16>(stripe, row.h, y + s * kStripe); break;
+template <typename T>
+TW_INLINE void add_panel(const LowRankStripe* stripes, const float* const* h, float* const* y, int rows) {
+  for (int s = 0; s < kPanel / kStripe; ++s) {
+    // The next panel's stripes lie behind these. Until then much else is read.
+    const char* const later = static_cast<const char*>(stripes[s].b) + kPanel * stripes[s].count * sizeof(T);
+    for (size_t i = 0; i < kStripe * stripes[s].count * sizeof(T); i += 64) prefetch(later + i);
+    float* at[kStripeRows];
+    for (int r = 0; r < rows; ++r) at[r] = y[r] + s * kStripe;
+    switch (rows) {
+      case 1: add_stripe<T, 1>(stripes[s], h, at); break;
+      case 2: add_stripe<T, 2>(stripes[s], h, at); break;
+      case 3: add_stripe<T, 3>(stripes[s], h, at); break;
+      default: add_stripe<T, kStripeRows>(stripes[s], h, at); break;
     }
+  }
+}
+
+// `tile` [count, kPanel] are the products of at most 64 rows with the panel.
+TW_INLINE void add_to_rows(const LowRankRow* rows, int count, int panel, float* tile) {
+  constexpr int kStripes = kPanel / kStripe;
+  uint64_t left = 0;  // rows that something is added to
+  for (int r = 0; r < count; ++r) left |= uint64_t{rows[r].stripes != nullptr} << r;
+  while (left) {
+    // The first of them, with others of the same adapter.
+    const LowRankRow& row = rows[__builtin_ctzll(left)];
+    const float* h[kStripeRows];
+    float* y[kStripeRows];
+    int together = 0;
+    for (uint64_t next = left; next && together < kStripeRows; next &= next - 1) {
+      const int r = __builtin_ctzll(next);
+      if (rows[r].stripes != row.stripes) continue;
+      h[together] = rows[r].h, y[together] = tile + r * kPanel;
+      left &= ~(uint64_t{1} << r);
+      ++together;
+    }
+    const LowRankStripe* const stripes = row.stripes + panel * kStripes;
+    switch (row.type) {
+      case DType::kFloat32: add_panel<float>(stripes, h, y, together); break;
+      case DType::kBFloat16: add_panel<bf16>(stripes, h, y, together); break;
+      case DType::kFloat16: add_panel<f16>(stripes, h, y, together); break;
+    }
+  }
+}
+
+TW_INLINE void add_low_rank(const LowRankRow* rows, int count, int panel, float* tile) {
+  constexpr int kMost = 64;
+  for (int begin = 0; begin < count; begin += kMost) {
+    add_to_rows(rows + begin, count - begin < kMost ? count - begin : kMost, panel, tile + begin * kPanel);
   }
 }
 
