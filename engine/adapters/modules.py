@@ -17,10 +17,10 @@ from ..models.tensor_ref import TensorRef
 from ..weights.lora import EMBED
 from ..weights.taking import rows_of
 
-# Products of a layer's inputs that every device computes in one piece; experts and routers are not among them.
+# Products that every device computes in one piece.
 _ADAPTABLE = re.compile(
-    r"layers\.(\d+)\.(?:q|k|v|q_gate|o|gate|up|down|latent_(?:q|q_down|q_up|kv_down|o)"
-    r"|(?:delta|mamba|conv)_(?:q|k|v|z|a|b|c|B|C|x|dt|out))\.weight"
+    r"layers\.(\d+)\.(?:q|k|v|q_gate|o|(?:experts\.\d+\.|shared\.)?(?:gate|up|down)|router|shared_gate"
+    r"|latent_(?:q|q_down|q_up|kv_down|o)|(?:delta|mamba|conv)_(?:q|k|v|z|a|b|c|B|C|x|dt|out))\.weight"
 )
 
 
@@ -28,7 +28,8 @@ _ADAPTABLE = re.compile(
 class Target:
     """A matrix of the model, or some of its outputs, and which rows of a checkpoint's matrix those are.
 
-    Input i of the model's matrix is input `input_order[i]` of the checkpoint's; None: they are the same.
+    Input i of the model's matrix is input `input_order[i]` of the checkpoint's; None: they are the same. Where the
+    checkpoint has a stack of matrices, the reference has the index of one.
     """
 
     name: str  # in Tidewheel's words, without `.weight`
@@ -47,7 +48,7 @@ class Target:
         return array if self.input_order is None else np.ascontiguousarray(array[:, list(self.input_order)])
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether there are such rows in an array `[outputs, rank]` of that shape."""
+        """Whether there are such rows in an array `[outputs, rank]` of that shape, or in a stack of such."""
         taken = self.ref.shape(shape)
         return taken is not None and taken[0] == self.outputs
 
@@ -86,15 +87,15 @@ def adaptable_modules(
 def not_adaptable(path: Path, module: str) -> ModelError:
     """The error for an adapter's file that changes something else."""
     return ModelError(
-        f"{path}: {shown(module)} cannot be changed by an adapter here; linear layers of attention and MLPs, the "
-        "embedding and the head can, experts cannot"
+        f"{path}: {shown(module)} cannot be changed by an adapter here; linear layers of attention, MLPs and experts, "
+        "routers, the embedding and the head can. Merge the adapter into its model"
     )
 
 
 def _targets(name: str, shape: tuple[int, ...], ref: TensorRef) -> list[Target]:
     """All of a matrix; none if an adapter of the checkpoint's cannot be brought into its form."""
     parts = list(ref.parts())
-    if any(part.index is not None or part.transpose_each is not None or part.flat for part in parts):
+    if any(part.transpose_each is not None or part.flat for part in parts):
         return []
     first, targets = 0, []
     for part in parts:
@@ -102,7 +103,7 @@ def _targets(name: str, shape: tuple[int, ...], ref: TensorRef) -> list[Target]:
         if outputs is None:
             return []
         # An adapter's B has a row for each output, in checkpoints with transposed weights too.
-        rows = TensorRef(part.name, rows=part.rows, each=part.each, permute=part.permute)
+        rows = TensorRef(part.name, rows=part.rows, each=part.each, permute=part.permute, index=part.index)
         targets.append(Target(name.removesuffix(".weight"), shape[1], outputs, first, rows))
         first += outputs
     return targets

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,6 @@ _REFUSED = {
     "use_bdlora": "block-diagonal adapters are not supported; merge the adapter into its model",
     "trainable_token_indices": "trained tokens are not supported; merge the adapter into its model",
     "layer_replication": "replicated layers are not supported; merge the adapter into its model",
-    "target_parameters": "adapters of parameters (experts) are not supported; merge the adapter into its model",
     "alora_invocation_tokens": "activated LoRA is not supported; merge the adapter into its model",
     "arrow_config": "Arrow routing is not supported; serve the adapters one by one",
     "kasa_config": "KaSA adapters are not supported; merge the adapter into its model",
@@ -33,13 +34,23 @@ _CHANGE_THE_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """How large the updates of an adapter's modules are, and which modules it has instead of the model's."""
+    """How large the updates of an adapter's modules are, and which modules it has instead of the model's.
+
+    `version` is that of peft, which configs have since 0.18.
+    """
 
     alpha: float
     rank_stabilized: bool
     alpha_pattern: dict[str, float]
     patterns: NamePatterns
     modules_to_save: tuple[str, ...]
+    target_parameters: frozenset[str] = frozenset()
+    version: tuple[int, ...] | None = None
+
+    def targets(self, parameter: str) -> bool:
+        """Whether peft took a parameter of that whole name for a target."""
+        parts = parameter.split(".")
+        return any(".".join(parts[start:]) in self.target_parameters for start in range(len(parts)))
 
     def scale(self, module: str, rank: int) -> float:
         """What the update of a module is multiplied by: alpha / rank, or alpha / sqrt(rank), arXiv 2312.03732."""
@@ -73,16 +84,23 @@ def read_peft_config(folder: Path) -> PeftConfig:
     if not isinstance(pattern, dict):
         raise ModelError(f"{path}: alpha_pattern must be an object")
     alphas = {key: _number(path, f"alpha_pattern[{shown(key)}]", value) for key, value in pattern.items()}
-    saved = config.get("modules_to_save") or []
-    if not isinstance(saved, list) or not all(isinstance(name, str) for name in saved):
-        raise ModelError(f"{path}: modules_to_save must be a list of names")
+    version = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", str(config.get("peft_version") or ""))
     return PeftConfig(
         alpha=_number(path, "lora_alpha", config.get("lora_alpha")),
         rank_stabilized=config.get("use_rslora") is True,
         alpha_pattern=alphas,
         patterns=compile_patterns(alphas, f"{path}: alpha_pattern"),
-        modules_to_save=tuple(saved),
+        modules_to_save=tuple(_names(path, config, "modules_to_save")),
+        target_parameters=frozenset(_names(path, config, "target_parameters")),
+        version=tuple(int(part or 0) for part in version.groups()) if version else None,
     )
+
+
+def _names(path: Path, config: Mapping[str, Any], field: str) -> list[str]:
+    names = config.get(field) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"{path}: {field} must be a list of names")
+    return names
 
 
 def _number(path: Path, field: str, value: Any) -> float:

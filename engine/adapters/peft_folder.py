@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ..weights.checkpoint import open_file
 from ..weights.lora import EMBED, HEAD, LoraAdapter, LowRankUpdate
 from ..weights.stored import Checkpoint, StoredTensor
 from ..weights.tensor import DenseTensor, WeightSource, to_float32
+from .expert_stacks import expert_stacks, orientations, swapped_by_version, unstacked
 from .modules import adaptable_modules, not_adaptable
 from .own_matrices import equals_base, merged, own_matrix
 from .peft_config import CONFIG, PeftConfig, read_peft_config
@@ -27,6 +29,13 @@ _PICKLE = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _LINEAR, _EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
 _OWN, _BASE = "weight", "base_layer.weight"
+_AROUND = ".base_layer"  # of what peft has wrapped again
+# What checkpoints call modules that transformers calls otherwise.
+_CHECKPOINTS_CALL = (
+    (".mlp.", ".block_sparse_moe."),
+    (".block_sparse_moe.router", ".block_sparse_moe.router.layer"),
+    ("model.layers.", "backbone.layers."),
+)
 _TENSOR = re.compile(
     r"(.+?)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|base_layer\.weight|weight)"
 )
@@ -80,7 +89,11 @@ class _Reader:
         self._config = config
         self._description = description
         tensors = {**description.tensors, "head.weight": TensorRef(description.head_name)}
-        self._modules = adaptable_modules(description.spec, tensors)
+        self._modules = dict(adaptable_modules(description.spec, tensors))
+        self._stacks = expert_stacks(description.spec, tensors)
+        self._stack_of = {module: stack for stack in self._stacks.values() for module in stack.modules.values()}
+        self._names: dict[str, str] = {}  # of modules, as peft's patterns know them
+        self._swapped: bool | None = None  # see `unstacked`
         names = {targets[0].name: module for module, targets in self._modules.items()}
         self._whole = {module: name for name in (EMBED, HEAD) if (module := names.get(name))}
         self._check_saved()
@@ -101,24 +114,70 @@ class _Reader:
             match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
             if match is None:
                 raise ModelError(f"{self.path}: {shown(name)} is not an A or B of a LoRA adapter of linear layers")
-            module = self._module(match[1])
+            module = self._module(match[1]) or self._expert_parameter(match[1])
             if module is None:
                 raise not_adaptable(self.path, match[1])
             is_embedding = self._whole.get(module) == EMBED
             allowed = {*(_EMBEDDING if is_embedding else (*_LINEAR, "lora_B.bias"))}
+            if self._modules[module][0].ref.index is not None:
+                allowed.remove("lora_B.bias")
             if module in self._whole:
                 allowed |= {_OWN, _BASE}
             if match[2] not in allowed:
                 raise ModelError(f"{self.path}: {shown(name)} is not an A or B of a LoRA adapter of that layer")
             found.setdefault(module, {})[match[2]] = stored
+        self._swapped = self._find_swapped(found)
         return found
 
+    def _find_swapped(self, by_module: dict[str, _Parts]) -> bool | None:
+        """What the parameters of a file have in common: any of which the shape tells it stands for all."""
+        told = None
+        for module, parts in by_module.items():
+            if module in self._stack_of and parts.keys() >= {*_LINEAR}:
+                a, b = (self._tensor(module, part, parts[part]) for part in _LINEAR)
+                found = orientations(a, b, self._modules[module])
+                if len(found) == 1:
+                    return found.pop()
+                told = swapped_by_version(self._config.version, self._stack_of[module].transposed)
+        return told
+
     def _module(self, name: str) -> str | None:
-        """What the family calls a module. It may be named as in a model that takes images too."""
-        prefix = self._description.base_prefix
-        alone = text_name(f"{name}.weight", self._description) if self._description.text_part else None
-        candidates = (name, prefix + name, (alone or "").removesuffix(".weight"))
-        return next((module for module in candidates if module in self._modules), None)
+        """What the family calls a module."""
+        module = next((module for module in self._candidates(name) if module in self._modules), None)
+        if module is not None:
+            self._names[module] = f"{name}.weight" if self._config.targets(f"{name}.weight") else module
+        return module
+
+    def _expert_parameter(self, name: str) -> str | None:
+        """What the family calls, or would call, the parameter of experts that a wrapper of their module changes."""
+        experts, around = name, 0
+        while experts.endswith(_AROUND):
+            experts, around = experts.removesuffix(_AROUND), around + 1
+        stack = next((self._stacks[found] for found in self._candidates(experts) if found in self._stacks), None)
+        if stack is None:
+            return None
+        wrapped = [parameter for parameter in stack.parameters if self._config.targets(f"{experts}.{parameter}")]
+        if around >= len(wrapped):
+            raise ModelError(
+                f"{self.path}: {shown(name)} is of a parameter of experts, and target_parameters in {CONFIG} does not "
+                f"say which; it must name those that were trained, of {', '.join(stack.parameters)}"
+            )
+        parameter = wrapped[-1 - around]  # the last one is outside
+        if parameter not in stack.modules:
+            return None
+        module = stack.modules[parameter]
+        if module not in self._modules:
+            self._modules[module] = stack.targets(parameter)
+        self._names[module] = f"{experts}.{parameter}"
+        return module
+
+    def _candidates(self, name: str) -> Iterator[str]:
+        """What checkpoints may call a module. It may be named as in a model that takes images too."""
+        yield name
+        yield self._description.base_prefix + name
+        if self._description.text_part and (alone := text_name(f"{name}.weight", self._description)):
+            yield alone.removesuffix(".weight")
+        yield from (name.replace(theirs, checkpoints) for theirs, checkpoints in _CHECKPOINTS_CALL if theirs in name)
 
     def updates(self, module: str, parts: _Parts, max_rank: int) -> list[LowRankUpdate]:
         """What A and B of a module change."""
@@ -128,7 +187,10 @@ class _Reader:
                 raise ModelError(f"{self.path}: {module} has no {part}")
         a, b = (self._tensor(module, part, parts[part]) for part in needed)
         bias = self._tensor(module, "lora_B.bias", parts["lora_B.bias"]) if "lora_B.bias" in parts else None
-        return updates_of(self._modules[module], a, b, bias, partial(self._config.scale, module), max_rank)
+        targets = self._modules[module]
+        if module in self._stack_of:
+            a, b = unstacked(a, b, targets, self._swapped)
+        return updates_of(targets, a, b, bias, partial(self._config.scale, self._names[module]), max_rank)
 
     def matrices(self, by_module: dict[str, _Parts], base: WeightSource | None) -> dict[str, DenseTensor]:
         """The embedding and the head that the adapter has of its own."""

@@ -41,32 +41,45 @@ def updates_of(
 ) -> list[LowRankUpdate]:
     """What `a [rank, inputs]`, `b [outputs, rank]` and `bias [outputs]` change. `scale` takes the rank.
 
-    Raises ModelError, naming file and tensor, for shapes that do not fit, or a rank above `max_rank`.
+    Where the targets are of a stack of matrices, a and b have a dimension more in front, and there is no bias. Raises
+    ModelError, naming file and tensor, for shapes that do not fit, or a rank above `max_rank`.
     """
-    inputs = targets[0].inputs
-    rank = a.shape[0] if len(a.shape) == 2 else 0
-    fits = len(b.shape) == 2 and all(target.fits(b.shape) for target in targets)
-    if not rank or a.shape[1] != inputs or not fits or b.shape[1] != rank:
+    inputs, last = targets[0].inputs, targets[-1].ref.index
+    stack = () if last is None else (last + 1,)
+    dimensions = len(stack) + 2
+    rank = a.shape[-2] if len(a.shape) == dimensions else 0
+    fits = len(b.shape) == dimensions and all(target.fits(b.shape) for target in targets)
+    if stack and fits:
+        fits = b.shape[1] == outputs_of(targets)
+    if not rank or a.shape != (*stack, rank, inputs) or not fits or b.shape != (*stack, b.shape[-2], rank):
+        of = "".join(f"{count} experts, " for count in stack)
         raise ModelError(
-            f"{a.path}: {a.name} {a.shape} and {b.name} {b.shape} do not fit the model: it needs A (rank, {inputs}) "
-            "and B (outputs, rank) with all outputs of that layer"
+            f"{a.path}: {a.name} {a.shape} and {b.name} {b.shape} do not fit the model: it needs A ({of}rank, "
+            f"{inputs}) and B ({of}outputs, rank) with all outputs of that layer"
         )
     check_rank(a, rank, max_rank)
     if bias is not None and bias.shape != b.shape[:1]:
         raise ModelError(f"{a.path}: {bias.name} has shape {bias.shape}, not {b.shape[:1]}")
     values_a, values_b = a.floats(), b.floats()
     values_bias = None if bias is None else bias.floats()
+    # By their place in a stack; parts of one matrix have one A.
+    each_a, each_b = ([*values] if stack else [values] for values in (values_a, values_b))
     return [
         LowRankUpdate(
             target.name,
-            target.columns(values_a),
-            target.rows(values_b),
+            target.columns(each_a[target.ref.index or 0]),
+            target.rows(each_b[target.ref.index or 0]),
             scale(rank),
             None if values_bias is None else target.rows(values_bias),
             target.first_output,
         )
         for target in targets
     ]
+
+
+def outputs_of(targets: tuple[Target, ...]) -> int:
+    """How many outputs of one matrix of a stack the targets are."""
+    return sum(target.outputs for target in targets if target.ref.index == targets[0].ref.index)
 
 
 def check_rank(a: AdapterTensor, rank: int, max_rank: int) -> None:

@@ -74,33 +74,45 @@ int projection_of(Layout& layout, const LowRankUpdate& update) {
   return i;
 }
 
-std::map<int, Layout> layouts(const Weights& weights, std::span<const LowRankUpdate> updates) {
-  std::map<int, Layout> all;  // by Linear::id
+// An update, and the matrix that it is of.
+struct Placed {
+  const LowRankUpdate* update;
+  MatrixPlace place;
+};
+
+// By Linear::id.
+std::map<int, std::vector<Placed>> by_matrix(const Weights& weights, std::span<const LowRankUpdate> updates) {
+  std::map<int, std::vector<Placed>> all;
   for (const LowRankUpdate& update : updates) {
     const std::optional<MatrixPlace> place = weights.place_of(update.name);
     if (!place) fail("this model has no matrix named " + update.name);
     require(update.rank > 0 && update.first_output >= 0 && update.inputs == place->cols &&
                 update.first_output + update.outputs <= place->rows,
             "an update must have the shape of its matrix");
-    Layout& layout = all[place->linear->id];
-    layout.linear = place->linear;
-    layout.columns.resize(round_up(place->linear->n, kPanel));
-    const int index = projection_of(layout, update);
-    layout.projections[index].bias |= update.bias != nullptr;
-    for (int r = 0; r < update.outputs; ++r) {
-      Column& column = layout.columns[place->columns.of(update.first_output + r)];
-      require(column.projection < 0, "two updates are of the same outputs");
-      column = {index, r, &update};
-    }
-  }
-  for (auto& [id, layout] : all) {
-    int next = 0;
-    for (Projection& projection : layout.projections) {
-      projection.first = next;
-      next += projection.values();
-    }
+    all[place->linear->id].push_back({&update, *place});
   }
   return all;
+}
+
+Layout layout_of(std::span<const Placed> updates) {
+  Layout layout;
+  layout.linear = updates.front().place.linear;
+  layout.columns.resize(round_up(layout.linear->n, kPanel));
+  for (const auto& [update, place] : updates) {
+    const int index = projection_of(layout, *update);
+    layout.projections[index].bias |= update->bias != nullptr;
+    for (int r = 0; r < update->outputs; ++r) {
+      Column& column = layout.columns[place.columns.of(update->first_output + r)];
+      require(column.projection < 0, "two updates are of the same outputs");
+      column = {index, r, update};
+    }
+  }
+  int next = 0;
+  for (Projection& projection : layout.projections) {
+    projection.first = next;
+    next += projection.values();
+  }
+  return layout;
 }
 
 // The values of h that the columns of a stripe need.
@@ -152,7 +164,7 @@ void fill_stripe(const Layout& layout, size_t first_column, const LowRankStripe&
 
 Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& content, int most_values)
     : type_(type), parts_(weights.matrices().size()) {
-  const std::map<int, Layout> all = layouts(weights, content.updates);
+  const std::map<int, std::vector<Placed>> all = by_matrix(weights, content.updates);
   const size_t element = dtype_bytes(type);
   const std::optional<MatrixPlace> table = weights.place_of("embed.weight");
   require(table.has_value(), "this model has no embedding");
@@ -169,7 +181,11 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
   const auto rounded = [&](size_t elements) { return round_up(elements * element, 64); };
   size_t bytes = rounded(a_elements) + rounded(b_elements) +
                  rounded(matrix_elements) * (content.embed.has_value() + content.head.has_value());
-  for (const auto& [id, layout] : all) {
+  // Layouts are made twice: those of all experts of a model would take more memory than the adapter.
+  changed_.reserve(all.size());
+  for (const auto& [id, updates] : all) {
+    const Layout layout = layout_of(updates);
+    changed_.push_back(id);
     if (layout.values() > most_values) {
       fail("the updates of one matrix have " + std::to_string(layout.values()) + " values together, and there is room for " +
            std::to_string(most_values));
@@ -180,7 +196,8 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
   }
   memory_ = Arena(bytes);
   char* next = memory_.data();
-  for (const auto& [id, layout] : all) {
+  for (const auto& [id, updates] : all) {
+    const Layout layout = layout_of(updates);
     Part& part = *parts_[id];
     fill_a(layout, type, next);
     part.a = next;

@@ -1,6 +1,7 @@
 // A low-rank adapter, packed for the kernels: y += scale * B (A x), https://arxiv.org/abs/2106.09685.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -59,6 +60,12 @@ class Adapter {
     return part ? &*part : nullptr;
   }
 
+  // Whether it changes one of the matrices from `first` to `last`, in the order of Linear::id.
+  bool changes(const Linear& first, const Linear& last) const {
+    const auto next = std::lower_bound(changed_.begin(), changed_.end(), first.id);
+    return next != changed_.end() && *next <= last.id;
+  }
+
   // The row of a token in the embedding, if the adapter has one of its own; else `row` stays as it is.
   bool look_up(int token, float* row) const;
   // Adds to a token's row. `scratch` has room for `embedding_scratch` floats.
@@ -70,6 +77,7 @@ class Adapter {
  private:
   const DType type_;
   std::vector<std::optional<Part>> parts_;  // by Linear::id
+  std::vector<int> changed_;                // the ids of those that it has, ascending
   int size_ = 0;  // of the embedding
   const char *embed_ = nullptr, *head_ = nullptr;
   // What is added to a token's row: scale * B A, with A [vocab, rank] and B [size, rank].

@@ -36,6 +36,7 @@ struct Context {
   Weights& weights;
   Workspace& workspace;
   Gemms& gemms;
+  StepAdapters& adapters;
   AttentionState& attention;
   StateSlots& states;
   Profile& profile;

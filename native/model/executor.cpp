@@ -11,7 +11,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(groups), weights_(kernels, plan_.formats, plan_.input_orders),
       workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), adapters_(kernels, workspace_), gemms_(kernels, workspace_, adapters_),
       attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {}, {}, {}, {}},
-      context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, attention_, states_, profile_},
+      context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, adapters_, attention_, states_, profile_},
       sampler_(kernels, plan_.vocab_size, pool_.size()) {
   const auto& blocks = shape_.num_blocks;
   require(!blocks.empty() && *std::min_element(blocks.begin(), blocks.end()) > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,

@@ -28,7 +28,13 @@ void StepAdapters::allocate(const std::map<const Linear*, std::string>& matrices
   most_values_ = most_tensors * (max_rank + 1);  // with a bias
   stride_ = round_up(most_values_, 16);
   scratch_stride_ = round_up(most_inputs, 16);
-  values_ = Arena(workspace_.rows() * stride_ * sizeof(float));
+  const size_t most_rows = workspace_.rows() * rows_per_token_;
+  values_ = Arena(most_rows * stride_ * sizeof(float));
+  if (most_experts_ > 0) {
+    experts_.reserve(most_experts_);
+    mixture_.blocks.reserve(most_rows);
+    mixture_.rows.reserve(most_rows);
+  }
   workspace_.need_scratch(kBlockRows * scratch_stride_ * sizeof(float));
   workspace_.need_scratch(Adapter::embedding_scratch(embedding_size, most_values_) * sizeof(float));
 }
@@ -70,9 +76,8 @@ void StepAdapters::begin(std::span<const int32_t> numbers, std::span<const int32
 }
 
 void StepAdapters::assign(std::span<const Adapter* const> adapters, Assignment& to) const {
-  to.blocks.clear();
-  to.rows.assign(adapters.size(), {});
-  to.own_heads = 0;
+  to.clear();
+  to.rows.resize(adapters.size());
   for (const auto& adapter : used_) {
     Block* block = nullptr;
     for (size_t row = 0; row < adapters.size(); ++row) {
@@ -94,11 +99,79 @@ const LowRankRow* StepAdapters::project(Worker& worker, const Linear& linear, co
   }
   if (most == 0) return nullptr;
   Assignment& assigned = rows.turn < 0 ? tokens_ : turns_[rows.turn];
-  const auto count = static_cast<int64_t>(assigned.blocks.size());
+  project_blocks(worker, assigned, static_cast<int64_t>(assigned.blocks.size()), most,
+                 [&](const Block&) -> const Linear& { return linear; },
+                 [&](const Block& block, const float** x) { inputs(worker, block, linear.k, rows, x); });
+  return assigned.rows.data();
+}
+
+bool StepAdapters::changes(const Linear& first, const Linear& last) const {
+  return std::any_of(used_.begin(), used_.end(), [&](const auto& adapter) { return adapter->changes(first, last); });
+}
+
+void StepAdapters::add_expert(const ExpertRows& rows) {
+  const int expert = static_cast<int>(experts_.size());
+  experts_.push_back(rows);
+  mixture_.rows.resize(rows.begin + rows.count);
+  for (const auto& adapter : used_) {
+    const Adapter::Part *up = adapter->part(*rows.up), *down = adapter->part(*rows.down);
+    if (!up && !down) continue;
+    if (up) most_up_ = std::max(most_up_, up->values);
+    if (down) most_down_ = std::max(most_down_, down->values);
+    Block* block = nullptr;
+    for (int i = 0; i < rows.count; ++i) {
+      if (of_token_[rows.tokens ? rows.tokens[i] : i] != adapter.get()) continue;
+      if (!block || block->count == kBlockRows) {
+        block = &mixture_.blocks.emplace_back();
+        block->adapter = adapter.get();
+        block->expert = expert;
+      }
+      block->rows[block->count++] = rows.begin + i;
+    }
+  }
+}
+
+// A late worker does not know the rows yet.
+const LowRankRow* StepAdapters::project_up(Worker& worker, const float* x, size_t stride) {
+  const bool late = worker.is_late();
+  project_blocks(worker, mixture_, late ? 0 : static_cast<int64_t>(mixture_.blocks.size()), late ? 0 : most_up_,
+                 [&](const Block& block) -> const Linear& { return *experts_[block.expert].up; },
+                 [&](const Block& block, const float** inputs) {
+                   const ExpertRows& expert = experts_[block.expert];
+                   float* scratch = reinterpret_cast<float*>(workspace_.scratch(worker));
+                   for (int r = 0; r < block.count; ++r, scratch += scratch_stride_) {
+                     const int row = block.rows[r] - expert.begin;
+                     inputs[r] = x + (expert.tokens ? expert.tokens[row] : row) * stride;
+                     if (!expert.weights) continue;
+                     for (int i = 0; i < expert.up->k; ++i) scratch[i] = expert.weights[row] * inputs[r][i];
+                     inputs[r] = scratch;
+                   }
+                 });
+  return mixture_.rows.data();
+}
+
+const LowRankRow* StepAdapters::project_down(Worker& worker) {
+  const bool late = worker.is_late();
+  project_blocks(worker, mixture_, late ? 0 : static_cast<int64_t>(mixture_.blocks.size()), late ? 0 : most_down_,
+                 [&](const Block& block) -> const Linear& { return *experts_[block.expert].down; },
+                 [&](const Block& block, const float** inputs) {
+                   const ExpertRows& expert = experts_[block.expert];
+                   for (int r = 0; r < block.count; ++r) {
+                     inputs[r] = expert.activated + (block.rows[r] - expert.begin) * expert.stride;
+                   }
+                 });
+  return mixture_.rows.data();
+}
+
+template <typename LinearOf, typename InputsOf>
+void StepAdapters::project_blocks(Worker& worker, Assignment& assigned, int64_t count, int most, LinearOf&& linear_of,
+                                  InputsOf&& inputs_of) {
+  most = std::max(most, 1);  // rows are told where nothing is added, too
   const int chunk = count < 2 * workers_ ? kChunk : most, chunks = (most + chunk - 1) / chunk;
   worker.share(count * chunks, 1, [&](int64_t i, int64_t) {
     const Block& block = assigned.blocks[i / chunks];
     const int first = static_cast<int>(i % chunks) * chunk;
+    const Linear& linear = linear_of(block);
     const Adapter::Part* part = block.adapter->part(linear);
     if (first == 0) {
       for (int r = 0; r < block.count; ++r) {
@@ -106,11 +179,11 @@ const LowRankRow* StepAdapters::project(Worker& worker, const Linear& linear, co
         assigned.rows[row] = part ? LowRankRow{part->stripes.data(), h(row), block.adapter->type()} : LowRankRow{};
       }
     }
-    if (part && first < part->values) {
-      project_block(worker, block, *part, linear, rows, first, std::min(chunk, part->values - first));
-    }
+    if (!part || first >= part->values) return;
+    const float* x[kBlockRows];
+    inputs_of(block, x);
+    project_block(block, *part, linear.k, x, first, std::min(chunk, part->values - first));
   });
-  return assigned.rows.data();
 }
 
 void StepAdapters::inputs(Worker& worker, const Block& block, int k, const Rows& rows, const float** x) const {
@@ -126,14 +199,12 @@ void StepAdapters::inputs(Worker& worker, const Block& block, int k, const Rows&
   }
 }
 
-void StepAdapters::project_block(Worker& worker, const Block& block, const Adapter::Part& part, const Linear& linear,
-                                 const Rows& rows, int first, int count) {
-  const float* x[kBlockRows];
+void StepAdapters::project_block(const Block& block, const Adapter::Part& part, int k, const float* const* x, int first,
+                                 int count) {
   float* out[kBlockRows];
-  inputs(worker, block, linear.k, rows, x);
   for (int r = 0; r < block.count; ++r) out[r] = h(block.rows[r]) + first;
   const DType type = block.adapter->type();
-  kernels_.project({x, block.count, linear.k, part.a + size_t(first) * linear.k * dtype_bytes(type), type, count, out});
+  kernels_.project({x, block.count, k, part.a + size_t(first) * k * dtype_bytes(type), type, count, out});
   for (int r = 0; r < block.count; ++r) {
     for (int j = 0; j < count; ++j) out[r][j] = part.scale[first + j] * (out[r][j] + part.one[first + j]);
   }

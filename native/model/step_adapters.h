@@ -1,6 +1,7 @@
 // What the adapters of a step's sequences add to its products.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,9 +18,25 @@ namespace tidewheel {
 struct Rows;
 struct Output;
 
+// Rows of a mixture that one expert computes.
+struct ExpertRows {
+  const Linear *up, *down;
+  int begin, count;        // among the rows of all experts
+  const int32_t* tokens;   // [count]; null: all of the step, in order
+  const float* weights;    // [count], which multiply what `up` reads; null: it is as it is
+  const float* activated;  // [count, stride], what `down` reads
+  size_t stride;
+};
+
 class StepAdapters {
  public:
   StepAdapters(const Kernels& kernels, Workspace& workspace) : kernels_(kernels), workspace_(workspace) {}
+
+  // Before `allocate`: a mixture has so many experts, and so many rows of a token.
+  void need_experts(int experts, int rows_per_token) {
+    most_experts_ = std::max(most_experts_, experts);
+    rows_per_token_ = std::max(rows_per_token_, rows_per_token);
+  }
 
   // Makes room for adapters of these matrices and of an embedding of that size, with ranks up to `max_rank`; 0: there are
   // none. Throws std::bad_alloc.
@@ -41,6 +58,15 @@ class StepAdapters {
   // barrier.
   const LowRankRow* project(Worker& worker, const Linear& linear, const Rows& rows);
 
+  // Whether an adapter of the step changes one of the matrices from `first` to `last`, in the order of Linear::id.
+  bool changes(const Linear& first, const Linear& last) const;
+  // The rows of a mixture, expert by expert, once they are known. One worker makes these calls, and others wait for it.
+  void begin_experts() { experts_.clear(), mixture_.clear(), most_up_ = most_down_ = 0; }
+  void add_expert(const ExpertRows& rows);
+  // h of all rows of the mixture, whose experts read rows of x. End with a barrier.
+  const LowRankRow* project_up(Worker& worker, const float* x, size_t stride);
+  const LowRankRow* project_down(Worker& worker);
+
   // Of a turn of logits: how many rows have adapters with a head of their own.
   int rows_with_own_head(int turn) const { return used_.empty() ? 0 : turns_[turn].own_heads; }
   // The logits of those rows. Ends with a barrier.
@@ -49,11 +75,12 @@ class StepAdapters {
  private:
   static constexpr int kBlockRows = 4;
 
-  // Tokens with the same adapter, whose A is read once for all of them.
+  // Rows with the same adapter, and of one expert, whose A is read once for all of them.
   struct Block {
     const Adapter* adapter = nullptr;
     int rows[kBlockRows] = {};
     int count = 0;
+    int expert = 0;  // of a mixture, by `experts_`
   };
 
   // Rows of a product, by their adapters.
@@ -61,24 +88,33 @@ class StepAdapters {
     std::vector<Block> blocks;
     std::vector<LowRankRow> rows;
     int own_heads = 0;
+
+    void clear() { blocks.clear(), rows.clear(), own_heads = 0; }
   };
 
   void assign(std::span<const Adapter* const> adapters, Assignment& to) const;
   // The block's rows of x, normalized in scratch memory if that has to be.
   void inputs(Worker& worker, const Block& block, int k, const Rows& rows, const float** x) const;
-  void project_block(Worker& worker, const Block& block, const Adapter::Part& part, const Linear& linear, const Rows& rows,
-                     int first, int count);
+  // h of so many of the blocks' rows, with parts of at most `most` values.
+  template <typename LinearOf, typename InputsOf>
+  void project_blocks(Worker& worker, Assignment& assigned, int64_t count, int most, LinearOf&& linear_of, InputsOf&& inputs_of);
+  void project_block(const Block& block, const Adapter::Part& part, int k, const float* const* x, int first, int count);
   float* h(int row) const { return reinterpret_cast<float*>(values_.data()) + row * stride_; }
 
   const Kernels& kernels_;
   Workspace& workspace_;
   int most_values_ = 0, workers_ = 1;
+  int most_experts_ = 0, rows_per_token_ = 1;
   size_t stride_ = 0, scratch_stride_ = 0;  // floats
-  Arena values_;  // [rows, stride]: h of one matrix
+  Arena values_;  // [rows, stride]: h of one matrix, or of the matrices of a mixture that read the same
   std::vector<std::shared_ptr<const Adapter>> used_;  // in this step; empty: what follows is of an earlier one
   std::vector<const Adapter*> of_token_, of_logits_;
   Assignment tokens_;
   std::vector<Assignment> turns_;  // of logits
+  // What follows is of a mixture. It has room for every step.
+  std::vector<ExpertRows> experts_;
+  Assignment mixture_;
+  int most_up_ = 0, most_down_ = 0;  // values of h
   std::mutex mutex_;  // of `adapters_`
   std::map<int, std::shared_ptr<const Adapter>> adapters_;
 };

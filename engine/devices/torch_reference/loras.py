@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -43,6 +44,17 @@ class Loras:
                 outputs = slice(update.first_output, update.first_output + len(update.b))
                 y[rows, outputs] += update.scale * self._product(update, x[rows])
         return y
+
+    @contextmanager
+    def only(self, rows: Tensor) -> Iterator[None]:
+        """Products of these tokens alone."""
+        all_tokens = self.of_tokens
+        if all_tokens is not None:
+            self.of_tokens = all_tokens[rows]
+        try:
+            yield
+        finally:
+            self.of_tokens = all_tokens
 
     def embed(self, token_ids: Tensor, x: Tensor) -> Tensor:
         """`x [T, size]`, the tokens' rows in the model's embedding, as their adapters change them."""

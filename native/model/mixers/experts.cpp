@@ -82,6 +82,7 @@ Experts::Experts(const ExpertsPlan& plan, const std::string& prefix, Context& co
     if (plan.unpacked) room = std::max({room, panel_room(context.kernels, expert.up), panel_room(context.kernels, expert.down)});
   }
   workspace.need_scratch(panel_scratch_ + room);
+  context.adapters.need_experts(experts + (shared_ ? 1 : 0), most + (shared_ ? 1 : 0));
 }
 
 void Experts::add_expert(const std::string& prefix, Expert& expert, int size, bool bias, bool unpacked) {
@@ -112,6 +113,8 @@ Experts::Packing Experts::packing(Linear Expert::*linear, int routed_inputs, int
 
 void Experts::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
   const int tokens = input.count;
+  StepAdapters& adapters = context_.adapters;
+  const bool adapted = adapters.changes(experts_.front().up, shared_ ? shared_->down : experts_.back().down);
   if (plan_.router_norm) {  // it reads what the copy may not be, and the output may be the input
     require(input.norm.kind == NormKind::kNone, "a router with a norm of its own reads what is not normalized");
     compute_logits(worker, {input.x, input.stride, tokens, input.gather, router_norm_});
@@ -119,13 +122,15 @@ void Experts::run(Worker& worker, const Step&, const Rows& input, const Output& 
   copy_inputs(worker, input, output);
   context_.profile.end(worker, Phase::kNorm);
   if (!plan_.router_norm) compute_logits(worker, {inputs(0), inputs_.stride, tokens});
-  choose(worker, tokens);
+  choose(worker, tokens, adapted);
   context_.profile.end(worker, Phase::kRoute);
+  const LowRankRow* low_rank = adapted ? adapters.project_up(worker, inputs(0), inputs_.stride) : nullptr;
   pack(worker, up_packing_, tokens, [&](const Block& block, int begin, int end) { pack_input(worker, block, begin, end); });
-  multiply_up(worker, tokens);
+  multiply_up(worker, tokens, low_rank);
   context_.profile.end(worker, Phase::kUp);
+  if (adapted) low_rank = adapters.project_down(worker);
   pack(worker, down_packing_, tokens, [&](const Block& block, int begin, int end) { pack_activated(worker, block, begin, end); });
-  multiply_down(worker, tokens, output);
+  multiply_down(worker, tokens, low_rank, output);
   context_.profile.end(worker, Phase::kDown);
 }
 
@@ -149,10 +154,11 @@ void Experts::copy_inputs(Worker& worker, const Rows& input, const Output& outpu
   });
 }
 
-void Experts::choose(Worker& worker, int tokens) const {
+void Experts::choose(Worker& worker, int tokens, bool adapted) const {
   const auto sort = [&] {
     const Workspace& workspace = context_.workspace;
     rows_->sort(tokens, workspace.rows(chosen_), workspace.rows(weights_), workspace.rows(token_of_), workspace.rows(weight_of_));
+    if (adapted) assign_adapters(worker, tokens);
   };
   if (tokens <= kFewTokens) {
     worker.share(1, 1, [&](int64_t, int64_t) {
@@ -165,6 +171,16 @@ void Experts::choose(Worker& worker, int tokens) const {
     for (int64_t token = begin; token < end; ++token) route_token(static_cast<int>(token), tokens);
   });
   worker.share(1, 1, [&](int64_t, int64_t) { sort(); });
+}
+
+void Experts::assign_adapters(const Worker& worker, int tokens) const {
+  context_.adapters.begin_experts();
+  for (int i = 0; i < num_blocks(); ++i) {
+    const Block rows = block(worker, up_packing_, i, tokens);
+    const float* weights = plan_.weighs_input && rows.tokens ? rows.weights : nullptr;
+    context_.adapters.add_expert(
+        {&rows.expert->up, &rows.expert->down, rows.begin, rows.count, rows.tokens, weights, rows.activated, rows.stride});
+  }
 }
 
 void Experts::route_token(int token, int tokens) const {
@@ -274,7 +290,7 @@ const char* Experts::panel(const Worker& worker, const Linear& linear, int index
   return pack_panel(context_.kernels, linear, slice.panels.begin + index, context_.workspace.scratch(worker) + panel_scratch_);
 }
 
-void Experts::multiply_up(Worker& worker, int tokens) const {
+void Experts::multiply_up(Worker& worker, int tokens, const LowRankRow* low_rank) const {
   const int group = worker.group();
   const auto panels_of = [&](const Expert& expert) { return int64_t{expert.up.slices[group].panels.size()}; };
   const int64_t panels = panels_of(experts_[0]), shared_panels = shared_ ? panels_of(*shared_) : 0;
@@ -307,6 +323,8 @@ void Experts::multiply_up(Worker& worker, int tokens) const {
           args.activation = is_shared ? plan_.shared_activation : plan_.activation;
           args.swiglu_limit = is_shared ? 0 : plan_.swiglu_limit;
           args.y = rows.activated + (plan_.gated ? column / 2 : column), args.y_stride = rows.stride;
+          args.low_rank = low_rank ? low_rank + rows.begin : nullptr;
+          args.low_rank_panel = slice.panels.begin + first;
           context_.kernels.gemm(up.format, args);
         }
       }
@@ -315,16 +333,17 @@ void Experts::multiply_up(Worker& worker, int tokens) const {
   });
 }
 
-void Experts::multiply_down(Worker& worker, int tokens, const Output& output) const {
+void Experts::multiply_down(Worker& worker, int tokens, const LowRankRow* low_rank, const Output& output) const {
   const int64_t panels = experts_[0].down.slices[worker.group()].panels.size();
   worker.share_ranges_in_group(panels, [&](int64_t begin, int64_t end) {
     for (int i = 0; i < num_blocks(); ++i) {
-      add_down(worker, block(worker, down_packing_, i, tokens), static_cast<int>(begin), static_cast<int>(end), output);
+      add_down(worker, block(worker, down_packing_, i, tokens), static_cast<int>(begin), static_cast<int>(end), low_rank, output);
     }
   });
 }
 
-void Experts::add_down(Worker& worker, const Block& rows, int panel_begin, int panel_end, const Output& output) const {
+void Experts::add_down(Worker& worker, const Block& rows, int panel_begin, int panel_end, const LowRankRow* low_rank,
+                       const Output& output) const {
   const Kernels& kernels = context_.kernels;
   const Linear& down = rows.expert->down;
   const Linear::Slice& slice = down.slices[worker.group()];
@@ -343,6 +362,8 @@ void Experts::add_down(Worker& worker, const Block& rows, int panel_begin, int p
       args.bias = down.bias ? down.bias + column : nullptr;
       args.epilogue = Epilogue::kStore;
       args.y = tile, args.y_stride = kPanel;
+      args.low_rank = low_rank ? low_rank + rows.begin + first : nullptr;
+      args.low_rank_panel = slice.panels.begin + panel;
       kernels.gemm(down.format, args);
       for (int row = 0; row < count; ++row) {
         const int token = rows.tokens ? rows.tokens[first + row] : first + row;

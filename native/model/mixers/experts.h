@@ -50,7 +50,9 @@ class Experts final : public Mixer {
 
   void copy_inputs(Worker& worker, const Rows& input, const Output& output) const;
   void compute_logits(Worker& worker, Rows rows) const;
-  void choose(Worker& worker, int tokens) const;
+  // With `adapted`, the step's adapters are told which rows there are.
+  void choose(Worker& worker, int tokens, bool adapted) const;
+  void assign_adapters(const Worker& worker, int tokens) const;
   void route_token(int token, int tokens) const;
   // The blocks of a step, in the order in which their results are added.
   int num_blocks() const;
@@ -63,9 +65,11 @@ class Experts final : public Mixer {
                   bool as_it_lies, Fill&& fill) const;
   void pack_input(Worker& worker, const Block& block, int begin, int end) const;
   void pack_activated(Worker& worker, const Block& block, int begin, int end) const;
-  void multiply_up(Worker& worker, int tokens) const;
-  void multiply_down(Worker& worker, int tokens, const Output& output) const;
-  void add_down(Worker& worker, const Block& rows, int panel_begin, int panel_end, const Output& output) const;
+  // `low_rank` is what adapters add to the rows of all; null: nothing.
+  void multiply_up(Worker& worker, int tokens, const LowRankRow* low_rank) const;
+  void multiply_down(Worker& worker, int tokens, const LowRankRow* low_rank, const Output& output) const;
+  void add_down(Worker& worker, const Block& rows, int panel_begin, int panel_end, const LowRankRow* low_rank,
+                const Output& output) const;
 
   float* inputs(int token) const { return context_.workspace.rows(inputs_) + token * inputs_.stride; }
 

@@ -55,7 +55,7 @@ def test_the_folders_here_are_fine_as_they_are(tmp_path: Path) -> None:
         ({"modules_to_save": ["score"]}, ["modules_to_save", "score", "embed_tokens and lm_head", "Merge"]),
         ({"modules_to_save": ["lm_head", "model.norm"]}, ["modules_to_save", "model.norm"]),
         ({"modules_to_save": "lm_head"}, ["modules_to_save must be a list"]),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, ["target_parameters"]),
+        ({"target_parameters": "mlp.experts.gate_up_proj"}, ["target_parameters must be a list"]),
         ({"bias": "all"}, ["bias must be none"]),
         ({"init_lora_weights": "pissa_niter_4"}, ["path_initial_model_for_weight_conversion"]),
         ({"lora_alpha": "much"}, ["lora_alpha must be a number"]),
@@ -111,7 +111,7 @@ def _whole(name: str, *shape: int) -> Change:
         (_whole("embed_tokens.weight", 321, 64), ["embed_tokens", "(321, 64)", "cannot add tokens"]),
         (_whole("embed_tokens.base_layer.weight", 320, 63), ["embed_tokens", "(320, 63)"]),
         (_whole("norm.weight", 64), ["norm", "cannot be changed"]),
-        (_whole("layers.0.mlp.experts.0.up_proj.lora_A.weight", 4, 64), ["experts.0", "cannot be changed"]),
+        (_whole("layers.0.mlp.experts.0.up_proj.lora_A.weight", 4, 64), ["experts.0", "cannot be changed", "Merge"]),
         (
             lambda tensors: tensors.update({"base_model.model.lm_head.weight": np.full((320, 64), np.inf, np.float32)}),
             ["lm_head", "not finite"],

@@ -34,14 +34,15 @@ class Experts:
         for expert in weights.any(0).nonzero().flatten().tolist():
             rows = weights[:, expert].nonzero().flatten()
             weight = weights[rows, expert, None]
-            if spec.weighs_input:
-                total[rows] += self._expert(expert, weight * x[rows])
-            else:
-                total[rows] += weight * self._expert(expert, x[rows])
+            with self._weights.loras.only(rows):
+                if spec.weighs_input:
+                    total[rows] += self._expert(expert, weight * x[rows])
+                else:
+                    total[rows] += weight * self._expert(expert, x[rows])
         if self._shared is not None:
             shared = self._shared(x, tokens)
             if spec.shared_gate:
-                shared = functional.linear(x, self._weights[f"{self._layer}.shared_gate.weight"]).sigmoid() * shared
+                shared = self._exact(f"{self._layer}.shared_gate", x).sigmoid() * shared
             total = total + shared
         return total
 
@@ -52,10 +53,14 @@ class Experts:
         """Nothing to copy."""
 
     def _logits(self, x: Tensor) -> Tensor:
-        """`[T, experts]`, always in float32."""
+        """`[T, experts]`."""
         name, router = f"{self._layer}.router", self._spec.router
-        x = self._weights.norm(f"{name}_norm", router.norm, x) * router.input_scale
-        return functional.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+        return self._exact(name, self._weights.norm(f"{name}_norm", router.norm, x) * router.input_scale)
+
+    def _exact(self, name: str, x: Tensor) -> Tensor:
+        """The product with a matrix, and what adapters add, always in float32."""
+        y = functional.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+        return self._weights.loras.add(name, x, y)
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
         name, limit = f"{self._layer}.experts.{expert}", self._spec.swiglu_limit
