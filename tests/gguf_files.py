@@ -118,7 +118,7 @@ def write_adapter(path: Path, config: Any, folder: Path, kind: Any = gguf.GGMLQu
     writer.add_string("adapter.type", "lora")
     said = json.loads((folder / "adapter_config.json").read_text())
     writer.add_float32("adapter.lora.alpha", float(said["lora_alpha"]))
-    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors = _with_stacked_experts(load_file(folder / "adapter_model.safetensors"))
     for key in [key for key in tensors if key.endswith(("lora_A.weight", "lora_embedding_A"))]:
         module = key.removeprefix("base_model.model.").rpartition(".lora_")[0] + ".weight"
         a, b = tensors[key], tensors["B".join(key.rsplit("A", 1))]
@@ -130,10 +130,25 @@ def write_adapter(path: Path, config: Any, folder: Path, kind: Any = gguf.GGMLQu
             ((_, b),) = gguf_hybrids.converted(module, b, config)
         stored = names.get_name(module, (".weight",))
         for part, data in (("a", a), ("b", _changed(module, b, config))):
-            of_kind = kind if data.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else gguf.GGMLQuantizationType.F32
+            of_kind = kind if data.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else gguf.GGMLQuantizationType.F32
             blocks = gguf.quants.quantize(np.ascontiguousarray(data), of_kind)
             writer.add_tensor(f"{stored}.lora_{part}", blocks, raw_dtype=of_kind)
     return finish(writer)
+
+
+def _with_stacked_experts(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """Matrices of all experts of a layer as one tensor, by the name without their number."""
+    found: dict[str, Any] = {}
+    for key, data in tensors.items():
+        of_experts = re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", key)
+        if of_experts is None:
+            found[key] = data
+        else:
+            found.setdefault(f"{of_experts[1]}.{of_experts[3]}", {})[int(of_experts[2])] = data
+    return {
+        key: np.stack([data[i] for i in range(len(data))]) if isinstance(data, dict) else data
+        for key, data in found.items()
+    }
 
 
 def _changed(name: str, data: NDArray[np.float32], config: Any) -> NDArray[np.float32]:

@@ -39,6 +39,14 @@ inline void add_mixer(Shapes& shapes, const std::string& prefix, const MlpPlan& 
   add_linear(shapes, prefix + "down", hidden, plan.intermediate_size, plan.bias);
 }
 
+inline void add_mixer(Shapes& shapes, const std::string& prefix, const ExpertsPlan& plan, int hidden) {
+  add_linear(shapes, prefix + "router", plan.num_experts, hidden, plan.router.bias);
+  const MlpPlan expert{plan.intermediate_size, plan.activation, plan.gated, plan.bias};
+  for (int e = 0; e < plan.num_experts; ++e) add_mixer(shapes, prefix + "experts." + std::to_string(e) + ".", expert, hidden);
+  if (plan.shared_size) add_mixer(shapes, prefix + "shared.", MlpPlan{plan.shared_size, plan.activation, plan.gated}, hidden);
+  if (plan.shared_gate) add_linear(shapes, prefix + "shared_gate", 1, hidden, false);
+}
+
 inline void add_mixer(Shapes& shapes, const std::string& prefix, const ParallelPlan& plan, int hidden) {
   for (const BranchPlan& branch : plan.branches) add_branch(shapes, prefix, branch, hidden);
 }

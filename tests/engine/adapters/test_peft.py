@@ -24,16 +24,49 @@ pytest.importorskip("peft")
 
 TOKENS = models_zoo.prompts(8)[7]
 _DEVICES = device_ids()
+_PARAMETERS = ("experts.gate_up_proj", "experts.down_proj")
+# Without a gate, with inputs that are weighed, with a clipped SwiGLU; beside shared ones, and called otherwise.
+_MIXTURES = ["qwen2-moe", "mixtral", "gpt-oss", "llama4", "nemotron-h-experts"]
+_MORE_MIXTURES = [
+    "qwen3-moe", "olmoe", "hunyuan-moe", "ernie4-5-moe", "glm4-moe", "deepseek-v2", "deepseek-v3", "glm4-moe-lite",
+    "qwen3_next-experts", "qwen3_5-experts", "granitemoe", "granitemoehybrid-experts", "gemma4-experts", "lfm2-experts",
+]  # fmt: skip
 MODELS = [
     "llama-bias", "phi3-longrope", "gpt2-scaled", "falcon-one-norm", "minicpm3", "qwen3_5", "qwen3_next", "mamba2",
-    "granitemoehybrid", "lfm2",
+    "granitemoehybrid", "lfm2", *_MIXTURES, *(pytest.param(name, marks=pytest.mark.sweep) for name in _MORE_MIXTURES),
 ]  # fmt: skip
 # Latents are expanded head by head, which adapters cannot change. Peft refuses the other linear layer of a Mamba2, and
-# makes parameters of a Qwen3-Next's MLPs, which could be experts.
-_FIELDS = {
+# makes parameters of a Qwen3-Next's MLPs, which could be experts. With the names that experts once had, it finds their
+# parameters in some families.
+_FIELDS: dict[str, dict[str, Any]] = {
     "minicpm3": {"target_modules": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "up_proj")},
     "mamba2": {"target_modules": ("in_proj",)},
     "qwen3_next": {"target_modules": ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "v_proj")},
+    "mixtral": {"target_modules": ("w1", "w2", "w3", "gate")},
+    "gpt-oss": {"target_modules": ("q_proj",), "target_parameters": (*_PARAMETERS, "router.weight")},
+    "llama4": {"target_modules": ("q_proj", "shared_expert.up_proj"), "target_parameters": _PARAMETERS},
+    "nemotron-h-experts": {
+        "target_modules": ("q_proj",),
+        "target_parameters": ("experts.up_proj", "experts.down_proj", "gate.weight"),
+    },
+    "deepseek-v2": {"target_modules": ("o_proj",), "target_parameters": (*_PARAMETERS, "gate.weight")},
+    "deepseek-v3": {"target_modules": ("o_proj",), "target_parameters": ("down_proj",)},
+    "glm4-moe-lite": {"target_modules": ("o_proj",), "target_parameters": ("gate_up_proj",)},
+    "qwen3_next-experts": {
+        "target_modules": ("q_proj", "shared_expert_gate"),
+        "target_parameters": (*_PARAMETERS, "gate.weight"),
+    },
+    "qwen3_5-experts": {
+        "target_modules": ("shared_expert.up_proj", "shared_expert_gate"),
+        "target_parameters": (*_PARAMETERS, "gate.weight"),
+    },
+    "granitemoe": {"target_modules": ("q_proj",), "target_parameters": (*_PARAMETERS, "router.weight")},
+    "granitemoehybrid-experts": {
+        "target_modules": ("input_linear", "output_linear"),
+        "target_parameters": (*_PARAMETERS, "router.weight"),
+    },
+    "gemma4-experts": {"target_modules": ("proj", "up_proj"), "target_parameters": _PARAMETERS},
+    "lfm2-experts": {"target_parameters": (*_PARAMETERS, "gate.weight")},
 }
 
 
@@ -130,10 +163,11 @@ def test_the_base_may_be_a_gguf_file(quantize: gguf_files.Quantize, tmp_path: Pa
     assert np.abs(found - expected).mean() < 0.1 * np.abs(expected - running.logits(TOKENS)).mean()
 
 
-def test_a_token_gets_the_same_bits_in_any_company() -> None:
+@pytest.mark.parametrize("model", ["llama", "qwen2-moe", "gpt-oss"])
+def test_a_token_gets_the_same_bits_in_any_company(model: str) -> None:
     best = _DEVICES[1]
     for number in range(3):
-        running = loaded(best, "llama", number, seed=number)
+        running = loaded(best, model, number, seed=number, **_FIELDS.get(model, {}))
     alone = {number: running.logits(TOKENS, adapter=number) for number in (-1, 0, 1, 2)}
     for number, logits in alone.items():
         assert (running.logits(TOKENS, chunk=5, adapter=number) == logits).all()
@@ -151,10 +185,11 @@ def test_a_token_gets_the_same_bits_in_any_company() -> None:
         assert all((a == b).all() for a, b in zip(lone.logits, sequence.logits, strict=True))
 
 
-def test_rows_without_an_adapter_have_the_bits_of_a_model_without_adapters() -> None:
+@pytest.mark.parametrize("model", ["llama", "qwen2-moe"])
+def test_rows_without_an_adapter_have_the_bits_of_a_model_without_adapters(model: str) -> None:
     best = _DEVICES[1]
-    plain = Harness(load(make_device(best), models_zoo.folder("llama"))).logits(TOKENS)
-    running = loaded(best, "llama", 0)
+    plain = Harness(load(make_device(best), models_zoo.folder(model))).logits(TOKENS)
+    running = loaded(best, model, 0)
     assert (running.logits(TOKENS) == plain).all()
     beside = [running.start(TOKENS, 1, -1), running.start(TOKENS, 1, 0)]
     running.step(beside)

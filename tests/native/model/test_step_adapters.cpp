@@ -20,13 +20,29 @@ struct Chunk {
 
 using Logits = std::vector<std::vector<float>>;
 
+// The small one with experts of both forms.
+DecoderPlan plan_with_experts(bool unpacked) {
+  DecoderPlan plan = small_plan();
+  ExpertsPlan experts;
+  experts.num_experts = 5, experts.experts_per_token = 2, experts.intermediate_size = 72;
+  experts.shared_size = 56, experts.shared_gate = true;
+  experts.unpacked = unpacked;
+  plan.layers[0].push_back({experts, NormPlan{NormKind::kRms, 1e-5f}, {}, {}, 0.5f});
+  experts.shared_size = 0, experts.shared_gate = false;
+  experts.gated = false, experts.weighs_input = true;
+  experts.router.sigmoid = true;
+  plan.layers[1].push_back({experts, NormPlan{NormKind::kRms, 1e-5f}, {}, {}, 0.5f});
+  return plan;
+}
+
 class Model {
  public:
-  Model(const Kernels& kernels, const WeightFormat& format, DType type, int threads)
-      : executor_(stored_as(small_plan(), format), kernels, CacheType::kFloat32, {{40}, 4, 192, 0, kMaxRank},
-                  {std::vector<int>(threads, 0)}) {
+  Model(const Kernels& kernels, const WeightFormat& format, DType type, const std::vector<std::vector<int>>& groups,
+        bool unpacked = false)
+      : executor_(stored_as(plan_with_experts(unpacked), format), kernels, CacheType::kFloat32, {{40}, 4, 192, 0, kMaxRank},
+                  groups) {
     std::vector<Source> sources;
-    for (const auto& [name, shape] : tensor_shapes(small_plan())) {
+    for (const auto& [name, shape] : tensor_shapes(plan_with_experts(unpacked))) {
       const int64_t cols = shape.size() > 1 ? shape[1] : 1;
       sources.push_back({name, normals(shape[0] * cols, 0.2f), DType::kFloat32, shape, {cols, 1}});
       sources.back().strides.resize(shape.size());
@@ -35,7 +51,7 @@ class Model {
     executor_.check_complete();
     executor_.set_adapter(0, executor_.pack_adapter(type, low_ranks()));
     executor_.set_adapter(1, executor_.pack_adapter(type, matrices()));
-    executor_.set_adapter(2, executor_.pack_adapter(type, {{update("layers.1.down", 2, 96, 200)}, {}, {}, {}}));
+    executor_.set_adapter(2, executor_.pack_adapter(type, of_experts()));
   }
 
   // The logits after each token.
@@ -88,9 +104,26 @@ class Model {
     return content;
   }
 
+  // Some of the matrices of some experts, and what is beside them.
+  AdapterContent of_experts() {
+    AdapterContent content;
+    content.updates = {update("layers.1.down", 2, 96, 200), update("layers.0.router", 3, 5, 96),
+                       update("layers.0.shared_gate", 2, 1, 96), update("layers.0.shared.up", 4, 56, 96),
+                       update("layers.0.shared.down", 5, 96, 56, true)};
+    for (const int expert : {0, 2, 3}) {
+      const std::string number = std::to_string(expert);
+      content.updates.push_back(update("layers.0.experts." + number + ".gate", 1 + expert, 72, 96));
+      if (expert > 0) content.updates.push_back(update("layers.0.experts." + number + ".up", 3, 72, 96, true));
+      content.updates.push_back(update("layers.1.experts." + number + ".up", 7, 72, 96));
+      if (expert < 3) content.updates.push_back(update("layers.1.experts." + number + ".down", 1 + expert, 96, 72));
+    }
+    return content;
+  }
+
   AdapterContent matrices() {
     AdapterContent content;
-    content.updates = {update("layers.0.v", 6, 72, 96)};
+    content.updates = {update("layers.0.v", 6, 72, 96), update("layers.0.experts.0.down", 5, 96, 72),
+                       update("layers.0.experts.4.up", 2, 72, 96), update("layers.1.experts.1.up", 3, 72, 96)};
     content.embed = {normals(kVocab * kSize, 0.3f), DType::kFloat32};
     content.head = {normals(kVocab * kSize, 0.3f), DType::kFloat32};
     return content;
@@ -119,7 +152,7 @@ TEST_CASE("a sequence's logits are the same to the bit whatever adapters others 
       CAPTURE(kernels->name);
       CAPTURE(name);
       const DType type = kTypes[which++ % 3];
-      Model alone(*kernels, format, type, 1), together(*kernels, format, type, 3);
+      Model alone(*kernels, format, type, {{0}}), together(*kernels, format, type, {{0, 0}, {0}}, which == 2);
       std::vector<Logits> expected;  // by adapter + 1
       for (int adapter = -1; adapter < 3; ++adapter) {
         Logits& own = expected.emplace_back(alone.step({{1, 0, 5, adapter}}));
@@ -139,11 +172,13 @@ TEST_CASE("a sequence's logits are the same to the bit whatever adapters others 
 }
 
 TEST_CASE("adapters that do not fit are refused, and numbers without one end no later step") {
-  Model model(choose_kernels("auto"), {WeightKind::kFloat32}, DType::kFloat32, 1);
+  Model model(choose_kernels("auto"), {WeightKind::kFloat32}, DType::kFloat32, {{0}});
   const auto pack = [&](const LowRankUpdate& update) { model.executor().pack_adapter(DType::kFloat32, {{update}, {}, {}, {}}); };
   CHECK_THROWS_AS(pack(model.update("layers.0.nothing", 1, 96, 96)), std::invalid_argument);
   CHECK_THROWS_AS(pack(model.update("layers.0.q", 1, 145, 96)), std::invalid_argument);
   CHECK_THROWS_AS(pack(model.update("layers.0.q", 100, 144, 96)), std::invalid_argument);
+  CHECK_THROWS_AS(pack(model.update("layers.0.experts.5.up", 1, 72, 96)), std::invalid_argument);
+  CHECK_THROWS_AS(pack(model.update("layers.0.experts.4.down", 1, 72, 96)), std::invalid_argument);
   AdapterContent content;
   content.embedding = model.update("embed", 1, kSize, kVocab + 1);
   CHECK_THROWS_AS(model.executor().pack_adapter(DType::kFloat32, content), std::invalid_argument);
