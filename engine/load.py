@@ -37,7 +37,7 @@ from .machine.memory import Memory, read_memory
 from .models import ModelDescription, describe
 from .models.generation import sampling_defaults
 from .models.overrides import overridden
-from .models.spec import DecoderSpec, mixers, tensor_shapes
+from .models.spec import DecoderSpec, ExpertsSpec, mixers, tensor_shapes
 from .options import EngineOptions, most_logprobs
 from .weights import ModelSource, open_source
 from .weights.dtypes import STORAGE, DType, KvCacheDType
@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 _GIB = 2**30
 _LARGEST_DEFAULT_CACHE = 4 * _GIB
 _ACTIVATION_BYTES = 4
+_MOST_TOGETHER = 5  # matrices of one product: those of a Mamba2's inputs
 _LOGPROB_BYTES = 8  # a token id and its log-probability, as many in a step's rows as in the row that asks for most
 _BLOCK_TOKENS = 16  # of the devices whose cache lies in the machine's memory
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
@@ -147,13 +148,14 @@ class OpenedModel:
 
     def read_lora(self, path: Path, limits: LoraLimits) -> LoraAdapter:
         """The adapter at `path`. Raises ModelError for one that is broken, of another model, or too large."""
-        from .adapters.reading import packed_bytes, read_adapter
+        from .adapters.reading import packed_bytes, read_adapter, read_bytes
 
         needed, available = packed_bytes(path, STORAGE[limits.dtype].itemsize), read_memory().available
+        needed += read_bytes(path)
         if available is not None and needed > available:
             raise ModelError(
-                f"{path}: the adapter takes {needed / _GIB:.2f} GiB, more than the {available / _GIB:.2f} GiB of "
-                "memory that are left: lower --kv-cache-space or --max-cpu-loras"
+                f"{path}: the adapter takes {needed / _GIB:.2f} GiB while it is loaded, more than the "
+                f"{available / _GIB:.2f} GiB of memory that are left: lower --kv-cache-space or --max-cpu-loras"
             )
         in_gguf = isinstance(self.source, GgufSource)
         return read_adapter(path, self.description, limits.max_rank, base=self.weights, base_is_gguf=in_gguf)
@@ -542,12 +544,21 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
     logprobs = most_logprobs(options.max_logprobs, spec.vocab_size)
     needed = (tokens * (widest + 2 * hidden) + rows * spec.vocab_size) * _ACTIVATION_BYTES
     needed += tokens * logprobs * _LOGPROB_BYTES
+    if options.lora.enable_lora:
+        values = _MOST_TOGETHER * (options.lora.max_lora_rank + 1)  # between A and B; one is of a bias
+        needed += max(tokens, rows) * _rows_per_token(spec) * values * _ACTIVATION_BYTES
     if memory.ceiling is not None and needed > memory.ceiling:
         raise ModelError(
             f"a step of {tokens} tokens takes {needed / _GIB:.2f} GiB beside the weights, more than the "
-            f"{memory.ceiling / _GIB:.2f} GiB of memory there are: lower --max-num-batched-tokens, --max-num-seqs or "
-            "--max-logprobs"
+            f"{memory.ceiling / _GIB:.2f} GiB of memory there are: lower --max-num-batched-tokens, --max-num-seqs, "
+            f"--max-logprobs{' or --max-lora-rank' if options.lora.enable_lora else ''}"
         )
+
+
+def _rows_per_token(spec: DecoderSpec) -> int:
+    """How many experts compute a token, at most; 1 without experts."""
+    mixtures = [mixer for layer in spec.layers for mixer in mixers(layer) if isinstance(mixer, ExpertsSpec)]
+    return max((mixture.experts_per_token + (mixture.shared is not None) for mixture in mixtures), default=1)
 
 
 def _memory_text(memory: Memory, weight_bytes: int) -> str:

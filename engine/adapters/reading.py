@@ -50,12 +50,22 @@ def packed_bytes(path: Path, itemsize: int) -> int:
     """About what an adapter takes in memory, with `itemsize` bytes for a number. Raises ModelError for one that cannot
     be read.
     """
+    return itemsize * sum(_sizes(path).values())
+
+
+def read_bytes(path: Path) -> int:
+    """About what its A and B take until they are packed, as float32. Raises ModelError for one that cannot be read."""
+    return 4 * sum(size for name, size in _sizes(path).items() if ".lora_" in name)
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """How many numbers each tensor has. Raises ModelError."""
     file = _gguf_in(path)
     if file is not None:
-        return itemsize * sum(math.prod(tensor.shape) for tensor in read_gguf(file).tensors.values())
+        return {name: math.prod(tensor.shape) for name, tensor in read_gguf(file).tensors.items()}
     if not path.is_dir():
         raise ModelError(f"{path} is not a folder")
-    return itemsize * sum(math.prod(tensor.shape) for tensor in open_file(adapter_file(path)).values())
+    return {name: math.prod(tensor.shape) for name, tensor in open_file(adapter_file(path)).items()}
 
 
 def _gguf_in(path: Path) -> Path | None:

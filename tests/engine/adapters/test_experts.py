@@ -85,7 +85,9 @@ def same(a: LoraAdapter, b: LoraAdapter) -> bool:
     named = ({update.name: update for update in adapter.updates} for adapter in (a, b))
     first, second = named
     return first.keys() == second.keys() and all(
-        np.array_equal(one.a, second[name].a) and np.array_equal(one.b, second[name].b) and one.scale == second[name].scale
+        np.array_equal(one.a, second[name].a)
+        and np.array_equal(one.b, second[name].b)
+        and one.scale == second[name].scale
         for name, one in first.items()
     )
 

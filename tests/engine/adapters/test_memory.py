@@ -9,6 +9,7 @@ import lora_files
 import pytest
 
 from tidewheel.engine.adapters.options import LoraModule, LoraOptions
+from tidewheel.engine.adapters.reading import packed_bytes
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.load import EngineLoad, open_model
 from tidewheel.engine.machine.memory import Memory
@@ -59,3 +60,17 @@ def test_one_that_is_loaded_later_needs_room_too(
     assert model.read_lora(tmp_path / "small", limits).rank == 4
     with pytest.raises(ModelError, match=r"large: the adapter takes .* lower --kv-cache-space or --max-cpu-loras"):
         model.read_lora(tmp_path / "large", limits)
+    packed = packed_bytes(tmp_path / "small", 4)
+    monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(packed, packed, None, None))
+    with pytest.raises(ModelError, match=r"small: the adapter takes .* while it is loaded"):
+        model.read_lora(tmp_path / "small", limits)
+
+
+def test_a_step_of_high_ranks_needs_room(
+    dummy_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = options(dummy_llama, tmp_path, kv_cache_space=0.01)
+    monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(16 << 20, 16 << 20, None, None))
+    EngineLoad(given)
+    with pytest.raises(ModelError, match=r"a step of \d+ tokens takes .* or --max-lora-rank"):
+        EngineLoad(replace(given, lora=replace(given.lora, max_lora_rank=512)))
