@@ -62,7 +62,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     """The config of the adapter in `folder`. Raises ModelError for one that is broken, or asks for more than A and B.
 
     Which modules an adapter has, and their ranks, is what its tensors say: `target_modules` and `rank_pattern`, in all
-    their forms, only describe them.
+    their forms, only describe them. Which parameter of a module it has, `target_parameters` alone says.
     """
     path = folder / CONFIG
     config = read_json(path)

@@ -97,7 +97,8 @@ class StepAdapters {
   void inputs(Worker& worker, const Block& block, int k, const Rows& rows, const float** x) const;
   // h of so many of the blocks' rows, with parts of at most `most` values.
   template <typename LinearOf, typename InputsOf>
-  void project_blocks(Worker& worker, Assignment& assigned, int64_t count, int most, LinearOf&& linear_of, InputsOf&& inputs_of);
+  void project_blocks(Worker& worker, Assignment& assigned, int64_t count, int most, LinearOf&& linear_of,
+                      InputsOf&& inputs_of);
   void project_block(const Block& block, const Adapter::Part& part, int k, const float* const* x, int first, int count);
   float* h(int row) const { return reinterpret_cast<float*>(values_.data()) + row * stride_; }
 

@@ -42,8 +42,11 @@ inline void add_mixer(Shapes& shapes, const std::string& prefix, const MlpPlan& 
 inline void add_mixer(Shapes& shapes, const std::string& prefix, const ExpertsPlan& plan, int hidden) {
   add_linear(shapes, prefix + "router", plan.num_experts, hidden, plan.router.bias);
   const MlpPlan expert{plan.intermediate_size, plan.activation, plan.gated, plan.bias};
-  for (int e = 0; e < plan.num_experts; ++e) add_mixer(shapes, prefix + "experts." + std::to_string(e) + ".", expert, hidden);
-  if (plan.shared_size) add_mixer(shapes, prefix + "shared.", MlpPlan{plan.shared_size, plan.activation, plan.gated}, hidden);
+  for (int e = 0; e < plan.num_experts; ++e) {
+    add_mixer(shapes, prefix + "experts." + std::to_string(e) + ".", expert, hidden);
+  }
+  const MlpPlan shared{plan.shared_size, plan.activation, plan.gated};
+  if (plan.shared_size) add_mixer(shapes, prefix + "shared.", shared, hidden);
   if (plan.shared_gate) add_linear(shapes, prefix + "shared_gate", 1, hidden, false);
 }
 

@@ -337,7 +337,8 @@ void Experts::multiply_down(Worker& worker, int tokens, const LowRankRow* low_ra
   const int64_t panels = experts_[0].down.slices[worker.group()].panels.size();
   worker.share_ranges_in_group(panels, [&](int64_t begin, int64_t end) {
     for (int i = 0; i < num_blocks(); ++i) {
-      add_down(worker, block(worker, down_packing_, i, tokens), static_cast<int>(begin), static_cast<int>(end), low_rank, output);
+      const Block rows = block(worker, down_packing_, i, tokens);
+      add_down(worker, rows, static_cast<int>(begin), static_cast<int>(end), low_rank, output);
     }
   });
 }

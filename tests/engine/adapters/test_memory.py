@@ -66,9 +66,7 @@ def test_one_that_is_loaded_later_needs_room_too(
         model.read_lora(tmp_path / "small", limits)
 
 
-def test_a_step_of_high_ranks_needs_room(
-    dummy_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_of_high_ranks_needs_room(dummy_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = options(dummy_llama, tmp_path, kv_cache_space=0.01)
     monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(16 << 20, 16 << 20, None, None))
     EngineLoad(given)
