@@ -150,11 +150,10 @@ class _Reader:
 
     def _expert_parameter(self, name: str) -> str | None:
         """What the family calls, or would call, the parameter of experts that a wrapper of their module changes."""
-        experts, around = name, 0
-        while experts.endswith(_AROUND):
-            experts, around = experts.removesuffix(_AROUND), around + 1
+        experts = name.partition(_AROUND)[0]
+        around = name.count(_AROUND)
         stack = next((self._stacks[found] for found in self._candidates(experts) if found in self._stacks), None)
-        if stack is None:
+        if stack is None or name != experts + around * _AROUND:
             return None
         wrapped = [parameter for parameter in stack.parameters if self._config.targets(f"{experts}.{parameter}")]
         if around >= len(wrapped):
