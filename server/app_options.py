@@ -12,8 +12,7 @@ from tidewheel.engine.declaring.option import Options, option
 from tidewheel.engine.declaring.values import at_least, count, json_object
 from tidewheel.engine.models.generation import SAMPLING_NAMES
 
-from .chat.reasoning import REASONING_PARSERS
-from .chat.tools import TOOL_CALL_PARSERS
+from .chat.parser_names import REASONING_PARSER_NAMES, TOOL_CALL_PARSER_NAMES
 from .http.limits import AdmissionLimits
 
 
@@ -132,12 +131,12 @@ class AppOptions(Options):
     tool_call_parser: str = option(
         "auto",
         "the format of the model's tool calls; auto finds it in the chat template, none looks for none",
-        choices=("auto", "none", *TOOL_CALL_PARSERS),
+        choices=("auto", "none", *TOOL_CALL_PARSER_NAMES),
     )
     reasoning_parser: str = option(
         "auto",
         "the format of the model's reasoning, which is returned apart from the answer; auto and none as above",
-        choices=("auto", "none", *REASONING_PARSERS),
+        choices=("auto", "none", *REASONING_PARSER_NAMES),
     )
     max_stored_responses: int = option(
         1000,

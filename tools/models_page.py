@@ -18,7 +18,7 @@ from tidewheel.engine.devices.base import Device
 from tidewheel.engine.devices.coverage import missing_kinds
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe
-from tidewheel.engine.models.families import listing_of
+from tidewheel.engine.models.families import family_of
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.models.text_part import WRAPPERS
 from tidewheel.engine.weights.block_types import BLOCK_TYPES
@@ -63,7 +63,7 @@ def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
             in_gguf[stored.name].append(f"`{name}`")
     rows = []
     for architecture in SUPPORTED_ARCHITECTURES:
-        listing = listing_of(architecture)
+        listing = family_of(architecture).ARCHITECTURES[architecture]
         spec = describe(configs[architecture]).spec
         able = [device for device in SERVING_DEVICES if not missing_kinds(device, spec)]
         rows.append(

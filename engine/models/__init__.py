@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ModelError
 from .config import ConfigReader
 from .description import ModelDescription
-from .families import FAMILIES, gemma4
+from .families import FAMILIES, family_of
 from .text_part import WRAPPERS, text_part
 from .unsupported import unsupported
 
@@ -35,9 +35,9 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
     if not isinstance(name, str) or name not in FAMILIES:
         raise unsupported(name, config, [*SUPPORTED_ARCHITECTURES, *WRAPPERS])
     reader = ConfigReader(config)
-    if name not in gemma4.ARCHITECTURES:
+    if FAMILIES[name] != "gemma4":
         reader.refuse("per_layer_config")
-    description = replace(FAMILIES[name](name, reader, max_model_len), architecture=name)
+    description = replace(family_of(name).describe(name, reader, max_model_len), architecture=name)
     longest = description.spec.max_positions
     if max_model_len is not None and max_model_len > longest:
         raise ModelError(f"a context of {max_model_len} tokens is more than this model's {longest}")

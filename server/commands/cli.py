@@ -33,7 +33,9 @@ options:
 
 
 def _serve(arguments: list[str]) -> int:
-    with _without_blas_threads():
+    from .garbage import without_collections
+
+    with _without_blas_threads(), without_collections():
         from .serve import run
 
     return run(arguments)

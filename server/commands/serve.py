@@ -5,11 +5,9 @@ Only what finding and loading a model needs is imported here: the rest takes as 
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.load import EngineLoad
@@ -18,6 +16,7 @@ from ..app_resources import find_resources
 from ..http.listener import allow_many_connections, open_listener, printable_address
 from ..options.serve import ServeOptions, parse_options
 from ..telemetry.logs import configure_logging, on_terminal
+from .garbage import without_collections
 
 if TYPE_CHECKING:
     import ssl
@@ -42,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     tls = _tls(options.http)
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
     with open_listener(options.http.host, options.http.port, options.http.uds) as listener:
-        with _without_collections():
+        with without_collections():
             # Before the chat model, which takes its KV cache's share of the memory that is left.
             encoders = _load_encoders(options) if options.encoders.models else None
             with EngineLoad(options.engine) as load:
@@ -59,17 +58,6 @@ def run(arguments: Sequence[str]) -> int:
             print(shown, file=sys.stderr)
         server.run([listener])
     return server.end()
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    # Nearly all that a start makes stays: no collection need walk it now, nor later while streams wait.
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 def _tls(options: HttpOptions) -> ssl.SSLContext | None:

@@ -121,11 +121,15 @@ class BodyDecoder(Generic[T]):
     ) -> None:
         self._prepare = prepare
         self._notes = notes
-        self._fields = [field.encode_name for field in msgspec.structs.fields(body_type)]
+        self._fields = body_type.__struct_encode_fields__
         twin = msgspec.defstruct(body_type.__name__, [], bases=(body_type,), forbid_unknown_fields=False)
         self._lenient = cast("type[T]", twin)
         self._type = self._lenient if notes.unknown == "ignore" else body_type
-        self._decoder = msgspec.json.Decoder(self._type)
+
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[T]:
+        """Made for the first body: to make those of all endpoints takes a good part of a small model's start."""
+        return msgspec.json.Decoder(self._type)
 
     def __call__(self, body: bytes | bytearray) -> T:
         collects = len(body) >= _LARGE_BODY and gc.isenabled()

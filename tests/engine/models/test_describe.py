@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import pkgutil
+from importlib import import_module
 from typing import Any
 
 import models_zoo
@@ -35,8 +37,14 @@ from model_configs import (
 )
 
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe
+from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe, families
 from tidewheel.engine.models.spec import tensor_shapes
+
+
+def test_every_architecture_of_a_family_is_listed_with_its_module() -> None:
+    modules = [module.name for module in pkgutil.iter_modules(families.__path__)]
+    found = {name: getattr(import_module(f"{families.__name__}.{name}"), "ARCHITECTURES", ()) for name in modules}
+    assert {architecture: name for name, own in found.items() for architecture in own} == families.FAMILIES
 
 
 def test_every_family_is_tested() -> None:
