@@ -5,6 +5,7 @@ What the loading of weights need not wait for is imported and read meanwhile: se
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -12,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -41,7 +41,6 @@ from .models.spec import DecoderSpec, ExpertsSpec, mixers, tensor_shapes
 from .options import EngineOptions, most_logprobs
 from .weights import ModelSource, open_source
 from .weights.dtypes import STORAGE, DType, KvCacheDType
-from .weights.gguf.source import GgufSource
 from .weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
 from .weights.quantized import method_to_load_with
 from .weights.tensor import WeightSource
@@ -157,6 +156,8 @@ class OpenedModel:
                 f"{path}: the adapter takes {needed / _GIB:.2f} GiB while it is loaded, more than the "
                 f"{available / _GIB:.2f} GiB of memory that are left: lower --kv-cache-space or --max-cpu-loras"
             )
+        from .weights.gguf.source import GgufSource
+
         in_gguf = isinstance(self.source, GgufSource)
         return read_adapter(path, self.description, limits.max_rank, base=self.weights, base_is_gguf=in_gguf)
 
@@ -297,13 +298,18 @@ class EngineLoad:
             if self._executor is not None:
                 self._executor.close()
 
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, which needs no weights. Raises ModelError if there is none, or it is broken."""
+        return self._model.tokenizer()
+
     def engine(self) -> Engine:
         """The engine, which still has to be started. Raises ModelError and DeviceError, saying what to change."""
         from .engine import Engine
 
         model, options = self._model, self._options
         defaults = sampling_defaults(self._generation)
-        tokenizer = model.tokenizer()
+        tokenizer = self.tokenizer
         executor = self._wait()
         self._check_context(executor.limits)
         # A chat model's files may name the end of a turn in one place and the end of a text in another.
@@ -369,7 +375,7 @@ class EngineLoad:
         from .adapters.registry import LoraRegistry
 
         assert isinstance(executor, LoraExecutor)
-        registry = LoraRegistry(options, partial(self._model.read_lora, limits=limits), executor)
+        registry = LoraRegistry(options, functools.partial(self._model.read_lora, limits=limits), executor)
         try:
             registry.load_modules()
         except BaseException:

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from tidewheel import __version__
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
+from tidewheel.engine.text.tokenizer import Tokenizer
 
 from .api.adapters import adapter_routes
 from .api.aliases import aliases
@@ -39,11 +40,10 @@ from .api.tokenize import TokenizeEndpoints
 from .api.web import WEB_PATHS, web_routes
 from .app_options import AppOptions
 from .app_resources import AppResources, find_resources
-from .chat.model_formats import model_formats
+from .chat.model_template import ModelTemplate, model_template
 from .chat.path import ChatPath
 from .chat.rendering import PromptRenderer
 from .chat.request_templates import RequestTemplates
-from .chat.templates import ChatTemplate
 from .completions.path import CompletionPath
 from .encoders import ServedEncoders
 from .errors import exception_handlers
@@ -78,12 +78,14 @@ def build_app(
     encoder_engine: EncoderEngine | None = None,
     *,
     resources: AppResources | None = None,
+    read_template: ModelTemplate | None = None,
     shown_options: Mapping[str, Any] | None = None,
 ) -> Starlette:
     """The ASGI application. Its lifespan starts and stops the engines.
 
-    `resources` are what the options name, if that was found before. `shown_options` are for `/server_info`. Raises
-    ModelError for an unusable template, or if two models have one name, TidewheelError for what cannot be found.
+    `resources` are what the options name, and `read_template` is `template_of` them, if that was found before.
+    `shown_options` are for `/server_info`. Raises ModelError for an unusable template, or if two models have one name,
+    TidewheelError for what cannot be found.
     """
     resources = resources or find_resources(options)
     encoder_engine = encoder_engine or EncoderEngine()
@@ -95,9 +97,7 @@ def build_app(
         encoder_engine.encoders.values(),
         engine.loras,
     )
-    template_source = resources.chat_template or tokenizer.chat_template
-    template = ChatTemplate(template_source, tokenizer.special_tokens_map)
-    formats = model_formats(template_source, options.tool_call_parser, options.reasoning_parser)
+    template, formats = read_template or template_of(tokenizer, options, resources)
     logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
     suggested = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
     defaults = {**suggested, **resources.sampling_overrides}
@@ -198,6 +198,11 @@ def build_app(
             refuses_unknown=options.unknown_parameters == "refuse",
         )
     return app
+
+
+def template_of(tokenizer: Tokenizer, options: AppOptions, resources: AppResources) -> ModelTemplate:
+    """The chat template to serve a model with. Raises ModelError if it cannot be used."""
+    return model_template(tokenizer, resources.chat_template, options.tool_call_parser, options.reasoning_parser)
 
 
 def _open_paths(options: AppOptions) -> Set[str]:

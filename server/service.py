@@ -9,7 +9,7 @@ import uvicorn
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.load import EngineLoad
 
-from .app import build_app
+from .app import build_app, template_of
 from .app_resources import AppResources
 from .http.connections import connection_class
 from .http.event_loop import choose_loop
@@ -28,10 +28,20 @@ def build_server(
 ) -> Server:
     """The server of a model, when it is loaded. Raises TidewheelError if it cannot be served as the options say."""
     encoder_engine = encoder_engine or EncoderEngine()
+    # What needs no weights is done while they are loaded.
+    loop = choose_loop()
+    template = template_of(load.tokenizer, options.app, resources)
     engine = load.engine()
     config = uvicorn.Config(
-        build_app(engine, options.app, encoder_engine, resources=resources, shown_options=options.shown),
-        loop=choose_loop(),
+        build_app(
+            engine,
+            options.app,
+            encoder_engine,
+            resources=resources,
+            read_template=template,
+            shown_options=options.shown,
+        ),
+        loop=loop,
         http=connection_class(options.http.limits, direct_write=not resources.middleware),
         ws="none",
         lifespan="on",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import ModelError
 from ..files.folder import read_config
 from ..files.reading import is_there
 from .checkpoint import open_weights
 from .dummy import DummySource
-from .folder_source import FolderSource
-from .gguf.source import GgufSource, find_gguf
+from .gguf.choosing import find_gguf
 from .hub import resolve
 from .source import ModelSource
+
+if TYPE_CHECKING:
+    from .folder_source import FolderSource
+    from .gguf.source import GgufSource
 
 __all__ = ["LOAD_FORMATS", "ModelSource", "open_source", "open_weights", "read_config", "resolve", "source_at"]
 
@@ -42,12 +46,18 @@ def open_source(
 def source_at(path: Path, load_format: str) -> FolderSource | GgufSource:
     """The model in a folder or a `.gguf` file. Raises ModelError if it is not of that format."""
     if load_format == "dummy" and is_there(path / "config.json"):
-        return FolderSource(path)
-    gguf = find_gguf(path) if path.is_dir() else path
+        gguf = None
+    else:
+        gguf = find_gguf(path) if path.is_dir() else path
     if gguf is None and load_format == "gguf":
         raise ModelError(f"{path} has no GGUF file, or has safetensors too: --load-format gguf needs the path of one")
+    # A start needs one of the two, and imports no more.
     if gguf is None:
+        from .folder_source import FolderSource
+
         return FolderSource(path)
     if load_format == "safetensors":
         raise ModelError(f"{gguf} is a GGUF file, but --load-format is safetensors")
+    from .gguf.source import GgufSource
+
     return GgufSource(gguf)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 from collections.abc import Coroutine
 from typing import Any, Literal, TypeVar
@@ -15,7 +14,9 @@ T = TypeVar("T")
 
 def choose_loop() -> Literal["uvloop", "asyncio"]:
     """The event loop to serve on, by uvicorn's name for it. If uvloop is missing, the log says so."""
-    if importlib.util.find_spec("uvloop") is None:
+    try:
+        import uvloop  # noqa: F401 - takes a while, which a server that asks early spends while its weights are loaded
+    except ModuleNotFoundError:
         logger.info("uvloop is not installed: serving on asyncio's own event loop, which takes more of a core")
         return "asyncio"
     return "uvloop"

@@ -1,11 +1,11 @@
-"""Which of a repository's GGUF files to take: `owner/name:Q4_K_M`."""
+"""Which GGUF files to take, of a folder, or of a repository: `owner/name:Q4_K_M`."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from ...errors import ModelError
 from ...files.wording import shown
@@ -20,6 +20,23 @@ _LABEL = re.compile(
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 _NOT_MODELS = ("mmproj", "imatrix")  # image projectors, and what quantizers measured
 _MOST_LISTED = 30
+
+
+def find_gguf(folder: Path) -> Path | None:
+    """The GGUF model in a folder without safetensors: its only file, or the first of its splits.
+
+    None if there is none. Raises ModelError if there are several. Projectors for images are no models.
+    """
+    if any(folder.glob("*.safetensors")):
+        return None
+    files = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith("mmproj")]
+    models = [path for path in files if (split := _SPLIT.fullmatch(path.stem)) is None or int(split[2]) == 1]
+    if len(models) > 1:
+        names = ", ".join(path.name for path in models[:10])
+        raise ModelError(f"{folder} has several GGUF models ({names}): give the path of one")
+    if files and not models:
+        raise ModelError(f"{folder} lacks the first file of the model to which {files[0].name} belongs")
+    return models[0] if models else None
 
 
 def choose_gguf(repository: str, names: Iterable[str], wanted: str | None = None) -> list[str]:

@@ -84,23 +84,6 @@ class GgufSource:
         return Contents("GGUF", tuple(files), formats, file_type_of(self._file))
 
 
-def find_gguf(folder: Path) -> Path | None:
-    """The GGUF model in a folder without safetensors: its only file, or the first of its splits.
-
-    None if there is none. Raises ModelError if there are several. Projectors for images are no models.
-    """
-    if any(folder.glob("*.safetensors")):
-        return None
-    files = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith("mmproj")]
-    models = [path for path in files if (split := _SPLIT.fullmatch(path.name)) is None or int(split[2]) == 1]
-    if len(models) > 1:
-        names = ", ".join(path.name for path in models[:10])
-        raise ModelError(f"{folder} has several GGUF models ({names}): give the path of one")
-    if files and not models:
-        raise ModelError(f"{folder} lacks the first file of the model to which {files[0].name} belongs")
-    return models[0] if models else None
-
-
 def _require_model(file: GgufFile) -> None:
     """Raises ModelError, saying what the file is, if it holds no language model."""
     fields = Fields(file)

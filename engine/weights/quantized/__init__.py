@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from ...errors import ModelError
 from ...files.wording import one_line, shown
 from ...models.config import ConfigReader
 from ..quantization import Method
 from ..stored import StoredMatrix
-from .awq import Awq
-from .bitsandbytes import BitsAndBytes
-from .compressed_tensors import CompressedTensors
-from .fp8 import Fp8
-from .gptq import Gptq
 from .layer import LayerTensors
-from .mxfp4 import Mxfp4
+
+if TYPE_CHECKING:
+    from .awq import Awq
+    from .bitsandbytes import BitsAndBytes
+    from .compressed_tensors import CompressedTensors
+    from .fp8 import Fp8
+    from .gptq import Gptq
+    from .mxfp4 import Mxfp4
 
 __all__ = [
     "CheckpointMethod",
@@ -54,11 +56,6 @@ class ExpertReader(LayerReader, Protocol):
         """The matrix of expert `index` of the stack `name`; None if the stack is not quantized. Raises ModelError."""
 
 
-_READERS: dict[str, type[Gptq | Awq | CompressedTensors | Fp8 | BitsAndBytes | Mxfp4]] = {
-    reader.name: reader for reader in (Gptq, Awq, CompressedTensors, Fp8, BitsAndBytes, Mxfp4)
-}
-
-
 def layer_reader(config: Mapping[str, Any]) -> LayerReader | None:
     """The reader of the layers of a config.json's model; None if it is not quantized.
 
@@ -68,12 +65,13 @@ def layer_reader(config: Mapping[str, Any]) -> LayerReader | None:
     if found is None:
         return None
     method, fields = found
-    if method not in _READERS:
+    by_name = {reader.name: reader for reader in readers()}
+    if method not in by_name:
         raise ModelError(
             f"config.json: checkpoints quantized by {shown(method)} are not supported; supported are "
-            f"{', '.join(_READERS)}. Take one of these, or the model's checkpoint without quantization"
+            f"{', '.join(by_name)}. Take one of these, or the model's checkpoint without quantization"
         )
-    return _READERS[method](ConfigReader(fields, "config.json: quantization_config"))
+    return by_name[method](ConfigReader(fields, "config.json: quantization_config"))
 
 
 def method_in_words(config: Mapping[str, Any]) -> str | None:
@@ -88,9 +86,17 @@ def method_in_words(config: Mapping[str, Any]) -> str | None:
     return one_line(f"{method} ({', '.join(facts)})" if facts else method)
 
 
-def readers() -> list[type[LayerReader]]:
+def readers() -> list[type[Gptq | Awq | CompressedTensors | Fp8 | BitsAndBytes | Mxfp4]]:
     """One for each method that is supported."""
-    return list(_READERS.values())
+    # Most checkpoints are not quantized, and start without them.
+    from .awq import Awq
+    from .bitsandbytes import BitsAndBytes
+    from .compressed_tensors import CompressedTensors
+    from .fp8 import Fp8
+    from .gptq import Gptq
+    from .mxfp4 import Mxfp4
+
+    return [Gptq, Awq, CompressedTensors, Fp8, BitsAndBytes, Mxfp4]
 
 
 def method_to_load_with(asked: Method | CheckpointMethod | None, config: Mapping[str, Any]) -> Method | None:
