@@ -6,6 +6,7 @@ a number from the file before that number is checked against what is left of the
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -38,6 +39,7 @@ _MAX_KEYS, _MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 23
 _MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
 _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
 
+_SEPARATOR, _SPACE = b"\0 "  # the first is of strings that are looked at together
 _READ_LENGTH = struct.Struct("<Q").unpack_from
 
 Metadata = dict[str, Any]
@@ -60,6 +62,39 @@ class GgufStrings:
 
     def to_list(self) -> list[str]:
         """All of them. Raises ModelError, naming the file and the key, if one is not UTF-8."""
+        # As one text, which takes a third of the time: strings that have the separator in them are rare.
+        try:
+            texts = str(self._separated(_SEPARATOR), "utf-8").split(chr(_SEPARATOR))
+        except UnicodeDecodeError:
+            texts = []  # to say which
+        return texts[1:] if len(texts) == len(self) + 1 else self._one_by_one()
+
+    def to_pairs(self) -> list[tuple[str, str]] | None:
+        """What stands before and after the one space in each; None if one has not one space. Raises as `to_list`."""
+        data = self._separated(_SEPARATOR)
+        found = np.frombuffer(data, np.uint8)
+        marks = found[(found == _SEPARATOR) | (found == _SPACE)]
+        if bytes(marks) == bytes((_SEPARATOR, _SPACE)) * len(self):
+            with contextlib.suppress(UnicodeDecodeError):
+                halves = str(data, "utf-8").replace(chr(_SEPARATOR), " ").split(" ")[1:]
+                return list(zip(halves[::2], halves[1::2], strict=True))
+        texts = self.to_list()
+        if any(text.count(" ") != 1 for text in texts):
+            return None
+        return [(before, after) for before, after in (text.split(" ") for text in texts)]
+
+    def _separated(self, separator: int) -> bytes:
+        """The strings, with this byte before each in the place of its length."""
+        data = np.frombuffer(self._data, np.uint8).copy()
+        is_kept = np.ones(len(data), np.bool_)
+        starts = np.zeros(len(self), np.int64)
+        starts[1:] = self._ends[:-1]
+        for byte in range(7):
+            is_kept[starts + byte] = False
+        data[starts + 7] = separator
+        return data[is_kept].tobytes()
+
+    def _one_by_one(self) -> list[str]:
         data, start, texts = self._data, 8, []
         try:
             for end in self._ends:

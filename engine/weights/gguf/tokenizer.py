@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
@@ -61,7 +63,7 @@ class _Vocabulary:
             )
         self.tokens = fields.texts("tokens")
         types: list[int] = fields.numbers("token_type", count) or [_NORMAL] * count
-        if not all(_NORMAL <= kind <= _BYTE for kind in types):
+        if not {*types} <= {*range(_NORMAL, _BYTE + 1)}:
             raise fields.error("token_type", f"numbers from {_NORMAL} to {_BYTE}")
         self.scores: list[float] = fields.numbers("scores", count, "f") or [0.0] * count
         while count and types[count - 1] == _UNUSED:
@@ -69,10 +71,12 @@ class _Vocabulary:
         if not count:
             raise ModelError(f"{file.path}: tokenizer.ggml.tokens has no tokens")
         self.tokens, self.types, self.scores = self.tokens[:count], types[:count], self.scores[:count]
+        self._kinds = np.array(self.types, np.uint8)
 
     def of_type(self, *kinds: int) -> list[int]:
-        return [token_id for token_id, kind in enumerate(self.types) if kind in kinds]
+        return np.flatnonzero(np.isin(self._kinds, kinds)).tolist()
 
+    @functools.cached_property
     def ids(self) -> dict[str, int]:
         """By token. Raises ModelError if one is there twice."""
         ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
@@ -103,7 +107,7 @@ def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> Toke
             "name the original model's folder or hub id with --tokenizer"
         )
     splitting = SPLITTINGS[pre]
-    ids, merges = vocabulary.ids(), _merges(fields)
+    ids, merges = vocabulary.ids, _merges(fields)
     with reading_tokenizer(file.path):
         made = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=splitting.whole_words))
         made.pre_tokenizer = splitting.pre_tokenizer()
@@ -115,7 +119,7 @@ def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> Toke
 
 def _merged_sentencepieces(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> TokenizersBackend:
     """Gemma 4's: pieces of SentencePiece that are merged by rank, not by score. What is not in them is bytes."""
-    ids, merges = vocabulary.ids(), _merges(fields)
+    ids, merges = vocabulary.ids, _merges(fields)
     with reading_tokenizer(file.path):
         unknown = vocabulary.special("unk")
         made = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -125,11 +129,10 @@ def _merged_sentencepieces(file: GgufFile, fields: Fields, vocabulary: _Vocabula
 
 
 def _merges(fields: Fields) -> list[tuple[str, str]]:
-    merges = fields.texts("merges")
-    if any(merge.count(" ") != 1 for merge in merges):
+    merges = fields.strings("merges").to_pairs()
+    if merges is None:
         raise fields.error("merges", "pairs of tokens with one space between them")
-    halves = " ".join(merges).split(" ") if merges else []  # as one text, because there are hundreds of thousands
-    return list(zip(halves[::2], halves[1::2], strict=True))
+    return merges
 
 
 def _finished(made: tokenizers.Tokenizer, vocabulary: _Vocabulary, begins: bool) -> TokenizersBackend:
@@ -139,7 +142,7 @@ def _finished(made: tokenizers.Tokenizer, vocabulary: _Vocabulary, begins: bool)
         made.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts if text])
     bos, eos = vocabulary.around(begins)
     if bos is not None or eos is not None:
-        pieces, ids = [bos, "$A", eos], vocabulary.ids()
+        pieces, ids = [bos, "$A", eos], vocabulary.ids
         made.post_processor = processors.TemplateProcessing(
             single=[piece for piece in pieces if piece is not None],
             special_tokens=[(token, ids[token]) for token in (bos, eos) if token is not None],
