@@ -11,6 +11,7 @@ from server.conftest import RunningServer, StartServer, events
 from server.scripted_engine import ByteBackend
 
 from tidewheel.engine.text.tokenizer import Tokenizer
+from tidewheel.server.chat.parser_names import REASONING_PARSER_NAMES
 from tidewheel.server.chat.pieces import Turn
 from tidewheel.server.chat.reasoning import REASONING_PARSERS, count_reasoning_tokens
 
@@ -48,6 +49,10 @@ CASES: list[tuple[str, str, str, tuple[str, str]]] = [
     ("mistral", "[/INST]", "[THINK]Let me see.[/THINK]Four.", ("Let me see.", "Four.")),
     ("seed_oss", "", "<seed:think>Let me see.</seed:think>Four.", ("Let me see.", "Four.")),
 ]
+
+
+def test_the_option_knows_every_parser() -> None:
+    assert tuple(REASONING_PARSERS) == REASONING_PARSER_NAMES
 
 
 @pytest.mark.parametrize(("name", "begun", "text", "expected"), CASES)

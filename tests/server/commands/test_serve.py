@@ -34,6 +34,8 @@ from tidewheel.server.commands.cli import main
 sys.exit(main(sys.argv[2:]))
 """
 
+GGUF_NAMES = "tidewheel.engine.weights.gguf.choosing"  # what a folder is searched with
+
 # Its device says that it loads, and goes on until it is told to stop.
 NEVER_LOADS = """
 import sys, threading
@@ -72,9 +74,25 @@ def test_serving_on_the_cpu_imports_neither_torch_nor_transformers(
     finally:
         process.kill()
         process.wait()
-    loaded = {name.partition(".")[0] for name in modules.read_text().split()}
-    assert "tidewheel" in loaded
-    assert not loaded & {"torch", "transformers", "huggingface_hub", "jax", "onnxruntime", "pydantic"}
+    loaded = set(modules.read_text().split())
+    packages = {name.partition(".")[0] for name in loaded}
+    assert "tidewheel" in packages
+    assert not packages & {"torch", "transformers", "huggingface_hub", "jax", "onnxruntime", "pydantic"}
+    # Nor what other models need: this one is a Llama, in a folder, and not quantized.
+    assert not {name for name in loaded if name.startswith("tidewheel.engine.weights.gguf.")} - {GGUF_NAMES}
+    assert "tidewheel.engine.models.families.llama" in loaded
+    assert not loaded & {"tidewheel.engine.models.families.mamba2", "tidewheel.engine.weights.quantized.gptq"}
+
+
+def test_the_model_is_looked_for_before_the_server_is_imported() -> None:
+    listing = "import sys, tidewheel.server.commands.serve; print(*sys.modules)"
+    loaded = set(subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True).stdout.split())
+    assert "tidewheel.engine.load" in loaded
+    packages = {"asyncio", "jinja2", "llguidance", "orjson", "prometheus_client", "starlette", "tokenizers", "uvicorn"}
+    assert not loaded & packages
+    # What the weights are read with is all there is of the engine.
+    assert not loaded & {f"tidewheel.engine.{name}" for name in ("constraints", "engine", "scheduling", "text")}
+    assert not {name for name in loaded if name.startswith("tidewheel.server.protocol")}
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not say what a process has loaded")

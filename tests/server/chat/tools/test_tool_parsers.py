@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Turn
+from tidewheel.server.chat.parser_names import TOOL_CALL_PARSER_NAMES
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.protocol.chat import Tool, ToolFunction
 
@@ -110,6 +111,10 @@ CASES: list[tuple[str, str, Parsed]] = [
      ("With functools.cache:", [("f", '{"a": 1}')])),
     ("phi4_mini_json", '<|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>', ("", [("f", "{}")])),
 ]  # fmt: skip
+
+
+def test_the_option_knows_every_parser() -> None:
+    assert tuple(TOOL_CALL_PARSERS) == TOOL_CALL_PARSER_NAMES
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), CASES)
