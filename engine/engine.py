@@ -8,11 +8,11 @@ import logging
 import random
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
 import numpy as np
+from msgspec import Struct
 
 from .adapters.registry import LoraRegistry
 from .constraints.constraint import SequenceConstraint
@@ -42,8 +42,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_STOP_S = 3.0  # for the step that runs when the engine is told to stop
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(Struct, frozen=True):
     """A look at the engine from outside; totals count since the start, and the histograms go on counting."""
 
     num_running: int

@@ -10,10 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import numpy as np
+from msgspec import Struct
 
 from .constraints.masks import MaskWriter
 from .delivery import Delivery, add_ends, deliveries
@@ -32,15 +32,13 @@ _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Struct, frozen=True):
     """The message that these sequences are not wanted any more."""
 
     keys: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
+class _Started(Struct, frozen=True):
     """A step that the device runs."""
 
     step: Step

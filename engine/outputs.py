@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 
@@ -30,8 +31,7 @@ class SequenceTimes(NamedTuple):
     first_token: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True):
     """A sampled token's log-probability, and the most likely tokens' at that place, as `(token id, logprob)`."""
 
     logprob: float

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from itertools import chain
+
+from msgspec import Struct
 
 from .devices.base import ExecutorLimits
 from .errors import InvalidRequestError
@@ -12,8 +13,7 @@ from .request import Request
 from .sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class RequestValidator:
+class RequestValidator(Struct, frozen=True):
     """Checks requests against the context's length in tokens, the vocabulary, the `max_logprobs` likeliest tokens that
     they may ask for at a place, and what the device can hold and run.
     """

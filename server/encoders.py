@@ -7,10 +7,10 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 from starlette.requests import Request
 
@@ -29,8 +29,7 @@ from .telemetry.encoder_metrics import EncoderMetrics
 logger = logging.getLogger("tidewheel.requests")
 
 
-@dataclass(frozen=True)
-class EncoderAnswer:
+class EncoderAnswer(Struct, frozen=True):
     """The result of an encoder: one row for each input."""
 
     id: str

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Lora:
+class Lora(Struct, frozen=True):
     """An adapter that is in the executor's memory, under its `number` there. Equal digests compute the same."""
 
     number: int

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from msgspec import Struct
+
 from ..declaring.option import Options, option
 from ..declaring.values import at_least, between, count
 from ..weights.dtypes import DType
@@ -15,8 +17,7 @@ _MOST_RANK = 512
 _FIELDS = {"name", "path", "base_model_name"}
 
 
-@dataclass(frozen=True, slots=True)
-class LoraModule:
+class LoraModule(Struct, frozen=True):
     """An adapter that is served under `name`, from a folder of peft or a GGUF file. `base_model_name` is its parent."""
 
     name: str

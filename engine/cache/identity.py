@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 Digest = bytes
@@ -13,8 +13,7 @@ Digest = bytes
 _DIGEST_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """What decides the content of a sequence's blocks beside its tokens.
 
     Sequences with different `salt` or `adapter` share no block. `media` are images and the like, each as the position

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..devices.base import ExecutorLimits
@@ -56,8 +56,7 @@ S = TypeVar("S", bound=CachedSequence)
 Copies = dict[int, list[tuple[int, int]]]  # by group, (from, to)
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(Struct, frozen=True):
     """What the cache has of a sequence: its first `num_blocks` blocks are computed.
 
     `blocks` are those that it needs of them, by group: all of a group without a window; else the last ones, which the

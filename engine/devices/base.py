@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..cancellation import Cancellation
@@ -20,8 +21,7 @@ from .bucket_stats import BucketStats
 from .cache_split import CacheSplit, GroupBytes, StateSplit, blocks_without_kv, keeps_kv
 
 
-@dataclass(frozen=True, slots=True)
-class LoraLimits:
+class LoraLimits(Struct, frozen=True):
     """Which adapters there may be: at most `max_loras` in one step, with ranks up to `max_rank`, kept as `dtype`."""
 
     max_loras: int
@@ -94,8 +94,7 @@ class ExecutorOptions:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(Struct, frozen=True):
     """The size of a step in which every sequence takes the room of the longest, `query_len` tokens."""
 
     num_sequences: int

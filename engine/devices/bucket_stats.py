@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from .bucketing import Bucket
 
 
-@dataclass(frozen=True, slots=True)
-class BucketUse:
+class BucketUse(Struct, frozen=True):
     """The launches of one size: `num_tokens` real ones in all, and what padding made of them."""
 
     phase: str  # "prompt" or "decode"; "step" where both share one
@@ -22,8 +21,7 @@ class BucketUse:
         return self.num_launches * self.bucket.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class BucketStats:
+class BucketStats(Struct, frozen=True):
     """Since the executor was made, without its warm-up.
 
     `num_outside` are launches that were larger than every bucket, which `uses` does not have. `num_compilations` are

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ..errors import DeviceError
 
 
-@dataclass(frozen=True, slots=True)
-class GroupBytes:
+class GroupBytes(Struct, frozen=True):
     """What one token takes in a cache group, over all of its layers. `window` is as in CacheGroup."""
 
     window: int | None
@@ -20,8 +20,7 @@ _MORE_SNAPSHOTS = 8  # beside one for each sequence
 _MOST_BLOCKS_WITHOUT_KV = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class StateSplit:
+class StateSplit(Struct, frozen=True):
     """Slots of recurrent state: `num_states` of `state_bytes`, for up to `max_num_seqs` sequences and for snapshots."""
 
     state_bytes: int
@@ -78,8 +77,7 @@ def blocks_without_kv(max_num_seqs: int, max_model_len: int, block_size: int) ->
     return max(longest, min(2 * max_num_seqs * longest, _MOST_BLOCKS_WITHOUT_KV))
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSplit:
+class CacheSplit(Struct, frozen=True):
     """The groups, the first one first, in blocks of `block_size` tokens.
 
     A group with a window behind the first has as many blocks as it can ever use with `max_num_seqs` sequences and

@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ..errors import DeviceError
 
 _ROOT = Path("/")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """What was found of one kind of accelerator. Nothing is `missing` from one that can be used.
 
     `nodes` are its device nodes. `facts` are what else is there: driver, packages, variables that choose among devices.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import InvalidRequestError, ModelError, quoted
@@ -28,8 +28,7 @@ _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _ROUNDING = 2e-3
 
 
-@dataclass(frozen=True)
-class ScorePlan:
+class ScorePlan(Struct, frozen=True):
     """What an encoder must compute to score pairs, and how to get the scores from the result.
 
     `sources[i]` says which text `inputs[i]` is: (0, index of a query) or (1, index of a document). For a pair it is the

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import EngineDeadError
@@ -21,8 +21,7 @@ logger = logging.getLogger(__name__)
 Rows = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderStats:
+class EncoderStats(Struct, frozen=True):
     """Figures of one encoder. Totals count from the start."""
 
     inputs_waiting: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import tokenizers
+from msgspec import Struct
 
 from ..errors import InvalidRequestError, ModelError
 from ..files.folder import read_json
@@ -16,8 +16,7 @@ from ..text.long_texts import MARGIN, encode_at_most, encode_part
 from ..text.tokenizer_backends import encoding_of, reading_tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
+class EncoderInput(Struct, frozen=True):
     """One sequence. `type_ids` None means all 0. The first `prompt_length` tokens are not pooled.
 
     If it `is_too_long` for its model, it has no tokens, because its text was not encoded.

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError
@@ -36,16 +36,14 @@ _NEUTRAL_KEYS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
+class Rope(Struct, frozen=True):
     """A rope table and the longest context, in tokens, that it serves."""
 
     spec: RopeSpec
     max_positions: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
+class _Setting(Struct, frozen=True):
     """The input of every scheme. `max_positions` is the config's length, `original` the training length, in tokens."""
 
     head_dim: int

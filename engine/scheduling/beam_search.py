@@ -10,19 +10,18 @@ All beams advance in the same steps. The search knows them by their rank; who co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..outputs import FinishReason, TokenLogprob
 from ..sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
+class Hypothesis(Struct, frozen=True):
     """A continuation that has ended. `logprobs` are None unless they are wanted."""
 
     score: float
@@ -39,8 +38,7 @@ class Growth(NamedTuple):
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(Struct, frozen=True):
     """A beam as its last token and the beam before it; None is the prompt."""
 
     parent: _Node | None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from .sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True):
     """The next tokens of a sequence in prefill, from position `start` on.
 
     The logits after the last one are sampled once for each sequence in `sampling`: if the chunk is the last one of its
@@ -59,8 +58,7 @@ class Chunk:
         return range(end - self.num_scored, end)
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """A decode that runs its last token, at position `start`, and guesses at those after it. One is sampled after each.
 
     A guess is right if it is the token that was sampled before it. What was sampled after a wrong one is not used.

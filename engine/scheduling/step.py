@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from ..outputs import FinishReason
 from .beam_search import Hypothesis
 from .cost_model import StepLoad
@@ -32,8 +34,7 @@ class Step:
     follows: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """The end of the sequence `key`. `stop_reason` is the stop token that ended it, None for end of sequence.
 
     `is_complete`: its last token belongs to the text, after which its grammar allows no other. The `hypothesis` of a

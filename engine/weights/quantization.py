@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError
@@ -37,8 +38,7 @@ _BETWEEN_LATENTS = (".latent_k_up.weight", ".latent_v_up.weight")
 _ROUTERS = (".router.weight", ".shared_gate.weight")
 
 
-@dataclass(frozen=True, slots=True)
-class Quantization:
+class Quantization(Struct, frozen=True):
     """How weights are stored.
 
     `int8` has a scale for every 32 inputs of an output. Activations are quantized in groups of 32 too.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError
@@ -19,8 +19,7 @@ FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat1
 """The dtypes of weights that are not quantized, by the file's words for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(Struct, frozen=True):
     """A tensor as a file holds it. `dtype` is the file's word for it (F32, BF16, I32, ...); `data` its bytes."""
 
     path: Path
@@ -53,8 +52,7 @@ class StoredTensor:
         return DenseTensor(data, dtype, mapped, f"{self.path}: tensor {name}")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMatrix:
+class StoredMatrix(Struct, frozen=True):
     """A matrix `[outputs, inputs]` of `shape` that a quantized checkpoint stores in several tensors.
 
     Names, types and shapes of the tensors are checked. `read` and `stored_format` check what they hold: they raise

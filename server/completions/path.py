@@ -6,7 +6,9 @@ Every endpoint that continues a text uses this path. An endpoint of another prot
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from tidewheel.engine.sampling_params import SamplingParams
 
@@ -23,16 +25,14 @@ from .fill_in_the_middle import FillInTheMiddle, Hole
 _MOST_PROMPT_TOKENS = 2**22  # of all prompts together: 150 MB of Python's integers
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     """A prompt's token ids, and its text if that is to be echoed."""
 
     token_ids: list[int]
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRun:
+class CompletionRun(Struct, frozen=True):
     """Prompts that are being continued, each by `per_prompt` choices. `model` is the name they were asked for under."""
 
     generation: Generation

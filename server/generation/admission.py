@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
+
+from msgspec import Struct
 
 from tidewheel.engine.engine import Engine, EngineStats
 from tidewheel.engine.sampling_params import SamplingParams
@@ -21,8 +22,7 @@ _RATE_WINDOW_S = 30.0
 _LONGEST_RETRY_S = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """What a request will need: its sequences, and their KV blocks in the end if its answers have the mean length."""
 
     sequences: int

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 
+from msgspec import Struct
+
 from .spelling import is_flag, spelled, take_positionals
 from .vllm_table import ACCEPTED, NOT_YET, REFUSED, RENAMED, SHORT
 
 _MANY = 2
 
 
-@dataclass(frozen=True, slots=True)
-class VllmFlag:
+class VllmFlag(Struct, frozen=True):
     """What becomes of a flag: of one `value` of it, or None of all that have no line of their own.
 
     `takes` is how many values it takes: 0, 1, or 2 for any number.

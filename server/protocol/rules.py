@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ..errors import bad_request
 from .sampling import GenerationBody, StreamOptions
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRules:
+class RequestRules(Struct, frozen=True):
     """Checks and completes bodies. `max_logprobs` bounds the likely tokens that are asked for at each place, where -1
     asks for all `vocab_size`. Without `has_text`, answers are token ids.
     """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from tidewheel.engine.errors import InvalidRequestError, quoted
 from tidewheel.engine.sampling_params import SamplingParams
@@ -157,8 +157,7 @@ class GenerationBody(Body, kw_only=True):
         return idle
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointSampling:
+class EndpointSampling(Struct, frozen=True):
     """Where an endpoint's spelling of the sampling parameters differs: its own `max_tokens` and `logprobs` rules.
 
     `names` maps SamplingParams' field names to the endpoint's, for error messages. `n` None is the body's. With
