@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Turn
 from tidewheel.server.chat.parser_names import TOOL_CALL_PARSER_NAMES
+from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Turn
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.protocol.chat import Tool, ToolFunction
 
