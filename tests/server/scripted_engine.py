@@ -205,10 +205,12 @@ class ScriptedLoad(contextlib.nullcontext):
     """In place of an EngineLoad, made with its options."""
 
     def __enter__(self) -> ScriptedLoad:
+        self._engine = ScriptedEngine(step_s=0.01, step_timeout_s=self.enter_result.step_timeout)
+        self.tokenizer = self._engine.tokenizer
         return self
 
     def engine(self) -> ScriptedEngine:
-        return ScriptedEngine(step_s=0.01, step_timeout_s=self.enter_result.step_timeout)
+        return self._engine
 
 
 def serve(arguments: list[str]) -> int:
