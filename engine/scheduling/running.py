@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from .sequence import Sequence, SequenceState
 
-_order = attrgetter("order")
+_order, _adapter = attrgetter("order"), attrgetter("adapter")
 
 
 class Running:
@@ -44,7 +44,8 @@ class Running:
             if sequence.state is SequenceState.PREFILLING:
                 self.prefilling.remove(sequence)
             sequence.state = SequenceState.DECODING
-        self.decoding = [*self.decoding, *sequences]
+        # Those of one adapter are side by side: kernels share what they read of it.
+        self.decoding = sorted([*self.decoding, *sequences], key=_adapter)
         self.decode_version += 1
 
     def remove(self, sequence: Sequence) -> None:
