@@ -15,10 +15,12 @@ from tidewheel.engine.errors import TidewheelError
 
 from ...options.model import model_parser, read_model_options
 from ...options.parser import OptionParser, argument_type
+from .kernels import measure_kernels, render_kernels
 from .measure import measure
 from .report import render
 from .workload import (
     BATCH_SIZES,
+    KERNELS,
     LONG_BATCH_SIZES,
     LONG_CONTEXTS,
     QUICK,
@@ -43,10 +45,15 @@ def run(arguments: Sequence[str]) -> int:
     if target not in (None, _STDOUT) and not Path(target).parent.is_dir():
         raise TidewheelError(f"--json: there is no folder {Path(target).parent}")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    report = measure(given, workload, skip, _say)
-    print(render(report), end="", file=sys.stderr if target == _STDOUT else sys.stdout)
+    if parsed["kernels"]:
+        kernels = measure_kernels(given, workload, _say)
+        written, data = render_kernels(kernels), asdict(kernels)
+    else:
+        report = measure(given, workload, skip, _say)
+        written, data = render(report), asdict(report)
+    print(written, end="", file=sys.stderr if target == _STDOUT else sys.stdout)
     if target is not None:
-        _write(target, json.dumps(asdict(report), indent=2) + "\n")
+        _write(target, json.dumps(data, indent=2) + "\n")
     return 0
 
 
@@ -67,15 +74,17 @@ def _parser() -> OptionParser:
     add("--repeats", type=argument_type(positive_count), metavar="N", help=f"of everything [{default.repeats}]")
     add("--quick", action="store_true", help="a look and not a measurement: less and shorter of everything")
     add("--profile", action="store_true", help="the time of each kernel, too")
+    add("--kernels", action="store_true",
+        help="only kernels, on all threads and on one; without MODEL those of a 1B shape in each format")  # fmt: skip
     add("--skip", nargs="+", choices=_SKIPPABLE, default=[], help="leave this out")
     add("--json", metavar="FILE", help="write JSON, too; with - to standard output, and the table to standard error")
     return parser
 
 
 def _workload(parser: OptionParser, parsed: Mapping[str, Any]) -> Workload:
-    base = QUICK if parsed["quick"] else Workload()
+    base = QUICK if parsed["quick"] else KERNELS if parsed["kernels"] else Workload()
     batch_sizes, contexts = parsed["batch_sizes"], parsed["contexts"]
-    values: dict[str, Any] = {"prefills": parsed["prefill"], "profile": parsed["profile"]}
+    values: dict[str, Any] = {"prefills": parsed["prefill"], "profile": parsed["profile"] or None}
     values |= {name: parsed[name] for name in ("decode_tokens", "repeats")}
     if batch_sizes is not None or contexts is not None:
         sizes = batch_sizes or sorted({decode.batch_size for decode in base.decodes})

@@ -49,7 +49,7 @@ class KernelTimes:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """The seconds of each repeat of a phase; `kernels` are those of one more, which was recorded."""
+    """The seconds of each repeat of a phase; `kernels` are those of the median of as many more, which were recorded."""
 
     seconds: list[float]
     kernels: KernelTimes | None
@@ -85,16 +85,18 @@ class DeviceRuns:
         return self._times(lambda: self._time_decode(decode, num_tokens, tables), repeats)
 
     def _times(self, run: Callable[[], float], repeats: int) -> PhaseTimes:
-        return PhaseTimes([run() for _ in range(repeats)], self._kernel_times(run))
-
-    def _kernel_times(self, run: Callable[[], float]) -> KernelTimes | None:
+        seconds = [run() for _ in range(repeats)]
         if self._profiler is None:
-            return None
+            return PhaseTimes(seconds, None)
+        recorded = [self._recorded(self._profiler, run) for _ in range(repeats)]
+        return PhaseTimes(seconds, sorted(recorded, key=lambda times: times.seconds)[repeats // 2])
+
+    def _recorded(self, profiler: Profiler, run: Callable[[], float]) -> KernelTimes:
         steps_before = self._num_steps
-        self._profiler.start_profile()
+        profiler.start_profile()
         seconds = run()
-        kernels = self._profiler.profile()
-        self._profiler.stop_profile()
+        kernels = profiler.profile()
+        profiler.stop_profile()
         return KernelTimes(self._num_steps - steps_before, seconds, kernels)
 
     def _tables(self, num_sequences: int, num_tokens: int) -> list[NDArray[np.int32]]:

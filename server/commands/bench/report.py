@@ -151,7 +151,9 @@ def render(report: Report) -> str:
         device = text.spread(d.tokens_per_second)
         decode.append([str(d.batch_size), str(d.context), device, engine, *memory, *arithmetic])
     parts = [
-        text.facts([*_heading(report), *_ceilings(report.ceilings)]),
+        text.facts(
+            [*_heading(report), *((f"{name} ceiling", rate) for name, rate in ceilings_in_words(report.ceilings))]
+        ),
         "Prefill\n" + text.table(prefill),
         f"Decode, {report.decode_tokens} tokens a sequence\n" + text.table(decode),
         *_profiles(report, compute),
@@ -204,11 +206,12 @@ def _heading(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _ceilings(ceilings: dict[str, Spread] | None) -> list[tuple[str, str]]:
+def ceilings_in_words(ceilings: dict[str, Spread] | None) -> list[tuple[str, str]]:
+    """What each is of, and its rate."""
     if ceilings is None:
         return []
     return [
-        (f"{what} ceiling", f"{text.spread(ceilings[name], 1e9)} {unit}")
+        (what, f"{text.spread(ceilings[name], 1e9)} {unit}")
         for name, (what, unit) in _CEILING_UNITS.items()
         if name in ceilings
     ]

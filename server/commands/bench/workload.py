@@ -96,6 +96,17 @@ QUICK = Workload(
     ceilings_s=0.2,
 )
 
+# Of kernels: as many rows as a prompt, a few streams and many have, and attention to little and to much.
+KERNELS = Workload(
+    prefills=(Prefill(1, 512), Prefill(1, 2048)),
+    decodes=(*decodes_of(BATCH_SIZES, (SHORT_CONTEXT,)), *decodes_of(LONG_BATCH_SIZES, (2048,))),
+    long_decodes=(),
+    decode_tokens=16,
+    repeats=1,
+    ceilings_s=0.4,
+    profile=True,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Room:

@@ -22,6 +22,7 @@ from tidewheel.engine.devices.bucket_stats import BucketStats, BucketUse
 from tidewheel.engine.devices.bucketing import Bucket
 from tidewheel.engine.devices.cache_split import StateSplit
 from tidewheel.engine.errors import ModelError
+from tidewheel.server.commands.bench import kernels
 from tidewheel.server.commands.bench.device_runs import DeviceRuns
 from tidewheel.server.commands.bench.measure import serve_arguments
 from tidewheel.server.commands.bench.model import LoadedModel, Plan
@@ -448,7 +449,7 @@ class CountingProfiler:
         self.recording = False
 
 
-def test_kernels_are_recorded_in_a_run_of_their_own() -> None:
+def test_kernels_are_recorded_in_runs_of_their_own() -> None:
     executor = RecordingExecutor()
     profiler = CountingProfiler(executor, {"qkv": 0.25, "attention": 0.5})
     times = DeviceRuns(executor, vocab_size=100, seed=0, profiler=profiler).decode(Decode(2, 20), 4, repeats=3)
@@ -457,7 +458,7 @@ def test_kernels_are_recorded_in_a_run_of_their_own() -> None:
     assert times.kernels.steps == 4
     assert times.kernels.kernels == {"qkv": (4, 1.0), "attention": (4, 2.0)}
     assert not profiler.recording
-    assert executor.steps[-16:] == [(2, 2)] * 16
+    assert executor.steps[-24:] == [(2, 2)] * 24
 
 
 def test_a_profile_is_held_against_the_ceilings(bench: RunJson, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,6 +512,48 @@ def test_the_cpu_device_times_its_kernels(bench: RunJson) -> None:
         assert {"qkv", "attention", "out", "up", "down", "head"} <= set(kernels)
         assert kernels["qkv"]["calls_per_step"] == 2
         assert sum(kernel["share"] for kernel in kernels.values()) < 1
+
+
+_SHORT = ("--batch-sizes", "1,2", "--contexts", "8", "--prefill", "1x8", "--decode-tokens", "2")
+
+
+def test_the_kernels_of_a_model(bench: RunJson) -> None:
+    report = bench("--kernels", *_SHORT)
+    assert (report["shape"]["layers"], report["shape"]["hidden_size"]) == (2, 64)
+    together, *alone = report["runs"]
+    assert together["weights"] == "float32"
+    assert [run["machine"]["threads"] for run in alone] == [1] * (together["machine"]["threads"] > 1)
+    names = ["qkv", "attention", "out", "up", "down", "head"]
+    phases = ["prefill 1 x 8", "decode 1 after 8", "decode 2 after 8"]
+    for run in report["runs"]:
+        assert [(r["phase"], r["kernel"]) for r in run["rates"]] == [(p, name) for p in phases for name in names]
+        assert all(r["ops_per_second"] > 0 and r["compute_fraction"] > 0 for r in run["rates"])
+        decodes = [r for r in run["rates"] if r["phase"].startswith("decode")]
+        assert all(r["memory_fraction"] > 0 for r in decodes)
+        # Attention is of the floats' ceiling, here as all else.
+        assert run["compute_ceiling"] == "float32_flops"
+    for shown in ("2 layers, hidden size 64", "decode 2 after 8", "1 thread;", report["ops_counted"]):
+        assert shown in report["text"]
+
+
+def test_the_kernels_of_a_built_in_shape_in_each_format(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    for name, value in {**tiny, "vocab_size": 320}.items():
+        monkeypatch.setitem(kernels._CONFIG, name, value)
+
+    def formats(*arguments: str) -> list[str]:
+        assert main(["bench", "--kernels", "--quick", "--threads-bind", "0", *_SHORT, *arguments, "--json", "-"]) == 0
+        return [run["weights"].partition(" ")[0] for run in json.loads(capsys.readouterr().out)["runs"]]
+
+    assert formats() == ["bfloat16", "int8", "int8-channel", "int4"]
+    assert formats("--quantization", "int4") == ["int4"]
+
+
+def test_only_kernels_of_the_cpu_device_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--kernels", "--device", "torch"]) == 1
+    assert "--kernels measures those of the cpu device: drop --device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["int8", "int8-channel", "int4"])
