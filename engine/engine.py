@@ -28,7 +28,7 @@ from .options import DEFAULT_MAX_LOGPROBS, most_logprobs
 from .request import Request
 from .scheduling.beam_search import BeamSearch
 from .scheduling.cost_model import CostModel
-from .scheduling.drafts import Drafter
+from .scheduling.drafts import Drafter, DraftStats
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
 from .stream import RequestStream
@@ -58,6 +58,7 @@ class EngineStats(Struct, frozen=True):
     stalled_steps_total: int
     step_seconds: Histogram
     step_tokens: Histogram
+    drafts: DraftStats | None = None  # if tokens are guessed
 
 
 class Engine:
@@ -81,6 +82,7 @@ class Engine:
         max_step_ms: float,
         enable_prefix_caching: bool,
         drafter: Drafter | None = None,
+        most_drafted: int | None = None,
         step_timeout_s: float | None = None,
         loras: LoraRegistry | None = None,
         info: Mapping[str, str] | None = None,
@@ -89,7 +91,8 @@ class Engine:
 
         `max_logprobs` is how many likeliest tokens a request may ask for at each place, -1 for the whole vocabulary.
         `loras` are the adapters that requests may name. A `drafter` guesses at tokens to come, which makes steps fewer
-        and changes no token. Stacks are written to stderr when a step takes longer than `step_timeout_s`.
+        and changes no token, as long as no more than `most_drafted` sequences decode. Stacks are written to stderr when
+        a step takes longer than `step_timeout_s`.
         """
         limits = executor.limits
         self.model_name = model_name
@@ -112,6 +115,7 @@ class Engine:
             limits,
             enable_prefix_caching=enable_prefix_caching,
             drafter=drafter,
+            most_drafted=most_drafted,
         )
         self._streams = OpenStreams(self._abort, self._fail)
         self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver)
@@ -249,6 +253,7 @@ class Engine:
             stalled_steps_total=0 if self._watchdog is None else self._watchdog.stalled_steps_total,
             step_seconds=self._engine_loop.step_seconds,
             step_tokens=self._engine_loop.step_tokens,
+            drafts=None if scheduler.drafts is None else scheduler.drafts.stats,
         )
 
     def bucket_stats(self) -> BucketStats | None:

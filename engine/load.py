@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .adapters.options import LoraOptions
     from .adapters.registry import LoraRegistry
     from .engine import Engine
+    from .scheduling.ngram import NgramDrafter
     from .text.tokenizer import Tokenizer
     from .weights.lora import LoraAdapter
 
@@ -309,6 +310,7 @@ class EngineLoad:
 
         model, options = self._model, self._options
         defaults = sampling_defaults(self._generation)
+        speculation = options.speculative.speculation
         tokenizer = self.tokenizer
         executor = self._wait()
         self._check_context(executor.limits)
@@ -325,6 +327,8 @@ class EngineLoad:
             max_logprobs=options.max_logprobs,
             max_step_ms=options.max_step_ms,
             enable_prefix_caching=options.enable_prefix_caching,
+            drafter=self._drafter(executor.limits),
+            most_drafted=None if speculation is None else speculation.most_sequences,
             step_timeout_s=options.step_timeout,
             loras=self._loras(executor),
             info={
@@ -365,6 +369,21 @@ class EngineLoad:
                 "half of" if keeps_kv(model.kv_groups) else "all of",
             )
         return engine
+
+    def _drafter(self, limits: ExecutorLimits) -> NgramDrafter | None:
+        """What guesses tokens to come; None if nothing was asked for, or nothing can."""
+        asked = self._options.speculative.speculation
+        if asked is None:
+            return None
+        if limits.shapes or limits.num_states:
+            why = "a recurrent state cannot go back before a wrong guess"
+            logger.warning(
+                "--speculative-config has no effect: %s", why if limits.num_states else "this device has fixed shapes"
+            )
+            return None
+        from .scheduling.ngram import NgramDrafter
+
+        return NgramDrafter(asked.num_tokens, asked.longest, asked.shortest, asked.most_context)
 
     def _loras(self, executor: Executor) -> LoraRegistry | None:
         """The adapters, read from their files."""

@@ -10,9 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+import msgspec
+from msgspec import Struct
+
 from ..cache.manager import CacheManager
 from .cost_model import CostModel, StepLoad
 from .sequence import Sequence
+
+# Of guesses that are right: what is expected of a sequence that has had none, how much each guess changes it, and how
+# much of it comes back in a step without any, so that the text that follows gets its chance.
+_FIRST_RATE, _LESSON, _RETURNING = 0.7, 0.2, 0.0005
+
+
+class DraftStats(Struct, frozen=True):
+    """How many drafts have run, the guesses in them, and those that were right. They count from the start."""
+
+    drafts_total: int = 0
+    guesses_total: int = 0
+    right_total: int = 0
 
 
 class Drafter(Protocol):
@@ -21,25 +36,39 @@ class Drafter(Protocol):
     def propose(self, sequence: Sequence) -> list[int]:
         """The likely next tokens of a sequence, of the model's vocabulary; none if it has no idea.
 
-        Called on the engine thread before every step that the sequence decodes in.
+        Called on the engine thread before every step that the sequence decodes in, if guesses may pay.
         """
         ...
 
 
 class Drafts:
-    """Takes from a drafter what a step has room for.
+    """Takes from a drafter what a step has room for, as far as it pays.
+
+    A guess pays if the tokens that are expected of it cost no more time than the step's own do. That depends on how
+    many of the sequence's guesses were right before, and on what the cost model knows: where many sequences decode, a
+    row more costs as much as a token is worth, and nothing is guessed.
 
     Beams, and sequences with constraints or penalties, get no draft: what they sample depends on more than their
     position, and would have to be known for each guess.
     """
 
     def __init__(
-        self, drafter: Drafter, cache: CacheManager, cost_model: CostModel, max_num_batched_tokens: int
+        self,
+        drafter: Drafter,
+        cache: CacheManager,
+        cost_model: CostModel,
+        max_num_batched_tokens: int,
+        *,
+        most_sequences: int | None = None,
     ) -> None:
+        """Nobody gets a draft while more than `most_sequences` decode."""
         self._drafter = drafter
         self._cache = cache
         self._cost_model = cost_model
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._most_sequences = most_sequences
+        self._rates: dict[int, float] = {}  # of guesses that are right, by Sequence.key
+        self.stats = DraftStats()
 
     def choose(self, decoding: Seq[Sequence], load: StepLoad, num_spare: int) -> dict[Sequence, list[int]]:
         """Guesses for those of `decoding` that get any; they have blocks for them then. `load` is that without guesses.
@@ -48,10 +77,20 @@ class Drafts:
         that it has left: prompts get the other half.
         """
         drafts: dict[Sequence, list[int]] = {}
+        if self._most_sequences is not None and len(decoding) > self._most_sequences:
+            return drafts
+        known = self._rates
+        self._rates = rates = {s.key: known.get(s.key, _FIRST_RATE) for s in decoding}
         most = (load.num_tokens + self._max_num_batched_tokens) // 2
+        plain_ms = self._cost_model.predict_ms(load)
+        token_ms = plain_ms / max(len(decoding), 1)
         for sequence in decoding:
+            rate = rates[sequence.key]
+            rates[sequence.key] = rate + _RETURNING * (_FIRST_RATE - rate) if rate < _FIRST_RATE else rate
+            if not self._pays(load, sequence, 1, rate, token_ms):
+                continue
             guesses = self._guesses(sequence)[: most - load.num_tokens]
-            while guesses and self._predict_ms(load, sequence, guesses) > self._cost_model.max_step_ms:
+            while guesses and not self._fits(load, sequence, len(guesses), rate, token_ms):
                 guesses.pop()
             if not guesses:
                 continue
@@ -60,6 +99,15 @@ class Drafts:
                 drafts[sequence] = guesses
                 load = load.plus_draft(sequence.num_tokens, len(guesses))
         return drafts
+
+    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
+        """Note what became of a draft."""
+        drafts, guesses, right_guesses = msgspec.structs.astuple(self.stats)
+        self.stats = DraftStats(drafts + 1, guesses + num_guesses, right_guesses + num_right)
+        rate = self._rates.get(sequence.key, _FIRST_RATE)
+        for right in (1.0,) * num_right + (0.0,) * (num_right < num_guesses):
+            rate += _LESSON * (right - rate)
+        self._rates[sequence.key] = rate
 
     def _guesses(self, sequence: Sequence) -> list[int]:
         """What the drafter proposes, up to where the sequence would end."""
@@ -71,5 +119,16 @@ class Drafts:
                 return guesses[:i]
         return guesses
 
-    def _predict_ms(self, load: StepLoad, sequence: Sequence, guesses: list[int]) -> float:
-        return self._cost_model.predict_ms(load.plus_draft(sequence.num_tokens, len(guesses)))
+    def _fits(self, load: StepLoad, sequence: Sequence, count: int, rate: float, token_ms: float) -> bool:
+        """Whether so many guesses are no more than a step has time for, and the last of them pays."""
+        if self._predict_ms(load, sequence, count) > self._cost_model.max_step_ms:
+            return False
+        return self._pays(load, sequence, count, rate, token_ms)
+
+    def _pays(self, load: StepLoad, sequence: Sequence, count: int, rate: float, token_ms: float) -> bool:
+        """Whether the last of so many guesses, which counts if all are right, takes no more time than it is worth."""
+        added_ms = self._predict_ms(load, sequence, count) - self._predict_ms(load, sequence, count - 1)
+        return added_ms <= rate**count * token_ms
+
+    def _predict_ms(self, load: StepLoad, sequence: Sequence, count: int) -> float:
+        return self._cost_model.predict_ms(load.plus_draft(sequence.num_tokens, count))

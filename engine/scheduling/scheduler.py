@@ -43,8 +43,12 @@ class Scheduler:
         *,
         enable_prefix_caching: bool = True,
         drafter: Drafter | None = None,
+        most_drafted: int | None = None,
     ) -> None:
-        """A `drafter` guesses at tokens to come. Raises ValueError for one with fixed shapes or recurrent layers."""
+        """A `drafter` guesses at tokens to come, as long as no more than `most_drafted` sequences decode.
+
+        Raises ValueError for one with fixed shapes or recurrent layers.
+        """
         if drafter is not None and limits.shapes:
             raise ValueError("drafts cannot be run by a device with fixed shapes")
         if drafter is not None and limits.num_states:
@@ -79,8 +83,16 @@ class Scheduler:
             beams=self._beams,
             prompts=self._prompts,
         )
-        self._drafts = (
-            None if drafter is None else Drafts(drafter, self.cache, cost_model, limits.max_num_batched_tokens)
+        self.drafts = (
+            None
+            if drafter is None
+            else Drafts(
+                drafter,
+                self.cache,
+                cost_model,
+                limits.max_num_batched_tokens,
+                most_sequences=most_drafted,
+            )
         )
         # Recurrent state is kept for reuse as it is between two steps, and a draft begins with the last token.
         can_run_ahead = limits.runs_ahead and not limits.num_states and drafter is None
@@ -191,6 +203,8 @@ class Scheduler:
             draft.sequence.num_computed += num_kept
             self.cache.advance(draft.sequence)
             self.generation_tokens_total += num_kept - len(draft.token_ids)
+            if self.drafts is not None:
+                self.drafts.learn(draft.sequence, len(draft.token_ids) - 1, num_kept - 1)
         for chunk in rows.chunks:
             sequence = chunk.sequence
             sequence.num_computed = chunk.end
@@ -235,8 +249,8 @@ class Scheduler:
         decoding = self._running.decoding
         step.load = StepLoad(len(decoding), sum([s.num_tokens for s in decoding]))
         drafts: Mapping[Sequence, list[int]] = {}
-        if self._drafts is not None:
-            drafts = self._drafts.choose(decoding, step.load, len(self._running))
+        if self.drafts is not None:
+            drafts = self.drafts.choose(decoding, step.load, len(self._running))
             if (drafted := {s.key for s in drafts}) != self._drafted:
                 self._drafted = drafted
                 self._running.decode_version += 1

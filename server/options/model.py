@@ -12,6 +12,7 @@ from tidewheel.engine.adapters.options import LoraOptions
 from tidewheel.engine.declaring.option import OptionError, options_of
 from tidewheel.engine.devices import DEVICE_OPTIONS
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.speculative_options import SpeculativeOptions
 from tidewheel.engine.weights.quantization import Method
 
 from .parser import OptionParser, add_option, build, in_order_of_help, read_given
@@ -21,10 +22,10 @@ DEMO_MODEL_NAME = "tidewheel-demo"
 DEMO_QUANTIZATION: Method = "int8-channel"  # as many of its held-out prompts are answered right as in bfloat16, sooner
 
 MODEL_OPTIONS = in_order_of_help(
-    (EngineOptions, LoraOptions, *DEVICE_OPTIONS),
-    ["model", "cache_dir", "kv_cache_dtype", "threads_bind", "bucketing", "enable_lora", "seed"],
+    (EngineOptions, LoraOptions, SpeculativeOptions, *DEVICE_OPTIONS),
+    ["model", "cache_dir", "kv_cache_dtype", "threads_bind", "bucketing", "enable_lora", "speculative_config", "seed"],
 )
-"""The engine's options, those of adapters, and those of its devices."""
+"""The engine's options, those of adapters and of drafts, and those of its devices."""
 
 _REMARKS = {
     "model": " [the embedded demo model]",
@@ -69,10 +70,14 @@ def engine_options(given: Mapping[str, Any]) -> EngineOptions:
     are stored.
     """
     groups = tuple(build(group, given) for group in DEVICE_OPTIONS if any(o.name in given for o in options_of(group)))
+    rest = {
+        "lora": build(LoraOptions, given),
+        "speculative": build(SpeculativeOptions, given),
+        "device_options": groups,
+    }
     if "model" in given:
-        return build(EngineOptions, given, lora=build(LoraOptions, given), device_options=groups)
-    lora = build(LoraOptions, given)
-    options = build(EngineOptions, given, model=str(DEMO_MODEL), lora=lora, device_options=groups)
+        return build(EngineOptions, given, **rest)
+    options = build(EngineOptions, given, model=str(DEMO_MODEL), **rest)
     if options.quantization is None and options.dtype == "auto" and options.device in ("auto", "cpu"):
         return replace(options, quantization=DEMO_QUANTIZATION)
     return options

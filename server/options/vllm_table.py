@@ -17,6 +17,9 @@ WORKS = {
     "--served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile "
     "--tokenizer --tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
     "adapters are not sharded; the log says so": "--fully-sharded-loras",
+    "with the method `ngram` alone (docs/speculation.md)": "--speculative-config --speculative-model "
+    "--num-speculative-tokens --speculative-max-model-len --speculative-disable-by-batch-size "
+    "--ngram-prompt-lookup-max --ngram-prompt-lookup-min",
     "0 or 256, without effect: adapters cannot add tokens": "--lora-extra-vocab-size",
     "`half` and `float` are `float16` and `float32`": "--dtype",
     "requests are logged unless this is turned off": "--enable-log-requests",
@@ -237,12 +240,12 @@ NOT_YET = {
     "--enable-moe-shared-loras --max-lora-cls-labels= --qlora-adapter-name-or-path= --enable-prompt-adapter "
     "--prompt-adapters=* --max-prompt-adapters= --max-prompt-adapter-token=",
     "adapters say themselves which layers they change": "--lora-target-modules=*",
-    "answers are not drafted yet; leave it out, the tokens are the same": "--speculative-config= --spec-method= "
-    "--spec-model= --spec-tokens= --speculative-model= --speculative-model-quantization= --num-speculative-tokens= "
-    "--speculative-draft-tensor-parallel-size= --speculative-max-model-len= "
-    "--speculative-disable-by-batch-size= --speculative-disable-mqa-scorer --ngram-prompt-lookup-max= "
-    "--ngram-prompt-lookup-min= --spec-decoding-acceptance-method= --typical-acceptance-sampler-posterior-threshold= "
-    "--typical-acceptance-sampler-posterior-alpha= --disable-logprobs-during-spec-decoding=",
+    'only n-grams are guessed from: --speculative-config \'{"method": "ngram"}\'': "--spec-method= --spec-model= "
+    "--spec-tokens= --speculative-model-quantization= --speculative-draft-tensor-parallel-size= "
+    "--speculative-disable-mqa-scorer",
+    "guesses change no token and no log-probability; leave it out": "--spec-decoding-acceptance-method= "
+    "--typical-acceptance-sampler-posterior-threshold= --typical-acceptance-sampler-posterior-alpha= "
+    "--disable-logprobs-during-spec-decoding=",
     "images and sound are not served yet; requests are text alone": "--limit-mm-per-prompt= --mm-processor-kwargs= "
     "--mm-processor-cache-gb= --mm-processor-cache-type= --mm-hasher-algorithm= --mm-shm-cache-max-object-size-mb= "
     "--mm-encoder-only --mm-encoder-tp-mode= --mm-encoder-attn-backend= --mm-encoder-attn-dtype= "

@@ -122,7 +122,18 @@ class ServerMetrics:
         }
 
     def _counters(self, stats: EngineStats) -> list[tuple[str, str, float]]:
+        drafts = stats.drafts
+        guessed = (
+            []
+            if drafts is None
+            else [
+                ("spec_decode_num_drafts", "Drafts of tokens to come.", drafts.drafts_total),
+                ("spec_decode_num_draft_tokens", "Guessed tokens in them.", drafts.guesses_total),
+                ("spec_decode_num_accepted_tokens", "Guessed tokens that were right.", drafts.right_total),
+            ]
+        )
         return [
+            *guessed,
             ("prompt_tokens", "Prompt tokens of all requests.", stats.prompt_tokens_total),
             ("generation_tokens", "Generated tokens of all requests.", stats.generation_tokens_total),
             ("num_preemptions", "Sequences put back to be recomputed.", stats.preemptions_total),

@@ -82,6 +82,7 @@ class Driver:
     clock: Callable[[Step], float] = lambda step: 1.0
     limits: ExecutorLimits | None = None
     drafter: Drafter | None = None
+    most_drafted: int | None = None
     vocab_size: int = 320  # at least the executor's, and just that for beams
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
@@ -96,6 +97,7 @@ class Driver:
             limits,
             enable_prefix_caching=self.enable_prefix_caching,
             drafter=self.drafter,
+            most_drafted=self.most_drafted,
         )
         self.cache = self.scheduler.cache
         self.builder = BatchBuilder(self.executor.limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -77,6 +78,34 @@ def test_answers_are_those_of_the_server(llm: LLM, server: httpx.Client, fields:
         assert output.prompt_token_ids == choice["prompt_token_ids"]
         assert (one.text, one.token_ids) == (choice["text"], choice["token_ids"])
         assert (one.finish_reason, one.stop_reason) == (choice["finish_reason"], choice["stop_reason"])
+
+
+def test_guesses_change_no_answer(llm: LLM) -> None:
+    """Of a server that guesses: it says in its metrics that it did, and in its answers what others say."""
+    prompts = ["The wheel turns. The wheel turns. The wheel", "a b c d e f g h a b c d", PROMPTS[2]]
+    sampled = [
+        {"temperature": 0.0},
+        {"temperature": 0.3, "seed": 7, "n": 2},
+        {"temperature": 0, "frequency_penalty": 0.5},
+    ]
+    process = ServerProcess("--max-model-len", "1k", "--speculative-config.method", "ngram")
+    try:
+        with httpx.Client(base_url=process.url, timeout=60, trust_env=False) as guessing:
+            for fields in sampled:
+                body = {"top_p": 1.0, **fields, "prompt": prompts, "max_tokens": 60, "logprobs": 2, "ignore_eos": True}
+                choices = answered(guessing, "/v1/completions", {**body, "return_token_ids": True})["choices"]
+                outputs = generate(llm, prompts, SamplingParams(**fields, max_tokens=60, logprobs=2, ignore_eos=True))
+                for choice, one in zip(choices, [one for output in outputs for one in output.outputs], strict=True):
+                    assert choice["token_ids"] == one.token_ids
+                    places = zip(one.token_ids, one.logprobs or (), strict=True)
+                    assert choice["logprobs"]["token_logprobs"] == [place[token].logprob for token, place in places]
+            metrics = guessing.get("/metrics").text
+    finally:
+        process.stop()
+    counted = dict(re.findall(r"^tidewheel:spec_decode_num_(\w+)_total\{.*\} (\S+)$", metrics, re.MULTILINE))
+    drafts, guesses, right = (float(counted[name]) for name in ("drafts", "draft_tokens", "accepted_tokens"))
+    assert 0 < drafts <= guesses
+    assert 0 < right <= guesses
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from engine.driving import Driver, Job, alone
@@ -12,6 +13,7 @@ from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling.cost_model import StepLoad
 from tidewheel.engine.scheduling.sequence import Sequence
 
 BLOCK = 4
@@ -168,6 +170,67 @@ def test_drafts_do_not_make_steps_longer_than_they_may_be() -> None:
         driver.add(job(59, (1, 2, 3, 4, i)))
         driver.run()
     assert all(step.load.num_tokens <= 5 for step in driver.steps[-8:-1]), "10 ms are 4 tokens"
+
+
+def guessed(driver: Driver) -> list[int]:
+    """How many tokens were guessed in each step."""
+    return [sum(len(draft.token_ids) - 1 for draft in step.rows.drafts) for step in driver.steps]
+
+
+def test_who_guesses_wrong_guesses_little() -> None:
+    """What a row more costs is known: a twentieth of a step."""
+    wanted = job(59, ignore_eos=True)
+    expected = tokens_of(wanted)
+
+    def cost_ms(load: StepLoad) -> float:
+        return 1.0 + 0.05 * load.num_tokens
+
+    never = drafted_with(cost_ms, Script(expected, 8, 1), wanted)
+    assert sum(guessed(never)[30:]) <= 4
+    always = drafted_with(cost_ms, Script(expected, 8), wanted)
+    assert len(always.steps) < 12
+    assert always.tokens(0) == never.tokens(0) == expected
+
+
+def drafted_with(cost_ms: Callable[[StepLoad], float], script: Script, wanted: Job) -> Driver:
+    """A driver that knows what steps cost, in which a job has run with drafts."""
+    driver = Driver(FakeExecutor(ROOMY), MAX_LENGTH, clock=lambda step: cost_ms(step.load), drafter=script)
+    for load in (StepLoad(1, 10), StepLoad(4, 40), StepLoad(8, 100)) * 20:
+        driver.cost_model.observe(load, cost_ms(load))
+    driver.add(wanted)
+    driver.run()
+    return driver
+
+
+def test_little_is_guessed_where_a_row_costs_as_much_as_a_token() -> None:
+    """Then a guess that is wrong now and then is a loss."""
+    wanted = job(20)
+    driver = drafted_with(lambda load: 0.5 * load.num_tokens, Script(tokens_of(wanted), 4, 2), wanted)
+    assert sum(guessed(driver)) <= 3
+    assert driver.tokens(0) == tokens_of(wanted)
+
+
+def test_nothing_is_guessed_while_too_many_decode() -> None:
+    wanted = job(20, ignore_eos=True)
+    expected = tokens_of(wanted)
+    driver = Driver(FakeExecutor(ROOMY), MAX_LENGTH, EOS, drafter=Script(expected, 4), most_drafted=1)
+    for max_tokens in (20, 8):
+        driver.add(job(max_tokens, ignore_eos=True))
+    driver.run()
+    counts = [(len(step.rows.decodes) + len(step.rows.drafts), bool(step.rows.drafts)) for step in driver.steps]
+    assert not any(has_drafts for running, has_drafts in counts if running > 1)
+    assert any(has_drafts for _, has_drafts in counts)
+
+
+def test_what_became_of_drafts_is_counted() -> None:
+    wanted = job(21)
+    driver, _ = drafted(wanted, Script(tokens_of(wanted), 3, 2))
+    assert driver.scheduler.drafts is not None
+    stats = driver.scheduler.drafts.stats
+    drafts = [draft for step in driver.steps for draft in step.rows.drafts]
+    assert (stats.drafts_total, stats.guesses_total) == (len(drafts), sum(guessed(driver)))
+    assert 0 < stats.right_total < stats.guesses_total
+    assert stats.right_total == 20 - (len(driver.steps) - 1)
 
 
 def test_a_draft_is_a_load() -> None:

@@ -16,6 +16,7 @@ from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.devices.graph.options import GraphOptions
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.speculative_options import SpeculativeOptions
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.commands.cli import main
 from tidewheel.server.http.limits import AdmissionLimits, ConnectionLimits
@@ -27,6 +28,7 @@ from tidewheel.server.telemetry.logs import LogOptions
 OWNERS: tuple[type[Options], ...] = (
     EngineOptions,
     LoraOptions,
+    SpeculativeOptions,
     *DEVICE_OPTIONS,
     EncoderOptions,
     ConfigFileOptions,

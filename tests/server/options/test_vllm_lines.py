@@ -56,6 +56,14 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
         ("m --enable-log-requests", {"disable_log_requests": False}),
         ("m --max-num-queued-reqs 7", {"max_queue": 7}),
         (
+            "m --speculative-config.method ngram --speculative-config.num_speculative_tokens 4",
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
+        ),
+        (
+            "m --speculative-model [ngram] --num-speculative-tokens 5 --ngram-prompt-lookup-max 4",
+            {"speculative_model": "[ngram]", "num_speculative_tokens": 5, "ngram_prompt_lookup_max": 4},
+        ),
+        (
             "m --default-chat-template-kwargs.enable_thinking false",
             {"default_chat_template_kwargs": {"enable_thinking": False}},
         ),
@@ -104,6 +112,18 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --hf-token secret-of-mine", "set HF_TOKEN"),
         ("m --kv-cache-memory-bytes 1073741824", "say it in GiB with --kv-cache-space"),
         ("m --logits-processors a.b", "--logits-processors is not supported: requests have logit_bias"),
+        ('m --speculative-config \'{"method": "eagle3", "model": "x"}\'', "the method 'eagle3' is not supported"),
+        ("m --speculative-config.method=ngram --speculative-config.quantization=fp8", "quantization is not supported"),
+        ("m --speculative-model org/draft --num-speculative-tokens 5", "the method 'org/draft' is not supported"),
+        ("m --num-speculative-tokens 5", "the method None is not supported"),
+        (
+            'm --speculative-config \'{"method": "ngram", "prompt_lookup_min": 6, "prompt_lookup_max": 5}\'',
+            "prompt_lookup_min 6 is more than prompt_lookup_max 5",
+        ),
+        (
+            'm --speculative-config \'{"method": "ngram", "num_speculative_tokens": 1000}\'',
+            "num_speculative_tokens must be a number of at least 1 and at most 64, not 1000",
+        ),
         ("m --enable-sleep-mode", "--enable-sleep-mode is not supported: the model stays in memory"),
     ],
 )  # fmt: skip

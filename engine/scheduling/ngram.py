@@ -1,0 +1,47 @@
+"""NgramDrafter: guesses that a sequence goes on as it did where its last tokens stood before.
+
+Answers that repeat what is in front of them (code that is edited, facts that are quoted, fields of JSON) are guessed
+well, others are not guessed: https://github.com/apoorvumang/prompt-lookup-decoding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .sequence import Sequence
+
+
+class NgramDrafter:
+    """Proposes at most `num_tokens`: those that followed when the longest run of last tokens was last seen.
+
+    Such a run has `shortest` to `longest` tokens. The time is that of a look at each token of the sequence, and one
+    for each token of the run at those places that are still possible.
+    """
+
+    def __init__(self, num_tokens: int, longest: int, shortest: int, most_context: int | None = None) -> None:
+        """It has no idea of sequences of more than `most_context` tokens."""
+        self._num_tokens = num_tokens
+        self._longest = longest
+        self._shortest = shortest
+        self._most_context = most_context
+
+    def propose(self, sequence: Sequence) -> list[int]:
+        """The likely next tokens; none if the last ones are new."""
+        if self._most_context is not None and sequence.num_tokens > self._most_context:
+            return []
+        tokens = sequence.tokens[: sequence.num_tokens]
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # where a run like the last one may end
+        length = 1
+        while len(ends) and length < self._longest:
+            longer = ends[ends >= length]  # those with a token before the run
+            longer = longer[tokens[longer - length] == tokens[-1 - length]]
+            if not len(longer):
+                break
+            ends, length = longer, length + 1
+        if not len(ends) or length < self._shortest:
+            return []
+        # The last one that is followed by enough, else the one that is followed by most.
+        followed = int(np.count_nonzero(ends < len(tokens) - self._num_tokens))
+        end = int(ends[max(followed - 1, 0)])
+        guesses: list[int] = tokens[end + 1 : end + 1 + self._num_tokens].tolist()
+        return guesses

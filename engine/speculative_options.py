@@ -1,0 +1,133 @@
+"""The options of drafts: tokens that are guessed, and kept where the model samples the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import Struct
+
+from .declaring.option import OptionError, Options, option
+from .declaring.values import at_least, count, json_object
+
+_NGRAM = ("ngram", "[ngram]")
+_MOST_TOKENS, _LONGEST_RUN = 64, 32
+_DEFAULT_TOKENS, _DEFAULT_RUN = 8, 4
+_KEYS = (
+    "method",
+    "model",
+    "num_speculative_tokens",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "disable_by_batch_size",
+    "max_model_len",
+)
+
+
+class Speculation(Struct, frozen=True):
+    """Drafts from runs of `shortest` to `longest` tokens that were seen before, of at most `num_tokens` tokens.
+
+    None are made for sequences of more than `most_context` tokens, nor while more than `most_sequences` decode.
+    """
+
+    num_tokens: int
+    longest: int
+    shortest: int
+    most_sequences: int | None = None
+    most_context: int | None = None
+
+
+@dataclass(frozen=True)
+class SpeculativeOptions(Options):
+    """How tokens are guessed. Raises OptionError for a method that is not there, and for keys that it does not have."""
+
+    speculative_config: Mapping[str, Any] | None = option(
+        None,
+        'guess tokens that come, e.g. {"method": "ngram", "num_speculative_tokens": 8}; answers stay the same',
+        parse=json_object,
+        metavar="JSON",
+    )
+    speculative_model: str | None = option(None, "what guesses: [ngram] is the only one", metavar="NAME")
+    num_speculative_tokens: int | None = option(
+        None, f"most tokens to guess at a time [{_DEFAULT_TOKENS}]", parse=count, check=at_least(1), metavar="N"
+    )
+    ngram_prompt_lookup_max: int | None = option(
+        None,
+        f"the longest run of last tokens to look for [{_DEFAULT_RUN}]",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+    )
+    ngram_prompt_lookup_min: int | None = option(
+        None, "the shortest such run [1]", parse=count, check=at_least(1), metavar="N"
+    )
+    speculative_disable_by_batch_size: int | None = option(
+        None, "guess nothing while more sequences decode [any number]", parse=count, check=at_least(1), metavar="N"
+    )
+    speculative_max_model_len: int | None = option(
+        None, "guess nothing for longer sequences [the context]", parse=count, check=at_least(1), metavar="TOKENS"
+    )
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """What was asked for; None: nothing is guessed. Raises OptionError."""
+        asked = self._asked()
+        if not asked:
+            return None
+        if unknown := sorted(asked.keys() - {*_KEYS}):
+            raise OptionError(
+                f"--speculative-config: {', '.join(unknown)} is not supported; there are {', '.join(_KEYS)}"
+            )
+        method = asked.get("method") or asked.get("model")
+        if method not in _NGRAM:
+            raise OptionError(
+                f"--speculative-config: the method {method!r} is not supported; "
+                '{"method": "ngram"} guesses from the text itself'
+            )
+        if asked.get("model") not in (None, *_NGRAM):
+            raise OptionError("--speculative-config: ngram has no model; leave it out")
+        longest = _number(asked, "prompt_lookup_max", _LONGEST_RUN) or max(
+            _DEFAULT_RUN, _number(asked, "prompt_lookup_min", _LONGEST_RUN) or 1
+        )
+        shortest = _number(asked, "prompt_lookup_min", _LONGEST_RUN) or 1
+        if shortest > longest:
+            raise OptionError(
+                f"--speculative-config: prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}"
+            )
+        return Speculation(
+            num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_TOKENS,
+            longest=longest,
+            shortest=shortest,
+            most_sequences=_number(asked, "disable_by_batch_size"),
+            most_context=_number(asked, "max_model_len"),
+        )
+
+    def _asked(self) -> dict[str, Any]:
+        """The config, with what the older flags say in its words."""
+        flags = {
+            "model": self.speculative_model,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "prompt_lookup_max": self.ngram_prompt_lookup_max,
+            "prompt_lookup_min": self.ngram_prompt_lookup_min,
+            "disable_by_batch_size": self.speculative_disable_by_batch_size,
+            "max_model_len": self.speculative_max_model_len,
+        }
+        return {**{key: value for key, value in flags.items() if value is not None}, **(self.speculative_config or {})}
+
+    def _contradiction(self) -> str | None:
+        try:
+            self.speculation  # noqa: B018
+        except OptionError as error:
+            return str(error)
+        return None
+
+
+def _number(asked: Mapping[str, Any], key: str, most: int | None = None) -> int | None:
+    value = asked.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or value < 1 or (most is not None and value > most):
+        limit = "" if most is None else f" and at most {most}"
+        raise OptionError(f"--speculative-config: {key} must be a number of at least 1{limit}, not {value!r}")
+    return value
