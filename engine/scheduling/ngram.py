@@ -10,12 +10,15 @@ import numpy as np
 
 from .sequence import Sequence
 
+# Where the last token stood before, the last of these places are looked at: it may stand everywhere.
+_MOST_PLACES = 4096
+
 
 class NgramDrafter:
     """Proposes at most `num_tokens`: those that followed when the longest run of last tokens was last seen.
 
-    Such a run has `shortest` to `longest` tokens. The time is that of a look at each token of the sequence, and one
-    for each token of the run at those places that are still possible.
+    Such a run has `shortest` to `longest` tokens. The time is that of a look at each token of the sequence, and at up
+    to `longest` tokens before each of a bounded number of places.
     """
 
     def __init__(self, num_tokens: int, longest: int, shortest: int, most_context: int | None = None) -> None:
@@ -30,7 +33,7 @@ class NgramDrafter:
         if self._most_context is not None and sequence.num_tokens > self._most_context:
             return []
         tokens = sequence.tokens[: sequence.num_tokens]
-        ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # where a run like the last one may end
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1])[-_MOST_PLACES:]  # where a run like the last one may end
         length = 1
         while len(ends) and length < self._longest:
             longer = ends[ends >= length]  # those with a token before the run
