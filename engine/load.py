@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
     from .engine import Engine
     from .scheduling.ngram import NgramDrafter
+    from .speculative_options import Speculation
     from .text.tokenizer import Tokenizer
     from .weights.lora import LoraAdapter
 
@@ -327,7 +328,7 @@ class EngineLoad:
             max_logprobs=options.max_logprobs,
             max_step_ms=options.max_step_ms,
             enable_prefix_caching=options.enable_prefix_caching,
-            drafter=self._drafter(executor.limits),
+            drafter=None if speculation is None else _drafter(speculation, executor.limits),
             most_drafted=None if speculation is None else speculation.most_sequences,
             step_timeout_s=options.step_timeout,
             loras=self._loras(executor),
@@ -369,21 +370,6 @@ class EngineLoad:
                 "half of" if keeps_kv(model.kv_groups) else "all of",
             )
         return engine
-
-    def _drafter(self, limits: ExecutorLimits) -> NgramDrafter | None:
-        """What guesses tokens to come; None if nothing was asked for, or nothing can."""
-        asked = self._options.speculative.speculation
-        if asked is None:
-            return None
-        if limits.shapes or limits.num_states:
-            why = "a recurrent state cannot go back before a wrong guess"
-            logger.warning(
-                "--speculative-config has no effect: %s", why if limits.num_states else "this device has fixed shapes"
-            )
-            return None
-        from .scheduling.ngram import NgramDrafter
-
-        return NgramDrafter(asked.num_tokens, asked.longest, asked.shortest, asked.most_context)
 
     def _loras(self, executor: Executor) -> LoraRegistry | None:
         """The adapters, read from their files."""
@@ -444,6 +430,19 @@ class EngineLoad:
             raise self._failure
         assert self._executor is not None
         return self._executor
+
+
+def _drafter(asked: Speculation, limits: ExecutorLimits) -> NgramDrafter | None:
+    """What guesses tokens to come; None, and a line in the log, where nothing can."""
+    if limits.shapes or limits.num_states:
+        why = "a recurrent state cannot go back before a wrong guess"
+        logger.warning(
+            "--speculative-config has no effect: %s", why if limits.num_states else "this device has fixed shapes"
+        )
+        return None
+    from .scheduling.ngram import NgramDrafter
+
+    return NgramDrafter(asked.num_tokens, asked.longest, asked.shortest, asked.most_context)
 
 
 def _kept_bytes(model: OpenedModel, limits: ExecutorLimits) -> int:

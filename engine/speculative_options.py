@@ -87,10 +87,8 @@ class SpeculativeOptions(Options):
             )
         if asked.get("model") not in (None, *_NGRAM):
             raise OptionError("--speculative-config: ngram has no model; leave it out")
-        longest = _number(asked, "prompt_lookup_max", _LONGEST_RUN) or max(
-            _DEFAULT_RUN, _number(asked, "prompt_lookup_min", _LONGEST_RUN) or 1
-        )
         shortest = _number(asked, "prompt_lookup_min", _LONGEST_RUN) or 1
+        longest = _number(asked, "prompt_lookup_max", _LONGEST_RUN) or max(_DEFAULT_RUN, shortest)
         if shortest > longest:
             raise OptionError(
                 f"--speculative-config: prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}"

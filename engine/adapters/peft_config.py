@@ -84,7 +84,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     if not isinstance(pattern, dict):
         raise ModelError(f"{path}: alpha_pattern must be an object")
     alphas = {key: _number(path, f"alpha_pattern[{shown(key)}]", value) for key, value in pattern.items()}
-    version = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", str(config.get("peft_version") or ""))
+    version = re.match(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?", str(config.get("peft_version") or ""))
     return PeftConfig(
         alpha=_number(path, "lora_alpha", config.get("lora_alpha")),
         rank_stabilized=config.get("use_rslora") is True,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-import msgspec
 from msgspec import Struct
 
 from ..cache.manager import CacheManager
@@ -102,8 +101,10 @@ class Drafts:
 
     def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
         """Note what became of a draft."""
-        drafts, guesses, right_guesses = msgspec.structs.astuple(self.stats)
-        self.stats = DraftStats(drafts + 1, guesses + num_guesses, right_guesses + num_right)
+        stats = self.stats
+        self.stats = DraftStats(
+            stats.drafts_total + 1, stats.guesses_total + num_guesses, stats.right_total + num_right
+        )
         rate = self._rates.get(sequence.key, _FIRST_RATE)
         for right in (1.0,) * num_right + (0.0,) * (num_right < num_guesses):
             rate += _LESSON * (right - rate)

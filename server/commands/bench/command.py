@@ -84,7 +84,7 @@ def _parser() -> OptionParser:
 def _workload(parser: OptionParser, parsed: Mapping[str, Any]) -> Workload:
     base = QUICK if parsed["quick"] else KERNELS if parsed["kernels"] else Workload()
     batch_sizes, contexts = parsed["batch_sizes"], parsed["contexts"]
-    values: dict[str, Any] = {"prefills": parsed["prefill"], "profile": parsed["profile"] or None}
+    values: dict[str, Any] = {"prefills": parsed["prefill"], "profile": parsed["profile"]}
     values |= {name: parsed[name] for name in ("decode_tokens", "repeats")}
     if batch_sizes is not None or contexts is not None:
         sizes = batch_sizes or sorted({decode.batch_size for decode in base.decodes})

@@ -103,14 +103,15 @@ def measure_kernels(given: Mapping[str, Any], workload: Workload, say: Say) -> K
     workload = replace(workload, profile=True)
     reports: list[Report] = []
     with TemporaryDirectory() as folder:
-        for options in _variants(given, Path(folder)):
+        for options in _variants({**given, "device": "cpu"}, Path(folder)):
             say(_named(options))
-            reports.append(measure({**options, "device": "cpu"}, workload, _SKIPPED, lambda what: None))
+            reports.append(measure(options, workload, _SKIPPED, lambda what: None))
             cpus = reports[-1].machine.cpus or []
             if "threads_bind" not in given and len(cpus) > 1:
                 say(f"{_named(options)}, one thread")
-                alone = {**options, "device": "cpu", "threads_bind": str(cpus[0])}
-                reports.append(measure(alone, workload, _SKIPPED, lambda what: None))
+                reports.append(
+                    measure({**options, "threads_bind": str(cpus[0])}, workload, _SKIPPED, lambda what: None)
+                )
     runs = [KernelRun(r.model.dtype, r.machine, r.ceilings, r.compute_ceiling, _rates(r)) for r in reports]
     return KernelReport(__version__, reports[0].model.shape, workload.repeats, runs)
 

@@ -104,7 +104,6 @@ KERNELS = Workload(
     decode_tokens=16,
     repeats=1,
     ceilings_s=0.4,
-    profile=True,
 )
 
 
