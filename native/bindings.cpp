@@ -472,6 +472,7 @@ NB_MODULE(_native, m) {
     for (const Kernels* kernels : available_kernels()) names.emplace_back(kernels->name);
     return names;
   }, "Names of the ISA levels that this processor has, best first.");
+  m.def("isa_note", &kernels_note, "Why a level is behind one with fewer instructions; empty if none is.");
   m.def("chosen_isa_level", [](const std::string& isa) { return std::string(choose_kernels(isa).name); }, "isa"_a = "auto",
         "The level that is used for `isa`; TIDEWHEEL_ISA decides what auto means.");
   m.def("topology", [](const std::string& root, const std::optional<std::vector<int>>& allowed) {

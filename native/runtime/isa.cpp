@@ -15,6 +15,8 @@ std::vector<const Kernels*> available_kernels() {
   return levels;
 }
 
+std::string kernels_note() { return architecture_note(); }
+
 const Kernels& choose_kernels(const std::string& name) {
   std::string wanted = name;
   if (wanted.empty() || wanted == "auto") {

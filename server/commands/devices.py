@@ -68,7 +68,7 @@ class DevicesReport:
     """Everything that the command shows. What only the native extension can tell is None where it cannot be loaded.
 
     `auto` is the device that `--device auto` means, for a model that fits into its memory. `isa_levels` has the best
-    one first; `isa` is the one in use.
+    one first; `isa` is the one in use. `isa_note` says why a level is behind one with fewer instructions, if one is.
     """
 
     auto: str
@@ -76,6 +76,7 @@ class DevicesReport:
     cpu_model: str
     architecture: str
     isa_levels: list[str]
+    isa_note: str
     isa: str | None
     cores: Cores | None
     memory: Memory
@@ -88,14 +89,15 @@ def detect() -> DevicesReport:
         from tidewheel import _native as native
     except ImportError as error:
         cpu = DeviceState("cpu", False, f"the native extension cannot be loaded: {error}")
-        isa_levels, isa, cores = [], None, None
+        isa_levels, isa_note, isa, cores = [], "", None, None
     else:
         try:
             isa = native.chosen_isa_level()
         except ValueError as error:
             raise DeviceError(str(error)) from error
         cpu = DeviceState("cpu", True, "native kernels")
-        isa_levels, cores = native.available_isa_levels(), _cores(native.topology())
+        isa_levels, isa_note = native.available_isa_levels(), native.isa_note()
+        cores = _cores(native.topology())
     findings = [find(name) for name in ACCELERATORS]
     accelerators = [accelerator(finding) for finding in findings]
     usable = (d.name for d, finding in zip(accelerators, findings, strict=True) if d.available and finding.nodes)
@@ -105,6 +107,7 @@ def detect() -> DevicesReport:
         cpu_model=cpu_model(),
         architecture=platform.machine(),
         isa_levels=isa_levels,
+        isa_note=isa_note,
         isa=isa,
         cores=cores,
         memory=read_memory(),
@@ -139,7 +142,8 @@ def render(report: DevicesReport) -> str:
     lines += [("processor", f"{report.cpu_model} ({report.architecture})")]
     if report.isa_levels:
         levels = [f"{level} (in use)" if level == report.isa else level for level in report.isa_levels]
-        lines.append(("ISA levels", ", ".join(levels)))
+        note = f" ({report.isa_note})" if report.isa_note else ""
+        lines.append(("ISA levels", ", ".join(levels) + note))
     if report.cores is not None:
         lines += _core_lines(report.cores)
     lines += _memory_lines(report.memory)

@@ -58,4 +58,6 @@ std::vector<const Kernels*> architecture_levels() {
   return levels;
 }
 
+std::string architecture_note() { return {}; }
+
 }  // namespace tidewheel

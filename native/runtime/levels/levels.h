@@ -1,6 +1,7 @@
 // What each architecture's file in this folder defines.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -9,5 +10,8 @@ namespace tidewheel {
 
 // The levels that this processor can run, best first, without scalar.
 std::vector<const Kernels*> architecture_levels();
+
+// Why a level is behind one with fewer instructions on this processor; empty if none is.
+std::string architecture_note();
 
 }  // namespace tidewheel

@@ -5,4 +5,6 @@ namespace tidewheel {
 
 std::vector<const Kernels*> architecture_levels() { return {}; }
 
+std::string architecture_note() { return {}; }
+
 }  // namespace tidewheel

@@ -1,6 +1,12 @@
-#include "runtime/levels/levels.h"
+#include "runtime/levels/x86.h"
 
 #include <cpuid.h>
+
+#include <cstring>
+#include <utility>
+
+#include "runtime/levels/levels.h"
+
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -22,6 +28,17 @@ struct Cpuid {
   Cpuid(unsigned leaf, unsigned subleaf) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
 };
 
+std::string vendor() {
+  const Cpuid id(0, 0);
+  char name[12];
+  std::memcpy(name, &id.ebx, 4);
+  std::memcpy(name + 4, &id.edx, 4);
+  std::memcpy(name + 8, &id.ecx, 4);
+  return {name, sizeof name};
+}
+
+bool slow_bfloat16_dots() { return has_slow_bfloat16_dots(vendor(), Cpuid(1, 0).eax); }
+
 // Checks for tiles of 16 rows of 64 bytes, and for their products of int8 and bfloat16. Then asks Linux for permission:
 // a process must ask, because each thread that uses tiles needs 8 KiB more for its state.
 bool allowed_tiles() {
@@ -39,6 +56,14 @@ bool allowed_tiles() {
 
 }  // namespace
 
+// docs/performance-log.md has the measurements, under "bfloat16 on Emerald Rapids".
+bool has_slow_bfloat16_dots(const std::string& vendor, unsigned signature) {
+  const unsigned family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
+  const unsigned model = (signature >> 4 & 0xf) | (signature >> 12 & 0xf0);
+  constexpr unsigned kEmeraldRapids = 207;
+  return vendor == "GenuineIntel" && family == 6 && model == kEmeraldRapids;
+}
+
 std::vector<const Kernels*> architecture_levels() {
   std::vector<const Kernels*> levels;
   __builtin_cpu_init();
@@ -52,10 +77,17 @@ std::vector<const Kernels*> architecture_levels() {
   if (amx) levels.push_back(&amx::kKernels);
   if (avx512_bf16) levels.push_back(&avx512_bf16::kKernels);
   if (avx512_vnni) levels.push_back(&avx512_vnni::kKernels);
+  // They differ in products of bfloat16 alone, in GEMMs and in attention.
+  if (avx512_bf16 && slow_bfloat16_dots()) std::swap(levels.back(), levels.end()[-2]);
   if (avx512) levels.push_back(&avx512::kKernels);
   if (avx2 && Cpuid(7, 1).eax & kAvxVnni) levels.push_back(&avx2_vnni::kKernels);
   if (avx2) levels.push_back(&avx2::kKernels);
   return levels;
+}
+
+std::string architecture_note() {
+  const bool swapped = __builtin_cpu_supports("avx512bf16") && slow_bfloat16_dots();
+  return swapped ? "avx512_bf16 is behind avx512_vnni: this processor's bfloat16 dot products are slower than float32" : "";
 }
 
 }  // namespace tidewheel

@@ -30,6 +30,7 @@ MACHINE = DevicesReport(
     cpu_model="Imaginary 9000",
     architecture="x86_64",
     isa_levels=["avx512", "avx2", "scalar"],
+    isa_note="avx9 is slow here",
     isa="avx2",
     cores=Cores(16, [0, 1, 2, 3, 8], [0, 1, 2, 3], [[0, 1], [2]], {0: [0, 1, 8], 1: [2, 3]}, 2.5),
     memory=Memory(64 * GIB, 10 * GIB, 16 * GIB, 6 * GIB),
@@ -42,7 +43,7 @@ def test_the_text_has_every_fact() -> None:
     facts = {name: value.strip() for name, value in lines.items()}
     assert facts == {
         "processor": "Imaginary 9000 (x86_64)",
-        "ISA levels": "avx512, avx2 (in use), scalar",
+        "ISA levels": "avx512, avx2 (in use), scalar (avx9 is slow here)",
         "cores": "16 logical, 5 allowed (CPUs 0-3,8), 4 of them physical",
         "threads": "3 in 2 groups, on CPUs 0-1|2 (--threads-bind changes it)",
         "NUMA": "node 0: CPUs 0-1,8; node 1: CPUs 2-3",
