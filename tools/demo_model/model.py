@@ -25,6 +25,10 @@ class Shape:
     epsilon: float = 1e-6
 
 
+DRAFT = Shape(hidden=96, layers=2, heads=2, kv_heads=1, intermediate=256)
+"""A model of less than a tenth of the size, which guesses what the other one will say."""
+
+
 class Block(nn.Module):
     """One transformer layer; projections that read the same input are one matrix, which is faster."""
 

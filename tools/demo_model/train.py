@@ -1,7 +1,8 @@
 """Train the tokenizer and the demo model on generated text, and write a Hugging Face folder.
 
 The schedule follows the clock: the learning rate has decayed to nothing when ``--minutes`` are over, however fast or
-busy the machine is. A checkpoint is kept outside the model folder, and ``--resume`` continues from it.
+busy the machine is. A checkpoint is kept outside the model folder, and ``--resume`` continues from it. ``--draft`` trains
+a draft model for the demo model instead, with its tokenizer.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from .chat import CHAT_TEMPLATE, spans
 from .corpus import LETTERS_OFF, LETTERS_ON, Conversation, plain, training_item
-from .model import Llama, Shape
+from .model import DRAFT, Llama, Shape
 from .words import CITIES, NAMES, WORDS
 
+DEMO = Path(__file__).parents[2] / "server" / "demo"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
 END_OF_TEXT, _, END_OF_TURN = range(3)
@@ -274,12 +276,15 @@ def train(options: argparse.Namespace) -> None:
     """Run the training that ``options`` describe."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
-    shape = Shape()
+    shape = DRAFT if options.draft else Shape()
     work: Path = options.work
     work.mkdir(parents=True, exist_ok=True)
     checkpoint = work / "checkpoint.pt"
     state = torch.load(checkpoint, weights_only=True) if options.resume else None
-    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json")) if state else train_tokenizer(options.seed, shape)
+    if state or options.draft:
+        tokenizer = Tokenizer.from_file(str((work if state else DEMO) / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(options.seed, shape)
     tokenizer.save(str(work / "tokenizer.json"))
     print(f"tokenizer: {tokenizer.get_vocab_size()} tokens", flush=True)
     model = Llama(shape).to(options.device)
@@ -346,9 +351,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="wall time of the training loop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parents[2] / "server" / "demo", help="the model folder to write"
-    )
+    parser.add_argument("--out", type=Path, default=DEMO, help="the model folder to write")
+    parser.add_argument("--draft", action="store_true", help="a draft model for the demo model; give it an --out")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "tidewheel-demo-training")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in --work")
     parser.add_argument("--restart-schedule", action="store_true", help="with --resume: a new schedule of --minutes")
@@ -357,7 +361,10 @@ def main() -> None:
     parser.add_argument("--peak-rate", type=float, default=4e-3)
     parser.add_argument("--drills", type=float, default=0.12, help="share of bare arithmetic and spelling")
     parser.add_argument("--save-every", type=float, default=4, help="minutes between checkpoints")
-    train(parser.parse_args())
+    options = parser.parse_args()
+    if options.draft and options.out == DEMO:
+        parser.error("--draft needs an --out of its own: the demo model lies in the default one")
+    train(options)
 
 
 if __name__ == "__main__":
