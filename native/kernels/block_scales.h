@@ -53,7 +53,7 @@ class ScaleReader {
                                                      : load(reinterpret_cast<const bf16*>(chunk_) + i * kLanes);
     if constexpr (T.shifts) {
       F point = byte(i);
-      if (T.whole && !kUnsignedCodes) point = sub(point, set1(128.0f));
+      if (T.whole && !kUnsignedBytes) point = sub(point, set1(128.0f));
       minimum_ = mul(whole_, negative(point));
     }
   }

@@ -83,12 +83,27 @@ TW_INLINE BlockTraits traits_of(const WeightFormat& format) {
 }
 
 // Whole bytes and a table's integers are signed, and stored like this: plus 128 where weights are multiplied unsigned.
+constexpr bool kUnsignedBytes = kQuadZero != 0;
+constexpr bool are_bytes(const BlockTraits& traits) { return traits.whole || traits.codes != Codes::kPlain; }
+
+// Whether the level sums a few products of small unsigned codes in 16 bits (`multiply_short`).
+template <typename W>
+constexpr bool kHasShortSums = requires(W w, const int8_t* x) { multiply_short(w, x); };
+
+// For how many vectors of codes such sums fit; 0 where they are not taken. A sum has two products a vector.
+constexpr int short_quads(const BlockTraits& traits) {
+  if (!kHasShortSums<Quads> || are_bytes(traits)) return 0;
+  const int bits = 4 * traits.four + 2 * traits.two + traits.one, most = 32767 / (2 * 127 * ((1 << bits) - 1));
+  const int quads = kGroupQuads / (traits.halves ? 2 : 1);
+  return most >= quads ? quads : most >= 4 ? 4 : 2;
+}
+
 // Other codes are unsigned, and where weights are multiplied signed `zero` is taken off them.
-constexpr bool kUnsignedCodes = kQuadZero != 0;
+constexpr bool unsigned_codes(const BlockTraits& traits) { return kUnsignedBytes || short_quads(traits) > 0; }
 // What expanded weights without shifts are too high by.
 constexpr int code_offset(const BlockTraits& traits) {
-  if (!kUnsignedCodes || traits.shifts) return 0;
-  return traits.codes != Codes::kPlain || traits.whole ? kQuadZero : traits.zero;
+  if (!unsigned_codes(traits) || traits.shifts) return 0;
+  return are_bytes(traits) ? kQuadZero : traits.zero;
 }
 
 // Scales and zero points of a grid's chunk.
@@ -140,7 +155,9 @@ struct alignas(64) Expanded {
 void expand_chunk(const WeightFormat& format, const char* chunk, int groups, Expanded& out);
 
 // Where tiles multiply, what is expanded is signed if it has no shifts.
-constexpr bool unsigned_expanded(const BlockTraits& traits) { return kUnsignedCodes && (traits.shifts || !kExpandedForTiles); }
+constexpr bool unsigned_expanded(const BlockTraits& traits) {
+  return unsigned_codes(traits) && (traits.shifts || !kExpandedForTiles);
+}
 
 // The integer of column `lane` at input i, as in the definition of the format, with `scales` and `shifts`.
 TW_INLINE int code_at(const BlockTraits& traits, const Expanded& e, int lane, int i) {
@@ -168,7 +185,7 @@ template <bool UNSIGNED>
 constexpr CodeTable kTwiceE2m1 = make_table({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}, UNSIGNED ? 128 : 0);
 
 // A group's codes, all planes joined, as they are multiplied. Moves `planes` past it.
-template <BlockTraits T, bool UNSIGNED = kUnsignedCodes>
+template <BlockTraits T, bool UNSIGNED = unsigned_codes(T)>
 TW_INLINE void load_group(const uint8_t*& planes, Bytes (&codes)[kGroupQuads]) {
   constexpr int kLowBits = T.four ? 4 : 2;
   for (int i = 0; i < T.vectors() * kVectorBytes; i += kLineBytes) prefetch(planes + kChunkAheadBytes + i);
@@ -238,6 +255,37 @@ struct BlockRows {
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) dot[r] = dot_quads(dot[r], quads, group.quads[0][r] + s * kQuad);
     }
+  }
+
+  // The same for all inputs of part p. `code(s)` is the w for those from 4 * s on.
+  template <int SHORT_QUADS, typename Code>
+  TW_INLINE void multiply_part(I (&dot)[ROWS], const Code& code, const BlockRows& group, int p) {
+    constexpr int kQuads = kGroupQuads / PARTS, kTogether = SHORT_QUADS > 0 ? SHORT_QUADS : 1;
+#pragma GCC unroll 8
+    for (int s = p * kQuads; s < (p + 1) * kQuads; s += kTogether) {
+      if constexpr (SHORT_QUADS > 0) {
+        add_short_sums<SHORT_QUADS>(dot, code, group, s);
+      } else {
+        multiply(dot, code(s), group, s);
+      }
+    }
+  }
+
+ private:
+  template <int SHORT_QUADS, typename Code>
+  TW_INLINE void add_short_sums(I (&dot)[ROWS], const Code& code, const BlockRows& group, int s) {
+    decltype(multiply_short(as_quads(code(0)), group.quads[0][0])) sum[ROWS];
+#pragma GCC unroll 8
+    for (int i = 0; i < SHORT_QUADS; ++i) {
+      const auto w = as_quads(code(s + i));
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) {
+        const auto products = multiply_short(w, group.quads[s + i][r]);
+        sum[r] = i == 0 ? products : add(sum[r], products);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) dot[r] = add_short(dot[r], sum[r]);
   }
 };
 

@@ -147,9 +147,9 @@ void with_micro_kernel(const WeightFormat& format, Body&& body) {
     case WeightKind::kTable4: return call(WidenedRows<float, FloatRows<float>>());
     default: break;
   }
-  const BlockTraits traits = traits_of(format);
-  if (traits.halves) return traits.shifts ? call(ExpandedRows<true, true>()) : call(ExpandedRows<true, false>());
-  return traits.shifts ? call(ExpandedRows<false, true>()) : call(ExpandedRows<false, false>());
+  with_kind(format, [&]<WeightKind, BlockTraits TRAITS>() {
+    call(ExpandedRows<TRAITS.halves, TRAITS.shifts, short_quads(TRAITS)>());
+  });
 }
 
 }  // namespace

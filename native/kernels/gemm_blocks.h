@@ -7,7 +7,8 @@
 
 namespace tidewheel::TW_ISA {
 
-template <bool HALVES, bool SHIFTS>
+// SHORT_QUADS: see `short_quads`.
+template <bool HALVES, bool SHIFTS, int SHORT_QUADS>
 class ExpandedRows {
  public:
   static constexpr int kTiles = 8;
@@ -46,17 +47,14 @@ class ExpandedRows {
     F acc[ROWS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) acc[r] = load(tile + r * kPanel);
-    for (int g = 0; g < groups; ++g, ++group) {
+    for (int g = 0; g < groups; ++g, ++group, codes += kRowGroup * kLanes) {
 #pragma GCC unroll 2
       for (int p = 0; p < kParts; ++p) {
         I dot[ROWS];
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(SHIFTS ? 0 : group->correction[p][r]);
-#pragma GCC unroll 8
-        for (int s = p * kGroupQuads / kParts; s < (p + 1) * kGroupQuads / kParts; ++s) {
-          BlockRows<ROWS, kParts>::multiply(dot, load_bytes(codes), *group, s);
-          codes += kVectorBytes;
-        }
+        const auto code = [&](int s) { return load_bytes(codes + s * kVectorBytes); };
+        BlockRows<ROWS, kParts>::template multiply_part<SHORT_QUADS>(dot, code, *group, p);
         const F w = load(expanded.scales[g * kParts + p]);
         [[maybe_unused]] F shift;
         if constexpr (SHIFTS) shift = load(expanded.shifts[g * kParts + p]);

@@ -8,7 +8,7 @@ namespace {
 
 template <WeightKind KIND, BlockTraits T, int ROWS>
 void multiply_strip(const WeightFormat& format, const char* x, const char* chunk, int k, float* tile) {
-  constexpr int kParts = T.halves ? 2 : 1, kPartQuads = kGroupQuads / kParts;
+  constexpr int kParts = T.halves ? 2 : 1;
   const auto* group = reinterpret_cast<const BlockRows<ROWS, kParts>*>(x);
   const size_t chunk_size = chunk_bytes(format, kChunkGroups);
   const int groups = row_groups(k);
@@ -27,10 +27,7 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
         I dot[ROWS];
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(T.shifts ? 0 : group->correction[p][r]);
-#pragma GCC unroll 8
-        for (int s = p * kPartQuads; s < (p + 1) * kPartQuads; ++s) {
-          BlockRows<ROWS, kParts>::multiply(dot, codes[s], *group, s);
-        }
+        BlockRows<ROWS, kParts>::template multiply_part<short_quads(T)>(dot, [&](int s) { return codes[s]; }, *group, p);
         F w, shift = zero();
         scales.next(w, shift);
 #pragma GCC unroll 8

@@ -381,7 +381,7 @@ void unpack_blocks_row(const WeightFormat& format, const void* weight, int k, in
       if (format.kind == WeightKind::kGrid && format.zero_points) {
         // The difference first: a scale in float32 leaves no room for an exact product with either.
         const int zero = static_cast<uint8_t>(zeros[(format.group < kChunkInputs ? i / format.group : 0) * kLanes + lane]);
-        const int centre = format.bits == 8 && !kUnsignedCodes ? 128 : 0;
+        const int centre = format.bits == 8 && !kUnsignedBytes ? 128 : 0;
         out[begin + i] = scale * static_cast<float>(code + centre - zero);
       } else {
         out[begin + i] = scale * static_cast<float>(code);

@@ -354,7 +354,7 @@ struct BlockChunks {
     expand_chunk(format, strip + first / kChunkGroups * chunk_bytes(format, kChunkGroups), groups, out);
   }
 };
-template <bool HALVES, bool SHIFTS>
+template <bool HALVES, bool SHIFTS, int>
 using ExpandedRows = ByChunks<BlockChunks<HALVES, SHIFTS>, HALVES, SHIFTS>;
 
 // kInt4. Tiles would wait for every group's nibbles to get from vectors through memory: they are expanded for many rows, and

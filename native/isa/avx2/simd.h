@@ -215,6 +215,9 @@ TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) { return {_mm256_dpbusd_a
 #else  // the same instruction in AVX-512's encoding: for tests, on processors that have only that
 TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) { return {_mm256_dpbusd_epi32(acc.v, q.w, four_bytes(x))}; }
 #endif
+using NibbleSum = I;
+TW_INLINE I begin_nibbles(I dot) { return dot; }
+TW_INLINE I end_nibbles(I, I sum) { return sum; }
 #else
 // Sums of two products must fit in 16 bits: |w| <= 127 takes the unsigned place and x takes w's sign.
 constexpr int kQuadZero = 0;
@@ -225,9 +228,20 @@ TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) {
   const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(q.w), _mm256_sign_epi8(four_bytes(x), q.w));
   return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))};
 }
+
+// Products with codes below 64, four inputs of a column in two sums. Of codes below 16, eight such sums fit in 16 bits.
+struct ShortSum {
+  __m256i v;
+};
+TW_INLINE ShortSum multiply_short(Quads w, const int8_t* x) { return {_mm256_maddubs_epi16(w.w, four_bytes(x))}; }
+TW_INLINE ShortSum add(ShortSum a, ShortSum b) { return {_mm256_add_epi16(a.v, b.v)}; }
+TW_INLINE I add_short(I acc, ShortSum sum) {
+  return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(sum.v, _mm256_set1_epi16(1)))};
+}
+using NibbleSum = ShortSum;
+TW_INLINE NibbleSum begin_nibbles(I) { return {_mm256_setzero_si256()}; }
+TW_INLINE NibbleSum dot_quads(NibbleSum acc, Quads w, const int8_t* x) { return add(acc, multiply_short(w, x)); }
+TW_INLINE I end_nibbles(I dot, NibbleSum sum) { return add_short(dot, sum); }
 #endif
-using NibbleSum = I;
-TW_INLINE I begin_nibbles(I dot) { return dot; }
-TW_INLINE I end_nibbles(I, I sum) { return sum; }
 
 }  // namespace tidewheel::TW_ISA
