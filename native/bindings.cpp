@@ -13,6 +13,7 @@
 
 #include "kernels/block_formats.h"
 #include "model/executor.h"
+#include "model/guesses.h"
 #include "plan_bindings.h"
 #include "runtime/ceilings.h"
 #include "runtime/isa.h"
@@ -114,7 +115,7 @@ struct Masks {
   nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> bits;
 };
 
-Sampling read_sampling(ArrayReader& read, SamplingOutputs& outputs) {
+Sampling read_sampling(ArrayReader& read) {
   Sampling sampling;
   sampling.temperature = read.get<float>("temperature");
   sampling.top_p = read.get<float>("top_p");
@@ -132,9 +133,13 @@ Sampling read_sampling(ArrayReader& read, SamplingOutputs& outputs) {
   sampling.bias_start = read.get<int32_t>("bias_start");
   sampling.bias_ids = read.get<int32_t>("bias_ids");
   sampling.bias_values = read.get<float>("bias_values");
-  sampling.out_tokens = {outputs.tokens.data(), outputs.tokens.size()};
   sampling.target = read.get_optional<int32_t>("target");
   sampling.logprob_temperature = read.get_optional<float>("logprob_temperature");
+  return sampling;
+}
+
+void set_outputs(Sampling& sampling, SamplingOutputs& outputs) {
+  sampling.out_tokens = {outputs.tokens.data(), outputs.tokens.size()};
   sampling.out_logprobs = output_span<float, 1>(outputs.logprobs);
   sampling.out_ranks = output_span<int32_t, 1>(outputs.ranks);
   sampling.out_top_ids = output_span<int32_t, 2>(outputs.top_ids);
@@ -145,7 +150,6 @@ Sampling read_sampling(ArrayReader& read, SamplingOutputs& outputs) {
     }
     sampling.top_stride = static_cast<int>(outputs.top_ids->shape(1));
   }
-  return sampling;
 }
 
 // The batch keeps the array.
@@ -158,27 +162,38 @@ BlockTables read_tables(nb::handle array, size_t sequences) {
   return {tables.data(), tables.shape(0) == 1 ? static_cast<int64_t>(tables.shape(1)) : tables.stride(0)};
 }
 
+// All of a StepBatch, which keeps its arrays, but for where the results go.
+struct StepReader {
+  explicit StepReader(nb::handle batch)
+      : read(batch), sampling(batch.attr("sampling")), read_rows(sampling), narrower_tables(batch.attr("narrower_tables")) {
+    step.token_ids = read.get<int32_t>("token_ids");
+    step.positions = read.get<int32_t>("positions");
+    step.query_start = read.get<int32_t>("query_start");
+    step.context_len = read.get<int32_t>("context_len");
+    step.state_slots = read.get_optional<int32_t>("state_slots");
+    step.adapters = read.get_optional<int32_t>("adapters");
+    step.logits_rows = read.get<int32_t>("logits_rows");
+    step.block_tables.push_back(read_tables(batch.attr("block_tables"), step.context_len.size()));
+    for (const nb::handle tables : narrower_tables) step.block_tables.push_back(read_tables(tables, step.context_len.size()));
+    step.sampling = read_sampling(read_rows);
+  }
+
+  ArrayReader read;
+  nb::object sampling;
+  ArrayReader read_rows;
+  nb::object narrower_tables;
+  Step step;
+};
+
 void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::tokens) tokens, Output<float, 1> logprobs,
               Output<int32_t, 1> ranks, Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs,
               Output<float, 2> logits) {
-  ArrayReader read(batch);
-  const nb::object sampling_object = batch.attr("sampling");
-  ArrayReader read_rows(sampling_object);
+  StepReader read(batch);
+  Step& step = read.step;
   SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(ranks), std::move(top_ids),
                           std::move(top_logprobs)};
-  Step step;
-  step.token_ids = read.get<int32_t>("token_ids");
-  step.positions = read.get<int32_t>("positions");
-  step.query_start = read.get<int32_t>("query_start");
-  step.context_len = read.get<int32_t>("context_len");
-  step.state_slots = read.get_optional<int32_t>("state_slots");
-  step.adapters = read.get_optional<int32_t>("adapters");
-  step.logits_rows = read.get<int32_t>("logits_rows");
-  const nb::object narrower = batch.attr("narrower_tables");  // keeps the arrays that it names
-  step.block_tables.push_back(read_tables(batch.attr("block_tables"), step.context_len.size()));
-  for (const nb::handle tables : narrower) step.block_tables.push_back(read_tables(tables, step.context_len.size()));
-  step.sampling = read_sampling(read_rows, outputs);
-  Masks masks(sampling_object);
+  set_outputs(step.sampling, outputs);
+  Masks masks(read.sampling);
   masks.into(step.sampling);
   if (logits) {
     if (logits->shape(0) < step.logits_rows.size() || logits->shape(1) != static_cast<size_t>(executor.vocab_size())) {
@@ -191,13 +206,22 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
   executor.step(step, wait);
 }
 
+void run_guess(Executor& executor, nb::handle batch, Array1<int32_t> counts, float least_probability,
+               nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> tokens) {
+  const StepReader read(batch);
+  const Guesses wanted{{counts.data(), counts.size()}, least_probability, {tokens.data(), tokens.size()}, tokens.shape(1)};
+  const nb::gil_scoped_release release;
+  guess(executor, read.step, wanted);
+}
+
 void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
                    nb::handle batch, decltype(SamplingOutputs::tokens) tokens, Output<float, 1> logprobs,
                    Output<int32_t, 1> ranks, Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs) {
   ArrayReader read(batch);
   SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(ranks), std::move(top_ids),
                           std::move(top_logprobs)};
-  Sampling sampling = read_sampling(read, outputs);
+  Sampling sampling = read_sampling(read);
+  set_outputs(sampling, outputs);
   Masks masks(batch);
   masks.into(sampling);
   const Sampler sampler(choose_kernels(isa), static_cast<int>(logits.shape(1)), 1);
@@ -414,11 +438,13 @@ NB_MODULE(_native, m) {
   nb::class_<Executor>(m, "Executor")
       .def("__init__", [](Executor* self, const DecoderPlan& plan, const std::string& isa, const std::string& cache_dtype,
                           const std::vector<int>& num_blocks, int max_num_seqs, int max_num_batched_tokens,
-                          const std::vector<std::vector<int>>& groups, int num_states, int max_lora_rank) {
+                          const std::vector<std::vector<int>>& groups, int num_states, int max_lora_rank,
+                          const Executor* beside) {
         new (self) Executor(plan, choose_kernels(isa), parse_cache_type(cache_dtype),
-                            {num_blocks, max_num_seqs, max_num_batched_tokens, num_states, max_lora_rank}, groups);
+                            {num_blocks, max_num_seqs, max_num_batched_tokens, num_states, max_lora_rank},
+                            beside ? beside->pool() : std::make_shared<ThreadPool>(groups));
       }, "plan"_a, "isa"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a,
-           "num_states"_a = 0, "max_lora_rank"_a = 0)
+           "num_states"_a = 0, "max_lora_rank"_a = 0, "beside"_a.none() = nb::none())
       .def("set_weights", &set_weights, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)
@@ -435,6 +461,7 @@ NB_MODULE(_native, m) {
       })
       .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "ranks"_a.none(), "top_ids"_a.none(),
            "top_logprobs"_a.none(), "logits"_a.none())
+      .def("guess", &run_guess, "batch"_a, "counts"_a, "least_probability"_a, "token_ids"_a)
       .def("copy_blocks", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs,
                              int group) {
         const nb::gil_scoped_release release;

@@ -285,6 +285,7 @@ class Executor:
         groups: Sequence[Sequence[int]],
         num_states: int = 0,
         max_lora_rank: int = 0,
+        beside: Executor | None = None,
     ) -> None: ...
     def set_weights(
         self,
@@ -305,6 +306,9 @@ class Executor:
         top_ids: NDArray[np.int32] | None,
         top_logprobs: NDArray[np.float32] | None,
         logits: NDArray[np.float32] | None,
+    ) -> None: ...
+    def guess(
+        self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float, token_ids: NDArray[np.int32]
     ) -> None: ...
     def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None: ...
     def copy_states(self, pairs: NDArray[np.int32]) -> None: ...

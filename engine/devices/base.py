@@ -276,6 +276,30 @@ class LoraExecutor(Executor, Protocol):
         ...
 
 
+class DraftExecutor(Protocol):
+    """A small model that guesses what the model beside it will sample. That one's executor closes it.
+
+    Its KV cache has the blocks of the other one's first cache group, under the same numbers.
+    """
+
+    limits: ExecutorLimits
+
+    def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+        """Run the batch, then guess after guess: up to `counts` [S] tokens of each sequence, each sampled as its row
+        says, at its own position. Returns the guesses [S, most], with -1 behind the last one of each sequence.
+
+        The rows of the batch are the last tokens of the sequences that want guesses. K and V of guesses are written
+        behind the batch's, but for the last of each sequence, so the block tables must have room for them. A sequence
+        gets no more when its guesses together are right with less than `least_probability`, as the model thinks.
+        Penalties, masks and reports are left out. Drops the GIL.
+        """
+        ...
+
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
+        """See Executor."""
+        ...
+
+
 class Device(Protocol):
     """Something that can load a spec. `name` is what `--device` calls it.
 
@@ -327,6 +351,25 @@ class LoraDevice(Device, Protocol):
     @property
     def has_lora(self) -> bool:
         """Whether that is so."""
+        ...
+
+
+@runtime_checkable
+class DraftingDevice(Device, Protocol):
+    """One that runs a draft model beside another one."""
+
+    def load_draft(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        beside: Executor,
+        cancellation: Cancellation | None = None,
+    ) -> DraftExecutor:
+        """Load a model on the processors of `beside`, an executor of this device, which is idle meanwhile.
+
+        `options` give it as many blocks as the other one's first cache group has. Raises what `load` raises.
+        """
         ...
 
 

@@ -7,12 +7,12 @@
 namespace tidewheel {
 
 Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
-                   const std::vector<std::vector<int>>& groups)
-    : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(groups), weights_(kernels, plan_.formats, plan_.input_orders),
+                   std::shared_ptr<ThreadPool> pool)
+    : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(std::move(pool)), weights_(kernels, plan_.formats, plan_.input_orders),
       workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), adapters_(kernels, workspace_), gemms_(kernels, workspace_, adapters_),
       attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {}, {}, {}, {}},
       context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, adapters_, attention_, states_, profile_},
-      sampler_(kernels, plan_.vocab_size, pool_.size()) {
+      sampler_(kernels, plan_.vocab_size, pool_->size()) {
   const auto& blocks = shape_.num_blocks;
   require(!blocks.empty() && *std::min_element(blocks.begin(), blocks.end()) > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
           "blocks, sequences and batched tokens must all be at least 1");
@@ -51,10 +51,10 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   if (!plan_.head.tied) weights_.add_linear("head", untied_head_, vocab, embedding.size, false);
   if (plan_.head.bias) weights_.add_bias("head", plan_.head.tied ? embed_ : untied_head_);
 
-  const Ownership& ownership = pool_.ownership();
+  const Ownership& ownership = pool_->ownership();
   weights_.place(ownership);
   gemms_.allocate(weights_.matrices());
-  adapters_.allocate(weights_.matrices(), embedding.size, shape_.max_lora_rank, pool_.size());
+  adapters_.allocate(weights_.matrices(), embedding.size, shape_.max_lora_rank, pool_->size());
   workspace_.allocate(ownership);
   logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
@@ -82,13 +82,8 @@ void Executor::check(const Step& step) const {
   for (size_t s = 0; s < sequences; ++s) {
     const int begin = step.query_start[s], end = step.query_start[s + 1], context = step.context_len[s];
     require(begin < end && end <= static_cast<int>(tokens), "every sequence needs at least one token, in ascending order");
-    require(context <= plan_.max_positions && context >= end - begin, "context_len is outside the model's context");
-    const int64_t blocks = (context + kBlockTokens - 1) / kBlockTokens;
-    for (size_t group = 0; group < step.block_tables.size(); ++group) {
-      const BlockTables& tables = step.block_tables[group];
-      require(blocks <= tables.stride, "the block table is too short for context_len");
-      for (int64_t b = 0; b < blocks; ++b) check_block(tables.of(static_cast<int>(s))[b], group);
-    }
+    require(context >= end - begin, "context_len is outside the model's context");
+    check_room(step, static_cast<int>(s), context);
     for (int t = begin; t < end; ++t) {
       require(step.positions[t] == context - (end - t), "positions must ascend by one up to context_len - 1");
     }
@@ -102,19 +97,29 @@ void Executor::check(const Step& step) const {
   sampler_.check(step.sampling, rows);
 }
 
+void Executor::check_room(const Step& step, int sequence, int context) const {
+  require(context <= plan_.max_positions, "context_len is outside the model's context");
+  const int64_t blocks = (context + kBlockTokens - 1) / kBlockTokens;
+  for (size_t group = 0; group < step.block_tables.size(); ++group) {
+    const BlockTables& tables = step.block_tables[group];
+    require(blocks <= tables.stride, "the block table is too short for context_len");
+    for (int64_t b = 0; b < blocks; ++b) check_block(tables.of(sequence)[b], group);
+  }
+}
+
 void Executor::step(const Step& step, const std::function<void()>& before_sampling) {
   check(step);
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
   attention_.tasks.build(step.query_start, step.context_len);
   const bool pause = before_sampling && !step.logits_rows.empty();
-  pool_.run([&](Worker& worker) {
+  pool_->run([&](Worker& worker) {
     profile_.begin(worker);
     forward(worker, step);
     if (!pause) sample(worker, step);
   });
   if (!pause) return;
   before_sampling();
-  pool_.run([&](Worker& worker) {
+  pool_->run([&](Worker& worker) {
     profile_.begin(worker);
     sample(worker, step);
   });
@@ -253,7 +258,7 @@ void Executor::check_states(const Step& step) const {
 void Executor::copy_states(std::span<const int32_t> pairs) {
   for (const int32_t slot : pairs) check_state(slot);
   require(!states_.empty(), "this model has no recurrent state");
-  pool_.run([&](Worker& worker) {
+  pool_->run([&](Worker& worker) {
     for (size_t i = 0; i + 1 < pairs.size(); i += 2) states_.copy(worker, pairs[i], pairs[i + 1]);
   });
 }
@@ -267,7 +272,7 @@ size_t Executor::cache_bytes() const {
 void Executor::copy_blocks(std::span<const int32_t> pairs, int group) {
   require(group >= 0 && size_t(group) < shape_.num_blocks.size(), "there is no such cache group");
   for (const int32_t block : pairs) check_block(block, group);
-  pool_.run([&](Worker& worker) {
+  pool_->run([&](Worker& worker) {
     worker.share_in_group(static_cast<int64_t>(pairs.size() / 2), 1, [&](int64_t i, int64_t) {
       attention_.caches[group].copy_block(worker.group(), pairs[2 * i], pairs[2 * i + 1]);
     });

@@ -32,18 +32,22 @@ class Executor {
   // the memory of its node, and only the group computes with them. The groups do not change a bit of the results.
   // Throws std::invalid_argument for a plan that the kernels cannot run, and std::bad_alloc if memory runs out.
   Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
-           const std::vector<std::vector<int>>& groups);
+           const std::vector<std::vector<int>>& groups)
+      : Executor(std::move(plan), kernels, cache_type, std::move(shape), std::make_shared<ThreadPool>(groups)) {}
+  // With the threads of another executor, which must not run at the same time.
+  Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
+           std::shared_ptr<ThreadPool> pool);
 
   // The system gives a thread memory of its own NUMA node. The caller is worker 0, so it is moved to worker 0's processor
   // while it loads, and back afterwards.
   void set_weights(std::span<const Source> sources) {
-    const Pinned pinned = pool_.pinned_caller();
-    weights_.set(sources, pool_, loading_stopped_);
+    const Pinned pinned = pool_->pinned_caller();
+    weights_.set(sources, *pool_, loading_stopped_);
   }
   void check_complete() const { weights_.check_complete(); }
   bool read_weights(int file, int64_t offset, uint64_t checksum) {
-    const Pinned pinned = pool_.pinned_caller();
-    return weights_.read_packed(file, offset, checksum, pool_, loading_stopped_);
+    const Pinned pinned = pool_->pinned_caller();
+    return weights_.read_packed(file, offset, checksum, *pool_, loading_stopped_);
   }
   // From any thread: makes `set_weights` and `read_weights` end soon, by throwing Stopped.
   void stop_loading() { loading_stopped_ = true; }
@@ -54,6 +58,8 @@ class Executor {
   // then. `before_sampling`, if given, is called on this thread when the logits are computed. It waits for the masks,
   // which may be written until then. What it throws is passed on.
   void step(const Step& step, const std::function<void()>& before_sampling = {});
+  // Throws std::invalid_argument unless `context` tokens of a sequence fit the model and the step's block tables.
+  void check_room(const Step& step, int sequence, int context) const;
   void copy_blocks(std::span<const int32_t> pairs, int group = 0);  // of a cache group
   // Of recurrent state, (from, to) after (from, to), one after the other. Throws std::invalid_argument for no slot.
   void copy_states(std::span<const int32_t> pairs);
@@ -66,11 +72,12 @@ class Executor {
   Profile& profile() { return profile_; }
   size_t weight_bytes() const { return weights_.packed().bytes(); }
   size_t cache_bytes() const;
-  int num_threads() const { return pool_.size(); }
-  void pin_caller() const { pool_.pin_caller(); }
+  const std::shared_ptr<ThreadPool>& pool() const { return pool_; }
+  int num_threads() const { return pool_->size(); }
+  void pin_caller() const { pool_->pin_caller(); }
   // See ThreadPool.
-  void lend_core() { pool_.lend(); }
-  void take_back_core() { pool_.take_back(); }
+  void lend_core() { pool_->lend(); }
+  void take_back_core() { pool_->take_back(); }
   const Kernels& kernels() const { return kernels_; }
 
  private:
@@ -96,7 +103,7 @@ class Executor {
   const DecoderPlan plan_;
   const Kernels& kernels_;
   const ExecutorShape shape_;
-  ThreadPool pool_;
+  const std::shared_ptr<ThreadPool> pool_;
   Weights weights_;
   std::atomic<bool> loading_stopped_ = false;
   // Its rows are tokens, or the rows that want logits: at most max_num_seqs at a time. A step that wants more logits

@@ -17,7 +17,7 @@ from ...weights.dtypes import DType, KvCacheDType
 from ...weights.packed_cache import BackgroundWrite, PackedCache
 from ...weights.quantization import TensorFormat
 from ...weights.tensor import WeightSource
-from ..base import ExecutorOptions
+from ..base import Executor, ExecutorOptions
 from ..cache_split import GroupBytes
 from ..parallel_options import ParallelOptions
 from .executor import CpuExecutor
@@ -117,11 +117,40 @@ class CpuDevice:
         cancellation: Cancellation | None = None,
     ) -> CpuExecutor:
         """Pack the weights, or take them packed from `cache_dir`; reserve the KV cache, whose pages appear with use."""
+        groups = thread_groups(self.isa, self._options, self._num_groups)
+        _report_memory()
+        # Else the event loop has a processor without taking one from a worker.
+        on_all = sum(map(len, groups)) == len(_native.topology()["processors"])
+        return self._load(spec, weights, options, cancellation or Cancellation(), groups=groups, lends_cores=on_all)
+
+    def load_draft(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        beside: Executor,
+        cancellation: Cancellation | None = None,
+    ) -> CpuExecutor:
+        """The same for a draft model, on the threads of `beside`."""
+        assert isinstance(beside, CpuExecutor)
+        draft = self._load(spec, weights, options, cancellation or Cancellation(), beside=beside.native)
+        beside.close_with(draft)
+        return draft
+
+    def _load(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        cancellation: Cancellation,
+        *,
+        groups: list[list[int]] | None = None,
+        beside: _native.Executor | None = None,
+        lends_cores: bool = False,
+    ) -> CpuExecutor:
         limits = options.limits(
             self.kv_group_bytes(spec, options.cache_dtype), _native.block_tokens(), state_bytes=spec.state_bytes
         )
-        groups = thread_groups(self.isa, self._options, self._num_groups)
-        _report_memory()
         formats = formats_of(spec, options.dtype, options.quantization, weights)
         unpacked, reason = unpacked_experts(formats, weights)
         _report_unpacked(unpacked, reason, self._options.cache_dir)
@@ -133,16 +162,16 @@ class CpuDevice:
                 [group.num_blocks + 1 for group in limits.groups],  # with the padding block
                 limits.max_num_seqs,
                 limits.max_num_batched_tokens,
-                groups,
+                groups or [],
                 limits.num_states,
                 0 if options.lora is None else options.lora.max_rank,
+                beside,
             )
             cache = None if unpacked else self._packed_cache(spec, formats, weights)
-            cancellation = cancellation or Cancellation()
             with cancellation.calling(native.stop_loading):
                 cached = cache is not None and cache.read(native)
                 if not cached:
-                    set_weights(native, weights, formats, sum(map(len, groups)), cancellation, unpacked)
+                    set_weights(native, weights, formats, native.num_threads, cancellation, unpacked)
             native.check_complete()
         except _native.StoppedError as error:
             raise LoadCancelledError from error
@@ -151,10 +180,8 @@ class CpuDevice:
         except MemoryError as error:
             raise DeviceError("not enough memory for the weights and the KV cache; lower --kv-cache-space") from error
         write = BackgroundWrite(cache, native) if cache is not None and not cached else None
-        # Else the event loop has a processor without taking one from a worker.
-        on_all = sum(map(len, groups)) == len(_native.topology()["processors"])
         lora_dtype = options.dtype if options.lora is None else options.lora.dtype
-        return CpuExecutor(native, limits, spec.vocab_size, write, lends_cores=on_all, lora_dtype=lora_dtype)
+        return CpuExecutor(native, limits, spec.vocab_size, write, lends_cores=lends_cores, lora_dtype=lora_dtype)
 
     def _packed_cache(self, spec: DecoderSpec, formats: Formats, weights: WeightSource) -> PackedCache | None:
         cache_dir = self._options.cache_dir

@@ -43,6 +43,7 @@ class CpuExecutor:
         self._vocab_size = vocab_size
         self._write = write
         self._pinned_thread: int | None = None
+        self._draft: CpuExecutor | None = None
 
     @property
     def native(self) -> _native.Executor:
@@ -77,6 +78,14 @@ class CpuExecutor:
             output.logits,
         )
         return output
+
+    def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+        """Run the batch, then guess after guess: see DraftExecutor. Raises ValueError for arrays that do not fit."""
+        native = self.native
+        self._pin_caller(native)
+        tokens = np.empty((len(counts), int(counts.max(initial=0))), np.int32)
+        native.guess(batch, counts, least_probability, tokens)
+        return tokens
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
@@ -114,11 +123,17 @@ class CpuExecutor:
         if native is not None:
             native.take_back_core()
 
+    def close_with(self, draft: CpuExecutor) -> None:
+        """Close a draft model with this one."""
+        self._draft = draft
+
     def close(self) -> None:
         """Free weights and cache and join the threads. Packed weights that are not written yet stay unwritten."""
         if self._write is not None:
             self._write.cancel()
         self._native = None
+        if self._draft is not None:
+            self._draft.close()
 
     def _pin_caller(self, native: _native.Executor) -> None:
         # The main thread is the program's own, and what it starts would inherit its place: it stays free.

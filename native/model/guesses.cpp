@@ -1,0 +1,141 @@
+#include "model/guesses.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "model/require.h"
+
+namespace tidewheel {
+
+namespace {
+
+template <typename T>
+std::vector<T> gathered(std::span<const T> values, std::span<const int> rows) {
+  std::vector<T> result(rows.size());
+  std::transform(rows.begin(), rows.end(), result.begin(), [&](int row) { return values[row]; });
+  return result;
+}
+
+// The parameters of some rows of another Sampling, of tokens `offset` positions further. Penalties and masks are left
+// out: they depend on the tokens before. So are reports, except for the log-probabilities of the tokens, if wanted.
+class GuessedRows {
+ public:
+  GuessedRows(const Sampling& from, std::span<const int> rows, int offset, bool with_logprobs)
+      : temperature_(gathered(from.temperature, rows)), top_p_(gathered(from.top_p, rows)),
+        min_p_(gathered(from.min_p, rows)), ones_(rows.size(), 1.0f), zeros_(rows.size()),
+        top_k_(gathered(from.top_k, rows)), position_(gathered(from.position, rows)),
+        num_logprobs_(rows.size(), with_logprobs ? 0 : -1), none_(rows.size() + 1), bias_start_(1),
+        seed_(gathered(from.seed, rows)), tokens_(rows.size()), logprobs_(rows.size()) {
+    for (int32_t& position : position_) position += offset;
+    for (const int row : rows) {
+      const int begin = from.bias_start[row], count = from.bias_start[row + 1] - begin;
+      const auto ids = from.bias_ids.subspan(begin, count);
+      const auto values = from.bias_values.subspan(begin, count);
+      bias_ids_.insert(bias_ids_.end(), ids.begin(), ids.end());
+      bias_values_.insert(bias_values_.end(), values.begin(), values.end());
+      bias_start_.push_back(static_cast<int32_t>(bias_ids_.size()));
+    }
+  }
+
+  Sampling sampling() {
+    Sampling s;
+    s.temperature = temperature_, s.top_p = top_p_, s.min_p = min_p_, s.top_k = top_k_;
+    s.seed = seed_, s.position = position_, s.num_logprobs = num_logprobs_;
+    s.repetition_penalty = ones_, s.presence_penalty = s.frequency_penalty = zeros_;
+    s.history_start = none_, s.prompt_len = std::span(none_).first(tokens_.size());
+    s.bias_start = bias_start_, s.bias_ids = bias_ids_, s.bias_values = bias_values_;
+    s.out_tokens = tokens_, s.out_logprobs = logprobs_;
+    return s;
+  }
+  std::span<const int32_t> tokens() const { return tokens_; }
+  std::span<const float> logprobs() const { return logprobs_; }
+
+ private:
+  std::vector<float> temperature_, top_p_, min_p_, ones_, zeros_;
+  std::vector<int32_t> top_k_, position_, num_logprobs_, none_, bias_start_, bias_ids_;
+  std::vector<float> bias_values_;
+  std::vector<uint64_t> seed_;
+  std::vector<int32_t> tokens_;
+  std::vector<float> logprobs_;
+};
+
+void check(const Executor& executor, const Step& known, const Guesses& wanted) {
+  const size_t sequences = known.context_len.size();
+  require(wanted.counts.size() == sequences, "every sequence needs a number of guesses");
+  require(known.query_start.size() == sequences + 1, "query_start must have one entry more than context_len");
+  require(known.block_tables.size() == 1 && known.adapters.empty() && known.state_slots.empty(),
+          "guesses need one cache group, no recurrent layers and no adapters");
+  require(wanted.tokens.size() >= sequences * wanted.stride, "there is no room for the guesses");
+  size_t row = 0;
+  for (size_t s = 0; s < sequences; ++s) {
+    require(wanted.counts[s] >= 0 && size_t(wanted.counts[s]) <= wanted.stride, "there is no room for the guesses");
+    if (wanted.counts[s] == 0) continue;
+    require(row < known.logits_rows.size() && known.logits_rows[row] == known.query_start[s + 1] - 1,
+            "the rows must be the last tokens of the sequences that want guesses");
+    executor.check_room(known, static_cast<int>(s), known.context_len[s] + wanted.counts[s] - 1);
+    ++row;
+  }
+  require(row == known.logits_rows.size(), "the rows must be the last tokens of the sequences that want guesses");
+  const Sampling& sampling = known.sampling;
+  for (const size_t size : {sampling.temperature.size(), sampling.top_p.size(), sampling.min_p.size(),
+                            sampling.top_k.size(), sampling.position.size(), sampling.seed.size()}) {
+    require(size == row, "every sampling array must have one entry a row");
+  }
+  const auto& starts = sampling.bias_start;
+  require(starts.size() == row + 1 && starts[0] == 0 && std::is_sorted(starts.begin(), starts.end()) &&
+              size_t(starts[row]) == sampling.bias_ids.size() && sampling.bias_values.size() == sampling.bias_ids.size(),
+          "bias_start must ascend from 0 to the number of values");
+}
+
+}  // namespace
+
+void guess(Executor& executor, const Step& known, const Guesses& wanted) {
+  check(executor, known, wanted);
+  std::fill(wanted.tokens.begin(), wanted.tokens.end(), -1);
+  const float least = wanted.least_probability > 0 ? std::log(wanted.least_probability) : 0;
+  const bool stops_early = wanted.least_probability > 0;
+  std::vector<int> sequences, rows;  // that go on; `rows` are those of `known`
+  for (size_t s = 0; s < wanted.counts.size(); ++s) {
+    if (wanted.counts[s] == 0) continue;
+    rows.push_back(static_cast<int>(rows.size()));
+    sequences.push_back(static_cast<int>(s));
+  }
+  std::vector<float> logprobs(rows.size());  // of all guesses of a row of `known` so far
+  Step step = known;
+  std::vector<int32_t> token_ids, positions, query_start, context_len, tables, last;
+  for (int i = 0;; ++i) {
+    GuessedRows sampled(known.sampling, rows, i, stops_early);
+    step.sampling = sampled.sampling();
+    executor.step(step);
+    std::vector<int> next_sequences, next_rows;
+    token_ids.clear();
+    for (size_t j = 0; j < rows.size(); ++j) {
+      const int s = sequences[j], row = rows[j];
+      const int32_t token = sampled.tokens()[j];
+      if (token < 0) continue;  // nothing is allowed there
+      wanted.tokens[s * wanted.stride + i] = token;
+      logprobs[row] += sampled.logprobs()[j];
+      if (i + 1 >= wanted.counts[s] || (stops_early && !(logprobs[row] >= least))) continue;
+      next_sequences.push_back(s), next_rows.push_back(row), token_ids.push_back(token);
+    }
+    if (next_rows.empty()) return;
+    sequences = std::move(next_sequences), rows = std::move(next_rows);
+    const size_t count = rows.size();
+    const auto stride = static_cast<size_t>(known.block_tables[0].stride);
+    positions.resize(count), context_len.resize(count), query_start.resize(count + 1), tables.resize(count * stride);
+    for (size_t j = 0; j < count; ++j) {
+      positions[j] = known.context_len[sequences[j]] + i;
+      context_len[j] = positions[j] + 1;
+      query_start[j + 1] = static_cast<int32_t>(j + 1);
+      std::copy_n(known.block_tables[0].of(sequences[j]), (context_len[j] + kBlockTokens - 1) / kBlockTokens,
+                  tables.begin() + j * stride);
+    }
+    last.assign(query_start.begin(), query_start.end() - 1);
+    step.token_ids = token_ids, step.positions = positions, step.query_start = query_start;
+    step.context_len = context_len, step.logits_rows = last;
+    step.block_tables[0] = {tables.data(), static_cast<int64_t>(stride)};
+  }
+}
+
+}  // namespace tidewheel

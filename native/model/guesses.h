@@ -1,0 +1,26 @@
+// Guesses of the tokens that follow: steps one after the other, each of which runs what the one before has sampled.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "model/executor.h"
+
+namespace tidewheel {
+
+struct Guesses {
+  std::span<const int32_t> counts;  // [S], most guesses of each sequence; 0: its tokens are only computed
+  // A sequence gets no more of them when all of its guesses together are right with less than this probability, by
+  // what the model thinks of each. 0: it gets as many as it wants.
+  float least_probability = 0;
+  std::span<int32_t> tokens;        // [S, stride]: the guesses, then -1
+  size_t stride = 0;
+};
+
+// Runs the tokens of `known`, whose rows are the last tokens of the sequences that want guesses, in their order. Then
+// samples guess after guess with the row's own parameters, at the position of each. They are written to the cache, but
+// for the last one of each sequence. Biases are those of the first guess.
+// Throws std::invalid_argument for arrays that do not fit, or if a sequence has no room for its guesses.
+void guess(Executor& executor, const Step& known, const Guesses& wanted);
+
+}  // namespace tidewheel
