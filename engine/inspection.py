@@ -15,7 +15,6 @@ from .devices.cache_split import CacheSplit, GroupBytes
 from .devices.coverage import require_mixers
 from .encoders.inspection import EncoderInspection, inspect_encoder, is_encoder
 from .errors import DeviceError, ModelError
-from .load import OpenedModel, open_model
 from .models import describe
 from .models.spec import (
     AttentionSpec,
@@ -26,6 +25,7 @@ from .models.spec import (
     mixers,
     tensor_shapes,
 )
+from .opened_model import OpenedModel, open_model
 from .options import EngineOptions
 from .weights import source_at
 from .weights.contents import Contents

@@ -10,49 +10,26 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .cancellation import Cancellation
-from .devices import get_device, require
-from .devices.base import (
-    Device,
-    Executor,
-    ExecutorLimits,
-    ExecutorOptions,
-    LoraDevice,
-    LoraExecutor,
-    LoraLimits,
-    MappingDevice,
-)
+from .devices.base import Executor, ExecutorLimits, LoraExecutor
 from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
-from .devices.coverage import require_mixers
-from .errors import DeviceError, ModelError
-from .load_progress import LoadProgress, ReportedWeights
+from .errors import ModelError
 from .machine.memory import Memory, read_memory
-from .models import ModelDescription, describe
 from .models.generation import sampling_defaults
-from .models.overrides import overridden
 from .models.spec import DecoderSpec, ExpertsSpec, mixers, tensor_shapes
+from .opened_model import OpenedModel, open_model
 from .options import EngineOptions, most_logprobs
-from .weights import ModelSource, open_source
-from .weights.dtypes import STORAGE, DType, KvCacheDType
-from .weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
-from .weights.quantized import method_to_load_with
-from .weights.tensor import WeightSource
 
 if TYPE_CHECKING:
-    from .adapters.options import LoraOptions
     from .adapters.registry import LoraRegistry
     from .engine import Engine
     from .scheduling.ngram import NgramDrafter
     from .speculative_options import Speculation
     from .text.tokenizer import Tokenizer
-    from .weights.lora import LoraAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -63,184 +40,6 @@ _MOST_TOGETHER = 5  # matrices of one product: those of a Mamba2's inputs
 _LOGPROB_BYTES = 8  # a token id and its log-probability, as many in a step's rows as in the row that asks for most
 _BLOCK_TOKENS = 16  # of the devices whose cache lies in the machine's memory
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
-
-
-@dataclass(frozen=True)
-class OpenedModel:
-    """A model that has been found, and what it will be computed with; its weights are still to be read.
-
-    `weight_bytes` and `kv_bytes_per_token` are what it will take in memory, and `kv_groups` each cache group's part.
-    `quantization` is what the device does, which may be none although the options name one. `formats` are those of the
-    matrices in memory, by their names. `tokenizer_source` None leaves the tokenizer out.
-    """
-
-    source: ModelSource
-    tokenizer_source: ModelSource | None
-    spec: DecoderSpec
-    weights: WeightSource
-    device: Device
-    dtype: DType
-    quantization: Quantization | None
-    kv_cache_dtype: KvCacheDType
-    weight_bytes: int
-    kv_bytes_per_token: int
-    kv_groups: Sequence[GroupBytes]
-    formats: Mapping[str, TensorFormat]
-    description: ModelDescription
-
-    @property
-    def keeps_bits(self) -> bool:
-        """Whether matrices stay in the bits of a quantized checkpoint."""
-        return any(format.is_stored for format in self.formats.values())
-
-    @property
-    def kept_as(self) -> str:
-        """What the matrices are kept as, in words: those formats first that take most."""
-        if self.quantization is not None:
-            return str(self.quantization)
-        shapes, num_bytes = tensor_shapes(self.spec), Counter[str]()
-        for name, format in self.formats.items():
-            num_bytes[str(format)] += format.num_bytes(shapes[name])
-        return ", ".join(name for name, _ in num_bytes.most_common())
-
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer, read from its files. Raises ModelError if there is none, or it is broken."""
-        if self.tokenizer_source is not None:
-            return self.tokenizer_source.tokenizer()
-        from .text.no_tokenizer import NoTokenizer
-
-        return NoTokenizer(self.spec.vocab_size)
-
-    def load(
-        self,
-        options: EngineOptions,
-        *,
-        kv_cache_bytes: int | None,
-        max_model_len: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        cancellation: Cancellation | None = None,
-    ) -> Executor:
-        """Load the weights and reserve the cache. Raises DeviceError, naming what is not supported."""
-        with LoadProgress(options.model, self.weight_bytes) as progress:
-            return self.device.load(
-                self.spec,
-                ReportedWeights(self.weights, self.spec, progress),
-                ExecutorOptions(
-                    dtype=self.dtype,
-                    kv_cache_bytes=kv_cache_bytes,
-                    max_model_len=max_model_len,
-                    max_num_seqs=max_num_seqs,
-                    max_num_batched_tokens=max_num_batched_tokens,
-                    kv_cache_dtype=self.kv_cache_dtype,
-                    quantization=self.quantization,
-                    lora=self.lora_limits(options.lora),
-                    num_blocks=options.num_gpu_blocks_override,
-                ),
-                cancellation,
-            )
-
-    def lora_limits(self, options: LoraOptions) -> LoraLimits | None:
-        """Which adapters there may be; None: there are none."""
-        if not options.enable_lora:
-            return None
-        dtype = self.dtype if options.lora_dtype == "auto" else options.lora_dtype
-        return LoraLimits(options.max_loras, options.max_lora_rank, dtype)
-
-    def read_lora(self, path: Path, limits: LoraLimits) -> LoraAdapter:
-        """The adapter at `path`. Raises ModelError for one that is broken, of another model, or too large."""
-        from .adapters.reading import packed_bytes, read_adapter, read_bytes
-
-        needed, available = packed_bytes(path, STORAGE[limits.dtype].itemsize), read_memory().available
-        needed += read_bytes(path)
-        if available is not None and needed > available:
-            raise ModelError(
-                f"{path}: the adapter takes {needed / _GIB:.2f} GiB while it is loaded, more than the "
-                f"{available / _GIB:.2f} GiB of memory that are left: lower --kv-cache-space or --max-cpu-loras"
-            )
-        from .weights.gguf.source import GgufSource
-
-        in_gguf = isinstance(self.source, GgufSource)
-        return read_adapter(path, self.description, limits.max_rank, base=self.weights, base_is_gguf=in_gguf)
-
-    def lora_bytes(self, options: LoraOptions) -> int:
-        """About what the adapters take that the options name, of which so many are in memory. Raises ModelError."""
-        limits = self.lora_limits(options)
-        if limits is None:
-            return 0
-        from .adapters.reading import packed_bytes
-
-        itemsize = STORAGE[limits.dtype].itemsize
-        sizes = sorted((packed_bytes(Path(module.path), itemsize) for module in options.lora_modules), reverse=True)
-        return sum(sizes[: options.most_in_memory])
-
-
-def open_model(options: EngineOptions, source: ModelSource | None = None) -> OpenedModel:
-    """Find the model that the options name, or take its `source`. Raises ModelError and DeviceError, saying what to
-    change.
-    """
-    require(options.device)  # before weights are downloaded for nothing
-    if source is None:
-        source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
-    config = overridden(source.config, options.hf_overrides, options.rope_scaling, options.rope_theta)
-    description = describe(config, options.max_model_len)
-    if options.disable_sliding_window:
-        description = _within_windows(description, options.max_model_len)
-    weights = source.weights(description, config)
-    shapes = tensor_shapes(description.spec)
-    stored = STORAGE[weights.dtype if options.dtype == "auto" else options.dtype].itemsize
-    dense_bytes = stored * sum(map(math.prod, shapes.values()))
-    device = get_device(options.device, options.device_options, dense_bytes)
-    require_mixers(device.name, description.spec)
-    if options.lora.enable_lora and not (isinstance(device, LoraDevice) and device.has_lora):
-        raise DeviceError(f"the {device.name} device has no LoRA adapters: drop --enable-lora or take --device cpu")
-    if said := options.lora.without_effect():
-        logger.warning("%s", said)
-    dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
-    method = method_to_load_with(options.quantization, config)
-    quantization = parse_quantization(method, options.quantization_group_size, options.quantization_zero_points)
-    if quantization is not None and not device.quantizes:
-        logger.warning(
-            "--quantization %s has no effect on the %s device: weights are kept, and take memory, as %s",
-            quantization,
-            device.name,
-            dtype,
-        )
-        quantization = None
-    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    formats = _formats(weights, description.spec, device, dtype, quantization)
-    mapped = device.left_in_files(formats, weights) if isinstance(device, MappingDevice) else ()
-    weight_bytes = sum(
-        formats.get(name, TensorFormat("float32")).num_bytes(shape)
-        for name, shape in shapes.items()
-        if name not in mapped
-    )
-    return OpenedModel(
-        source=source,
-        tokenizer_source=_tokenizer_source(options, source),
-        spec=description.spec,
-        weights=weights,
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        weight_bytes=weight_bytes,
-        kv_bytes_per_token=device.kv_bytes_per_token(description.spec, kv_cache_dtype),
-        kv_groups=device.kv_group_bytes(description.spec, kv_cache_dtype),
-        formats=formats,
-        description=description,
-    )
-
-
-def _formats(
-    weights: WeightSource, spec: DecoderSpec, device: Device, dtype: DType, quantization: Quantization | None
-) -> dict[str, TensorFormat]:
-    """Of all matrices; vectors are float32."""
-    return {
-        name: format_of(name, shape, dtype, quantization, weights.stored_format(name) if device.quantizes else None)
-        for name, shape in tensor_shapes(spec).items()
-        if len(shape) > 1
-    }
 
 
 class EngineLoad:
@@ -589,28 +388,3 @@ def _memory_text(memory: Memory, weight_bytes: int) -> str:
     available = "an unknown amount" if memory.available is None else f"{memory.available / _GIB:.2f} GiB"
     limit = "" if memory.cgroup_limit is None else f" the control group's {memory.cgroup_limit / _GIB:.2f} GiB of"
     return f"{available} of{limit} memory is available, and the weights take {weight_bytes / _GIB:.2f} GiB"
-
-
-def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource | None:
-    revision = options.tokenizer_revision
-    if options.skip_tokenizer_init:
-        if options.tokenizer is not None or revision is not None:
-            name = "--tokenizer" if options.tokenizer is not None else "--tokenizer-revision"
-            logger.warning("%s has no effect: --skip-tokenizer-init leaves the tokenizer out", name)
-        return None
-    if options.tokenizer is None and revision in (None, options.revision):
-        return model
-    name = options.tokenizer or options.model
-    return open_source(name, revision, options.download_dir, load_format="dummy")  # without its weights
-
-
-def _within_windows(description: ModelDescription, max_model_len: int | None) -> ModelDescription:
-    """The model with a context in which no window hides a token. Raises ModelError if a longer one is asked for."""
-    spec = description.spec
-    longest = min(window for window in (spec.max_positions, *spec.windows()) if window is not None)
-    if max_model_len is not None and max_model_len > longest:
-        raise ModelError(
-            f"--disable-sliding-window cuts the context to the smallest window of {longest} tokens: lower "
-            f"--max-model-len {max_model_len}, or leave it out"
-        )
-    return replace(description, spec=replace(spec, max_positions=longest))

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tidewheel.engine import load
+from tidewheel.engine import opened_model
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
 from tidewheel.engine.devices.cache_split import GroupBytes
 from tidewheel.engine.errors import DeviceError, ModelError
-from tidewheel.engine.load import EngineLoad, load_engine, open_model
+from tidewheel.engine.load import EngineLoad, load_engine
 from tidewheel.engine.models import ModelDescription
 from tidewheel.engine.models.generation import GenerationConfig
 from tidewheel.engine.models.spec import DecoderSpec
+from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.text.tokenizer_backends import TokenizersBackend
@@ -95,7 +96,7 @@ class ScriptedDevice:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> ScriptedDevice:
     scripted = ScriptedDevice()
-    monkeypatch.setattr(load, "get_device", lambda *_: scripted)
+    monkeypatch.setattr(opened_model, "get_device", lambda *_: scripted)
     return scripted
 
 
@@ -179,7 +180,7 @@ class OneFile:
 
 def test_a_model_may_be_something_else_than_a_folder(device: ScriptedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     source = OneFile(GenerationConfig(eos_token_ids=(7,), top_k=3, origin="model.one"))
-    monkeypatch.setattr(load, "open_source", lambda *args: source)
+    monkeypatch.setattr(opened_model, "open_source", lambda *args: source)
     device.may_finish.set()
     engine = load_engine(EngineOptions("model.one"))
     assert engine.tokenizer is source.tokenizer_of_the_file

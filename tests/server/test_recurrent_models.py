@@ -10,7 +10,8 @@ import models_zoo
 import pytest
 from server.conftest import RunningServer, StartServer, events
 
-from tidewheel.engine.load import load_engine, open_model
+from tidewheel.engine.load import load_engine
+from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 
 pytest.importorskip("torch")

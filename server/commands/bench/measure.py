@@ -13,8 +13,8 @@ from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.inspection import shape_of
-from tidewheel.engine.load import OpenedModel
 from tidewheel.engine.machine.cgroup import cpu_quota
+from tidewheel.engine.opened_model import OpenedModel
 from tidewheel.engine.options import EngineOptions
 
 from ...http import event_loop

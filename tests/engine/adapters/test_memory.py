@@ -11,8 +11,9 @@ import pytest
 from tidewheel.engine.adapters.options import LoraModule, LoraOptions
 from tidewheel.engine.adapters.reading import packed_bytes
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.load import EngineLoad, open_model
+from tidewheel.engine.load import EngineLoad
 from tidewheel.engine.machine.memory import Memory
+from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 
 HEAD_BYTES = 320 * 64 * 4
@@ -56,12 +57,12 @@ def test_one_that_is_loaded_later_needs_room_too(
     model = open_model(given)
     limits = model.lora_limits(given.lora)
     assert limits is not None
-    monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(HEAD_BYTES, HEAD_BYTES, None, None))
+    monkeypatch.setattr("tidewheel.engine.opened_model.read_memory", lambda: Memory(HEAD_BYTES, HEAD_BYTES, None, None))
     assert model.read_lora(tmp_path / "small", limits).rank == 4
     with pytest.raises(ModelError, match=r"large: the adapter takes .* lower --kv-cache-space or --max-cpu-loras"):
         model.read_lora(tmp_path / "large", limits)
     packed = packed_bytes(tmp_path / "small", 4)
-    monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(packed, packed, None, None))
+    monkeypatch.setattr("tidewheel.engine.opened_model.read_memory", lambda: Memory(packed, packed, None, None))
     with pytest.raises(ModelError, match=r"small: the adapter takes .* while it is loaded"):
         model.read_lora(tmp_path / "small", limits)
 

@@ -9,9 +9,9 @@ import pytest
 from model_configs import CONFIGS
 
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.load import open_model
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.overrides import overridden
+from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.options.model import DEMO_MODEL
 

@@ -12,7 +12,7 @@ import models_zoo
 import pytest
 
 from tidewheel.engine.devices.coverage import DEVICES_WITH
-from tidewheel.engine.load import open_model
+from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.commands.cli import main
 from tidewheel.server.options.model import DEMO_MODEL

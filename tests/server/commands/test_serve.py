@@ -39,9 +39,9 @@ GGUF_NAMES = "tidewheel.engine.weights.gguf.choosing"  # what a folder is search
 # Its device says that it loads, and goes on until it is told to stop.
 NEVER_LOADS = """
 import sys, threading
-from tidewheel.engine import load
+from tidewheel.engine import opened_model
 from tidewheel.server.commands.cli import main
-get_device = load.get_device
+get_device = opened_model.get_device
 def get_stuck_device(*chosen):
     device = get_device(*chosen)
     def load(spec, weights, options, cancellation):
@@ -52,7 +52,7 @@ def get_stuck_device(*chosen):
         cancellation.check()
     device.load = load
     return device
-load.get_device = get_stuck_device
+opened_model.get_device = get_stuck_device
 sys.exit(main(sys.argv[1:]))
 """
 

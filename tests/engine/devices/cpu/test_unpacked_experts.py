@@ -18,8 +18,8 @@ pytest.importorskip("tidewheel._native")
 from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.device import CpuDevice
 from tidewheel.engine.devices.cpu.options import CpuOptions
-from tidewheel.engine.load import open_model
 from tidewheel.engine.models.spec import DecoderSpec, ExpertsSpec
+from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.dtypes import DType
 from tidewheel.engine.weights.quantization import Quantization
