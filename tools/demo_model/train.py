@@ -1,8 +1,8 @@
 """Train the tokenizer and the demo model on generated text, and write a Hugging Face folder.
 
 The schedule follows the clock: the learning rate has decayed to nothing when ``--minutes`` are over, however fast or
-busy the machine is. A checkpoint is kept outside the model folder, and ``--resume`` continues from it. ``--draft`` trains
-a draft model for the demo model instead, with its tokenizer.
+busy the machine is. A checkpoint is kept outside the model folder, and ``--resume`` continues from it. ``--draft``
+trains a draft model for the demo model instead, with its tokenizer.
 """
 
 from __future__ import annotations
