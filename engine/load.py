@@ -23,12 +23,13 @@ from .models.generation import sampling_defaults
 from .models.spec import DecoderSpec, ExpertsSpec, mixers, tensor_shapes
 from .opened_model import OpenedModel, open_model
 from .options import EngineOptions, most_logprobs
+from .speculative_options import DraftModel, Speculation
 
 if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
     from .engine import Engine
-    from .scheduling.ngram import NgramDrafter
-    from .speculative_options import Speculation
+    from .scheduling.drafts import Drafter
+    from .speculation.loading import OpenedDraft
     from .text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -55,14 +56,17 @@ class EngineLoad:
         self._options = options
         self._model = model = open_model(options)
         self._generation = model.source.generation()
+        self._draft = _open_draft(options, model)
         self._max_model_len = options.max_model_len or model.spec.max_positions
         if options.num_gpu_blocks_override is not None and options.kv_cache_space is not None:
             logger.warning("--kv-cache-space has no effect: --num-gpu-blocks-override is the size of the KV cache")
+        self._num_blocks = options.num_gpu_blocks_override
         self._kv_cache_bytes = None if options.kv_cache_space is None else int(options.kv_cache_space * _GIB)
         if not model.device.has_own_memory:
             self._plan()
         self._cancellation = Cancellation()
         self._executor: Executor | None = None
+        self._drafter: Drafter | None = None
         self._failure: BaseException | None = None
         self._finished = False
         self._thread = threading.Thread(target=self._load, name="weights")
@@ -70,15 +74,21 @@ class EngineLoad:
     def _plan(self) -> None:
         """Size what will lie in this machine's memory."""
         model, memory = self._model, read_memory()
-        weight_bytes = model.weight_bytes + model.lora_bytes(self._options.lora)
+        weight_bytes, groups = model.weight_bytes + model.lora_bytes(self._options.lora), model.kv_groups
+        if self._draft is not None:
+            weight_bytes += self._draft.model.weight_bytes
+            groups = self._draft.with_own_bytes(groups)
         self._max_model_len, self._kv_cache_bytes = plan_kv_cache(
             self._options,
             model_limit=model.spec.max_positions,
-            groups=model.kv_groups,
+            groups=groups,
             state_bytes=model.spec.state_bytes,
             weight_bytes=weight_bytes,
             memory=memory,
         )
+        if self._draft is not None:
+            self._num_blocks = self._draft.num_blocks(self._options, groups, self._kv_cache_bytes)
+            _check_step(self._options, self._draft.model.spec, memory)
         _check_step(self._options, model.spec, memory)
         logger.info("%s", _memory_text(memory, weight_bytes))
 
@@ -112,6 +122,8 @@ class EngineLoad:
         defaults = sampling_defaults(self._generation)
         speculation = options.speculative.speculation
         tokenizer = self.tokenizer
+        if self._draft is not None:
+            self._draft.require_vocabulary(tokenizer)
         executor = self._wait()
         self._check_context(executor.limits)
         # A chat model's files may name the end of a turn in one place and the end of a text in another.
@@ -127,7 +139,7 @@ class EngineLoad:
             max_logprobs=options.max_logprobs,
             max_step_ms=options.max_step_ms,
             enable_prefix_caching=options.enable_prefix_caching,
-            drafter=None if speculation is None else _drafter(speculation, executor.limits),
+            drafter=self._drafter or _drafter(speculation, executor.limits),
             most_drafted=None if speculation is None else speculation.most_sequences,
             step_timeout_s=options.step_timeout,
             loras=self._loras(executor),
@@ -217,8 +229,11 @@ class EngineLoad:
                 max_model_len=self._max_model_len,
                 max_num_seqs=self._options.max_num_seqs,
                 max_num_batched_tokens=self._options.max_num_batched_tokens,
+                num_blocks=self._num_blocks,
                 cancellation=self._cancellation,
             )
+            if self._draft is not None:
+                self._drafter = self._draft.load(self._options, self._executor, self._max_model_len, self._cancellation)
             self._executor.warm_up(_report_warm_up)
         except BaseException as error:  # it is raised again in the thread that waits
             self._failure = error
@@ -231,8 +246,20 @@ class EngineLoad:
         return self._executor
 
 
-def _drafter(asked: Speculation, limits: ExecutorLimits) -> NgramDrafter | None:
-    """What guesses tokens to come; None, and a line in the log, where nothing can."""
+def _open_draft(options: EngineOptions, model: OpenedModel) -> OpenedDraft | None:
+    """The draft model that the options ask for. Raises ModelError and DeviceError if it cannot guess for the model."""
+    asked = options.speculative.speculation
+    if not isinstance(asked, DraftModel):
+        return None
+    from .speculation.loading import open_draft
+
+    return open_draft(options, asked, model)
+
+
+def _drafter(asked: Speculation | DraftModel | None, limits: ExecutorLimits) -> Drafter | None:
+    """What guesses tokens to come without a model; None, and a line in the log, where nothing can."""
+    if not isinstance(asked, Speculation):
+        return None
     if limits.shapes or limits.num_states:
         why = "a recurrent state cannot go back before a wrong guess"
         logger.warning(

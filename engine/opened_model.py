@@ -92,9 +92,13 @@ class OpenedModel:
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        num_blocks: int | None = None,
         cancellation: Cancellation | None = None,
     ) -> Executor:
-        """Load the weights and reserve the cache. Raises DeviceError, naming what is not supported."""
+        """Load the weights and reserve the cache. `num_blocks` goes before `kv_cache_bytes`.
+
+        Raises DeviceError, naming what is not supported.
+        """
         with LoadProgress(options.model, self.weight_bytes) as progress:
             return self.device.load(
                 self.spec,
@@ -108,7 +112,7 @@ class OpenedModel:
                     kv_cache_dtype=self.kv_cache_dtype,
                     quantization=self.quantization,
                     lora=self.lora_limits(options.lora),
-                    num_blocks=options.num_gpu_blocks_override,
+                    num_blocks=options.num_gpu_blocks_override if num_blocks is None else num_blocks,
                 ),
                 cancellation,
             )

@@ -14,12 +14,11 @@ from .speculative_options import SpeculativeOptions
 from .weights import LOAD_FORMATS
 from .weights.dtypes import DType, KvCacheDType
 from .weights.quantization import Method
-from .weights.quantized import CheckpointMethod
+from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
 
 DEFAULT_MAX_LOGPROBS = 20
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
-_QUANTIZATION_ALIASES = {"gptq_marlin": "gptq", "awq_marlin": "awq"}  # vLLM's kernels for them
 _KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e5m2"}
 
 
@@ -74,7 +73,7 @@ class EngineOptions(Options):
         None,
         "store weights in fewer bits; they are quantized while they are loaded. gptq, awq, compressed-tensors, fp8, "
         "bitsandbytes and mxfp4 name a checkpoint's own method, which is found without this option too",
-        parse=lambda text: _QUANTIZATION_ALIASES.get(text, text),
+        parse=lambda text: QUANTIZATION_ALIASES.get(text, text),
         choices=(*get_args(Method), *get_args(CheckpointMethod)),
     )
     quantization_group_size: int | None = option(

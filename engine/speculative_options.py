@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast, get_args
 
 from msgspec import Struct
 
 from .declaring.option import OptionError, Options, option
 from .declaring.values import at_least, count, json_object
+from .weights.quantization import Method
+from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
 
 _NGRAM = ("ngram", "[ngram]")
+_DRAFT_MODEL = "draft_model"
 _MOST_TOKENS, _LONGEST_RUN = 64, 32
 _DEFAULT_TOKENS, _DEFAULT_RUN = 8, 4
-_KEYS = (
-    "method",
-    "model",
-    "num_speculative_tokens",
-    "prompt_lookup_max",
-    "prompt_lookup_min",
-    "disable_by_batch_size",
-    "max_model_len",
-)
+_COMMON_KEYS = ("method", "model", "num_speculative_tokens", "disable_by_batch_size", "max_model_len")
+_KEYS = {
+    "ngram": (*_COMMON_KEYS, "prompt_lookup_max", "prompt_lookup_min"),
+    _DRAFT_MODEL: (*_COMMON_KEYS, "revision", "quantization", "draft_tensor_parallel_size"),
+}
 
 
 class Speculation(Struct, frozen=True):
@@ -38,6 +37,21 @@ class Speculation(Struct, frozen=True):
     most_context: int | None = None
 
 
+class DraftModel(Struct, frozen=True):
+    """Drafts of at most `num_tokens` tokens from a small model: a folder, a .gguf file or a hub id.
+
+    Its weights are stored as the large one's if `quantization` is None. The rest is as in Speculation.
+    """
+
+    model: str
+    num_tokens: int
+    revision: str | None = None
+    quantization: Method | CheckpointMethod | None = None
+    tensor_parallel_size: int = 1
+    most_sequences: int | None = None
+    most_context: int | None = None
+
+
 @dataclass(frozen=True)
 class SpeculativeOptions(Options):
     """How tokens are guessed. Raises OptionError for a method that is not there, and for keys that it does not have."""
@@ -48,7 +62,19 @@ class SpeculativeOptions(Options):
         parse=json_object,
         metavar="JSON",
     )
-    speculative_model: str | None = option(None, "what guesses: [ngram] is the only one", metavar="NAME")
+    speculative_model: str | None = option(
+        None, "what guesses: a small model's folder or hub id, or [ngram]", metavar="NAME"
+    )
+    speculative_model_quantization: str | None = option(
+        None, "as --quantization, of the small model [the same]", metavar="METHOD"
+    )
+    speculative_draft_tensor_parallel_size: int | None = option(
+        None,
+        "1, or as --tensor-parallel-size: both models share the cores",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+    )
     num_speculative_tokens: int | None = option(
         None, f"most tokens to guess at a time [{_DEFAULT_TOKENS}]", parse=count, check=at_least(1), metavar="N"
     )
@@ -70,41 +96,34 @@ class SpeculativeOptions(Options):
     )
 
     @property
-    def speculation(self) -> Speculation | None:
+    def speculation(self) -> Speculation | DraftModel | None:
         """What was asked for; None: nothing is guessed. Raises OptionError."""
         asked = self._asked()
         if not asked:
             return None
-        if unknown := sorted(asked.keys() - {*_KEYS}):
-            raise OptionError(
-                f"--speculative-config: {', '.join(unknown)} is not supported; there are {', '.join(_KEYS)}"
-            )
-        method = asked.get("method") or asked.get("model")
-        if method not in _NGRAM:
+        method = asked.get("method") or ("ngram" if asked.get("model") in _NGRAM else None)
+        if method is None and asked.get("model") is not None:
+            method = _DRAFT_MODEL
+        method = "ngram" if method in _NGRAM else method
+        if method not in _KEYS:
             raise OptionError(
                 f"--speculative-config: the method {method!r} is not supported; "
-                '{"method": "ngram"} guesses from the text itself'
+                '{"method": "ngram"} guesses from the text itself, and {"method": "draft_model", "model": "..."} with '
+                "a small model"
             )
-        if asked.get("model") not in (None, *_NGRAM):
-            raise OptionError("--speculative-config: ngram has no model; leave it out")
-        shortest = _number(asked, "prompt_lookup_min", _LONGEST_RUN) or 1
-        longest = _number(asked, "prompt_lookup_max", _LONGEST_RUN) or max(_DEFAULT_RUN, shortest)
-        if shortest > longest:
+        if unknown := sorted(asked.keys() - {*_KEYS[method]}):
             raise OptionError(
-                f"--speculative-config: prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}"
+                f"--speculative-config: {', '.join(unknown)} is not supported with {method}; there are "
+                f"{', '.join(_KEYS[method])}"
             )
-        return Speculation(
-            num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_TOKENS,
-            longest=longest,
-            shortest=shortest,
-            most_sequences=_number(asked, "disable_by_batch_size"),
-            most_context=_number(asked, "max_model_len"),
-        )
+        return _draft_model(asked) if method == _DRAFT_MODEL else _ngram(asked)
 
     def _asked(self) -> dict[str, Any]:
         """The config, with what the older flags say in its words."""
         flags = {
             "model": self.speculative_model,
+            "quantization": self.speculative_model_quantization,
+            "draft_tensor_parallel_size": self.speculative_draft_tensor_parallel_size,
             "num_speculative_tokens": self.num_speculative_tokens,
             "prompt_lookup_max": self.ngram_prompt_lookup_max,
             "prompt_lookup_min": self.ngram_prompt_lookup_min,
@@ -119,6 +138,52 @@ class SpeculativeOptions(Options):
         except OptionError as error:
             return str(error)
         return None
+
+
+def _ngram(asked: Mapping[str, Any]) -> Speculation:
+    if asked.get("model") not in (None, *_NGRAM):
+        raise OptionError("--speculative-config: ngram has no model; leave it out")
+    shortest = _number(asked, "prompt_lookup_min", _LONGEST_RUN) or 1
+    longest = _number(asked, "prompt_lookup_max", _LONGEST_RUN) or max(_DEFAULT_RUN, shortest)
+    if shortest > longest:
+        raise OptionError(
+            f"--speculative-config: prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}"
+        )
+    return Speculation(
+        num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_TOKENS,
+        longest=longest,
+        shortest=shortest,
+        most_sequences=_number(asked, "disable_by_batch_size"),
+        most_context=_number(asked, "max_model_len"),
+    )
+
+
+def _draft_model(asked: Mapping[str, Any]) -> DraftModel:
+    model = _text(asked, "model")
+    if model is None or model in _NGRAM:
+        raise OptionError("--speculative-config: draft_model needs a model: a folder, a .gguf file or a hub id")
+    quantization, methods = _text(asked, "quantization"), (*get_args(Method), *get_args(CheckpointMethod))
+    quantization = QUANTIZATION_ALIASES.get(quantization, quantization) if quantization else None
+    if quantization is not None and quantization not in methods:
+        raise OptionError(
+            f"--speculative-config: quantization must be one of {', '.join(methods)}, not {quantization!r}"
+        )
+    return DraftModel(
+        model=model,
+        num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_TOKENS,
+        revision=_text(asked, "revision"),
+        quantization=cast("Method | CheckpointMethod | None", quantization),
+        tensor_parallel_size=_number(asked, "draft_tensor_parallel_size") or 1,
+        most_sequences=_number(asked, "disable_by_batch_size"),
+        most_context=_number(asked, "max_model_len"),
+    )
+
+
+def _text(asked: Mapping[str, Any], key: str) -> str | None:
+    value = asked.get(key)
+    if value is not None and not isinstance(value, str):
+        raise OptionError(f"--speculative-config: {key} must be a string, not {value!r}")
+    return value or None
 
 
 def _number(asked: Mapping[str, Any], key: str, most: int | None = None) -> int | None:

@@ -66,8 +66,8 @@ class CostModel:
 
     def __init__(self, max_step_ms: float) -> None:
         self.max_step_ms = max_step_ms
-        self._decode = _Fit(len(_DECODE_UNITS), _DECODE_FORGET)
-        self._prefill = _Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
+        self._decode = Fit(len(_DECODE_UNITS), _DECODE_FORGET)
+        self._prefill = Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
         self._proven_chunk = _FIRST_CHUNK
         self._since_lesson_ms = 0.0
 
@@ -120,7 +120,7 @@ class CostModel:
             self._proven_chunk = max(self._proven_chunk, fits)
 
 
-class _Fit:
+class Fit:
     """Exponentially weighted least squares with coefficients that are never negative.
 
     One sweep of coordinate descent an observation, from the last solution on. One slow step (a noisy neighbour) is
@@ -140,9 +140,11 @@ class _Fit:
         return self._observations >= _TRUSTED_AFTER
 
     def predict(self, x: tuple[float, ...]) -> float:
+        """The value that is expected with these features."""
         return sum([w * xi for w, xi in zip(self.coefficients, x, strict=True)])
 
     def observe(self, x: tuple[float, ...], y: float) -> None:
+        """Learn from a value."""
         if self.is_trusted:
             y = min(y, _OUTLIER_FACTOR * self.predict(x) + 1.0)
         self._observations += 1

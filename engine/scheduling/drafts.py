@@ -7,8 +7,9 @@ those without drafts. K and V of wrong guesses stay behind the computed tokens u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -40,6 +41,50 @@ class Drafter(Protocol):
         ...
 
 
+class StepPrices(Struct, frozen=True):
+    """What a step of `num_sequences` decodes takes without guesses, in milliseconds, and with each row more.
+
+    `spare_ms` is how long it may be held up.
+    """
+
+    num_sequences: int
+    plain_ms: float
+    row_ms: float
+    spare_ms: float
+
+    @property
+    def row_share(self) -> float:
+        """What a row more costs, in tokens."""
+        return self.row_ms * self.num_sequences / self.plain_ms if self.plain_ms > 0.0 else 0.0
+
+
+@runtime_checkable
+class BatchDrafter(Drafter, Protocol):
+    """One that guesses for all sequences of a step together, in time of its own, and remembers what it has read.
+
+    It computes in the KV blocks of the sequences, where it has a cache beside that of the model.
+    """
+
+    def plan(self, rates: Mapping[Sequence, float], prices: StepPrices) -> dict[Sequence, int]:
+        """How many guesses each sequence should get, `rates` of which are right; those with none are left out.
+
+        It begins a step, of which `propose` has nothing before `guess` was called.
+        """
+        ...
+
+    def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> None:
+        """Make at most so many guesses, no more than were planned. The sequences have blocks for them."""
+        ...
+
+    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
+        """Hear what became of a sequence's draft."""
+        ...
+
+    def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
+        """Copy KV blocks of the first cache group, `(from, to)`, before anything is guessed in them."""
+        ...
+
+
 class Drafts:
     """Takes from a drafter what a step has room for, as far as it pays.
 
@@ -60,8 +105,13 @@ class Drafts:
         *,
         most_sequences: int | None = None,
     ) -> None:
-        """Nobody gets a draft while more than `most_sequences` decode."""
+        """Nobody gets a draft while more than `most_sequences` decode.
+
+        `extended` are the keys of sequences that `choose` has given blocks.
+        """
         self._drafter = drafter
+        self._model = drafter if isinstance(drafter, BatchDrafter) else None
+        self.extended: set[int] = set()
         self._cache = cache
         self._cost_model = cost_model
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -76,16 +126,18 @@ class Drafts:
         that it has left: prompts get the other half.
         """
         drafts: dict[Sequence, list[int]] = {}
-        if self._most_sequences is not None and len(decoding) > self._most_sequences:
+        self.extended = set()
+        if not decoding or (self._most_sequences is not None and len(decoding) > self._most_sequences):
             return drafts
         known = self._rates
-        self._rates = rates = {s.key: known.get(s.key, _FIRST_RATE) for s in decoding}
+        self._rates = rates = {s.key: _returning(known.get(s.key, _FIRST_RATE)) for s in decoding}
         most = (load.num_tokens + self._max_num_batched_tokens) // 2
         plain_ms = self._cost_model.predict_ms(load)
         token_ms = plain_ms / max(len(decoding), 1)
+        if self._model is not None:
+            decoding = self._guess_together(self._model, decoding, load, most - load.num_tokens, num_spare)
         for sequence in decoding:
             rate = rates[sequence.key]
-            rates[sequence.key] = rate + _RETURNING * (_FIRST_RATE - rate) if rate < _FIRST_RATE else rate
             if not self._pays(load, sequence, 1, rate, token_ms):
                 continue
             guesses = self._guesses(sequence)[: most - load.num_tokens]
@@ -109,10 +161,37 @@ class Drafts:
         for right in (1.0,) * num_right + (0.0,) * (num_right < num_guesses):
             rate += _LESSON * (right - rate)
         self._rates[sequence.key] = rate
+        if self._model is not None:
+            self._model.learn(sequence, num_guesses, num_right)
+
+    def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
+        """Hear which KV blocks of the first cache group are copied before the step, `(from, to)`."""
+        if self._model is not None and pairs:
+            self._model.copy_blocks(pairs)
+
+    def _guess_together(
+        self, model: BatchDrafter, decoding: Seq[Sequence], load: StepLoad, room: int, num_spare: int
+    ) -> Seq[Sequence]:
+        """Let a model guess for as many sequences as that pays for: these. There is room for so many guesses."""
+        plain_ms = self._cost_model.predict_ms(load)
+        mean = load.decode_pairs // max(len(decoding), 1)
+        row_ms = self._cost_model.predict_ms(load.plus_draft(mean, 1)) - plain_ms
+        spare_ms = max(min(self._cost_model.max_step_ms - plain_ms, plain_ms), 0.0)
+        prices = StepPrices(len(decoding), plain_ms, row_ms, spare_ms)
+        counts = model.plan({s: self._rates[s.key] for s in decoding if _has_guesses(s)}, prices)
+        for sequence, count in counts.items():
+            blocks = sequence.num_blocks
+            places = self._cache.extend(sequence, sequence.num_tokens + min(count, room), num_spare)
+            counts[sequence] = count = min(count, room, places - sequence.num_tokens)
+            room -= count
+            if sequence.num_blocks > blocks:
+                self.extended.add(sequence.key)
+        model.guess({s: count for s, count in counts.items() if count > 0}, prices)
+        return [*counts]
 
     def _guesses(self, sequence: Sequence) -> list[int]:
         """What the drafter proposes, up to where the sequence would end."""
-        if sequence.search is not None or sequence.constraint is not None or sequence.sampling.uses_history:
+        if not _has_guesses(sequence):
             return []
         guesses = self._drafter.propose(sequence)[: sequence.max_length - sequence.num_tokens - 1]
         for i, token in enumerate(guesses):
@@ -133,3 +212,12 @@ class Drafts:
 
     def _predict_ms(self, load: StepLoad, sequence: Sequence, count: int) -> float:
         return self._cost_model.predict_ms(load.plus_draft(sequence.num_tokens, count))
+
+
+def _has_guesses(sequence: Sequence) -> bool:
+    """Whether what a sequence samples depends on its position alone."""
+    return sequence.search is None and sequence.constraint is None and not sequence.sampling.uses_history
+
+
+def _returning(rate: float) -> float:
+    return rate + _RETURNING * (_FIRST_RATE - rate) if rate < _FIRST_RATE else rate

@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 
-from .sequence import Sequence, SequenceState
+from .sequence import UNKNOWN, Sequence, SequenceState
 
 _order, _adapter = attrgetter("order"), attrgetter("adapter")
 
@@ -36,6 +36,7 @@ class Running:
     def admit(self, sequence: Sequence) -> None:
         """Let a sequence that has blocks begin."""
         sequence.state = SequenceState.PREFILLING
+        sequence.num_drafted = UNKNOWN
         insort(self.prefilling, sequence, key=_order)
 
     def start_decoding(self, sequences: Seq[Sequence]) -> None:

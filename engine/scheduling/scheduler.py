@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 
 from ..cache.manager import CacheManager
@@ -245,12 +245,14 @@ class Scheduler:
         """One token of every decoding sequence, each with room for it in a block of its own, and drafts."""
         block_size = self.cache.block_size
         short = [s for s in self._running.decoding if s.num_tokens > s.num_blocks * block_size]
-        moved = self._preemption.make_room(step) if short or self.cache.has_changed else ()
+        moved: Set[int] = self._preemption.make_room(step) if short or self.cache.has_changed else frozenset()
         decoding = self._running.decoding
         step.load = StepLoad(len(decoding), sum([s.num_tokens for s in decoding]))
         drafts: Mapping[Sequence, list[int]] = {}
         if self.drafts is not None:
+            self.drafts.copy_blocks(step.copies.get(0, ()))
             drafts = self.drafts.choose(decoding, step.load, len(self._running))
+            moved = moved | self.drafts.extended
             if (drafted := {s.key for s in drafts}) != self._drafted:
                 self._drafted = drafted
                 self._running.decode_version += 1

@@ -21,6 +21,8 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15
 
 _FIRST_GROWTH = 256
 
+UNKNOWN = -1  # how many tokens of a sequence a draft model has computed, before it was looked at
+
 
 class SequenceState(enum.Enum):
     """Where a sequence is. Preempted sequences are waiting again."""
@@ -36,9 +38,9 @@ class Sequence:
 
     `key` names the sequence in messages. The first `num_computed` of its `num_tokens` tokens are in the KV cache;
     a sequence that is not computed up to its last token is in prefill, whether those tokens came from the prompt or
-    were sampled before a preemption. The log-probabilities of the tokens that follow the first `num_scored` have been
-    reported, or nobody wants them. `sampling` says how its tokens are sampled, and `search` is the one that the
-    sequence computes a beam of.
+    were sampled before a preemption. A draft model has computed the first `num_drafted`. The log-probabilities of the
+    tokens that follow the first `num_scored` have been reported, or nobody wants them. `sampling` says how its tokens
+    are sampled, and `search` is the one that the sequence computes a beam of.
     """
 
     __slots__ = (
@@ -60,6 +62,7 @@ class Sequence:
         "num_blocks",
         "num_cached_tokens",
         "num_computed",
+        "num_drafted",
         "num_prompt_logprobs",
         "num_registered",
         "num_scored",
@@ -117,6 +120,7 @@ class Sequence:
         self.tokens[: self.prompt_len] = prompt
         self.last_token = int(prompt[-1])
         self.num_computed = 0
+        self.num_drafted = UNKNOWN
         self.num_cached_tokens: int | None = None  # unknown until the sequence runs for the first time
 
         # By cache group; the cache's manager makes them and keeps them.
@@ -177,6 +181,7 @@ class Sequence:
         self.tokens[: other.num_tokens] = other.tokens[: other.num_tokens]
         self.num_tokens, self.last_token = other.num_tokens, other.last_token
         self.num_computed, self.num_cached_tokens = other.num_computed, other.num_cached_tokens
+        self.num_drafted = other.num_drafted
         self.block_tables, self.first_blocks = other.block_tables.copy(), other.first_blocks.copy()
         self.num_blocks, self.num_window_blocks = other.num_blocks, other.num_window_blocks
         self.num_registered = other.num_registered

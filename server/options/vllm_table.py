@@ -17,9 +17,11 @@ WORKS = {
     "--served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile "
     "--tokenizer --tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
     "adapters are not sharded; the log says so": "--fully-sharded-loras",
-    "with the method `ngram` alone (docs/speculation.md)": "--speculative-config --speculative-model "
+    "with the methods `ngram` and `draft_model` (docs/speculation.md)": "--speculative-config --speculative-model "
     "--num-speculative-tokens --speculative-max-model-len --speculative-disable-by-batch-size "
-    "--ngram-prompt-lookup-max --ngram-prompt-lookup-min",
+    "--speculative-model-quantization --ngram-prompt-lookup-max --ngram-prompt-lookup-min",
+    "1, or as --tensor-parallel-size: a draft model computes on the same cores": "--speculative-draft-tensor-parallel-"
+    "size",
     "0 or 256, without effect: adapters cannot add tokens": "--lora-extra-vocab-size",
     "`half` and `float` are `float16` and `float32`": "--dtype",
     "requests are logged unless this is turned off": "--enable-log-requests",
@@ -240,9 +242,8 @@ NOT_YET = {
     "--enable-moe-shared-loras --max-lora-cls-labels= --qlora-adapter-name-or-path= --enable-prompt-adapter "
     "--prompt-adapters=* --max-prompt-adapters= --max-prompt-adapter-token=",
     "adapters say themselves which layers they change": "--lora-target-modules=*",
-    'only n-grams are guessed from: --speculative-config \'{"method": "ngram"}\'': "--spec-method= --spec-model= "
-    "--spec-tokens= --speculative-model-quantization= --speculative-draft-tensor-parallel-size= "
-    "--speculative-disable-mqa-scorer",
+    'say it with --speculative-config, e.g. \'{"method": "ngram"}\'': "--spec-method= --spec-model= --spec-tokens=",
+    "guesses are always checked by the same kernels; leave it out": "--speculative-disable-mqa-scorer",
     "guesses change no token and no log-probability; leave it out": "--spec-decoding-acceptance-method= "
     "--typical-acceptance-sampler-posterior-threshold= --typical-acceptance-sampler-posterior-alpha= "
     "--disable-logprobs-during-spec-decoding=",

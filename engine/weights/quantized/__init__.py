@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .mxfp4 import Mxfp4
 
 __all__ = [
+    "QUANTIZATION_ALIASES",
     "CheckpointMethod",
     "ExpertReader",
     "LayerReader",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4"]
+QUANTIZATION_ALIASES = {"gptq_marlin": "gptq", "awq_marlin": "awq"}  # vLLM's kernels for them
 
 
 class LayerReader(Protocol):

@@ -64,6 +64,16 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             {"speculative_model": "[ngram]", "num_speculative_tokens": 5, "ngram_prompt_lookup_max": 4},
         ),
         (
+            "m --speculative-model org/draft --num-speculative-tokens 5 --speculative-draft-tensor-parallel-size 1 "
+            "--speculative-model-quantization gptq_marlin",
+            {
+                "speculative_model": "org/draft",
+                "num_speculative_tokens": 5,
+                "speculative_draft_tensor_parallel_size": 1,
+                "speculative_model_quantization": "gptq_marlin",
+            },
+        ),
+        (
             "m --default-chat-template-kwargs.enable_thinking false",
             {"default_chat_template_kwargs": {"enable_thinking": False}},
         ),
@@ -113,8 +123,17 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --kv-cache-memory-bytes 1073741824", "say it in GiB with --kv-cache-space"),
         ("m --logits-processors a.b", "--logits-processors is not supported: requests have logit_bias"),
         ('m --speculative-config \'{"method": "eagle3", "model": "x"}\'', "the method 'eagle3' is not supported"),
-        ("m --speculative-config.method=ngram --speculative-config.quantization=fp8", "quantization is not supported"),
-        ("m --speculative-model org/draft --num-speculative-tokens 5", "the method 'org/draft' is not supported"),
+        (
+            "m --speculative-config.method=ngram --speculative-config.quantization=fp8",
+            "quantization is not supported with ngram",
+        ),
+        (
+            "m --speculative-model org/draft --ngram-prompt-lookup-max 5",
+            "prompt_lookup_max is not supported with draft_model",
+        ),
+        ("m --speculative-config.method draft_model", "draft_model needs a model"),
+        ("m --speculative-model org/draft --speculative-model-quantization int3", "quantization must be one of int8"),
+        ("m --speculative-config.model 7", "model must be a string, not 7"),
         ("m --num-speculative-tokens 5", "the method None is not supported"),
         (
             'm --speculative-config \'{"method": "ngram", "prompt_lookup_min": 6, "prompt_lookup_max": 5}\'',

@@ -1,0 +1,1 @@
+"""Guesses at the tokens to come."""

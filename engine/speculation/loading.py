@@ -1,0 +1,165 @@
+"""A draft model: found, checked against the model that it guesses for, and loaded beside it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+from msgspec import Struct
+
+from ..adapters.options import LoraOptions
+from ..cancellation import Cancellation
+from ..devices.base import DraftingDevice, Executor, ExecutorOptions
+from ..devices.cache_split import CacheSplit, GroupBytes
+from ..devices.parallel_options import ParallelOptions
+from ..errors import DeviceError, ModelError
+from ..load_progress import LoadProgress, ReportedWeights
+from ..opened_model import OpenedModel, open_model
+from ..options import EngineOptions
+from ..speculative_options import DraftModel, SpeculativeOptions
+from ..text.tokenizer import Tokenizer
+from ..weights.quantization import Method
+from .draft_model import ModelDrafter
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_TOKENS = 16
+
+
+class OpenedDraft(Struct, frozen=True):
+    """A draft model that may guess for the model `target`; its vocabulary and its weights are still to be read."""
+
+    asked: DraftModel
+    model: OpenedModel
+    target: OpenedModel
+
+    def with_own_bytes(self, groups: Sequence[GroupBytes]) -> list[GroupBytes]:
+        """The target's cache groups, with what the draft model keeps beside the first of them."""
+        first, *others = groups
+        return [GroupBytes(first.window, first.bytes_per_token + self.model.kv_bytes_per_token), *others]
+
+    def num_blocks(self, options: EngineOptions, groups: Sequence[GroupBytes], kv_cache_bytes: int) -> int:
+        """How many blocks of both models fit into the cache. Raises DeviceError if there is not even one."""
+        if options.num_gpu_blocks_override is not None:
+            return options.num_gpu_blocks_override
+        split = CacheSplit(groups, _BLOCK_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
+        return split.blocks(kv_cache_bytes)[0]
+
+    def require_vocabulary(self, tokenizer: Tokenizer) -> None:
+        """Raises ModelError unless the draft model's tokens are those of the target's `tokenizer`."""
+        if not tokenizer.has_text:
+            ours, theirs = self.target.spec.vocab_size, self.model.spec.vocab_size
+            if ours != theirs:
+                raise ModelError(f"{self._other_tokens}: it has {theirs} of them, and the model has {ours}")
+            return
+        own = self.model.tokenizer()
+        for token_id in range(max(tokenizer.vocab_size, own.vocab_size)):
+            token, other = tokenizer.id_to_token(token_id), own.id_to_token(token_id)
+            if token != other:
+                raise ModelError(f"{self._other_tokens}: token {token_id} is {other!r}, and {token!r} in the model")
+
+    @property
+    def _other_tokens(self) -> str:
+        return (
+            f"--speculative-config: the draft model {self.asked.model} does not have the tokens of the model that it "
+            "is to guess for, so take one of the same family"
+        )
+
+    def load(
+        self, options: EngineOptions, beside: Executor, max_model_len: int, cancellation: Cancellation
+    ) -> ModelDrafter:
+        """Load its weights, beside the target's executor that serves contexts of `max_model_len` tokens.
+
+        Raises DeviceError, naming what is not supported.
+        """
+        model, device = self.model, self.model.device
+        assert isinstance(device, DraftingDevice)
+        longest = min(model.spec.max_positions, max_model_len, self.asked.most_context or max_model_len)
+        with LoadProgress(self.asked.model, model.weight_bytes) as progress:
+            executor = device.load_draft(
+                model.spec,
+                ReportedWeights(model.weights, model.spec, progress),
+                ExecutorOptions(
+                    dtype=model.dtype,
+                    kv_cache_bytes=None,
+                    max_model_len=longest,
+                    max_num_seqs=beside.limits.max_num_seqs,
+                    max_num_batched_tokens=beside.limits.max_num_batched_tokens,
+                    kv_cache_dtype=model.kv_cache_dtype,
+                    quantization=model.quantization,
+                    num_blocks=beside.limits.num_blocks,
+                ),
+                beside,
+                cancellation,
+            )
+        logger.info(
+            "%s (%s, %s) guesses up to %d tokens a step, in contexts of up to %d tokens",
+            self.asked.model,
+            model.spec.family,
+            model.kept_as,
+            self.asked.num_tokens,
+            longest,
+        )
+        return ModelDrafter(
+            executor,
+            self.asked.num_tokens,
+            vocab_size=self.target.spec.vocab_size,
+            own_vocab_size=model.spec.vocab_size,
+            most_context=longest,
+        )
+
+
+def open_draft(options: EngineOptions, asked: DraftModel, target: OpenedModel) -> OpenedDraft:
+    """Find a draft model for `target`. Raises ModelError and DeviceError if it cannot guess for it, saying why."""
+    device = target.device
+    if not isinstance(device, DraftingDevice):
+        raise DeviceError(
+            f"--speculative-config: the {device.name} device has no draft models; take --device cpu, or "
+            '{"method": "ngram"}'
+        )
+    parallel = next(
+        (group for group in options.device_options if isinstance(group, ParallelOptions)), ParallelOptions()
+    )
+    if asked.tensor_parallel_size not in (1, parallel.tensor_parallel_size):
+        raise DeviceError(
+            f"--speculative-config: draft_tensor_parallel_size {asked.tensor_parallel_size} must be 1 or that of the "
+            f"model, {parallel.tensor_parallel_size}: both compute on the same cores"
+        )
+    _require_full_attention(target, f"the model {options.model}", "cannot have a draft model", windows_too=True)
+    # A checkpoint's own method is found in its files.
+    inherited = options.quantization if options.quantization in get_args(Method) else None
+    own = replace(
+        options,
+        model=asked.model,
+        revision=asked.revision,
+        quantization=asked.quantization or inherited,
+        tokenizer=None,
+        tokenizer_revision=None,
+        hf_overrides=None,
+        rope_scaling=None,
+        rope_theta=None,
+        disable_sliding_window=False,
+        device=device.name,
+        max_model_len=None,
+        lora=LoraOptions(),
+        speculative=SpeculativeOptions(),
+    )
+    model = open_model(own)
+    _require_full_attention(model, f"the model {asked.model}", "cannot be a draft model")
+    return OpenedDraft(asked, model, target)
+
+
+def _require_full_attention(model: OpenedModel, what: str, cannot: str, *, windows_too: bool = False) -> None:
+    """Both models keep K and V of the same tokens in the same blocks, and go back behind a wrong guess."""
+    windows = model.spec.windows()
+    if model.spec.state_bytes:
+        why = "it has recurrent layers, whose state cannot go back before a wrong guess"
+    elif not windows or windows[0] is not None:
+        why = "none of its layers sees all tokens"
+    elif len(windows) > 1 and not windows_too:
+        why = "some of its layers see a window of the tokens alone"
+    else:
+        return
+    raise ModelError(f"--speculative-config: {what} {cannot}: {why}")

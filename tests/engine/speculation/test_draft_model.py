@@ -1,0 +1,192 @@
+"""A draft model changes no token and no log-probability, and the model itself, as its own draft, is always right."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import models_zoo
+import pytest
+from engine.driving import Driver, Job, Oracle, alone, check_schedule, random_clock
+from harness import make_device
+
+from tidewheel.engine.devices.base import DraftExecutor, DraftingDevice, Executor, ExecutorOptions
+from tidewheel.engine.devices.batch import StepBatch
+from tidewheel.engine.models import describe
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.speculation.draft_model import ModelDrafter
+from tidewheel.engine.weights import open_source
+
+pytest.importorskip("transformers")
+
+MAX_LENGTH = 128  # tokens, prompt and output together
+PROMPT = tuple(range(40, 77))
+BLOCK = 16
+
+
+def options(num_blocks: int, num_batched_tokens: int) -> ExecutorOptions:
+    return ExecutorOptions(
+        dtype="bfloat16",
+        kv_cache_bytes=None,
+        max_model_len=MAX_LENGTH,
+        max_num_seqs=8,
+        max_num_batched_tokens=num_batched_tokens,
+        num_blocks=num_blocks,
+    )
+
+
+def loaded(model: str, draft: str, num_blocks: int, num_batched_tokens: int) -> tuple[Executor, DraftExecutor]:
+    device = make_device("cpu-" + best_level(), "0,0")
+    assert isinstance(device, DraftingDevice)
+    parts = {}
+    for name in {model, draft}:
+        source = open_source(str(models_zoo.folder(name)))
+        description = describe(source.config, MAX_LENGTH)
+        parts[name] = description.spec, source.weights(description)
+    asked = options(num_blocks, num_batched_tokens)
+    executor = device.load(*parts[model], asked)
+    return executor, device.load_draft(*parts[draft], asked, executor)
+
+
+@functools.cache
+def best_level() -> str:
+    from tidewheel import _native
+
+    return _native.chosen_isa_level("auto")
+
+
+def drafting(
+    draft: str = "llama", *, num_tokens: int = 5, num_blocks: int = 64, num_batched_tokens: int = 256, most: int = 1000
+) -> Driver:
+    """An engine of the model `llama` with a draft model, whose guesses seem to take no time."""
+    executor, small = loaded("llama", draft, num_blocks, num_batched_tokens)
+    drafter = ModelDrafter(
+        small,
+        num_tokens,
+        vocab_size=models_zoo.VOCAB_SIZE,
+        own_vocab_size=models_zoo.VOCAB_SIZE,
+        most_context=most,
+        clock=lambda: 0.0,
+    )
+    return Driver(executor, MAX_LENGTH, clock=lambda step: 5.0, drafter=drafter)
+
+
+@functools.cache
+def roomy() -> Executor:
+    return loaded("llama", "llama-tied", 64, 256)[0]
+
+
+def job(max_tokens: int = 40, prompt: tuple[int, ...] = PROMPT, **sampling: object) -> Job:
+    return Job(prompt, SamplingParams(max_tokens=max_tokens, logprobs=2, ignore_eos=True, **sampling), seed=11)  # type: ignore[arg-type]
+
+
+def check(driver: Driver, jobs: list[Job]) -> None:
+    """Run jobs together: all get what each gets alone without guesses."""
+    keys = [driver.add(wanted) for wanted in jobs]
+    driver.run()
+    for wanted, choices in zip(jobs, keys, strict=True):
+        for index, key in enumerate(choices):
+            assert driver.sampled[key] == alone(roomy(), MAX_LENGTH, wanted, index, frozenset())[0]
+
+
+def right(driver: Driver) -> tuple[int, int]:
+    """How many guesses there were, and how many of them were right."""
+    assert driver.scheduler.drafts is not None
+    stats = driver.scheduler.drafts.stats
+    return stats.guesses_total, stats.right_total
+
+
+SAMPLED = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.5, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    {"temperature": 1.0, "logit_bias": {7: 5.0, 9: -100.0}},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLED, ids=str)
+def test_the_model_itself_guesses_all_right(sampling: dict[str, object]) -> None:
+    driver = drafting(num_tokens=5)
+    check(driver, [job(**sampling)])
+    guesses, num_right = right(driver)
+    assert guesses == num_right >= 20
+    assert len(driver.steps) <= 20
+
+
+def test_it_guesses_right_for_all_of_a_batch() -> None:
+    """With prompts that are alike, with forks that share blocks, and with those that come later."""
+    driver = drafting()
+    jobs = [job(prompt=(*PROMPT[:32], i)) for i in range(3)] + [job(n=3, temperature=1.0), job(9, PROMPT[:3])]
+    check(driver, jobs)
+    check(driver, [job(60, temperature=0.7), job(60, (5, 6, 7))])
+    guesses, num_right = right(driver)
+    assert guesses == num_right >= 100
+
+
+def test_it_knows_what_it_has_computed_for_others() -> None:
+    """Of a prompt whose blocks lie in the prefix cache, it computes no more than the large model."""
+    driver = drafting()
+    drafter = driver.drafter
+    assert isinstance(drafter, ModelDrafter)
+    run: list[int] = []
+    executor = drafter._executor
+    guess = executor.guess
+
+    def counting(batch: StepBatch, *rest: Any) -> Any:
+        run.append(len(batch.token_ids))
+        return guess(batch, *rest)
+
+    executor.guess = counting  # type: ignore[method-assign]
+    check(driver, [job(8)])
+    assert max(run) > 2 * BLOCK
+    run.clear()
+    check(driver, [job(20, (*PROMPT[: 2 * BLOCK], 9, 9, 9))])
+    assert run
+    assert max(run) < BLOCK
+
+
+def test_preempted_sequences_are_guessed_right_again() -> None:
+    driver = drafting(num_blocks=12, num_tokens=3)
+    check(driver, [job(60, (i, *PROMPT)) for i in range(3)])
+    assert driver.scheduler.preemptions_total > 0
+    guesses, num_right = right(driver)
+    assert guesses == num_right >= 40
+
+
+def test_wrong_guesses_change_nothing() -> None:
+    driver = drafting("llama-tied")
+    check(driver, [job(n=2, temperature=1.0), job(min_tokens=30), job(30, (1, 2), temperature=0.4)])
+    guesses, num_right = right(driver)
+    assert num_right < guesses
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_company_gets_what_each_gets_alone(seed: int) -> None:
+    """Requests come and go at any time, in a pool that is too small and in steps of any length."""
+    rng = random.Random(seed)
+    draft = "llama" if seed % 2 else "llama-tied"
+    tokens, blocks = rng.randint(1, 6), rng.randint(9, 20)
+    driver = drafting(draft, num_tokens=tokens, num_blocks=blocks, num_batched_tokens=rng.choice([8, 16, 64]))
+    driver.clock = random_clock(seed)
+    moments = []
+    for _ in range(8):
+        length = rng.randint(1, 50)
+        wanted = job(
+            rng.randint(1, 60),
+            PROMPT[:32][:length] + tuple(rng.choices(range(4, 300), k=max(length - 32, 1))),
+            n=rng.choice([1, 1, 1, 3]),
+            temperature=rng.choice([0.0, 1.0]),
+        )
+        moments.append(([wanted], [rng.randrange(12)] if rng.random() < 0.3 else []))
+    check_schedule(driver, moments, roomy, Oracle(seed))
+    guesses, num_right = right(driver)
+    assert num_right == guesses if draft == "llama" else num_right <= guesses
+
+
+def test_nothing_is_guessed_behind_the_draft_models_context() -> None:
+    driver = drafting(most=60)
+    check(driver, [job(60)])
+    drafts = [draft for step in driver.steps for draft in step.rows.drafts]
+    assert drafts
+    assert max(draft.end for draft in drafts) <= 60
