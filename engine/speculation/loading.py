@@ -58,7 +58,9 @@ class OpenedDraft(Struct, frozen=True):
         for token_id in range(max(tokenizer.vocab_size, own.vocab_size)):
             token, other = tokenizer.id_to_token(token_id), own.id_to_token(token_id)
             if token != other:
-                raise ModelError(f"{self._other_tokens}: token {token_id} is {other!r}, and {token!r} in the model")
+                raise ModelError(
+                    f"{self._other_tokens}: token {token_id} is {_shown(token)} in the model and {_shown(other)} in it"
+                )
 
     @property
     def _other_tokens(self) -> str:
@@ -149,6 +151,10 @@ def open_draft(options: EngineOptions, asked: DraftModel, target: OpenedModel) -
     model = open_model(own)
     _require_full_attention(model, f"the model {asked.model}", "cannot be a draft model")
     return OpenedDraft(asked, model, target)
+
+
+def _shown(token: str | None) -> str:
+    return "none" if token is None else repr(token)
 
 
 def _require_full_attention(model: OpenedModel, what: str, cannot: str, *, windows_too: bool = False) -> None:

@@ -80,7 +80,8 @@ def test_answers_are_those_of_the_server(llm: LLM, server: httpx.Client, fields:
         assert (one.finish_reason, one.stop_reason) == (choice["finish_reason"], choice["stop_reason"])
 
 
-def test_guesses_change_no_answer(llm: LLM) -> None:
+@pytest.mark.parametrize("by", [["--speculative-config.method", "ngram"], ["--speculative-model", str(DEMO_MODEL)]])
+def test_guesses_change_no_answer(llm: LLM, by: list[str]) -> None:
     """Of a server that guesses: it says in its metrics that it did, and in its answers what others say."""
     prompts = ["The wheel turns. The wheel turns. The wheel", "a b c d e f g h a b c d", PROMPTS[2]]
     sampled = [
@@ -88,7 +89,7 @@ def test_guesses_change_no_answer(llm: LLM) -> None:
         {"temperature": 0.3, "seed": 7, "n": 2},
         {"temperature": 0, "frequency_penalty": 0.5},
     ]
-    process = ServerProcess("--max-model-len", "1k", "--speculative-config.method", "ngram")
+    process = ServerProcess("--max-model-len", "1k", *by)
     try:
         with httpx.Client(base_url=process.url, timeout=60, trust_env=False) as guessing:
             for fields in sampled:
@@ -106,6 +107,8 @@ def test_guesses_change_no_answer(llm: LLM) -> None:
     drafts, guesses, right = (float(counted[name]) for name in ("drafts", "draft_tokens", "accepted_tokens"))
     assert 0 < drafts <= guesses
     assert 0 < right <= guesses
+    if "--speculative-model" in by:
+        assert right == guesses, "the model is its own draft model"
 
 
 @pytest.mark.parametrize(
