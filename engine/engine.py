@@ -28,9 +28,10 @@ from .options import DEFAULT_MAX_LOGPROBS, most_logprobs
 from .request import Request
 from .scheduling.beam_search import BeamSearch
 from .scheduling.cost_model import CostModel
-from .scheduling.drafts import Drafter, DraftStats
+from .scheduling.drafts import DraftStats
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
+from .speculation.drafter import Drafter
 from .stream import RequestStream
 from .text.tokenizer import Tokenizer
 from .transcript import Transcript
@@ -58,7 +59,7 @@ class EngineStats(Struct, frozen=True):
     stalled_steps_total: int
     step_seconds: Histogram
     step_tokens: Histogram
-    drafts: DraftStats | None = None  # if tokens are guessed
+    drafts: DraftStats | None = None  # where the device can run any
 
 
 class Engine:

@@ -28,7 +28,7 @@ from .speculative_options import DraftModel, Speculation
 if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
     from .engine import Engine
-    from .scheduling.drafts import Drafter
+    from .speculation.drafter import Drafter
     from .speculation.loading import OpenedDraft
     from .text.tokenizer import Tokenizer
 
@@ -266,7 +266,7 @@ def _drafter(asked: Speculation | DraftModel | None, limits: ExecutorLimits) -> 
             "--speculative-config has no effect: %s", why if limits.num_states else "this device has fixed shapes"
         )
         return None
-    from .scheduling.ngram import NgramDrafter
+    from .speculation.ngram import NgramDrafter
 
     return NgramDrafter(asked.num_tokens, asked.longest, asked.shortest, asked.most_context)
 

@@ -170,7 +170,7 @@ class EngineLoop:
             return None
         masks: TokenMasks | None = None
         if scheduler.has_constraints:
-            masks = self._masks.start([sequence.constraint for sequence in step.rows.sampled])
+            masks = self._masks.start(step.rows.constraints, step.rows.lookaheads)
         return self._start(step, masks)
 
     def _start(self, step: Step, masks: TokenMasks | None) -> _Started:

@@ -105,6 +105,14 @@ class SequenceConstraint:
         other._detokenizer = self._tokenizer.detokenizer(skip_special_tokens=False)
         return other
 
+    def scout(self) -> SequenceConstraint:
+        """A copy as it is now. What that takes in does not change this one."""
+        other = copy(self)
+        other._filters = [token_filter.copied() for token_filter in self._filters]
+        other._detokenizer = self._detokenizer.copied()
+        other._matcher = None if self._matcher is None else self._matcher.deep_copy()
+        return other
+
     @property
     def grammar(self) -> Grammar | None:
         """The grammar, even if it does not apply to the next token."""

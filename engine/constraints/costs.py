@@ -48,11 +48,18 @@ class MaskCosts:
 
     def timed(self, seconds: float) -> None:
         """Add the time of some of a step's masks."""
+        self._num_watched = max(self._num_watched - 1, 0)
+        if not self.has_grown() and seconds > _SLOW_BATCH_S:
+            self._num_watched = _WATCHED_STEPS
+
+    def has_grown(self) -> bool:
+        """Whether the process takes much more memory than when it was last asked, so that masks are measured now."""
         resident = resident_bytes()
         has_grown = resident > self._resident + _UNWEIGHED_BYTES
         self._resident = resident if has_grown else min(self._resident, resident)
-        is_slow = seconds > _SLOW_BATCH_S
-        self._num_watched = _WATCHED_STEPS if is_slow or has_grown else max(self._num_watched - 1, 0)
+        if has_grown:
+            self._num_watched = _WATCHED_STEPS
+        return has_grown
 
     def charge(self, constraint: SequenceConstraint, seconds: float, grown_bytes: int) -> None:
         """Add the processor time of one mask, and the memory that it took and has not freed."""

@@ -50,6 +50,10 @@ class TokenFilter(Protocol):
         """The same rule for a sequence that has not sampled anything."""
         ...
 
+    def copied(self) -> TokenFilter:
+        """The same rule, with the tokens that this one has taken in."""
+        ...
+
 
 class AllowedTokens:
     """Allows only these tokens."""
@@ -68,6 +72,10 @@ class AllowedTokens:
         """See TokenFilter."""
 
     def fresh(self) -> AllowedTokens:
+        """See TokenFilter."""
+        return self
+
+    def copied(self) -> AllowedTokens:
         """See TokenFilter."""
         return self
 
@@ -107,6 +115,12 @@ class BadWords:
         """See TokenFilter."""
         other = copy(self)
         other._tail = deque(maxlen=self._tail.maxlen)
+        return other
+
+    def copied(self) -> BadWords:
+        """See TokenFilter."""
+        other = copy(self)
+        other._tail = self._tail.copy()
         return other
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ..errors import EngineDeadError, InvalidRequestError, TidewheelError
 from ..machine.memory import release_free_memory, resident_bytes
 from ..text.tokenizer import Tokenizer
+from .lookahead_costs import LookaheadCosts
 from .prover import GrammarError, GrammarProver, Proof, ProverError
 from .prover_process import COMPILE_STACK_BYTES, parser_limits
 from .source import matcher_error
@@ -75,6 +76,7 @@ class Grammar:
         self.size = size
         self.grown_bytes = 0
         self.is_spent = False
+        self.lookahead = LookaheadCosts()
         self._prototype = prototype
 
     @property

@@ -23,6 +23,7 @@ from ..outputs import FinishReason
 from .constraint import Failure, SequenceConstraint
 from .costs import MaskCosts
 from .filters import ALL, Mask, mask_words
+from .lookahead import Lookahead, timed
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_THREADS = 8
 _AT_ONCE = 16  # masks to make before their time is checked
+_LOOKAHEAD_S = 0.01  # a step, for masks after guesses; the last one that has begun is made
 
 
 class MaskWriter:
@@ -45,8 +47,14 @@ class MaskWriter:
         self._executor: LLExecutor | None = None
         self._costs = MaskCosts()
 
-    def start(self, constraints: Sequence[SequenceConstraint | None]) -> TokenMasks | None:
+    def start(
+        self,
+        constraints: Sequence[SequenceConstraint | None],
+        lookaheads: Sequence[tuple[int, Lookahead]] = (),
+    ) -> TokenMasks | None:
         """The masks of a step's rows, each for one of the constraints; None if none needs one.
+
+        Each of `lookaheads` stands with its draft's first row. The rows after that have no constraint of their own.
 
         The constraints must not be touched before the masks' `wait` has returned.
         """
@@ -56,20 +64,34 @@ class MaskWriter:
             if constraint is not None and constraint.has_mask:
                 index[row] = len(masked)
                 masked.append(constraint)
-        if not masked:
+        count, following = len(masked), list[tuple[Lookahead, int]]()
+        for row, lookahead in lookaheads:
+            following.append((lookahead, count))
+            guessed = slice(row + 1, row + 1 + len(lookahead.guesses))
+            if index[row] >= 0:
+                index[guessed] = np.arange(count, count + len(lookahead.guesses))
+            count += len(lookahead.guesses)
+        if not count:
             return None
-        bits = np.full((len(masked), self._words), ALL, np.uint32)
+        bits = np.full((count, self._words), ALL, np.uint32)
         matchers = [(matcher, i) for i, c in enumerate(masked) if (matcher := c.matcher()) is not None]
-        if not matchers:
-            _restrict(masked, bits)
-            return TokenMasks(bits, index)
-        return TokenMasks(bits, index, self._thread.submit(self._write, matchers, masked, bits).result)
+        if matchers:
+            return TokenMasks(bits, index, self._thread.submit(self._write, matchers, masked, following, bits).result)
+        _restrict(masked, bits)
+        self._follow(following, bits)
+        return TokenMasks(bits, index) if masked else None
 
     def close(self) -> None:
         """End the threads."""
         self._thread.shutdown()
 
-    def _write(self, matchers: list[tuple[LLMatcher, int]], constraints: list[SequenceConstraint], bits: Mask) -> None:
+    def _write(
+        self,
+        matchers: list[tuple[LLMatcher, int]],
+        constraints: list[SequenceConstraint],
+        lookaheads: list[tuple[Lookahead, int]],
+        bits: Mask,
+    ) -> None:
         if self._executor is None:
             from llguidance import LLExecutor
 
@@ -82,6 +104,22 @@ class MaskWriter:
                 message = "the grammar cannot be followed: llguidance has failed"
                 constraints[row].failure = Failure(FinishReason.ERROR, message)
         _restrict(constraints, bits)
+        try:
+            self._follow(lookaheads, bits)
+        except BaseException:  # the rows are not used whose masks are missing
+            logger.exception("llguidance has failed to follow guesses")
+
+    def _follow(self, lookaheads: list[tuple[Lookahead, int]], bits: Mask) -> None:
+        """Write the masks after guesses, those of each from a row of `bits` on, as long as there is time."""
+        started = time.perf_counter()
+        for lookahead, first in lookaheads:
+            count = len(lookahead.guesses)
+            with timed(lookahead.constraint, count):
+                lookahead.follow(bits[first : first + count], started + _LOOKAHEAD_S)
+        if lookaheads and self._costs.has_grown():
+            for lookahead, _ in lookaheads:
+                if (grammar := lookahead.constraint.grammar) is not None:
+                    grammar.lookahead.pause()
 
     def _compute(
         self,
@@ -108,7 +146,7 @@ class MaskWriter:
 
 
 def _restrict(constraints: list[SequenceConstraint], bits: Mask) -> None:
-    for constraint, mask in zip(constraints, bits, strict=True):
+    for constraint, mask in zip(constraints, bits, strict=False):  # the masks after guesses come behind
         constraint.restrict(mask)
 
 

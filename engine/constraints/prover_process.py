@@ -227,6 +227,8 @@ def _walk(matcher: LLMatcher) -> str | None:
 def _walked(matcher: LLMatcher, chosen: random.Random) -> tuple[int, str | None]:
     """How many allowed tokens the matcher accepted in a row, and the error that then stopped it, if any."""
     for step in range(_STEPS):
+        forced = matcher.compute_ff_tokens()
+        matcher.deep_copy().validate_tokens(forced)
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error() or matcher.is_stopped() or not mask:
             return step, matcher_error(matcher)

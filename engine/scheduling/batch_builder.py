@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..devices.base import ExecutorLimits
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
-from .rows import StepRows
+from .rows import Draft, StepRows
 from .sampling_rows import sampling_batch, set_history
 from .sequence import Sequence
 from .step import Step
@@ -56,7 +56,7 @@ class BatchBuilder:
             logits_rows[rows.scored(chunk)] = np.array(chunk.scored, np.int32) + (chunk.tokens.start - chunk.start)
         sampling = decodes.sampling
         if rows.num_sampled > count:
-            sampling = _sampling(rows.sampled, positions[logits_rows[: rows.num_sampled]] + 1)
+            sampling = _sampling(rows.sampled, positions[logits_rows[: rows.num_sampled]] + 1, rows.drafts)
         sampling.masks = masks
         first_tables, *narrower_tables = self._block_tables(sequences)
         return StepBatch(
@@ -148,10 +148,15 @@ def _resized(array: NDArray[np.int32], size: int) -> NDArray[np.int32]:
     return longer
 
 
-def _sampling(sequences: Seq[Sequence], positions: NDArray[np.int32]) -> SamplingBatch:
+def _sampling(sequences: Seq[Sequence], positions: NDArray[np.int32], drafts: Seq[Draft] = ()) -> SamplingBatch:
+    """The rows that `sequences` sample, those of `drafts` among them."""
     sampling = sampling_batch([s.sampling for s in sequences], positions)
     if any(s.sampling.uses_history for s in sequences):
-        set_history(sampling, _histories(sequences))
+        histories = _histories(sequences)
+        for draft in drafts:
+            if draft.sequence.sampling.uses_history:
+                histories[draft.sampled] = draft.histories
+        set_history(sampling, histories)
     return sampling
 
 

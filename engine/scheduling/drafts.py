@@ -14,12 +14,17 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from ..cache.manager import CacheManager
+from ..constraints.lookahead import Lookahead, forced_tokens, may_look_ahead, timed
+from ..speculation.drafter import Drafter
 from .cost_model import CostModel, StepLoad
 from .sequence import Sequence
 
 # Of guesses that are right: what is expected of a sequence that has had none, how much each guess changes it, and how
 # much of it comes back in a step without any, so that the text that follows gets its chance.
 _FIRST_RATE, _LESSON, _RETURNING = 0.7, 0.2, 0.0005
+
+_MOST_FORCED = 64  # tokens in a draft
+_MOST_HISTORY = 2**20  # tokens: with penalties, each row of a draft reads all tokens before it
 
 
 class DraftStats(Struct, frozen=True):
@@ -30,15 +35,11 @@ class DraftStats(Struct, frozen=True):
     right_total: int = 0
 
 
-class Drafter(Protocol):
-    """Guesses how sequences go on."""
+class Guesses(Struct, frozen=True):
+    """What is guessed of one sequence, with the `lookahead` of its constraint if it has one."""
 
-    def propose(self, sequence: Sequence) -> list[int]:
-        """The likely next tokens of a sequence, of the model's vocabulary; none if it has no idea.
-
-        Called on the engine thread before every step that the sequence decodes in, if guesses may pay.
-        """
-        ...
+    token_ids: list[int]
+    lookahead: Lookahead | None = None
 
 
 class StepPrices(Struct, frozen=True):
@@ -86,19 +87,18 @@ class BatchDrafter(Drafter, Protocol):
 
 
 class Drafts:
-    """Takes from a drafter what a step has room for, as far as it pays.
+    """Takes from a drafter what a step has room for, as far as it pays. What a grammar forces goes before its guesses.
 
     A guess pays if the tokens that are expected of it cost no more time than the step's own do. That depends on how
     many of the sequence's guesses were right before, and on what the cost model knows: where many sequences decode, a
-    row more costs as much as a token is worth, and nothing is guessed.
+    row more costs as much as a token is worth, and nothing is guessed. Forced tokens are always right.
 
-    Beams, and sequences with constraints or penalties, get no draft: what they sample depends on more than their
-    position, and would have to be known for each guess.
+    Beams get no draft: what they sample depends on more than the tokens before.
     """
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: Drafter | None,
         cache: CacheManager,
         cost_model: CostModel,
         max_num_batched_tokens: int,
@@ -117,16 +117,22 @@ class Drafts:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._most_sequences = most_sequences
         self._rates: dict[int, float] = {}  # of guesses that are right, by Sequence.key
+        self._forced: set[int] = set()  # keys of those whose last draft is what a grammar forces
         self.stats = DraftStats()
 
-    def choose(self, decoding: Seq[Sequence], load: StepLoad, num_spare: int) -> dict[Sequence, list[int]]:
+    @property
+    def has_drafter(self) -> bool:
+        """Whether others are guessed than those that a grammar forces."""
+        return self._drafter is not None
+
+    def choose(self, decoding: Seq[Sequence], load: StepLoad, num_spare: int) -> dict[Sequence, Guesses]:
         """Guesses for those of `decoding` that get any; they have blocks for them then. `load` is that without guesses.
 
         They take none of the last `num_spare` free blocks, no more time than a step may take, and half of the tokens
         that it has left: prompts get the other half.
         """
-        drafts: dict[Sequence, list[int]] = {}
-        self.extended = set()
+        drafts: dict[Sequence, Guesses] = {}
+        self.extended, self._forced = set(), set()
         if not decoding or (self._most_sequences is not None and len(decoding) > self._most_sequences):
             return drafts
         known = self._rates
@@ -135,19 +141,33 @@ class Drafts:
         plain_ms = self._cost_model.predict_ms(load)
         token_ms = plain_ms / max(len(decoding), 1)
         if self._model is not None:
-            decoding = self._guess_together(self._model, decoding, load, most - load.num_tokens, num_spare)
+            self._guess_together(self._model, decoding, load, most - load.num_tokens, num_spare)
         for sequence in decoding:
-            rate = rates[sequence.key]
-            if not self._pays(load, sequence, 1, rate, token_ms):
+            constraint = sequence.constraint
+            if sequence.search is not None or (constraint is not None and not may_look_ahead(constraint)):
                 continue
-            guesses = self._guesses(sequence)[: most - load.num_tokens]
+            rate = rates[sequence.key]
+            guesses = [] if constraint is None else forced_tokens(constraint)[:_MOST_FORCED]
+            if guesses:
+                rate = 1.0
+                self._forced.add(sequence.key)
+            elif self._drafter is not None and self._pays(load, sequence, 1, rate, token_ms):
+                guesses = self._drafter.propose(sequence)
+            guesses = _before_end(sequence, guesses[: most - load.num_tokens])
             while guesses and not self._fits(load, sequence, len(guesses), rate, token_ms):
                 guesses.pop()
+            lookahead = None
+            if guesses and constraint is not None:
+                with timed(constraint, 1):
+                    lookahead = Lookahead(constraint, guesses)
+                guesses = lookahead.guesses
             if not guesses:
                 continue
             room = self._cache.extend(sequence, sequence.num_tokens + len(guesses), num_spare) - sequence.num_tokens
             if guesses := guesses[:room]:
-                drafts[sequence] = guesses
+                if lookahead is not None:
+                    lookahead.guesses = guesses
+                drafts[sequence] = Guesses(guesses, lookahead)
                 load = load.plus_draft(sequence.num_tokens, len(guesses))
         return drafts
 
@@ -157,6 +177,8 @@ class Drafts:
         self.stats = DraftStats(
             stats.drafts_total + 1, stats.guesses_total + num_guesses, stats.right_total + num_right
         )
+        if sequence.key in self._forced:
+            return
         rate = self._rates.get(sequence.key, _FIRST_RATE)
         for right in (1.0,) * num_right + (0.0,) * (num_right < num_guesses):
             rate += _LESSON * (right - rate)
@@ -171,8 +193,8 @@ class Drafts:
 
     def _guess_together(
         self, model: BatchDrafter, decoding: Seq[Sequence], load: StepLoad, room: int, num_spare: int
-    ) -> Seq[Sequence]:
-        """Let a model guess for as many sequences as that pays for: these. There is room for so many guesses."""
+    ) -> None:
+        """Let a model guess for as many sequences as that pays for. There is room for so many guesses."""
         plain_ms = self._cost_model.predict_ms(load)
         mean = load.decode_pairs // max(len(decoding), 1)
         row_ms = self._cost_model.predict_ms(load.plus_draft(mean, 1)) - plain_ms
@@ -187,17 +209,6 @@ class Drafts:
             if sequence.num_blocks > blocks:
                 self.extended.add(sequence.key)
         model.guess({s: count for s, count in counts.items() if count > 0}, prices)
-        return [*counts]
-
-    def _guesses(self, sequence: Sequence) -> list[int]:
-        """What the drafter proposes, up to where the sequence would end."""
-        if not _has_guesses(sequence):
-            return []
-        guesses = self._drafter.propose(sequence)[: sequence.max_length - sequence.num_tokens - 1]
-        for i, token in enumerate(guesses):
-            if token in sequence.stop_ids:
-                return guesses[:i]
-        return guesses
 
     def _fits(self, load: StepLoad, sequence: Sequence, count: int, rate: float, token_ms: float) -> bool:
         """Whether so many guesses are no more than a step has time for, and the last of them pays."""
@@ -212,6 +223,17 @@ class Drafts:
 
     def _predict_ms(self, load: StepLoad, sequence: Sequence, count: int) -> float:
         return self._cost_model.predict_ms(load.plus_draft(sequence.num_tokens, count))
+
+
+def _before_end(sequence: Sequence, guesses: list[int]) -> list[int]:
+    """Those before the sequence would end, and no more than there is room for what their rows read."""
+    most = sequence.max_length - sequence.num_tokens - 1
+    if sequence.sampling.uses_history:
+        most = min(most, _MOST_HISTORY // sequence.num_tokens)
+    for i, token in enumerate(guesses[:most]):
+        if token in sequence.stop_ids:
+            return guesses[:i]
+    return guesses[:most]
 
 
 def _has_guesses(sequence: Sequence) -> bool:

@@ -9,6 +9,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from ..constraints.constraint import SequenceConstraint
+from ..constraints.lookahead import Lookahead
 from .sequence import Sequence
 
 
@@ -61,7 +63,8 @@ class Chunk(Struct, frozen=True):
 class Draft(Struct, frozen=True):
     """A decode that runs its last token, at position `start`, and guesses at those after it. One is sampled after each.
 
-    A guess is right if it is the token that was sampled before it. What was sampled after a wrong one is not used.
+    A guess is right if it is the token that was sampled before it. What was sampled after a wrong one is not used, nor
+    what was sampled in rows that the `lookahead` of a constraint has not reached.
     """
 
     sequence: Sequence
@@ -69,6 +72,7 @@ class Draft(Struct, frozen=True):
     token_ids: list[int]  # the last token, then the guesses
     tokens: slice  # of the step's
     sampled: slice  # of the step's rows, one after each token
+    lookahead: Lookahead | None = None
 
     @property
     def end(self) -> int:
@@ -80,14 +84,23 @@ class Draft(Struct, frozen=True):
         """The step's token before each of the sampled rows."""
         return range(self.tokens.start, self.tokens.stop)
 
+    @property
+    def histories(self) -> list[NDArray[np.int32]]:
+        """The tokens before the one that each row samples: those of the sequence, and the guesses before the row."""
+        tokens = np.append(self.sequence.tokens[: self.start], np.array(self.token_ids, np.int32))
+        return [tokens[: self.start + i] for i in range(1, len(self.token_ids) + 1)]
+
     def num_kept(self, token_ids: list[int]) -> int:
-        """How many of the tokens that were sampled count, at least one. `token_ids` are those of the step's rows."""
+        """How many of the tokens that were sampled count, at least one. `token_ids` are those of the step's rows.
+
+        With a lookahead, its masks must have been written.
+        """
         right = 0
         for guess, token in zip(self.token_ids[1:], token_ids[self.sampled], strict=False):
             if guess != token:
                 break
             right += 1
-        return right + 1
+        return right + 1 if self.lookahead is None else min(right + 1, self.lookahead.num_rows)
 
 
 class StepRows:
@@ -113,12 +126,15 @@ class StepRows:
         self.decodes = decodes
         self.num_tokens = self.num_sampled = len(decodes)
 
-    def add_draft(self, sequence: Sequence, guesses: list[int]) -> None:
-        """Run the last token of a sequence, and guesses at those after it. They come before chunks."""
+    def add_draft(self, sequence: Sequence, guesses: list[int], lookahead: Lookahead | None = None) -> None:
+        """Run the last token of a sequence, and guesses at those after it. They come before chunks.
+
+        Whoever has a constraint needs the `lookahead` of these guesses.
+        """
         token_ids = [sequence.last_token, *guesses]
         tokens = slice(self.num_tokens, self.num_tokens + len(token_ids))
         sampled = slice(self.num_sampled, self.num_sampled + len(token_ids))
-        self.drafts.append(Draft(sequence, sequence.num_computed, token_ids, tokens, sampled))
+        self.drafts.append(Draft(sequence, sequence.num_computed, token_ids, tokens, sampled, lookahead))
         self.num_tokens, self.num_sampled = tokens.stop, sampled.stop
 
     def add_chunk(
@@ -164,6 +180,19 @@ class StepRows:
         for chunk in self.chunks:
             sampled += chunk.sampling
         return sampled
+
+    @property
+    def constraints(self) -> list[SequenceConstraint | None]:
+        """What each of the sampled rows must keep to, but for those that are after guesses."""
+        constraints = [sequence.constraint for sequence in self.sampled]
+        for draft in self.drafts:
+            constraints[draft.sampled.start + 1 : draft.sampled.stop] = [None] * (len(draft.token_ids) - 1)
+        return constraints
+
+    @property
+    def lookaheads(self) -> list[tuple[int, Lookahead]]:
+        """What finds the masks of the rows after guesses, each with the first row of its draft."""
+        return [(draft.sampled.start, draft.lookahead) for draft in self.drafts if draft.lookahead is not None]
 
     @property
     def spans(self) -> list[Draft | Chunk]:

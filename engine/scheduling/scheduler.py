@@ -10,10 +10,11 @@ from ..devices.base import ExecutorLimits
 from ..devices.batch import StepOutput
 from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
+from ..speculation.drafter import Drafter
 from .ahead import Ahead
 from .beams import Beams
 from .cost_model import CostModel, StepLoad
-from .drafts import Drafter, Drafts
+from .drafts import Drafts, Guesses
 from .endings import NO_TOKEN_ERROR, append
 from .forks import Forks
 from .preemption import Preemption
@@ -45,9 +46,10 @@ class Scheduler:
         drafter: Drafter | None = None,
         most_drafted: int | None = None,
     ) -> None:
-        """A `drafter` guesses at tokens to come, as long as no more than `most_drafted` sequences decode.
+        """A `drafter` guesses at tokens to come, as long as no more than `most_drafted` sequences decode. Without one,
+        what a grammar forces is all that is guessed.
 
-        Raises ValueError for one with fixed shapes or recurrent layers.
+        Raises ValueError for a drafter with fixed shapes or recurrent layers.
         """
         if drafter is not None and limits.shapes:
             raise ValueError("drafts cannot be run by a device with fixed shapes")
@@ -85,7 +87,7 @@ class Scheduler:
         )
         self.drafts = (
             None
-            if drafter is None
+            if limits.shapes or limits.num_states
             else Drafts(
                 drafter,
                 self.cache,
@@ -200,6 +202,8 @@ class Scheduler:
             num_kept = draft.num_kept(token_ids)
             for token in draft.token_ids[1:num_kept]:  # the last one kept is appended with those of the others
                 draft.sequence.append(token)
+                if draft.sequence.constraint is not None:
+                    draft.sequence.constraint.advance(token)
             draft.sequence.num_computed += num_kept
             self.cache.advance(draft.sequence)
             self.generation_tokens_total += num_kept - len(draft.token_ids)
@@ -248,8 +252,8 @@ class Scheduler:
         moved: Set[int] = self._preemption.make_room(step) if short or self.cache.has_changed else frozenset()
         decoding = self._running.decoding
         step.load = StepLoad(len(decoding), sum([s.num_tokens for s in decoding]))
-        drafts: Mapping[Sequence, list[int]] = {}
-        if self.drafts is not None:
+        drafts: Mapping[Sequence, Guesses] = {}
+        if self.drafts is not None and (self.drafts.has_drafter or self._num_constrained):
             self.drafts.copy_blocks(step.copies.get(0, ()))
             drafts = self.drafts.choose(decoding, step.load, len(self._running))
             moved = moved | self.drafts.extended
@@ -259,8 +263,8 @@ class Scheduler:
             decoding = [s for s in decoding if s not in drafts]
         step.rows.set_decodes(decoding)
         for sequence, guesses in drafts.items():
-            step.rows.add_draft(sequence, guesses)
-            step.load = step.load.plus_draft(sequence.num_tokens, len(guesses))
+            step.rows.add_draft(sequence, guesses.token_ids, guesses.lookahead)
+            step.load = step.load.plus_draft(sequence.num_tokens, len(guesses.token_ids))
         step.decode_version = self._running.decode_version
         if moved:
             step.moved = [row for row, sequence in enumerate(decoding) if sequence.key in moved]

@@ -1,1 +1,1 @@
-"""Guesses at the tokens to come."""
+"""Guesses at how sequences go on, which the model then confirms or not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Protocol
 
 _LONGEST_HOLD = 128  # tokens; text that is still uncertain after so many is released
@@ -32,6 +33,10 @@ class Detokenizer(Protocol):
 
     def flush(self) -> str:
         """The text that is still held back, after the last token."""
+        ...
+
+    def copied(self) -> Detokenizer:
+        """Another one that has had the same tokens."""
         ...
 
 
@@ -66,6 +71,13 @@ class BytesDetokenizer:
     def flush(self) -> str:
         """See Detokenizer."""
         return self._decoder.decode(b"", True)
+
+    def copied(self) -> BytesDetokenizer:
+        """See Detokenizer."""
+        other = BytesDetokenizer(self._token_bytes, self._is_skipped, self.known)
+        other._decoder.setstate(self._decoder.getstate())
+        other.is_whole = self.is_whole
+        return other
 
 
 class WindowDetokenizer:
@@ -125,6 +137,12 @@ class WindowDetokenizer:
         piece = self._decode(self._window)[len(self._shown_text) :]
         self._num_shown, self._shown_text = len(self._window), self._shown_text + piece
         return piece
+
+    def copied(self) -> WindowDetokenizer:
+        """See Detokenizer."""
+        other = copy(self)
+        other._window = self._window.copy()
+        return other
 
     def _show_window(self) -> None:
         del self._window[: self._num_shown]

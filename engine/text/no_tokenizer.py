@@ -78,5 +78,8 @@ class _NoText:
     def flush(self) -> str:
         return ""
 
+    def copied(self) -> Detokenizer:
+        return self
+
 
 _NO_TEXT = _NoText()

@@ -25,10 +25,10 @@ from tidewheel.engine.scheduling.ahead import drop_ended
 from tidewheel.engine.scheduling.batch_builder import BatchBuilder
 from tidewheel.engine.scheduling.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.scheduling.cost_model import CostModel
-from tidewheel.engine.scheduling.drafts import Drafter
 from tidewheel.engine.scheduling.scheduler import Scheduler
 from tidewheel.engine.scheduling.sequence import Sequence as EngineSequence
 from tidewheel.engine.scheduling.step import Finished, Step
+from tidewheel.engine.speculation.drafter import Draftable, Drafter
 
 Sampled = tuple[int, float | None, bytes]  # token, logprob, most likely tokens
 Scored = tuple[int, float, int, bytes]  # position, logprob, rank, most likely tokens before
@@ -59,7 +59,7 @@ class Oracle:
         """All tokens that a sequence is going to sample."""
         self._coming[key] = tokens
 
-    def propose(self, sequence: EngineSequence) -> list[int]:
+    def propose(self, sequence: Draftable) -> list[int]:
         start = sequence.num_tokens - sequence.prompt_len
         guesses = self._coming.get(sequence.key, [])[start : start + self._rng.randint(0, self._longest)]
         if guesses and self._rng.random() < 0.5:
@@ -189,7 +189,7 @@ class Driver:
 
     def _start(self, step: Step) -> Pending:
         rows = step.rows
-        masks = self.masks.start([s.constraint for s in rows.sampled]) if self.scheduler.has_constraints else None
+        masks = self.masks.start(rows.constraints, rows.lookaheads) if self.scheduler.has_constraints else None
         batch = self.builder.build(step, masks)
         for row, sequence in enumerate(rows.sequences):
             for table, wanted in zip((batch.block_tables, *batch.narrower_tables), sequence.block_tables, strict=True):
@@ -261,9 +261,10 @@ def alone(
 ) -> tuple[list[Sampled], list[Scored]]:
     """What choice `index` of `job` samples when nothing else runs and its whole prompt is computed at once.
 
-    And the log-probabilities of its prompt.
+    Nothing is guessed for it. And the log-probabilities of its prompt.
     """
     driver = Driver(executor, max_length, eos_ids, enable_prefix_caching=False)
+    driver.scheduler.drafts = None
     keys = driver.add(job)
     for key in keys:
         if key != keys[index]:

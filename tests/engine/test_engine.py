@@ -26,7 +26,7 @@ from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.sequence import Sequence
+from tidewheel.engine.speculation.drafter import Draftable
 from tidewheel.engine.stream import RequestStream
 
 TOKENIZER = tiny("byte-level")
@@ -430,7 +430,7 @@ def test_a_core_is_lent_while_many_tokens_are_passed_on() -> None:
 class Prompter:
     """Proposes the next five tokens of what a Reciter says, every third of its tokens wrong."""
 
-    def propose(self, sequence: Sequence) -> list[int]:
+    def propose(self, sequence: Draftable) -> list[int]:
         script = [1 - token if token < 2 else token - (i % 3 == 2) for i, token in enumerate((*IDS, EOS, EOS))]
         start = sequence.num_tokens - sequence.prompt_len
         return script[start : start + 5]

@@ -14,6 +14,7 @@ from engine.fake_executor import FakeExecutor
 from engine.tiny_tokenizers import tiny
 
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
+from tidewheel.engine.constraints.lookahead import Lookahead
 from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.delivery import Delivery
 from tidewheel.engine.devices.base import ExecutorLimits
@@ -66,8 +67,10 @@ class SlowMasks(MaskWriter):
         self.longest_s = longest_s
         self.num_steps = 0
 
-    def start(self, constraints: Seq[SequenceConstraint | None]) -> TokenMasks | None:
-        masks = super().start(constraints)
+    def start(
+        self, constraints: Seq[SequenceConstraint | None], lookaheads: Seq[tuple[int, Lookahead]] = ()
+    ) -> TokenMasks | None:
+        masks = super().start(constraints, lookaheads)
         if masks is not None:
             self.num_steps += 1
             until_s = self.longest_s * (self.num_steps % 7) / 6

@@ -12,8 +12,7 @@ from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import CacheGroup, ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.drafts import Drafter
-from tidewheel.engine.scheduling.sequence import Sequence
+from tidewheel.engine.speculation.drafter import Draftable, Drafter
 
 BLOCK = 4
 LIMITS = ExecutorLimits(BLOCK, 64, 8, 64, runs_ahead=True)
@@ -108,7 +107,7 @@ def test_stop_tokens_count_from_the_least_length_on() -> None:
 
 def test_a_drafter_and_recurrent_state_wait_for_each_step() -> None:
     class Silent:
-        def propose(self, sequence: Sequence) -> list[int]:
+        def propose(self, sequence: Draftable) -> list[int]:
             return []
 
     assert followed(job(20), drafter=Silent())[1] == 0

@@ -9,12 +9,11 @@ import pytest
 from engine.driving import Driver, Job, alone
 from engine.fake_executor import FakeExecutor
 
-from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.cost_model import StepLoad
-from tidewheel.engine.scheduling.sequence import Sequence
+from tidewheel.engine.speculation.drafter import Draftable
 
 BLOCK = 4
 ROOMY = ExecutorLimits(BLOCK, 64, 8, 64)
@@ -29,7 +28,7 @@ class Script:
         self.tokens = [(t + 1) % 256 if wrong_each and (i + 1) % wrong_each == 0 else t for i, t in enumerate(tokens)]
         self.count = count
 
-    def propose(self, sequence: Sequence) -> list[int]:
+    def propose(self, sequence: Draftable) -> list[int]:
         start = sequence.num_tokens - sequence.prompt_len
         return self.tokens[start : start + self.count]
 
@@ -116,17 +115,25 @@ def test_wrong_guesses_are_never_found_in_the_cache() -> None:
         assert driver.tokens(again) == tokens_of(job(4, (*wanted.prompt, *expected, 9)))
 
 
+@pytest.mark.parametrize("wrong_each", [0, 2, 3])
 @pytest.mark.parametrize(
-    "wanted",
+    "asked",
     [
-        job(8, repetition_penalty=1.5),
-        job(8, presence_penalty=0.5),
-        dataclasses.replace(job(8), constraints=TokenConstraints(allowed_token_ids=tuple(range(9)))),
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": 0.5, "temperature": 0.0},
+        {"frequency_penalty": 1.2, "temperature": 1.5},
+        {"logit_bias": {7: 4.0, 9: 6.0}, "frequency_penalty": 0.9, "min_tokens": 9, "stop_token_ids": tuple(range(99))},
     ],
+    ids=str,
 )
-def test_penalties_and_constraints_get_no_draft(wanted: Job) -> None:
-    driver, _ = drafted(wanted, Script([3] * 20, 4))
-    assert not any(step.rows.drafts for step in driver.steps)
+def test_each_row_of_a_draft_knows_the_tokens_before_it(asked: dict[str, object], wrong_each: int) -> None:
+    """Penalties count the guesses before a row, and no other; biases are those of the row's position."""
+    wanted = job(21, prompt=(1, 2, 3, 2, 1), logprobs=2, **asked)
+    expected = alone(FakeExecutor(ROOMY), MAX_LENGTH, wanted, 0, EOS)[0]
+    assert len(expected) > 8
+    driver, key = drafted(wanted, Script([token for token, *_ in expected], 4, wrong_each))
+    assert driver.sampled[key] == expected
+    assert len(driver.steps) < (len(expected) if wrong_each else len(expected) // 2)
 
 
 def test_beams_get_no_draft_beside_others_that_do() -> None:

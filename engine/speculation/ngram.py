@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .sequence import Sequence
+from .drafter import Draftable
 
 # Where the last token stood before, the last of these places are looked at: it may stand everywhere.
 _MOST_PLACES = 4096
@@ -28,7 +28,7 @@ class NgramDrafter:
         self._shortest = shortest
         self._most_context = most_context
 
-    def propose(self, sequence: Sequence) -> list[int]:
+    def propose(self, sequence: Draftable) -> list[int]:
         """The likely next tokens; none if the last ones are new."""
         if self._most_context is not None and sequence.num_tokens > self._most_context:
             return []

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.ngram import NgramDrafter
 from tidewheel.engine.scheduling.sequence import Sequence
+from tidewheel.engine.speculation.ngram import NgramDrafter
 
 LENGTHS = st.integers(1, 5)
 
