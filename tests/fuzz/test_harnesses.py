@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ RUNS = 1000
 PARSER_RUNS = 200  # each reads its input a few dozen times, or loads what takes a while
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 JSON_HARNESSES = [name for name, harness in HARNESSES.items() if harness.seeds[0].startswith((b'{"', b'[{"'))]
-# A process of atheris's own takes a second to start, so that similar ones share one harness.
+# What takes long, as each has atheris look for new code; so similar ones share one harness.
 UNCOVERED = ("detokenize", "score", "json-counts")  # the last is numpy's work
 COVERED = [name for name in HARNESSES if not name.startswith("reasoning-") and name not in UNCOVERED]
 
@@ -108,22 +109,36 @@ def test_other_json(name: str) -> None:
     check()
 
 
+@pytest.fixture(scope="module")
+def fuzzing() -> Iterator[subprocess.Popen[str]]:
+    """A process that fuzzes with atheris: see `fuzz.serve`."""
+    tests = str(Path(__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-m", "fuzz.fuzz", "-"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])},
+        cwd=tests,  # above it, `engine` is another package
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()  # also when it is stuck
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this Python or machine"
 )
 @pytest.mark.parametrize("name", COVERED)
-def test_with_coverage(name: str, tmp_path: Path) -> None:
+def test_with_coverage(name: str, fuzzing: subprocess.Popen[str], tmp_path: Path) -> None:
     runs = PARSER_RUNS if name.startswith(("tools-", "encoder-", "sentencepiece", "connection", "quantized")) else RUNS
-    arguments = [f"-runs={runs}", "-seed=1", "-max_len=4096", "-rss_limit_mb=1500", "-timeout=20"]
-    tests = str(Path(__file__).parents[1])
-    # By a shell, for the peak of memory that libFuzzer is told of would be that of the process that starts it.
-    by_shell = ["sh", "-c", '"$0" "$@"; exit $?']
-    done = subprocess.run(
-        [*by_shell, sys.executable, "-m", "fuzz.fuzz", name, *arguments, f"-artifact_prefix={tmp_path}/"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])},
-        cwd=tests,  # above it, `engine` is another package
-        capture_output=True,
-        text=True,
-    )
-    found = [path.read_bytes() for path in tmp_path.iterdir()]
-    assert done.returncode == 0, f"{found}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    limits = ["-max_len=4096", "-rss_limit_mb=1500", "-timeout=20"]
+    arguments = [f"-runs={runs}", "-seed=1", *limits, f"-artifact_prefix={tmp_path}/"]
+    assert fuzzing.stdin
+    assert fuzzing.stdout
+    print(json.dumps([name, str(tmp_path), arguments]), file=fuzzing.stdin, flush=True)
+    status = fuzzing.stdout.readline()
+    output = (tmp_path / "output").read_text(errors="replace")
+    found = [path.read_bytes() for path in tmp_path.glob("*-*")]
+    assert status == "0\n", f"{found}\n{output[-3000:]}"
+    assert f"Done {runs} runs" in output
+    assert "NEW" in output, "no input reached new code"
