@@ -206,3 +206,16 @@ class Harness:
             rows.append(output.logits.copy())
         self.finish(sequence)
         return np.concatenate(rows)
+
+
+def check_greedy(name: str, sequences: Sequence[Running]) -> None:
+    """Each sequence of a model of the zoo has the tokens that transformers chooses greedily, and nearly its logits.
+
+    Transformers is given a whole sequence at once, which is much quicker than letting it generate. Up to the first
+    token that differs, both see the same context.
+    """
+    for sequence in sequences:
+        reference = models_zoo.reference_logits(name, sequence.tokens)
+        chosen = reference[sequence.prompt_len - 1 : -1]
+        assert sequence.output == chosen.argmax(-1).tolist()
+        assert np.abs(np.stack(sequence.logits) - chosen).max() <= 1e-4 * np.abs(reference).max()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import models_zoo
 import numpy as np
 import pytest
-from harness import Harness, device_ids, load, make_device, swept_over_devices
+from harness import Harness, check_greedy, device_ids, load, make_device, swept_over_devices
 
 from tidewheel.engine.devices.base import Device
 from tidewheel.engine.errors import DeviceError
@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 OUTPUT_TOKENS = 64
+TORCH_OUTPUT_TOKENS = 24  # as far as a window that lies behind, because the reference takes its time
 
 
 @pytest.fixture(scope="module", params=device_ids())
@@ -30,14 +31,8 @@ def _one_thread() -> None:
 @pytest.mark.parametrize(("device", "name"), swept_over_devices(models_zoo.CASES), indirect=["device"])
 def test_greedy_tokens_and_logits_are_those_of_transformers(device: Device, name: str) -> None:
     executor = load(device, models_zoo.folder(name))
-    harness = Harness(executor)
-    expected = models_zoo.greedy_references(name, OUTPUT_TOKENS)
-    sequences = harness.generate(models_zoo.prompts(), OUTPUT_TOKENS, chunk=7)
-    assert [s.output for s in sequences] == list(expected)
-    for sequence in sequences:
-        reference = models_zoo.reference_logits(name, sequence.tokens)
-        decoded = reference[sequence.prompt_len - 1 : -1]
-        assert np.abs(np.stack(sequence.logits) - decoded).max() <= 1e-4 * np.abs(reference).max()
+    num_tokens = TORCH_OUTPUT_TOKENS if device.name == "torch" else OUTPUT_TOKENS
+    check_greedy(name, Harness(executor).generate(models_zoo.prompts(), num_tokens, chunk=7))
     executor.close()
 
 
