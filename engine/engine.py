@@ -28,10 +28,10 @@ from .options import DEFAULT_MAX_LOGPROBS, most_logprobs
 from .request import Request
 from .scheduling.beam_search import BeamSearch
 from .scheduling.cost_model import CostModel
+from .scheduling.drafter import Drafter
 from .scheduling.drafts import DraftStats
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
-from .speculation.drafter import Drafter
 from .stream import RequestStream
 from .text.tokenizer import Tokenizer
 from .transcript import Transcript

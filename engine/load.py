@@ -28,7 +28,7 @@ from .speculative_options import DraftModel, Speculation
 if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
     from .engine import Engine
-    from .speculation.drafter import Drafter
+    from .scheduling.drafter import Drafter
     from .speculation.loading import OpenedDraft
     from .text.tokenizer import Tokenizer
 

@@ -7,16 +7,14 @@ those without drafts. K and V of wrong guesses stay behind the computed tokens u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from ..cache.manager import CacheManager
 from ..constraints.lookahead import Lookahead, forced_tokens, may_look_ahead, timed
-from ..speculation.drafter import Drafter
 from .cost_model import CostModel, StepLoad
+from .drafter import BatchDrafter, Drafter, StepPrices
 from .sequence import Sequence
 
 # Of guesses that are right: what is expected of a sequence that has had none, how much each guess changes it, and how
@@ -40,50 +38,6 @@ class Guesses(Struct, frozen=True):
 
     token_ids: list[int]
     lookahead: Lookahead | None = None
-
-
-class StepPrices(Struct, frozen=True):
-    """What a step of `num_sequences` decodes takes without guesses, in milliseconds, and with each row more.
-
-    `spare_ms` is how long it may be held up.
-    """
-
-    num_sequences: int
-    plain_ms: float
-    row_ms: float
-    spare_ms: float
-
-    @property
-    def row_share(self) -> float:
-        """What a row more costs, in tokens."""
-        return self.row_ms * self.num_sequences / self.plain_ms if self.plain_ms > 0.0 else 0.0
-
-
-@runtime_checkable
-class BatchDrafter(Drafter, Protocol):
-    """One that guesses for all sequences of a step together, in time of its own, and remembers what it has read.
-
-    It computes in the KV blocks of the sequences, where it has a cache beside that of the model.
-    """
-
-    def plan(self, rates: Mapping[Sequence, float], prices: StepPrices) -> dict[Sequence, int]:
-        """How many guesses each sequence should get, `rates` of which are right; those with none are left out.
-
-        It begins a step, of which `propose` has nothing before `guess` was called.
-        """
-        ...
-
-    def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> None:
-        """Make at most so many guesses, no more than were planned. The sequences have blocks for them."""
-        ...
-
-    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
-        """Hear what became of a sequence's draft."""
-        ...
-
-    def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
-        """Copy KV blocks of the first cache group, `(from, to)`, before anything is guessed in them."""
-        ...
 
 
 class Drafts:

@@ -10,10 +10,10 @@ from ..devices.base import ExecutorLimits
 from ..devices.batch import StepOutput
 from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
-from ..speculation.drafter import Drafter
 from .ahead import Ahead
 from .beams import Beams
 from .cost_model import CostModel, StepLoad
+from .drafter import Drafter
 from .drafts import Drafts, Guesses
 from .endings import NO_TOKEN_ERROR, append
 from .forks import Forks

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from ..scheduling.cost_model import Fit
-from ..scheduling.drafts import StepPrices
+from ..scheduling.drafter import StepPrices
 from ..scheduling.sequence import Sequence
 
 _UNITS = (1.0, 16.0, 128.0)  # steps, rows, further tokens: scaled to be of like size

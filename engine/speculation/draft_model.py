@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..cache.identity import Digest
 from ..devices.base import DraftExecutor
 from ..devices.batch import SamplingBatch, StepBatch
-from ..scheduling.drafts import StepPrices
+from ..scheduling.drafter import Draftable, StepPrices
 from ..scheduling.sampling_rows import sampling_batch
 from ..scheduling.sequence import UNKNOWN, Sequence
 from .draft_costs import DraftCosts
@@ -59,7 +59,7 @@ class ModelDrafter:
         self._guesses: dict[int, list[int]] = {}  # by Sequence.key
         self._steps_without = 0
 
-    def propose(self, sequence: Sequence) -> list[int]:
+    def propose(self, sequence: Draftable) -> list[int]:
         """What was guessed for this step."""
         return self._guesses.get(sequence.key, [])
 

@@ -25,10 +25,10 @@ from tidewheel.engine.scheduling.ahead import drop_ended
 from tidewheel.engine.scheduling.batch_builder import BatchBuilder
 from tidewheel.engine.scheduling.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.scheduling.cost_model import CostModel
+from tidewheel.engine.scheduling.drafter import Draftable, Drafter
 from tidewheel.engine.scheduling.scheduler import Scheduler
 from tidewheel.engine.scheduling.sequence import Sequence as EngineSequence
 from tidewheel.engine.scheduling.step import Finished, Step
-from tidewheel.engine.speculation.drafter import Draftable, Drafter
 
 Sampled = tuple[int, float | None, bytes]  # token, logprob, most likely tokens
 Scored = tuple[int, float, int, bytes]  # position, logprob, rank, most likely tokens before

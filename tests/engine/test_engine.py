@@ -26,7 +26,7 @@ from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.speculation.drafter import Draftable
+from tidewheel.engine.scheduling.drafter import Draftable
 from tidewheel.engine.stream import RequestStream
 
 TOKENIZER = tiny("byte-level")

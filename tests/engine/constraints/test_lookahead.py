@@ -18,7 +18,7 @@ from tidewheel.engine.constraints.lookahead_costs import LookaheadCosts
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.speculation.drafter import Draftable
+from tidewheel.engine.scheduling.drafter import Draftable
 
 pytest.importorskip("llguidance")  # not there on every machine
 

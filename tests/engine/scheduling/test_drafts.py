@@ -13,7 +13,7 @@ from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.cost_model import StepLoad
-from tidewheel.engine.speculation.drafter import Draftable
+from tidewheel.engine.scheduling.drafter import Draftable
 
 BLOCK = 4
 ROOMY = ExecutorLimits(BLOCK, 64, 8, 64)

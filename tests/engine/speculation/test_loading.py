@@ -81,7 +81,7 @@ def test_other_tokens_are_refused(tmp_path: Path) -> None:
         shutil.copy(file, tmp_path)
     draft = opened(options("llama", tmp_path))
     draft.require_vocabulary(draft.model.tokenizer())
-    with pytest.raises(ModelError, match=rf"the draft model {tmp_path} does not have the tokens .*: token 0 is '<s>' in"):
+    with pytest.raises(ModelError, match=r"does not have the tokens .*: token 0 is '<s>' in"):
         draft.require_vocabulary(tiny("byte-level"))
 
 
