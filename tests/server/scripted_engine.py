@@ -115,7 +115,7 @@ class RecitingExecutor:
         self._slots[blocks, batch.positions % 16] = batch.token_ids
         targets = batch.sampling.target if batch.sampling.target is not None else np.full(len(batch.logits_rows), -1)
         tokens = [
-            int(target) if target >= 0 else self._next_token(batch, int(sequence_of[row]))
+            int(target) if target >= 0 else self._next_token(batch, int(sequence_of[row]), int(batch.positions[row]) + 1)
             for row, target in zip(batch.logits_rows, targets, strict=True)
         ]
         if FATAL in tokens:
@@ -127,8 +127,7 @@ class RecitingExecutor:
             tokens = [EOS if token == STALL else token for token in tokens]
         return self._output(batch, tokens)
 
-    def _next_token(self, batch: StepBatch, sequence: int) -> int:
-        length = int(batch.context_len[sequence])
+    def _next_token(self, batch: StepBatch, sequence: int, length: int) -> int:
         context = self._slots[batch.block_tables[sequence]].ravel()[:length]
         for key, (prompt_len, answer) in reversed(self.prompts.items()):
             if length >= prompt_len and context[:prompt_len].tobytes() == key:
