@@ -235,7 +235,7 @@ class Engine:
         """
         if self._refusal is not None:
             raise EngineDeadError(self._refusal)
-        self._engine_loop.call(self._scheduler.cache.forget)
+        self._engine_loop.call(self._scheduler.forget)
 
     def stats(self) -> EngineStats:
         """Figures for metrics; may be called from any thread."""

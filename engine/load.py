@@ -266,6 +266,10 @@ def _drafter(asked: Speculation | DraftModel | None, limits: ExecutorLimits) -> 
             "--speculative-config has no effect: %s", why if limits.num_states else "this device has fixed shapes"
         )
         return None
+    if asked.suffix is not None:
+        from .speculation.suffix import SuffixDrafter
+
+        return SuffixDrafter(asked.num_tokens, asked.suffix, asked.most_context)
     from .speculation.ngram import NgramDrafter
 
     return NgramDrafter(asked.num_tokens, asked.longest, asked.shortest, asked.most_context)

@@ -10,22 +10,26 @@ from msgspec import Struct
 
 from .declaring.option import OptionError, Options, option
 from .declaring.values import at_least, count, json_object
+from .speculation.suffix_options import SUFFIX_KEYS, SuffixOptions, suffix_options
 from .weights.quantization import Method
 from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
 
 _NGRAM = ("ngram", "[ngram]")
-_DRAFT_MODEL = "draft_model"
+_SUFFIX, _DRAFT_MODEL = "suffix", "draft_model"
 _MOST_TOKENS, _LONGEST_RUN = 64, 32
 _DEFAULT_TOKENS, _DEFAULT_RUN = 8, 4
 _COMMON_KEYS = ("method", "model", "num_speculative_tokens", "disable_by_batch_size", "max_model_len")
 _KEYS = {
     "ngram": (*_COMMON_KEYS, "prompt_lookup_max", "prompt_lookup_min"),
+    _SUFFIX: (*_COMMON_KEYS, *SUFFIX_KEYS),
     _DRAFT_MODEL: (*_COMMON_KEYS, "revision", "quantization", "draft_tensor_parallel_size"),
 }
 
 
 class Speculation(Struct, frozen=True):
     """Drafts from runs of `shortest` to `longest` tokens that were seen before, of at most `num_tokens` tokens.
+
+    With `suffix` they are made by that method instead.
 
     None are made for sequences of more than `most_context` tokens, nor while more than `most_sequences` decode.
     """
@@ -35,6 +39,7 @@ class Speculation(Struct, frozen=True):
     shortest: int
     most_sequences: int | None = None
     most_context: int | None = None
+    suffix: SuffixOptions | None = None
 
 
 class DraftModel(Struct, frozen=True):
@@ -63,7 +68,7 @@ class SpeculativeOptions(Options):
         metavar="JSON",
     )
     speculative_model: str | None = option(
-        None, "what guesses: a small model's folder or hub id, or [ngram]", metavar="NAME"
+        None, "what guesses: a small model's folder or hub id, [ngram] or suffix", metavar="NAME"
     )
     speculative_model_quantization: str | None = option(
         None, "as --quantization, of the small model [the same]", metavar="METHOD"
@@ -101,22 +106,24 @@ class SpeculativeOptions(Options):
         asked = self._asked()
         if not asked:
             return None
-        method = asked.get("method") or ("ngram" if asked.get("model") in _NGRAM else None)
+        method = asked.get("method") or (asked.get("model") if asked.get("model") in (*_NGRAM, _SUFFIX) else None)
         if method is None and asked.get("model") is not None:
             method = _DRAFT_MODEL
         method = "ngram" if method in _NGRAM else method
         if method not in _KEYS:
             raise OptionError(
                 f"--speculative-config: the method {method!r} is not supported; "
-                '{"method": "ngram"} guesses from the text itself, and {"method": "draft_model", "model": "..."} with '
-                "a small model"
+                '{"method": "ngram"} guesses from the text itself, {"method": "suffix"} from earlier answers too, and '
+                '{"method": "draft_model", "model": "..."} with a small model'
             )
         if unknown := sorted(asked.keys() - {*_KEYS[method]}):
             raise OptionError(
                 f"--speculative-config: {', '.join(unknown)} is not supported with {method}; there are "
                 f"{', '.join(_KEYS[method])}"
             )
-        return _draft_model(asked) if method == _DRAFT_MODEL else _ngram(asked)
+        if method == _DRAFT_MODEL:
+            return _draft_model(asked)
+        return _suffix(asked) if method == _SUFFIX else _ngram(asked)
 
     def _asked(self) -> dict[str, Any]:
         """The config, with what the older flags say in its words."""
@@ -155,6 +162,20 @@ def _ngram(asked: Mapping[str, Any]) -> Speculation:
         shortest=shortest,
         most_sequences=_number(asked, "disable_by_batch_size"),
         most_context=_number(asked, "max_model_len"),
+    )
+
+
+def _suffix(asked: Mapping[str, Any]) -> Speculation:
+    if asked.get("model") not in (None, _SUFFIX):
+        raise OptionError("--speculative-config: suffix has no model; leave it out")
+    suffix = suffix_options(asked)
+    return Speculation(
+        num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or min(suffix.max_tree_depth, _MOST_TOKENS),
+        longest=1,
+        shortest=1,
+        most_sequences=_number(asked, "disable_by_batch_size"),
+        most_context=_number(asked, "max_model_len"),
+        suffix=suffix,
     )
 
 

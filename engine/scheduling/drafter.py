@@ -10,19 +10,21 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from ..cache.identity import Identity
 from .sequence import Sequence
 
 
 class Draftable(Protocol):
     """A sequence as drafters see it: `key` names it, and its tokens are the first `num_tokens` of `tokens`.
 
-    The prompt is the first `prompt_len` of them.
+    The prompt is the first `prompt_len` of them. Only sequences with the same `identity.root` may know of each other.
     """
 
     key: int
     tokens: NDArray[np.int32]
     num_tokens: int
     prompt_len: int
+    identity: Identity
 
 
 class Drafter(Protocol):
@@ -33,6 +35,19 @@ class Drafter(Protocol):
 
         Called on the engine thread before every step that the sequence decodes in, if guesses may pay.
         """
+        ...
+
+
+@runtime_checkable
+class RememberingDrafter(Drafter, Protocol):
+    """One that learns from the sequences that have ended."""
+
+    def ended(self, sequence: Draftable) -> None:
+        """Called on the engine thread when a sequence ends that was no beam."""
+        ...
+
+    def forget(self) -> None:
+        """Know nothing of the sequences that have ended."""
         ...
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from ..cache.manager import CacheManager
 from ..constraints.lookahead import Lookahead, forced_tokens, may_look_ahead, timed
 from .cost_model import CostModel, StepLoad
-from .drafter import BatchDrafter, Drafter, StepPrices
+from .drafter import BatchDrafter, Drafter, RememberingDrafter, StepPrices
 from .sequence import Sequence
 
 # Of guesses that are right: what is expected of a sequence that has had none, how much each guess changes it, and how
@@ -66,6 +66,7 @@ class Drafts:
         self._drafter = drafter
         self._model = drafter if isinstance(drafter, BatchDrafter) else None
         self.extended: set[int] = set()
+        self._remembering = drafter if isinstance(drafter, RememberingDrafter) else None
         self._cache = cache
         self._cost_model = cost_model
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -163,6 +164,16 @@ class Drafts:
             if sequence.num_blocks > blocks:
                 self.extended.add(sequence.key)
         model.guess({s: count for s, count in counts.items() if count > 0}, prices)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Note the end of a sequence."""
+        if self._remembering is not None and sequence.search is None:
+            self._remembering.ended(sequence)
+
+    def forget(self) -> None:
+        """Guess nothing from sequences that have ended."""
+        if self._remembering is not None:
+            self._remembering.forget()
 
     def _fits(self, load: StepLoad, sequence: Sequence, count: int, rate: float, token_ms: float) -> bool:
         """Whether so many guesses are no more than a step has time for, and the last of them pays."""

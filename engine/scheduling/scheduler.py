@@ -234,6 +234,12 @@ class Scheduler:
         self.generation_tokens_total += rows.num_sampled
         return finished
 
+    def forget(self) -> None:
+        """Let sequences that are added from now on find nothing of those that were there before."""
+        self.cache.forget()
+        if self.drafts is not None:
+            self.drafts.forget()
+
     def check(self) -> None:
         """Raise AssertionError unless queues and blocks agree with each other."""
         running, waiting = self._running.sequences(), self._waiting.sequences()
@@ -285,6 +291,8 @@ class Scheduler:
         self._running.remove(sequence)
         self.cache.release(sequence)
         sequence.state = SequenceState.FINISHED
+        if self.drafts is not None:
+            self.drafts.ended(sequence)
         self._num_constrained -= sequence.constraint is not None
         if sequence.search is None:
             self._forks.leave(sequence)

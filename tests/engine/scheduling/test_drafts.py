@@ -14,6 +14,8 @@ from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.cost_model import StepLoad
 from tidewheel.engine.scheduling.drafter import Draftable
+from tidewheel.engine.speculation.suffix import SuffixDrafter
+from tidewheel.engine.speculation.suffix_options import SuffixOptions
 
 BLOCK = 4
 ROOMY = ExecutorLimits(BLOCK, 64, 8, 64)
@@ -246,3 +248,22 @@ def test_a_draft_is_a_load() -> None:
     load = driver.steps[1].load
     assert (load.num_decodes, load.num_tokens) == (4, 4)
     assert load.decode_pairs == 6 + 7 + 8 + 9
+
+
+def test_an_earlier_answer_is_guessed_for_the_same_salt_until_it_is_forgotten() -> None:
+    driver = Driver(FakeExecutor(ROOMY), MAX_LENGTH, EOS, drafter=SuffixDrafter(8, SuffixOptions()))
+    wanted = job(40, ignore_eos=True, logprobs=1)
+    expected = alone(FakeExecutor(ROOMY), MAX_LENGTH, wanted, 0, EOS)[0]
+
+    def num_steps(wanted: Job) -> int:
+        before = len(driver.steps)
+        (key,) = driver.add(wanted)
+        driver.run()
+        assert driver.sampled[key] == expected
+        return len(driver.steps) - before
+
+    assert num_steps(wanted) == 40
+    assert num_steps(wanted) < 12
+    assert num_steps(dataclasses.replace(wanted, cache_salt="another client's")) == 40
+    driver.scheduler.forget()
+    assert num_steps(wanted) == 40

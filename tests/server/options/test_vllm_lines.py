@@ -60,6 +60,10 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
         ),
         (
+            'm --speculative-config \'{"method": "suffix", "suffix_decoding_max_spec_factor": 2}\'',
+            {"speculative_config": {"method": "suffix", "suffix_decoding_max_spec_factor": 2}},
+        ),
+        (
             "m --speculative-model [ngram] --num-speculative-tokens 5 --ngram-prompt-lookup-max 4",
             {"speculative_model": "[ngram]", "num_speculative_tokens": 5, "ngram_prompt_lookup_max": 4},
         ),
@@ -143,6 +147,23 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
             'm --speculative-config \'{"method": "ngram", "num_speculative_tokens": 1000}\'',
             "num_speculative_tokens must be a number of at least 1 and at most 64, not 1000",
         ),
+        (
+            'm --speculative-config \'{"method": "suffix", "prompt_lookup_max": 5}\'',
+            "prompt_lookup_max is not supported; there are method, model, num_speculative_tokens",
+        ),
+        (
+            'm --speculative-config \'{"method": "ngram", "suffix_decoding_max_tree_depth": 5}\'',
+            "suffix_decoding_max_tree_depth is not supported",
+        ),
+        (
+            'm --speculative-config \'{"method": "suffix", "suffix_decoding_min_token_prob": 1.5}\'',
+            "suffix_decoding_min_token_prob must be a number from 0 to 1, not 1.5",
+        ),
+        (
+            'm --speculative-config \'{"method": "suffix", "suffix_decoding_max_cached_requests": 1e9}\'',
+            "suffix_decoding_max_cached_requests must be a number from 0 to 100000, not 1000000000.0",
+        ),
+        ('m --speculative-config \'{"method": "suffix", "model": "x"}\'', "suffix has no model; leave it out"),
         ("m --enable-sleep-mode", "--enable-sleep-mode is not supported: the model stays in memory"),
     ],
 )  # fmt: skip

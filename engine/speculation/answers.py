@@ -1,0 +1,106 @@
+"""Answers: the last answers that a server gave, and where in them two tokens stand one after the other."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+SEPARATOR = -1  # after each answer, so that nothing is found across its ends
+
+_MOST_PLACES = 64  # of two tokens that are looked at, the last ones
+_LONGEST = 2**14  # tokens of one answer, which take a millisecond to be chained
+_BUCKETS_A_TOKEN = 0.5
+_WORD = 2**64 - 1
+
+
+class Answers:
+    """A ring of tokens with an index: each two tokens that follow each other are chained to where they stood before.
+
+    Every answer has an owner, a number below 2^64, and is found by its owner alone. The chains of two owners meet only
+    by accidents that a secret number decides, so how long a search takes tells nothing about what others wrote.
+
+    It has `size` tokens, a power of two, of at most `most_answers` answers, and takes 24 bytes for each. The oldest
+    answers make room.
+    """
+
+    def __init__(self, most_answers: int, size: int) -> None:
+        self._most_answers = most_answers
+        self._mask = size - 1
+        buckets = max(int(size * _BUCKETS_A_TOKEN), 1)
+        self._shift = np.uint64(64 - max(buckets.bit_length() - 1, 1))
+        self._factors = tuple(secrets.randbits(64) | 1 for _ in range(3))
+        self.tokens = np.full(size, SEPARATOR, np.int32)  # of position p: tokens[p % size]
+        self._before = np.zeros(size, np.int64)  # the last position of the same two tokens before this one
+        self._owners = np.zeros(size, np.uint64)
+        self._last = np.zeros(2 ** (64 - int(self._shift)), np.int64)  # position of each bucket
+        self.clear()
+
+    def __len__(self) -> int:
+        """How many answers are kept."""
+        return len(self._starts)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._starts: deque[int] = deque()  # the position of each answer's first token
+        self.tokens[:] = SEPARATOR
+        self._last[:] = 0
+        self._end = 1  # the position after the last separator; there is one at 0
+
+    def add(self, owner: int, tokens: NDArray[np.int32]) -> None:
+        """Keep an answer, or its end: a quarter of the ring, and 2^14 tokens at most. One token alone says nothing."""
+        tokens = tokens[-min(len(self.tokens) // 4, _LONGEST) :]
+        count = len(tokens)
+        if count < 2 or not self._most_answers:
+            return
+        self._make_room(count)
+        start = self._end
+        self._starts.append(start)
+        self._end = start + count + 1
+        positions = np.arange(start, self._end)
+        self.tokens[positions & self._mask] = np.append(tokens, np.int32(SEPARATOR))
+        self._owners[positions & self._mask] = owner
+        self._chain(self._buckets(owner, tokens[:-1], tokens[1:]), positions[1:-1])
+
+    def places(self, owner: int, before: int, last: int) -> NDArray[np.int64]:
+        """The last positions of the token `last` behind the token `before` in an owner's answers, newest first."""
+        oldest = self._starts[0] if self._starts else self._end
+        (bucket,) = self._buckets(owner, np.array([before], np.int32), np.array([last], np.int32)).tolist()
+        found: list[int] = []
+        position = int(self._last[bucket])
+        while position >= oldest and len(found) < _MOST_PLACES:
+            found.append(position)
+            position = int(self._before[position & self._mask])
+        places: NDArray[np.int64] = np.array(found, np.int64)
+        mine: NDArray[np.int64] = places[self._owners[places & self._mask] == owner]
+        return mine
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The tokens at positions that are not before the oldest answer by more than one, nor after the newest."""
+        tokens: NDArray[np.int32] = self.tokens[positions & self._mask]
+        return tokens
+
+    def _make_room(self, count: int) -> None:
+        """Forget the oldest answers until one of so many tokens fits, and the separator before the oldest stays."""
+        starts = self._starts
+        while starts and (len(starts) >= self._most_answers or self._end + count + 2 - starts[0] > len(self.tokens)):
+            starts.popleft()
+
+    def _buckets(self, owner: int, before: NDArray[np.int32], last: NDArray[np.int32]) -> NDArray[np.uint64]:
+        a, b, c = self._factors
+        mixed = before.astype(np.uint64) * np.uint64(a) + last.astype(np.uint64) * np.uint64(b)
+        mixed = (mixed ^ np.uint64(owner * c & _WORD)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(a)
+        return mixed >> self._shift
+
+    def _chain(self, buckets: NDArray[np.uint64], positions: NDArray[np.int64]) -> None:
+        order = np.argsort(buckets, kind="stable")
+        buckets, positions = buckets[order], positions[order]
+        is_new = np.append(True, buckets[1:] != buckets[:-1])
+        before = np.append(np.int64(0), positions[:-1])
+        before[is_new] = self._last[buckets[is_new]]
+        self._before[positions & self._mask] = before
+        is_last = np.append(is_new[1:], True)
+        self._last[buckets[is_last]] = positions[is_last]
