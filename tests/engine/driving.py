@@ -29,6 +29,9 @@ from tidewheel.engine.scheduling.drafter import Draftable, Drafter
 from tidewheel.engine.scheduling.scheduler import Scheduler
 from tidewheel.engine.scheduling.sequence import Sequence as EngineSequence
 from tidewheel.engine.scheduling.step import Finished, Step
+from tidewheel.engine.speculation.ngram import NgramDrafter
+from tidewheel.engine.speculation.suffix import SuffixDrafter
+from tidewheel.engine.speculation.suffix_options import SuffixOptions
 
 Sampled = tuple[int, float | None, bytes]  # token, logprob, most likely tokens
 Scored = tuple[int, float, int, bytes]  # position, logprob, rank, most likely tokens before
@@ -66,6 +69,18 @@ class Oracle:
             wrong = self._rng.randrange(len(guesses))
             guesses[wrong] = (guesses[wrong] + self._rng.randint(1, 3)) % 32
         return [token for token in guesses if token >= 0] + [self._rng.randrange(32)] * self._rng.randint(0, 1)
+
+
+METHODS = st.sampled_from([None, "oracle", "ngram", "suffix"])
+
+
+def drafter_of(method: str | None, oracle: Oracle) -> Drafter | None:
+    """What guesses by one of METHODS."""
+    if method == "ngram":
+        return NgramDrafter(num_tokens=6, longest=3, shortest=1)
+    if method == "suffix":
+        return SuffixDrafter(6, SuffixOptions(max_cached_requests=4, max_spec_factor=4.0))
+    return oracle if method == "oracle" else None
 
 
 @dataclass
@@ -331,7 +346,7 @@ def check_any_company(
         st.integers(1, 8),
         num_batched_tokens,
         st.integers(0, 99),
-        st.booleans(),
+        METHODS,
     )
     def property_holds(
         moments: list[tuple[list[Job], list[int]]],
@@ -339,7 +354,7 @@ def check_any_company(
         num_seqs: int,
         num_tokens: int,
         seed: int,
-        drafting: bool,
+        method: str | None,
     ) -> None:
         limits = dataclasses.replace(
             tested.limits,
@@ -350,7 +365,7 @@ def check_any_company(
             narrower=tuple(dataclasses.replace(group, num_blocks=num_blocks) for group in tested.limits.narrower),
         )
         oracle = Oracle(seed)
-        drafter = oracle if drafting and not limits.num_states else None
+        drafter = None if limits.num_states else drafter_of(method, oracle)
         driver = Driver(tested, max_length, eos_ids, clock=random_clock(seed), limits=limits, drafter=drafter)
         expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
         # All of it first: both may be one executor, whose blocks are in use afterwards.

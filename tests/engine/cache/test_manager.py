@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from engine.driving import Driver, Job, Oracle, alone, check_schedule, random_clock
+from engine.driving import METHODS, Driver, Job, Oracle, alone, check_schedule, drafter_of, random_clock
 from engine.fake_executor import FakeExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -74,13 +74,17 @@ def executor_limits(draw: st.DrawFn) -> ExecutorLimits:
     st.lists(st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0, 99), max_size=1)), max_size=8),
     st.booleans(),
     st.integers(0, 1000),
-    st.booleans(),
+    METHODS,
 )
 def test_any_schedule_samples_what_a_request_samples_alone(
-    limits: ExecutorLimits, arrivals: list[tuple[list[Job], list[int]]], prefix_caching: bool, seed: int, drafting: bool
+    limits: ExecutorLimits,
+    arrivals: list[tuple[list[Job], list[int]]],
+    prefix_caching: bool,
+    seed: int,
+    method: str | None,
 ) -> None:
     oracle = Oracle(seed)
-    drafter = oracle if drafting and not limits.num_states else None
+    drafter = None if limits.num_states else drafter_of(method, oracle)
     roomy = with_windows(ROOMY, tuple(group.window for group in limits.groups), *[64] * len(limits.groups))
     roomy = dataclasses.replace(roomy, num_states=8 if limits.num_states else 0)
     driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, prefix_caching, random_clock(seed), drafter=drafter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine.driving import Driver, Job, Oracle, check_schedule, random_clock
+from engine.driving import METHODS, Driver, Job, Oracle, check_schedule, drafter_of, random_clock
 from engine.fake_executor import FakeExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -111,12 +111,16 @@ moments = st.lists(st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0,
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(executor_limits, moments, st.booleans(), st.integers(0, 1000), st.booleans())
+@given(executor_limits, moments, st.booleans(), st.integers(0, 1000), METHODS)
 def test_any_schedule_samples_what_a_request_samples_alone(
-    limits: ExecutorLimits, arrivals: list[tuple[list[Job], list[int]]], prefix_caching: bool, seed: int, drafting: bool
+    limits: ExecutorLimits,
+    arrivals: list[tuple[list[Job], list[int]]],
+    prefix_caching: bool,
+    seed: int,
+    method: str | None,
 ) -> None:
     oracle = Oracle(seed)
-    drafter = oracle if drafting and not limits.shapes else None
+    drafter = None if limits.shapes else drafter_of(method, oracle)
     max_length = 32  # tokens: all of the smallest pool
     driver = Driver(FakeExecutor(limits), max_length, EOS, prefix_caching, random_clock(seed), drafter=drafter)
     check_schedule(driver, arrivals, lambda: FakeExecutor(ROOMY), oracle)
