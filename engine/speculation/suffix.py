@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from .answers import SEPARATOR, Answers
 from ..scheduling.drafter import Draftable
+from .answers import SEPARATOR, Answers
 from .suffix_options import SuffixOptions
 
 _MOST_TOKENS = 2**20  # of all answers that are kept

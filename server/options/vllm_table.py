@@ -17,7 +17,8 @@ WORKS = {
     "--served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile "
     "--tokenizer --tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
     "adapters are not sharded; the log says so": "--fully-sharded-loras",
-    "with the methods `ngram`, `suffix` and `draft_model` (docs/speculation.md)": "--speculative-config --speculative-model "
+    "with the methods `ngram`, `suffix` and `draft_model` (docs/speculation.md)": "--speculative-config "
+    "--speculative-model "
     "--num-speculative-tokens --speculative-max-model-len --speculative-disable-by-batch-size "
     "--speculative-model-quantization --ngram-prompt-lookup-max --ngram-prompt-lookup-min",
     "1, or as --tensor-parallel-size: a draft model computes on the same cores": "--speculative-draft-tensor-parallel-"
