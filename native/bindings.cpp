@@ -467,6 +467,16 @@ NB_MODULE(_native, m) {
         const nb::gil_scoped_release release;
         self.copy_blocks({pairs.data(), pairs.size()}, group);
       }, "pairs"_a, "group"_a)
+      .def("read_blocks", [](Executor& self, Array1<int32_t> blocks,
+                             nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> to) {
+        const nb::gil_scoped_release release;
+        self.read_blocks({blocks.data(), blocks.size()}, {reinterpret_cast<char*>(to.data()), to.size()});
+      }, "blocks"_a, "to"_a)
+      .def("write_blocks", [](Executor& self, Array1<int32_t> blocks,
+                              nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> from) {
+        const nb::gil_scoped_release release;
+        self.write_blocks({blocks.data(), blocks.size()}, {reinterpret_cast<const char*>(from.data()), from.size()});
+      }, "blocks"_a, "source"_a)
       .def("copy_states", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs) {
         const nb::gil_scoped_release release;
         self.copy_states({pairs.data(), pairs.size()});
@@ -489,7 +499,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("isa", [](const Executor& self) { return self.kernels().name; })
       .def_prop_ro("num_threads", &Executor::num_threads)
       .def_prop_ro("weight_bytes", &Executor::weight_bytes)
-      .def_prop_ro("cache_bytes", &Executor::cache_bytes);
+      .def_prop_ro("cache_bytes", &Executor::cache_bytes)
+      .def_prop_ro("block_bytes", [](const Executor& self) { return self.cache().whole_block_bytes(); });
 
   m.def("sample", &sample_logits, "isa"_a, "logits"_a, "sampling"_a, "token_ids"_a, "logprobs"_a.none(),
         "ranks"_a.none(), "top_ids"_a.none(), "top_logprobs"_a.none(),

@@ -274,6 +274,7 @@ class Executor:
     num_threads: int
     weight_bytes: int
     cache_bytes: int
+    block_bytes: int
     def __init__(
         self,
         plan: DecoderPlan,
@@ -311,6 +312,8 @@ class Executor:
         self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float, token_ids: NDArray[np.int32]
     ) -> None: ...
     def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None: ...
+    def read_blocks(self, blocks: NDArray[np.int32], to: NDArray[np.uint8]) -> None: ...
+    def write_blocks(self, blocks: NDArray[np.int32], source: NDArray[np.uint8]) -> None: ...
     def copy_states(self, pairs: NDArray[np.int32]) -> None: ...
     def pack_adapter(
         self,

@@ -300,6 +300,28 @@ class DraftExecutor(Protocol):
         ...
 
 
+@runtime_checkable
+class OffloadingExecutor(Executor, Protocol):
+    """One whose KV blocks can be kept elsewhere. It has one cache group, without a window, and no recurrent state.
+
+    A block's `block_bytes` do not depend on how the device shares its work out: another load of the same model, on a
+    device that computes the same bits, may be given them.
+    """
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, over all layers."""
+        ...
+
+    def read_blocks(self, blocks: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """The bytes of blocks that no step writes now, shape [N, block_bytes]."""
+        ...
+
+    def write_blocks(self, blocks: NDArray[np.int32], data: NDArray[np.uint8]) -> None:
+        """Put such bytes into blocks that no sequence holds, between two steps."""
+        ...
+
+
 class Device(Protocol):
     """Something that can load a spec. `name` is what `--device` calls it.
 
@@ -370,6 +392,15 @@ class DraftingDevice(Device, Protocol):
 
         `options` give it as many blocks as the other one's first cache group has. Raises what `load` raises.
         """
+        ...
+
+
+@runtime_checkable
+class OffloadingDevice(Device, Protocol):
+    """One whose executors are OffloadingExecutors for models that have full attention alone."""
+
+    def kv_version(self) -> str:
+        """Changes whenever the same weights and tokens may give other bits of K and V. May read a file."""
         ...
 
 

@@ -279,4 +279,29 @@ void Executor::copy_blocks(std::span<const int32_t> pairs, int group) {
   });
 }
 
+void Executor::check_whole_blocks(std::span<const int32_t> blocks, size_t num_bytes) const {
+  for (const int32_t block : blocks) check_block(block, 0);
+  require(num_bytes == blocks.size() * cache().whole_block_bytes(), "the bytes are not as many as the blocks'");
+}
+
+void Executor::read_blocks(std::span<const int32_t> blocks, std::span<char> to) {
+  check_whole_blocks(blocks, to.size());
+  const KvCache& whole = cache();
+  pool_.run([&](Worker& worker) {
+    worker.share_in_group(static_cast<int64_t>(blocks.size()), 1, [&](int64_t i, int64_t) {
+      whole.read_block(worker.group(), blocks[i], to.data() + i * whole.whole_block_bytes());
+    });
+  });
+}
+
+void Executor::write_blocks(std::span<const int32_t> blocks, std::span<const char> from) {
+  check_whole_blocks(blocks, from.size());
+  const KvCache& whole = cache();
+  pool_.run([&](Worker& worker) {
+    worker.share_in_group(static_cast<int64_t>(blocks.size()), 1, [&](int64_t i, int64_t) {
+      whole.write_block(worker.group(), blocks[i], from.data() + i * whole.whole_block_bytes());
+    });
+  });
+}
+
 }  // namespace tidewheel

@@ -61,6 +61,10 @@ class Executor {
   // Throws std::invalid_argument unless `context` tokens of a sequence fit the model and the step's block tables.
   void check_room(const Step& step, int sequence, int context) const;
   void copy_blocks(std::span<const int32_t> pairs, int group = 0);  // of a cache group
+  // Blocks of the first cache group, out of the cache or into it: [blocks, whole block's bytes]. See KvCache. Throws
+  // std::invalid_argument for a block that is not there, or another number of bytes.
+  void read_blocks(std::span<const int32_t> blocks, std::span<char> to);
+  void write_blocks(std::span<const int32_t> blocks, std::span<const char> from);
   // Of recurrent state, (from, to) after (from, to), one after the other. Throws std::invalid_argument for no slot.
   void copy_states(std::span<const int32_t> pairs);
 
@@ -83,6 +87,7 @@ class Executor {
  private:
   void check(const Step& step) const;
   void check_block(int block, size_t group) const;
+  void check_whole_blocks(std::span<const int32_t> blocks, size_t num_bytes) const;
   void check_state(int slot) const;
   void check_states(const Step& step) const;
   void forward(Worker& worker, const Step& step);

@@ -30,6 +30,11 @@ class KvCache {
 
   // The group's part of a block.
   void copy_block(int group, int from, int to) const;
+  // The same, out of the cache and into it. Outside, a block is `whole_block_bytes`: layer after layer, and in each head
+  // after head, however the heads are shared among groups.
+  void read_block(int group, int block, char* to) const;
+  void write_block(int group, int block, const char* from) const;
+  size_t whole_block_bytes() const { return whole_block_bytes_; }
 
   size_t bytes() const;
   const Arena& memory(int group) const { return parts_[group].memory; }
@@ -38,6 +43,9 @@ class KvCache {
   struct Layer {
     Range heads;
     size_t head_bytes, offset;
+    size_t whole_offset;  // of the group's heads in a whole block
+
+    size_t bytes() const { return heads.size() * head_bytes; }
   };
   // A block holds all layers, so a growing sequence touches new memory a little at a time.
   struct Part {
@@ -47,6 +55,7 @@ class KvCache {
   };
 
   std::vector<Part> parts_;  // [groups]
+  size_t whole_block_bytes_ = 0;
 };
 
 }  // namespace tidewheel

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 from tidewheel import _native
 
@@ -104,6 +106,11 @@ class CpuDevice:
                 shape.num_heads, shape.key_dim, shape.value_dim, shape.values_in_keys, kv_cache_dtype
             )
         return [GroupBytes(window, block // _native.block_tokens()) for window, block in blocks.items()]
+
+    def kv_version(self) -> str:
+        """The instruction set level, and a digest of the native library: any change to it may change bits."""
+        library = Path(_native.__file__).read_bytes()
+        return f"{self.isa} {hashlib.blake2b(library, digest_size=16).hexdigest()}"
 
     def left_in_files(self, formats: Mapping[str, TensorFormat], weights: WeightSource) -> frozenset[str]:
         """The weights that take no memory of their own, because they are read from the checkpoint's mapped files."""

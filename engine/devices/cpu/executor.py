@@ -91,6 +91,22 @@ class CpuExecutor:
         """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
         self.native.copy_blocks(np.ascontiguousarray(pairs, np.int32), group)
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a KV block, over all layers."""
+        return self.native.block_bytes
+
+    def read_blocks(self, blocks: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """The bytes of KV blocks, shape [N, block_bytes]."""
+        native = self.native
+        data = np.empty((len(blocks), native.block_bytes), np.uint8)
+        native.read_blocks(blocks, data)
+        return data
+
+    def write_blocks(self, blocks: NDArray[np.int32], data: NDArray[np.uint8]) -> None:
+        """Put such bytes into KV blocks."""
+        self.native.write_blocks(blocks, data)
+
     def copy_states(self, pairs: NDArray[np.int32]) -> None:
         """Copy recurrent state between slots, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
         self.native.copy_states(np.ascontiguousarray(pairs, np.int32))
