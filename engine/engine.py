@@ -9,7 +9,7 @@ import random
 import secrets
 from collections.abc import Mapping
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from msgspec import Struct
@@ -18,7 +18,7 @@ from .adapters.registry import LoraRegistry
 from .constraints.constraint import SequenceConstraint
 from .constraints.grammar import GrammarCompiler
 from .constraints.masks import MaskWriter
-from .devices.base import BucketedExecutor, Executor, ExecutorLimits, LoraExecutor
+from .devices.base import BucketedExecutor, Executor, ExecutorLimits, LoraExecutor, OffloadingExecutor
 from .devices.bucket_stats import BucketStats
 from .errors import EngineDeadError
 from .histogram import Histogram
@@ -37,6 +37,10 @@ from .text.tokenizer import Tokenizer
 from .transcript import Transcript
 from .validation import RequestValidator
 from .watchdog import StepWatchdog
+
+if TYPE_CHECKING:
+    from .cache.tiers.folder import BlockFolder
+    from .cache.tiers.offload import OffloadStats
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ class EngineStats(Struct, frozen=True):
     step_seconds: Histogram
     step_tokens: Histogram
     drafts: DraftStats | None = None  # where the device can run any
+    offload: OffloadStats | None = None  # if KV blocks are kept on disk
 
 
 class Engine:
@@ -86,14 +91,16 @@ class Engine:
         most_drafted: int | None = None,
         step_timeout_s: float | None = None,
         loras: LoraRegistry | None = None,
+        kv_folder: BlockFolder | None = None,
         info: Mapping[str, str] | None = None,
     ) -> None:
         """`max_model_len` is lowered to what the executor's KV cache can hold. `info` says how the model was loaded.
 
         `max_logprobs` is how many likeliest tokens a request may ask for at each place, -1 for the whole vocabulary.
-        `loras` are the adapters that requests may name. A `drafter` guesses at tokens to come, which makes steps fewer
-        and changes no token, as long as no more than `most_drafted` sequences decode. Stacks are written to stderr when
-        a step takes longer than `step_timeout_s`.
+        `loras` are the adapters that requests may name. KV blocks that memory has no room for are kept in `kv_folder`,
+        which the engine closes; it takes an OffloadingExecutor. A `drafter` guesses at tokens to come, which makes
+        steps fewer and changes no token, as long as no more than `most_drafted` sequences decode. Stacks are written to
+        stderr when a step takes longer than `step_timeout_s`.
         """
         limits = executor.limits
         self.model_name = model_name
@@ -120,6 +127,19 @@ class Engine:
         )
         self._streams = OpenStreams(self._abort, self._fail)
         self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver)
+        self._offload = None
+        if kv_folder is not None:
+            from .cache.tiers.disk import DiskTier
+            from .cache.tiers.offload import Offload
+
+            storing = cast(OffloadingExecutor, executor)
+            self._offload = self._scheduler.offload = Offload(
+                DiskTier(kv_folder, storing.block_bytes, self._engine_loop.wake),
+                self._scheduler.cache,
+                storing,
+                max_step_ms=max_step_ms,
+                computing_ms=self._scheduler.cost_model.prefill_ms,
+            )
         self.loras = loras
         if loras is not None:
             loras.drop = self._drop_lora
@@ -229,7 +249,7 @@ class Engine:
         return self._executor.limits
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prompts; requests submitted from now on find none of what was computed before.
+        """Forget all cached prompts, on disk too; requests submitted from now on find none of what was computed before.
 
         Raises EngineDeadError.
         """
@@ -255,6 +275,7 @@ class Engine:
             step_seconds=self._engine_loop.step_seconds,
             step_tokens=self._engine_loop.step_tokens,
             drafts=None if scheduler.drafts is None else scheduler.drafts.stats,
+            offload=None if self._offload is None else self._offload.stats(),
         )
 
     def bucket_stats(self) -> BucketStats | None:
@@ -271,12 +292,15 @@ class Engine:
         if self._has_started:
             self._engine_loop.stop()
         else:
+            if self._offload is not None:
+                self._offload.close(saving=False)
             self._executor.close()
         return self._has_started
 
     def _end_stop(self) -> None:
-        if not self._engine_loop.join(_LONGEST_STOP_S):
-            logger.error("The engine thread did not end within %g s; it is left behind", _LONGEST_STOP_S)
+        longest_s = _LONGEST_STOP_S + (0.0 if self._offload is None else self._offload.longest_close_s)
+        if not self._engine_loop.join(longest_s):
+            logger.error("The engine thread did not end within %g s; it is left behind", longest_s)
         if self._watchdog is not None:
             self._watchdog.stop()
 

@@ -101,6 +101,10 @@ class EngineLoop:
         """Abort everything, close the executor, and end the thread."""
         self._post(None)
 
+    def wake(self) -> None:
+        """Have the thread look at what it waits for, from any thread."""
+        self._wake.set()
+
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the thread to end, if it was ever started; whether it has ended."""
         if self._thread.ident is not None:
@@ -112,22 +116,26 @@ class EngineLoop:
         self._wake.set()
 
     def _run(self) -> None:
+        has_failed = True
         try:
             while self._take_messages():
                 self._step()
                 self.step_started = None
+            has_failed = False
         except BaseException as failure:  # whatever it was, nobody may be left waiting
             logger.exception("The engine has failed")
             self._deliver(Delivery(failure=failure))
         finally:
             self.step_started = None
             self._masks.close()
+            if self._scheduler.offload is not None:
+                self._scheduler.offload.close(saving=not has_failed)
             self._executor.close()
 
     def _take_messages(self) -> bool:
         """Act on all messages, waiting for some if there is nothing to run; False when told to stop."""
         scheduler = self._scheduler
-        if not scheduler.has_work:
+        if not scheduler.has_work and not (scheduler.offload is not None and scheduler.offload.save_idle()):
             self._wake.wait()
         self._wake.clear()  # before the inbox is read: a message that comes later wakes again
         if not self._inbox:
@@ -162,11 +170,16 @@ class EngineLoop:
             self._ahead = None
 
     def _begin(self) -> _Started | None:
-        scheduler = self._scheduler
+        scheduler, offload = self._scheduler, self._scheduler.offload
+        if offload is not None:
+            offload.restore(scheduler.num_running)
         step = scheduler.schedule()
         if step is None:
             if scheduler.has_work:
-                raise RuntimeError("no sequence can run although some are unfinished")
+                if offload is None or (until := offload.waits_until) is None:
+                    raise RuntimeError("no sequence can run although some are unfinished")
+                self.step_started = None
+                self._wake.wait(max(until - time.perf_counter(), 0.0))
             return None
         masks: TokenMasks | None = None
         if scheduler.has_constraints:
@@ -175,6 +188,8 @@ class EngineLoop:
 
     def _start(self, step: Step, masks: TokenMasks | None) -> _Started:
         batch = self._builder.build(step, masks)
+        if self._scheduler.offload is not None:
+            self._scheduler.offload.save_before_step()
         started = time.perf_counter()
         for group, pairs in step.copies.items():
             self._executor.copy_blocks(np.array(pairs, dtype=np.int32), group)

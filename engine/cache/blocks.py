@@ -13,6 +13,23 @@ from collections.abc import Iterable, Sequence
 from .identity import Digest
 
 
+class BlockWatch:
+    """What has become of a pool's cached blocks, for a tier that keeps their content: who reads it empties it.
+
+    `idle` are contents whose block lost its last reference, the first of a sequence first. `evicted` are those whose
+    block was given to something else; what it holds is intact until the next step writes to it.
+    """
+
+    def __init__(self) -> None:
+        self.idle: OrderedDict[Digest, None] = OrderedDict()
+        self.evicted: list[tuple[Digest, int]] = []
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.idle.clear()
+        self.evicted.clear()
+
+
 class BlockPool:
     """`num_blocks` blocks of `block_size` tokens. Every operation is O(1) a block.
 
@@ -28,6 +45,12 @@ class BlockPool:
         self._cached: dict[Digest, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next to be reused first
         self._pending: dict[Digest, int] = {}
+        self._watch: BlockWatch | None = None
+
+    def watch(self) -> BlockWatch:
+        """Have it noted from now on what becomes of cached blocks."""
+        self._watch = self._watch or BlockWatch()
+        return self._watch
 
     @property
     def num_free(self) -> int:
@@ -74,6 +97,9 @@ class BlockPool:
             if digest is not None:
                 del self._cached[digest]
                 self._digests[block] = None
+                if self._watch is not None:
+                    self._watch.idle.pop(digest, None)
+                    self._watch.evicted.append((digest, block))
             self._ref_counts[block] = 1
         return blocks
 
@@ -92,6 +118,11 @@ class BlockPool:
                 self._free[block] = None
                 if self._digests[block] is None:
                     self._free.move_to_end(block, last=False)
+        if self._watch is not None:
+            for block in blocks:
+                digest = self._digests[block]
+                if digest is not None and self._ref_counts[block] == 0:
+                    self._watch.idle[digest] = None
 
     def register(self, block: int, digest: Digest) -> None:
         """Say that `block` is full, computed, and holds the content named `digest`.
@@ -133,6 +164,8 @@ class BlockPool:
         """Drop the content of every block from the cache; blocks that sequences hold stay theirs."""
         self._cached.clear()
         self._digests = [None] * self.num_blocks
+        if self._watch is not None:
+            self._watch.clear()
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless the books balance, given the blocks of every sequence that holds some."""

@@ -117,6 +117,13 @@ class CacheManager:
         return min([pool.num_free for pool in self._pools])
 
     @property
+    def only_pool(self) -> BlockPool:
+        """The blocks of a model that has full attention alone. Raises ValueError for another one."""
+        if len(self._pools) > 1 or not self._is_full or self._states is not None:
+            raise ValueError("blocks alone are not all that a sequence of this model needs of its prefix")
+        return self._first
+
+    @property
     def has_windows(self) -> bool:
         """Whether prompts get blocks chunk by chunk."""
         return bool(self._windows)
@@ -126,9 +133,13 @@ class CacheManager:
         """Whether block tables have changed since blocks were last provided."""
         return bool(self._forked or self._freed)
 
+    def reusable(self, sequence: CachedSequence) -> list[Digest]:
+        """The digests of all blocks that a sequence need not compute if the cache has them."""
+        return sequence.digests(self._num_reusable(sequence), self.block_size)
+
     def cached(self, sequence: CachedSequence) -> Prefix:
         """What a sequence may start with. None of it is acquired yet."""
-        return self._match(sequence.digests(self._num_reusable(sequence), self.block_size))
+        return self._match(self.reusable(sequence))
 
     def should_await_prefix(self, sequence: CachedSequence) -> bool:
         """Whether a running sequence is computing the very block that this one would have to start with.
@@ -136,7 +147,7 @@ class CacheManager:
         With recurrent layers: the last block that this one has in common, after which a snapshot will be taken for it.
         """
         if sequence.awaited is None or not self._first.is_pending(sequence.awaited):
-            digests = sequence.digests(self._num_reusable(sequence), self.block_size)
+            digests = self.reusable(sequence)
             sequence.awaited = self._awaitable(digests, self._match(digests).num_blocks)
         if sequence.awaited is not None and self._cuts_prompts:
             self._wanted.want(sequence.awaited)
@@ -151,8 +162,7 @@ class CacheManager:
         """Have snapshots taken where those who wait part from a sequence that was just given its blocks."""
         own = sequence.digests(sequence.num_tokens // self.block_size, self.block_size)
         for other in waiting:
-            theirs = other.digests(self._num_reusable(other), self.block_size)
-            common = num_common(own, theirs)
+            common = num_common(own, self.reusable(other))
             if common - sequence.num_registered >= SPACING_BLOCKS:
                 self._wanted.want(own[common - 1])
 

@@ -76,6 +76,12 @@ class CostModel:
         decode_ms = self._decode_ms(load)
         return decode_ms + self._prefill.predict(_prefill_features(load)) if load.prefill_tokens else decode_ms
 
+    def prefill_ms(self, start: int, num_tokens: int) -> float | None:
+        """How long it takes to compute tokens of a prompt from position `start` on; None as long as little is known."""
+        if not self._prefill.is_trusted:
+            return None
+        return self._prefill.predict(_prefill_features(StepLoad().plus_chunk(start, num_tokens)))
+
     def observe(self, load: StepLoad, elapsed_ms: float) -> None:
         """Learn from a step that has run."""
         if load.prefill_tokens == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 from ..cache.manager import CacheManager, Prefix
 from ..devices.base import ExecutorLimits
@@ -16,6 +17,9 @@ from .step import Step
 from .step_room import StepRoom
 from .waiting import WaitingQueue
 
+if TYPE_CHECKING:
+    from ..cache.tiers.offload import Offload
+
 _LOOKED_AHEAD = 32  # of those who wait, for the prefixes that they have in common with one that is admitted
 _MOST_WITHOUT_SLOT = 32  # of those who wait for another adapter's end, that a step passes over
 
@@ -23,8 +27,8 @@ _MOST_WITHOUT_SLOT = 32  # of those who wait for another adapter's end, that a s
 class Prompts:
     """Admits sequences that wait, and cuts their prompts into chunks that fit into steps.
 
-    `num_deferred` wait for a prefix that they share with a sequence which computes it now. `cached_tokens_total` are
-    the prompts' tokens that were found in the cache.
+    `num_deferred` wait for a prefix that they share with a sequence which computes it now, or that is read from disk
+    by `offload`. `cached_tokens_total` are the prompts' tokens that were found in the cache.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class Prompts:
     ) -> None:
         self.num_deferred = 0
         self.cached_tokens_total = 0
+        self.offload: Offload | None = None
         self.max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._cache = cache
         self._room = room
@@ -92,6 +97,9 @@ class Prompts:
                 or self._room.chunk_tokens(step, sequence, start, limit_ms) == 0
             ):
                 break
+            if self.offload is not None and self.offload.should_wait(sequence, prefix):
+                deferred.append(self._waiting.pop())
+                continue
             self._admit(self._waiting.pop(), prefix)
             if self._cache.takes_snapshots:
                 self._cache.look_ahead(sequence, self._waiting.sequences()[:_LOOKED_AHEAD])

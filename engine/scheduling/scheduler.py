@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 from ..cache.manager import CacheManager
 from ..devices.base import ExecutorLimits
@@ -24,6 +25,9 @@ from .sequence import Sequence, SequenceState
 from .step import Finished, Step
 from .step_room import StepRoom
 from .waiting import WaitingQueue
+
+if TYPE_CHECKING:
+    from ..cache.tiers.offload import Offload
 
 
 class Scheduler:
@@ -104,6 +108,15 @@ class Scheduler:
         self._num_constrained = 0
 
     @property
+    def offload(self) -> Offload | None:
+        """What keeps the cache's blocks on disk, if anything does. Set it before sequences are added."""
+        return self._prompts.offload
+
+    @offload.setter
+    def offload(self, offload: Offload) -> None:
+        self._prompts.offload = offload
+
+    @property
     def has_constraints(self) -> bool:
         """Whether any sequence has a constraint."""
         return self._num_constrained > 0
@@ -130,7 +143,7 @@ class Scheduler:
 
     @property
     def num_deferred(self) -> int:
-        """Those of them that wait for a prefix that they share with a sequence which computes it now."""
+        """Those of them that wait for a prefix: another sequence computes it now, or it is read from disk."""
         return min(self._prompts.num_deferred, self.num_waiting)
 
     @property
@@ -236,7 +249,7 @@ class Scheduler:
 
     def forget(self) -> None:
         """Let sequences that are added from now on find nothing of those that were there before."""
-        self.cache.forget()
+        (self.offload or self.cache).forget()
         if self.drafts is not None:
             self.drafts.forget()
 
@@ -290,6 +303,8 @@ class Scheduler:
         sequence = self._sequences.pop(end.key)
         self._running.remove(sequence)
         self.cache.release(sequence)
+        if self.offload is not None:
+            self.offload.end(sequence.key)
         sequence.state = SequenceState.FINISHED
         if self.drafts is not None:
             self.drafts.ended(sequence)

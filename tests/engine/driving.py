@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -15,9 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.adapters.lora import Lora
+from tidewheel.engine.cache.tiers.disk import DiskTier
+from tidewheel.engine.cache.tiers.folder import BlockFolder
+from tidewheel.engine.cache.tiers.offload import Offload
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
-from tidewheel.engine.devices.base import Executor, ExecutorLimits, Pending, RecurrentExecutor, StepShape
+from tidewheel.engine.devices.base import (
+    Executor,
+    ExecutorLimits,
+    OffloadingExecutor,
+    Pending,
+    RecurrentExecutor,
+    StepShape,
+)
 from tidewheel.engine.devices.batch import StepOutput
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
@@ -88,6 +100,7 @@ class Driver:
     """An engine without threads, streams and text.
 
     `clock(step)` says how long a step took, in milliseconds. `limits` may be narrower than the executor's own.
+    With a `kv_folder`, which `close` closes, the executor is an OffloadingExecutor.
     """
 
     executor: Executor
@@ -99,6 +112,7 @@ class Driver:
     drafter: Drafter | None = None
     most_drafted: int | None = None
     vocab_size: int = 320  # at least the executor's, and just that for beams
+    kv_folder: BlockFolder | None = None  # where blocks are kept when memory has no room for them
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
@@ -118,6 +132,13 @@ class Driver:
         self.builder = BatchBuilder(self.executor.limits)
         self.masks = MaskWriter(self.vocab_size)
         self._ahead: tuple[Step, Pending] | None = None
+        self._has_read = threading.Event()
+        if self.kv_folder is not None:
+            storing = cast(OffloadingExecutor, self.executor)
+            tier = DiskTier(self.kv_folder, storing.block_bytes, self._has_read.set)
+            self.scheduler.offload = Offload(
+                tier, self.cache, storing, max_step_ms=10.0, computing_ms=self.cost_model.prefill_ms
+            )
         self._arrivals = 0
         self._keys = 0
 
@@ -181,9 +202,28 @@ class Driver:
             self._ahead = None
         return step
 
+    def close(self) -> None:
+        """End all sequences, and keep their blocks where there is a folder for them."""
+        for key in self.scheduler.unfinished:
+            self.abort(key)
+        if self.scheduler.offload is not None:
+            self.scheduler.offload.close(saving=True)
+
+    def _schedule(self) -> Step | None:
+        offload = self.scheduler.offload
+        while True:
+            self._has_read.clear()
+            if offload is not None:
+                offload.restore(self.scheduler.num_running)
+                self.scheduler.check()
+            step = self.scheduler.schedule()
+            self.scheduler.check()
+            if step is not None or offload is None or (until := offload.waits_until) is None:
+                return step
+            self._has_read.wait(max(until - time.perf_counter(), 0.0))
+
     def _begin(self) -> tuple[Step, Pending] | None:
-        step = self.scheduler.schedule()
-        self.scheduler.check()
+        step = self._schedule()
         if step is None:
             return None
         assert self.limits is not None
@@ -210,6 +250,8 @@ class Driver:
             for table, wanted in zip((batch.block_tables, *batch.narrower_tables), sequence.block_tables, strict=True):
                 count = sequence.num_blocks
                 assert (table[row, :count] == wanted[:count]).all(), "a table is not its sequence's"
+        if self.scheduler.offload is not None:
+            self.scheduler.offload.save_before_step()
         for group, pairs in step.copies.items():
             self._check_copies(pairs)
             self.executor.copy_blocks(np.array(pairs, dtype=np.int32), group)

@@ -117,6 +117,19 @@ class FakeExecutor:
             blocks = cached.reshape(-1, self.limits.block_size)
             blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
 
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.limits.block_size * 4
+
+    def read_blocks(self, blocks: np.ndarray) -> np.ndarray:
+        parts = [cached.reshape(-1, self.limits.block_size)[blocks] for cached in (self._tokens[0], self._positions[0])]
+        return np.concatenate(parts, axis=1).view(np.uint8)
+
+    def write_blocks(self, blocks: np.ndarray, data: np.ndarray) -> None:
+        tokens, positions = np.split(data.view(np.int32), 2, axis=1)
+        self._tokens[0].reshape(-1, self.limits.block_size)[blocks] = tokens
+        self._positions[0].reshape(-1, self.limits.block_size)[blocks] = positions
+
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         progress(1, 1)
 

@@ -1,0 +1,1 @@
+"""Where the content of KV blocks goes when memory needs their place, and comes back from."""

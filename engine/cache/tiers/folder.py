@@ -1,0 +1,196 @@
+"""BlockFolder: the KV blocks in a folder on disk, of which the least recently used make room for others."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ModelError
+from ..identity import Digest
+from .block_file import HEADER_BYTES, BadFileError, read_block, write_block
+
+_LOCK = "tidewheel-kv.lock"
+_MODEL_FOLDER = re.compile(r"tidewheel-kv-[0-9a-f]{32}")
+_BLOCK = re.compile(r"[0-9a-f]{32}\.kv")
+_PARTIAL = "partial.tmp"
+_FOLDER_MODE = 0o700
+_FILE_SYSTEM_BLOCK = 4096  # bytes, of which a file takes a whole number
+_MOST_FILES = 1 << 20  # whose names take some 300 MB of memory
+
+_Key = tuple[str, Digest]  # the model's folder, and the block
+
+
+class BlockFolder:
+    """Files of at most `space` bytes in `folder`, each a block of the model that `identity` (16 bytes) names, or of
+    models that were served before. One process at a time has the folder.
+
+    Files are in folders of their own, `tidewheel-kv-IDENTITY`; nothing else in `folder` is touched. Methods but for
+    `has` are for the threads that may wait for a disk. They raise OSError if it cannot be used.
+    """
+
+    def __init__(self, folder: str, identity: bytes, space: int) -> None:
+        """Take the folder, making it if need be. Raises ModelError, saying what to change.
+
+        What is in it is found by `scan`.
+        """
+        self.path = Path(folder).expanduser()
+        self.space = space
+        self.num_bytes = 0
+        self._identity = identity
+        self._own = f"tidewheel-kv-{identity.hex()}"
+        self._index: OrderedDict[_Key, int] = OrderedDict()  # bytes, the least recently used first
+        self._lock = threading.Lock()
+        try:
+            self.path.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
+            self._lock_file = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        except OSError as error:
+            raise ModelError(
+                f"--kv-offload {folder} cannot be used: {error.strerror}; name a folder that this process may write to"
+            ) from error
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (self.path / self._own).mkdir(_FOLDER_MODE, exist_ok=True)
+        except BlockingIOError as error:
+            os.close(self._lock_file)
+            raise ModelError(
+                f"--kv-offload {folder} is in use by another server: give each server a folder of its own"
+            ) from error
+        except OSError as error:
+            os.close(self._lock_file)
+            raise ModelError(
+                f"--kv-offload {folder} cannot be used: {error.strerror}; name a folder on a file system that has "
+                "locks and that this process may write to"
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def has(self, digest: Digest) -> bool:
+        """Whether a block of this model is there, from any thread."""
+        return (self._own, digest) in self._index
+
+    def scan(self) -> None:
+        """Find the files that are there, those that were used last last, and delete what there is no room for."""
+        found: list[tuple[int, _Key, int]] = []
+        for folder in os.scandir(self.path):
+            if not _MODEL_FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
+                continue
+            for entry in os.scandir(folder.path):
+                if entry.name == _PARTIAL:
+                    os.unlink(entry.path)
+                elif _BLOCK.fullmatch(entry.name):
+                    status = entry.stat(follow_symlinks=False)
+                    key = folder.name, bytes.fromhex(entry.name[:32])
+                    found.append((status.st_mtime_ns, key, _space_of(status.st_size)))
+        found.sort()
+        with self._lock:
+            self._index = OrderedDict((key, size) for _, key, size in found)
+            self.num_bytes = sum(self._index.values())
+        self._make_room(0)
+        for folder in os.scandir(self.path):
+            if _MODEL_FOLDER.fullmatch(folder.name) and folder.name != self._own:
+                _remove_if_empty(folder.path)
+
+    def write(self, digest: Digest, data: NDArray[np.uint8]) -> None:
+        """Keep a block, in the place of those that were not used for longest."""
+        size = _space_of(HEADER_BYTES + data.nbytes)
+        self._make_room(size)
+        partial = self.path / self._own / _PARTIAL
+        try:
+            write_block(partial, self._identity, digest, data)
+            partial.rename(self._file((self._own, digest)))
+        except OSError:
+            with contextlib.suppress(OSError):
+                _remove(partial)
+            raise
+        with self._lock:
+            self.num_bytes += size - self._index.pop((self._own, digest), 0)
+            self._index[self._own, digest] = size
+
+    def read(self, digest: Digest, data: NDArray[np.uint8]) -> bool:
+        """Fill `data` with a block; False if it is not there any more.
+
+        Raises BadFileError, and deletes the file, if it is not what it should be.
+        """
+        key = self._own, digest
+        path = self._file(key)
+        try:
+            read_block(path, self._identity, digest, data)
+        except FileNotFoundError:
+            self._drop(key)
+            return False
+        except BadFileError:
+            self._drop(key)
+            _remove(path)
+            raise
+        return True
+
+    def touch(self, digests: Sequence[Digest]) -> None:
+        """Note that blocks of a sequence, in its order, were of use. The later ones make room earlier: without those
+        before it a block is of no use.
+        """
+        for digest in reversed(digests):
+            key = self._own, digest
+            with self._lock:
+                if key not in self._index:
+                    continue
+                self._index.move_to_end(key)
+            now = time.time_ns()  # the system's own times of files are too coarse to tell these apart
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self._file(key), ns=(now, now))
+
+    def clear(self) -> None:
+        """Delete all files."""
+        while self._index:
+            self._delete_first()
+
+    def close(self) -> None:
+        """Leave the folder to others. Calling it twice is allowed."""
+        file, self._lock_file = self._lock_file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _make_room(self, size: int) -> None:
+        while self._index and (self.num_bytes + size > self.space or len(self._index) >= _MOST_FILES):
+            self._delete_first()
+
+    def _delete_first(self) -> None:
+        with self._lock:
+            if not self._index:  # another thread may have taken the last one out
+                return
+            key, size = self._index.popitem(last=False)
+            self.num_bytes -= size
+        _remove(self._file(key))
+
+    def _drop(self, key: _Key) -> None:
+        with self._lock:
+            self.num_bytes -= self._index.pop(key, 0)
+
+    def _file(self, key: _Key) -> Path:
+        folder, digest = key
+        return self.path / folder / f"{digest.hex()}.kv"
+
+
+def _space_of(num_bytes: int) -> int:
+    return -(-num_bytes // _FILE_SYSTEM_BLOCK) * _FILE_SYSTEM_BLOCK
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _remove_if_empty(path: str) -> None:
+    try:
+        os.rmdir(path)
+    except OSError:  # models that were served before still have blocks here
+        return
