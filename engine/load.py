@@ -22,11 +22,12 @@ from .machine.memory import Memory, read_memory
 from .models.generation import sampling_defaults
 from .models.spec import DecoderSpec, ExpertsSpec, mixers, tensor_shapes
 from .opened_model import OpenedModel, open_model
-from .options import EngineOptions, most_logprobs
+from .options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions, most_logprobs
 from .speculative_options import DraftModel, Speculation
 
 if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
+    from .cache.tiers.folder import BlockFolder
     from .engine import Engine
     from .scheduling.drafter import Drafter
     from .speculation.loading import OpenedDraft
@@ -64,12 +65,36 @@ class EngineLoad:
         self._kv_cache_bytes = None if options.kv_cache_space is None else int(options.kv_cache_space * _GIB)
         if not model.device.has_own_memory:
             self._plan()
+        self._kv_folder = self._open_kv_folder()
         self._cancellation = Cancellation()
         self._executor: Executor | None = None
         self._drafter: Drafter | None = None
         self._failure: BaseException | None = None
         self._finished = False
         self._thread = threading.Thread(target=self._load, name="weights")
+
+    def _open_kv_folder(self) -> BlockFolder | None:
+        """Where KV blocks are kept on disk, if that was asked for."""
+        options = self._options
+        if options.kv_offload is None:
+            if options.kv_offload_space is not None:
+                logger.warning("--kv-offload-space has no effect: name a folder with --kv-offload")
+            return None
+        if not options.enable_prefix_caching:
+            raise ModelError("--kv-offload keeps cached prefixes: drop it, or drop --no-enable-prefix-caching")
+        from .kv_offload import open_kv_folder
+
+        model = self._model
+        lora = model.lora_limits(options.lora)
+        return open_kv_folder(
+            options.kv_offload,
+            options.kv_offload_space or DEFAULT_KV_OFFLOAD_SPACE,
+            model.device,
+            model.spec,
+            model.weights.identity,
+            (model.dtype, model.kv_cache_dtype, repr(model.formats), None if lora is None else lora.dtype),
+            model.kv_bytes_per_token * _BLOCK_TOKENS,
+        )
 
     def _plan(self) -> None:
         """Size what will lie in this machine's memory."""
@@ -97,6 +122,8 @@ class EngineLoad:
             self._thread.start()
         except BaseException:  # Ctrl-C while it waits for the thread to begin: nobody would end that thread
             self._cancellation.cancel()
+            if self._kv_folder is not None:
+                self._kv_folder.close()
             raise
         return self
 
@@ -108,6 +135,8 @@ class EngineLoad:
             self._thread.join()
             if self._executor is not None:
                 self._executor.close()
+            if self._kv_folder is not None:
+                self._kv_folder.close()
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -143,6 +172,7 @@ class EngineLoad:
             most_drafted=None if speculation is None else speculation.most_sequences,
             step_timeout_s=options.step_timeout,
             loras=self._loras(executor),
+            kv_folder=self._kv_folder,
             info={
                 "device": model.device.name,
                 "isa": model.device.isa or "",
@@ -223,6 +253,8 @@ class EngineLoad:
 
     def _load(self) -> None:
         try:
+            if self._kv_folder is not None:
+                self._kv_folder.scan()
             self._executor = self._model.load(
                 self._options,
                 kv_cache_bytes=self._kv_cache_bytes,

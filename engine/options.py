@@ -17,6 +17,7 @@ from .weights.quantization import Method
 from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
 
 DEFAULT_MAX_LOGPROBS = 20
+DEFAULT_KV_OFFLOAD_SPACE = 16.0  # GiB
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e5m2"}
@@ -31,11 +32,10 @@ def most_logprobs(max_logprobs: int, vocab_size: int) -> int:
 class EngineOptions(Options):
     """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
 
-    `kv_cache_space` is in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the other maxima in tokens and
-    sequences. `lora` says which adapters there are, `speculative`
-    how tokens are guessed. `device_options` are options that single devices have, a group a
-    device (see `devices`): the group of the device that runs takes effect. Raises OptionError for a value that is out
-    of range.
+    `kv_cache_space` and `kv_offload_space` are in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the
+    other maxima in tokens and sequences. `lora` says which adapters there are, `speculative` how tokens are guessed.
+    `device_options` are options that single devices have, a group a device (see `devices`): the group of the device
+    that runs takes effect. Raises OptionError for a value that is out of range.
     """
 
     model: str = option(REQUIRED, "a folder, a .gguf file or a Hugging Face hub id, such as owner/name:Q4_K_M")
@@ -126,6 +126,18 @@ class EngineOptions(Options):
         parse=count,
         check=at_least(1),
         metavar="N",
+    )
+    kv_offload: str | None = option(
+        None,
+        "keep KV blocks that memory has no room for here, also for the next start; one server a folder [nowhere]",
+        metavar="FOLDER",
+    )
+    kv_offload_space: float | None = option(
+        None,
+        f"disk space for --kv-offload in GiB [{DEFAULT_KV_OFFLOAD_SPACE:g}]",
+        parse=float,
+        check=above(0),
+        metavar="GIB",
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
     seed: int = option(0, "seeds the random weights of --load-format dummy", parse=int, metavar="N")
