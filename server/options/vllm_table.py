@@ -141,7 +141,8 @@ ACCEPTED = {
     "--safetensors-prefetch-num-threads= --safetensors-prefetch-block-size= --ignore-patterns=*",
     "what a model is for is found in its config": "--task=auto --task=generate --runner=auto --runner=generate "
     "--convert=auto --convert=none",
-    "weights and KV cache stay in the memory that they were loaded into": "--cpu-offload-gb=0 --kv-offloading-size=0 "
+    "--kv-offload FOLDER keeps KV blocks on disk": "--kv-offloading-size=0 --kv-offloading-backend=native",
+    "weights and KV cache stay in the memory that they were loaded into": "--cpu-offload-gb=0 "
     "--offload-backend= --offload-group-size= --offload-num-in-group= --offload-prefetch-step= --offload-params=* "
     "--cpu-offload-params=* --enable-cumem-allocator",
     "statistics are on /metrics, and of one engine in the log": "--aggregate-engine-logging "
@@ -200,8 +201,11 @@ REFUSED = {
     "--quantization takes one method for all weights, with --quantization-group-size": "--quantization-config=",
     "all layers cache the same type: see --kv-cache-dtype": "--kv-cache-dtype-skip-layers=*",
     "weights stay in memory; --quantization makes them smaller": "--cpu-offload-gb=",
-    "the KV cache stays in this server's memory; --kv-cache-space gives it more": "--kv-offloading-size= "
-    "--kv-offloading-backend= --kv-transfer-config= --kv-events-config= --ec-transfer-config= --ec-manager-config=",
+    "a CPU's KV cache lies in memory already: --kv-cache-space gives it more, --kv-offload FOLDER a disk": (
+        "--kv-offloading-size= --kv-offloading-backend="
+    ),
+    "servers share no KV cache; --kv-offload FOLDER keeps that of one on disk": "--kv-transfer-config= "
+    "--kv-events-config= --ec-transfer-config= --ec-manager-config=",
     "say it in GiB with --kv-cache-space": "--kv-cache-memory-bytes=",
     "--max-num-batched-tokens is the limit of a step": "--max-num-scheduled-tokens=",
     "--max-num-seqs is the limit of a step, and --max-queue that of those who wait": "--max-num-active-seqs= "

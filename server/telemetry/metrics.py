@@ -74,7 +74,7 @@ class ServerMetrics:
             yield gauge
         by_reason = GaugeMetricFamily(
             self.prefix + "num_requests_waiting_by_reason",
-            "Those that wait for room (capacity), and for a prefix that another computes (deferred).",
+            "Those that wait for room (capacity), and for a prefix that another computes or that is read (deferred).",
             labels=[*labels, "reason"],
         )
         by_reason.add_metric([*values, "capacity"], stats.num_waiting - stats.num_deferred)
@@ -100,6 +100,10 @@ class ServerMetrics:
             family = HistogramMetricFamily(self.prefix + name, help_text, labels=labels)
             family.add_metric(values, histogram.buckets(), histogram.sum)
             yield family
+        if stats.offload is not None:
+            from .offload_metrics import offload_metrics
+
+            yield from offload_metrics(stats.offload, self.prefix, self._model_name)
         if (bucket_stats := self._engine.bucket_stats()) is not None:
             yield from bucket_metrics(bucket_stats, self.prefix, self._model_name)
 

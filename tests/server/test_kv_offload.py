@@ -1,0 +1,81 @@
+"""KV blocks on disk behind the real server: a conversation goes on after a restart, and after a kill."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server.conftest import ServerProcess
+from server.waiting import eventually
+
+pytest.importorskip("tidewheel._native")
+
+STORY = "Tell me about the sea. " * 12
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], ServerProcess]]:
+    """Starts a server of the built-in model that keeps its blocks in a folder."""
+    servers: list[ServerProcess] = []
+
+    def started() -> ServerProcess:
+        servers.append(ServerProcess("--device", "cpu", "--kv-offload", str(tmp_path / "kv")))
+        return servers[-1]
+
+    yield started
+    for server in servers:
+        server.stop()
+
+
+def chat(server: ServerProcess, *texts: str) -> tuple[dict[str, Any], int]:
+    """A choice with log-probabilities, and how many tokens of the prompt were cached."""
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    body = {"messages": messages, "temperature": 0, "max_tokens": 24, "logprobs": True, "top_logprobs": 3}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    assert response.status_code == 200, response.text
+    made = response.json()
+    return made["choices"][0], made["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def metrics(server: ServerProcess) -> dict[str, float]:
+    lines = httpx.get(f"{server.url}/metrics", trust_env=False).text.splitlines()
+    values = (line.rpartition(" ") for line in lines if line.startswith("tidewheel:"))
+    return {name.partition("{")[0].removeprefix("tidewheel:"): float(value) for name, _, value in values}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_conversation_goes_on_after_a_restart(start: Callable[[], ServerProcess], how: signal.Signals) -> None:
+    first = start()
+    expected, cached = chat(first, STORY)
+    assert cached == 0
+    following = (STORY, expected["message"]["content"], "And the tide?")
+    if how == signal.SIGKILL:
+        eventually(lambda: metrics(first)["kv_offload_blocks_written_total"] > 8)
+    first.process.send_signal(how)
+    assert first.process.wait(30) == (0 if how == signal.SIGTERM else -how)
+    again = start()
+    answer, cached = chat(again, STORY)
+    assert answer == expected
+    assert cached >= 128
+    _, cached = chat(again, *following)
+    assert cached >= 128
+    measured = metrics(again)
+    assert measured["external_prefix_cache_hits_total"] >= 128
+    assert measured["external_prefix_cache_queries_total"] >= measured["external_prefix_cache_hits_total"]
+    assert measured["kv_offload_blocks_read_total"] * 16 == measured["external_prefix_cache_hits_total"]
+    assert measured["kv_offload_blocks_bad_total"] == measured["kv_offload_blocks_dropped_total"] == 0
+    assert (0 < measured["kv_offload_usage_perc"] < 1, measured["kv_offload_on"]) == (True, 1)
+    assert measured["kv_offload_total_bytes_total"] > 0
+
+
+def test_a_reset_deletes_the_files(start: Callable[[], ServerProcess], tmp_path: Path) -> None:
+    server = start()
+    chat(server, STORY)
+    eventually(lambda: any((tmp_path / "kv").glob("*/*.kv")))
+    assert httpx.post(f"{server.url}/reset_prefix_cache", trust_env=False).status_code == 200
+    eventually(lambda: not any((tmp_path / "kv").glob("*/*.kv")))
+    assert chat(server, STORY)[1] == 0
