@@ -7,6 +7,7 @@ those without drafts. K and V of wrong guesses stay behind the computed tokens u
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ from .sequence import Sequence
 _FIRST_RATE, _LESSON, _RETURNING = 0.7, 0.2, 0.0005
 
 _MOST_FORCED = 64  # tokens in a draft
+_LOOKAHEAD_S = 0.005  # a step, on the engine thread: then no grammar is asked any more
 _MOST_HISTORY = 2**20  # tokens: with penalties, each row of a draft reads all tokens before it
 
 
@@ -92,6 +94,7 @@ class Drafts:
             return drafts
         known = self._rates
         self._rates = rates = {s.key: _returning(known.get(s.key, _FIRST_RATE)) for s in decoding}
+        until = time.perf_counter() + _LOOKAHEAD_S
         most = (load.num_tokens + self._max_num_batched_tokens) // 2
         plain_ms = self._cost_model.predict_ms(load)
         token_ms = plain_ms / max(len(decoding), 1)
@@ -99,7 +102,9 @@ class Drafts:
             self._guess_together(self._model, decoding, load, most - load.num_tokens, num_spare)
         for sequence in decoding:
             constraint = sequence.constraint
-            if sequence.search is not None or (constraint is not None and not may_look_ahead(constraint)):
+            if sequence.search is not None:
+                continue
+            if constraint is not None and (time.perf_counter() > until or not may_look_ahead(constraint)):
                 continue
             rate = rates[sequence.key]
             guesses = [] if constraint is None else forced_tokens(constraint)[:_MOST_FORCED]
