@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from .declaring.option import OptionError, Options, option
 from .declaring.values import at_least, count, json_object
-from .speculation.suffix_options import SUFFIX_KEYS, SuffixOptions, suffix_options
+from .suffix_options import SUFFIX_KEYS, SuffixOptions, suffix_options
 from .weights.quantization import Method
 from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
 

@@ -287,7 +287,7 @@ void Executor::check_whole_blocks(std::span<const int32_t> blocks, size_t num_by
 void Executor::read_blocks(std::span<const int32_t> blocks, std::span<char> to) {
   check_whole_blocks(blocks, to.size());
   const KvCache& whole = cache();
-  pool_.run([&](Worker& worker) {
+  pool_->run([&](Worker& worker) {
     worker.share_in_group(static_cast<int64_t>(blocks.size()), 1, [&](int64_t i, int64_t) {
       whole.read_block(worker.group(), blocks[i], to.data() + i * whole.whole_block_bytes());
     });
@@ -297,7 +297,7 @@ void Executor::read_blocks(std::span<const int32_t> blocks, std::span<char> to) 
 void Executor::write_blocks(std::span<const int32_t> blocks, std::span<const char> from) {
   check_whole_blocks(blocks, from.size());
   const KvCache& whole = cache();
-  pool_.run([&](Worker& worker) {
+  pool_->run([&](Worker& worker) {
     worker.share_in_group(static_cast<int64_t>(blocks.size()), 1, [&](int64_t i, int64_t) {
       whole.write_block(worker.group(), blocks[i], from.data() + i * whole.whole_block_bytes());
     });

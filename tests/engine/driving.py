@@ -43,7 +43,7 @@ from tidewheel.engine.scheduling.sequence import Sequence as EngineSequence
 from tidewheel.engine.scheduling.step import Finished, Step
 from tidewheel.engine.speculation.ngram import NgramDrafter
 from tidewheel.engine.speculation.suffix import SuffixDrafter
-from tidewheel.engine.speculation.suffix_options import SuffixOptions
+from tidewheel.engine.suffix_options import SuffixOptions
 
 Sampled = tuple[int, float | None, bytes]  # token, logprob, most likely tokens
 Scored = tuple[int, float, int, bytes]  # position, logprob, rank, most likely tokens before

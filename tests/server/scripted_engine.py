@@ -115,7 +115,7 @@ class RecitingExecutor:
         self._slots[blocks, batch.positions % 16] = batch.token_ids
         targets = batch.sampling.target if batch.sampling.target is not None else np.full(len(batch.logits_rows), -1)
         tokens = [
-            int(target) if target >= 0 else self._next_token(batch, int(sequence_of[row]), int(batch.positions[row]) + 1)
+            int(target) if target >= 0 else self._next_token(batch, sequence_of[row], int(batch.positions[row]) + 1)
             for row, target in zip(batch.logits_rows, targets, strict=True)
         ]
         if FATAL in tokens:

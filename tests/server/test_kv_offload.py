@@ -14,7 +14,7 @@ from server.waiting import eventually
 
 pytest.importorskip("tidewheel._native")
 
-STORY = "Tell me about the sea. " * 12
+STORY = "Tell me about the sea. " * 24
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_conversation_goes_on_after_a_restart(start: Callable[[], ServerProces
     assert cached == 0
     following = (STORY, expected["message"]["content"], "And the tide?")
     if how == signal.SIGKILL:
-        eventually(lambda: metrics(first)["kv_offload_blocks_written_total"] > 8)
+        eventually(lambda: metrics(first)["kv_offload_blocks_written_total"] > 8, "blocks should be written")
     first.process.send_signal(how)
     assert first.process.wait(30) == (0 if how == signal.SIGTERM else -how)
     again = start()
@@ -75,7 +75,7 @@ def test_a_conversation_goes_on_after_a_restart(start: Callable[[], ServerProces
 def test_a_reset_deletes_the_files(start: Callable[[], ServerProcess], tmp_path: Path) -> None:
     server = start()
     chat(server, STORY)
-    eventually(lambda: any((tmp_path / "kv").glob("*/*.kv")))
+    eventually(lambda: any((tmp_path / "kv").glob("*/*.kv")), "blocks should be written")
     assert httpx.post(f"{server.url}/reset_prefix_cache", trust_env=False).status_code == 200
-    eventually(lambda: not any((tmp_path / "kv").glob("*/*.kv")))
+    eventually(lambda: not any((tmp_path / "kv").glob("*/*.kv")), "files should be deleted")
     assert chat(server, STORY)[1] == 0

@@ -15,7 +15,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.cost_model import StepLoad
 from tidewheel.engine.scheduling.drafter import Draftable
 from tidewheel.engine.speculation.suffix import SuffixDrafter
-from tidewheel.engine.speculation.suffix_options import SuffixOptions
+from tidewheel.engine.suffix_options import SuffixOptions
 
 BLOCK = 4
 ROOMY = ExecutorLimits(BLOCK, 64, 8, 64)

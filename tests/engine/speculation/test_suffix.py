@@ -11,7 +11,7 @@ from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.sequence import Sequence
 from tidewheel.engine.speculation.suffix import SuffixDrafter
-from tidewheel.engine.speculation.suffix_options import SuffixOptions
+from tidewheel.engine.suffix_options import SuffixOptions
 
 
 def sequence(

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ..declaring.option import OptionError
+from .declaring.option import OptionError
 
 _MOST_DEPTH, _MOST_REQUESTS = 256, 100_000
 _PREFIX = "suffix_decoding_"
