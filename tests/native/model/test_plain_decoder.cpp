@@ -248,7 +248,8 @@ TEST_CASE("a plan that makes no sense is refused") {
   const auto refused = [](const std::function<void(DecoderPlan&)>& spoil) {
     DecoderPlan plan = plain_plan();
     spoil(plan);
-    CHECK_THROWS_AS(Executor(stored_as(plan, {}), choose_kernels("auto"), CacheType::kFloat32, {{4}, 4, 4}, {{0}}),
+    const std::vector<std::vector<int>> groups = {{0}};
+    CHECK_THROWS_AS(Executor(stored_as(plan, {}), choose_kernels("auto"), CacheType::kFloat32, {{4}, 4, 4}, groups),
                     std::invalid_argument);
   };
   refused([](DecoderPlan& plan) { attention(plan).num_kv_heads = 3; });
