@@ -112,7 +112,8 @@ class EngineLoad:
             memory=memory,
         )
         if self._draft is not None:
-            self._num_blocks = self._draft.num_blocks(self._options, groups, self._kv_cache_bytes)
+            if self._num_blocks is None:  # of both models
+                self._num_blocks = _cache_split(self._options, groups).blocks(self._kv_cache_bytes)[0]
             _check_step(self._options, self._draft.model.spec, memory)
         _check_step(self._options, model.spec, memory)
         logger.info("%s", _memory_text(memory, weight_bytes))
@@ -311,6 +312,11 @@ def _kept_bytes(model: OpenedModel, limits: ExecutorLimits) -> int:
     return _cache_bytes(limits, model.kv_groups) + limits.num_states * model.spec.state_bytes
 
 
+def _cache_split(options: EngineOptions, groups: Sequence[GroupBytes]) -> CacheSplit:
+    """Of blocks as they are on devices whose cache lies in the machine's memory."""
+    return CacheSplit(groups, _BLOCK_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
+
+
 def _cache_bytes(limits: ExecutorLimits, groups: Sequence[GroupBytes]) -> int:
     blocks = zip(limits.groups, groups, strict=True)
     return sum(group.num_blocks * limits.block_size * size.bytes_per_token for group, size in blocks)
@@ -361,7 +367,7 @@ def plan_kv_cache(
     has_kv = keeps_kv(groups)
     what = "weights and adapters" if options.lora.lora_modules else "weights"
     if options.num_gpu_blocks_override is not None:
-        blocks = CacheSplit(groups, _BLOCK_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
+        blocks = _cache_split(options, groups)
         cache_bytes = blocks.bytes_with(options.num_gpu_blocks_override)
         cache_bytes += StateSplit.whole(state_bytes, options.max_num_seqs).num_bytes
         _check_room(what, weight_bytes, cache_bytes, memory, "--num-gpu-blocks-override")

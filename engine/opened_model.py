@@ -92,30 +92,47 @@ class OpenedModel:
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        num_blocks: int | None = None,
+        num_blocks: int | None,
         cancellation: Cancellation | None = None,
     ) -> Executor:
         """Load the weights and reserve the cache. `num_blocks` goes before `kv_cache_bytes`.
 
         Raises DeviceError, naming what is not supported.
         """
+        executor_options = self.executor_options(
+            kv_cache_bytes=kv_cache_bytes,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_blocks=num_blocks,
+            lora=self.lora_limits(options.lora),
+        )
         with LoadProgress(options.model, self.weight_bytes) as progress:
-            return self.device.load(
-                self.spec,
-                ReportedWeights(self.weights, self.spec, progress),
-                ExecutorOptions(
-                    dtype=self.dtype,
-                    kv_cache_bytes=kv_cache_bytes,
-                    max_model_len=max_model_len,
-                    max_num_seqs=max_num_seqs,
-                    max_num_batched_tokens=max_num_batched_tokens,
-                    kv_cache_dtype=self.kv_cache_dtype,
-                    quantization=self.quantization,
-                    lora=self.lora_limits(options.lora),
-                    num_blocks=options.num_gpu_blocks_override if num_blocks is None else num_blocks,
-                ),
-                cancellation,
-            )
+            weights = ReportedWeights(self.weights, self.spec, progress)
+            return self.device.load(self.spec, weights, executor_options, cancellation)
+
+    def executor_options(
+        self,
+        *,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        num_blocks: int | None,
+        kv_cache_bytes: int | None = None,
+        lora: LoraLimits | None = None,
+    ) -> ExecutorOptions:
+        """What its device is told, beside the weights."""
+        return ExecutorOptions(
+            dtype=self.dtype,
+            kv_cache_bytes=kv_cache_bytes,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_dtype=self.kv_cache_dtype,
+            quantization=self.quantization,
+            lora=lora,
+            num_blocks=num_blocks,
+        )
 
     def lora_limits(self, options: LoraOptions) -> LoraLimits | None:
         """Which adapters there may be; None: there are none."""

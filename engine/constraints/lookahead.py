@@ -61,7 +61,7 @@ class Lookahead:
 def forced_tokens(constraint: SequenceConstraint) -> list[int]:
     """The next tokens that the grammar leaves no choice about. The mask of the first is ready then.
 
-    For the engine thread. This is the work of that mask, so it takes no time in all; but it takes the engine's.
+    For the engine thread. It does the work of that mask early: no more work in total, but on the engine thread.
     """
     grammar, matcher = constraint.grammar, constraint.matcher()
     if grammar is None or matcher is None:

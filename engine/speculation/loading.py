@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from ..adapters.options import LoraOptions
 from ..cancellation import Cancellation
-from ..devices.base import DraftingDevice, Executor, ExecutorOptions
-from ..devices.cache_split import CacheSplit, GroupBytes
+from ..devices.base import DraftingDevice, Executor
+from ..devices.cache_split import GroupBytes
 from ..devices.parallel_options import ParallelOptions
 from ..errors import DeviceError, ModelError
 from ..load_progress import LoadProgress, ReportedWeights
@@ -24,8 +24,6 @@ from ..weights.quantization import Method
 from .draft_model import ModelDrafter
 
 logger = logging.getLogger(__name__)
-
-_BLOCK_TOKENS = 16
 
 
 class OpenedDraft(Struct, frozen=True):
@@ -39,13 +37,6 @@ class OpenedDraft(Struct, frozen=True):
         """The target's cache groups, with what the draft model keeps beside the first of them."""
         first, *others = groups
         return [GroupBytes(first.window, first.bytes_per_token + self.model.kv_bytes_per_token), *others]
-
-    def num_blocks(self, options: EngineOptions, groups: Sequence[GroupBytes], kv_cache_bytes: int) -> int:
-        """How many blocks of both models fit into the cache. Raises DeviceError if there is not even one."""
-        if options.num_gpu_blocks_override is not None:
-            return options.num_gpu_blocks_override
-        split = CacheSplit(groups, _BLOCK_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
-        return split.blocks(kv_cache_bytes)[0]
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
         """Raises ModelError unless the draft model's tokens are those of the target's `tokenizer`."""
@@ -79,23 +70,15 @@ class OpenedDraft(Struct, frozen=True):
         model, device = self.model, self.model.device
         assert isinstance(device, DraftingDevice)
         longest = min(model.spec.max_positions, max_model_len, self.asked.most_context or max_model_len)
+        executor_options = model.executor_options(
+            max_model_len=longest,
+            max_num_seqs=beside.limits.max_num_seqs,
+            max_num_batched_tokens=beside.limits.max_num_batched_tokens,
+            num_blocks=beside.limits.num_blocks,
+        )
         with LoadProgress(self.asked.model, model.weight_bytes) as progress:
-            executor = device.load_draft(
-                model.spec,
-                ReportedWeights(model.weights, model.spec, progress),
-                ExecutorOptions(
-                    dtype=model.dtype,
-                    kv_cache_bytes=None,
-                    max_model_len=longest,
-                    max_num_seqs=beside.limits.max_num_seqs,
-                    max_num_batched_tokens=beside.limits.max_num_batched_tokens,
-                    kv_cache_dtype=model.kv_cache_dtype,
-                    quantization=model.quantization,
-                    num_blocks=beside.limits.num_blocks,
-                ),
-                beside,
-                cancellation,
-            )
+            weights = ReportedWeights(model.weights, model.spec, progress)
+            executor = device.load_draft(model.spec, weights, executor_options, beside, cancellation)
         logger.info(
             "%s (%s, %s) guesses up to %d tokens a step, in contexts of up to %d tokens",
             self.asked.model,

@@ -82,6 +82,7 @@ def load(planned: Plan) -> LoadedModel:
         max_model_len=planned.max_model_len,
         max_num_seqs=most_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, workload.most_sequences),
+        num_blocks=options.num_gpu_blocks_override,
     )
     native = getattr(executor, "native", None)
     profiler = native if workload.profile and isinstance(native, Profiler) else None
