@@ -92,7 +92,7 @@ class OpenedModel:
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        num_blocks: int | None,
+        num_blocks: int | None = None,
         cancellation: Cancellation | None = None,
     ) -> Executor:
         """Load the weights and reserve the cache. `num_blocks` goes before `kv_cache_bytes`.
