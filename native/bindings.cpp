@@ -243,6 +243,8 @@ struct BlockSource {
   std::optional<nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>> scales;
   std::optional<nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>> zeros;
   std::optional<Array1<float>> numbers;  // divisors or a table
+  std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> largest;
+  std::optional<Array1<float>> offsets;
   StoredBlocks blocks;
   int cols;
   bool mapped;
@@ -289,11 +291,13 @@ struct BlockSource {
     set_rows();
   }
 
-  // Small floats: see PackBlocksArgs. `type` is e4m3, table4 with a table, nvfp4 with divisors, or mxfp4-rows.
+  // Small floats: see PackBlocksArgs. `type` is e4m3, table4 with a table, nvfp4 with divisors, or mxfp4-rows. Scales of
+  // table4 are bytes if there is a `scale_table`, and a largest one for equal runs of a row's groups, and offsets.
   BlockSource(std::string name_of, decltype(data) codes, const std::string& type, int group, int inputs,
-              decltype(scales) all_scales, decltype(numbers) all_numbers, bool is_mapped)
+              decltype(scales) all_scales, decltype(numbers) all_numbers, const std::vector<float>& scale_table,
+              decltype(largest) all_largest, decltype(offsets) all_offsets, bool is_mapped)
       : name(std::move(name_of)), data(std::move(codes)), scales(std::move(all_scales)), numbers(std::move(all_numbers)),
-        cols(inputs), mapped(is_mapped) {
+        largest(std::move(all_largest)), offsets(std::move(all_offsets)), cols(inputs), mapped(is_mapped) {
     const BlockTypeInfo* info = find_block_type(type);
     check(info && (is_small_floats(info->type) || byte_scale_group(info->type)),
           "small floats are e4m3, table4, nvfp4 or mxfp4-rows");
@@ -306,7 +310,18 @@ struct BlockSource {
     check(!four_group || group == four_group, "nvfp4 has groups of 16, and mxfp4-rows of 32");
     check(data.shape(1) == (blocks.type == BlockType::kE4m3 ? size_t(inputs) : (size_t(inputs) + 1) / 2),
           "codes must be as many as the inputs");
-    check(scales && scales->dtype().bits == blocks.scale_bytes() * 8, "scales must be float32, or bytes for nvfp4 and mxfp4-rows");
+    if (!scale_table.empty()) {
+      blocks.scale_table = kept_scale_table(scale_table);
+      check(is_table && largest && offsets && offsets->size() == rows,
+            "scales in 8 bits are for table4, with largest ones and an offset for each row");
+      check(largest->shape(0) == rows && largest->shape(1) > 0 && groups % largest->shape(1) == 0,
+            "there must be a largest scale for equal runs of a row's groups");
+      blocks.scale_run = static_cast<int>(groups / largest->shape(1));
+      blocks.largest = largest->data();
+      blocks.largest_stride = static_cast<ptrdiff_t>(largest->shape(1));
+      blocks.offsets = offsets->data();
+    }
+    check(scales && scales->dtype().bits == blocks.scale_bytes() * 8, "scales must be float32, or bytes as their type says");
     check(scales->shape(0) == rows && scales->shape(1) == groups, "there must be a scale for each group");
     blocks.scales = scales->data();
     blocks.scale_stride = static_cast<ptrdiff_t>(groups);
@@ -430,8 +445,11 @@ NB_MODULE(_native, m) {
            "row_order"_a.none(), "mapped"_a)
       .def(nb::init<std::string, Codes, int, int, int, Scales, std::string, decltype(BlockSource::zeros), bool>(), "name"_a,
            "codes"_a, "bits"_a, "group"_a, "inputs"_a, "scales"_a, "scale_type"_a, "zeros"_a.none(), "twos_complement"_a)
-      .def(nb::init<std::string, Codes, std::string, int, int, Scales, decltype(BlockSource::numbers), bool>(), "name"_a,
-           "codes"_a, "type"_a, "group"_a, "inputs"_a, "scales"_a, "numbers"_a.none(), "mapped"_a);
+      .def(nb::init<std::string, Codes, std::string, int, int, Scales, decltype(BlockSource::numbers),
+                    std::vector<float>, decltype(BlockSource::largest), decltype(BlockSource::offsets), bool>(), "name"_a,
+           "codes"_a, "type"_a, "group"_a, "inputs"_a, "scales"_a, "numbers"_a.none(), "scale_table"_a,
+           "largest"_a.none(), "offsets"_a.none(),
+           "mapped"_a);
 
   nb::class_<Adapter>(m, "Adapter").def_prop_ro("num_bytes", &Adapter::bytes);
 

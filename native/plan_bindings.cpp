@@ -8,6 +8,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <map>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 
 #include "kernels/block_formats.h"
@@ -77,13 +79,28 @@ Activation parse_activation(const std::string& name) {
 
 }  // namespace
 
+const float* kept_scale_table(const std::vector<float>& table) {
+  if (table.size() != 256) throw std::invalid_argument("a table of scales has 256 numbers");
+  static std::mutex mutex;
+  static std::set<std::vector<float>> tables;
+  const std::lock_guard lock(mutex);
+  return tables.insert(table).first->data();
+}
+
 void bind_plans(nb::module_& m) {
   nb::class_<WeightFormat>(m, "WeightFormat")
       .def("__init__", [](WeightFormat* self, const std::string& kind, int group, bool zero_points, int bits,
-                          const std::string& scale_type, const std::vector<float>& table) {
+                          const std::string& scale_type, const std::vector<float>& table,
+                          const std::vector<float>& scale_table, int scale_run) {
         new (self) WeightFormat(parse_format(kind, group, zero_points, bits, scale_type, table));
+        if (scale_table.empty()) return;
+        if (self->kind != WeightKind::kTable4 || scale_run <= 0) {
+          throw std::invalid_argument("scales in 8 bits are for table4, and have runs of groups");
+        }
+        self->scale_table = kept_scale_table(scale_table);
+        self->scale_run = scale_run;
       }, "kind"_a, "group"_a = kRowGroup, "zero_points"_a = false, "bits"_a = 4, "scale_type"_a = "float16",
-           "table"_a = std::vector<float>());
+           "table"_a = std::vector<float>(), "scale_table"_a = std::vector<float>(), "scale_run"_a = 0);
 
   nb::class_<NormPlan>(m, "NormPlan")
       .def("__init__", [](NormPlan* self, bool layer_norm, float eps, bool bias, bool weight, bool unit_offset) {

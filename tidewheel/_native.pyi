@@ -28,6 +28,8 @@ class WeightFormat:
         bits: int = 4,
         scale_type: str = "float16",
         table: Sequence[float] = (),
+        scale_table: Sequence[float] = (),
+        scale_run: int = 0,
     ) -> None: ...
 
 class BlockSource:
@@ -58,6 +60,9 @@ class BlockSource:
         inputs: int,
         scales: NDArray[np.generic],
         numbers: NDArray[np.float32] | None,
+        scale_table: Sequence[float],
+        largest: NDArray[np.float32] | None,
+        offsets: NDArray[np.float32] | None,
         mapped: bool,
     ) -> None: ...
 

@@ -81,6 +81,9 @@ def _floats_of(tensor: WeightTensor) -> Iterator[_Floats]:
 def _scales_of(tensor: SmallFloatTensor) -> _Floats:
     if tensor.kind == "mxfp4":
         return _exponents(tensor.scales, tensor.scales_origin)
+    if tensor.scale_codes is not None:
+        with np.errstate(over="ignore"):
+            return _Floats(tensor.float_scales(), "float32", tensor.scales_origin)
     return _Floats(tensor.scales, "e4m3" if tensor.kind == "nvfp4" else "float32", tensor.scales_origin)
 
 

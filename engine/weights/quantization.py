@@ -80,7 +80,7 @@ class TensorFormat:
     `group_size` counts inputs of an output that share a scale. It is for int8 (32), int4, grid and small floats. `grid`
     has integers of so many `bits`, and scales of the type `scales`; input i of the stored matrix is number i of
     `input_order`, if there is one. A type of GGUF's blocks says all by its name. SmallFloatTensor says what kinds of
-    small floats there are, and what a `table` is.
+    small floats there are, and what a `table` is, and ScaleCodes what `scale_table` and `scale_run` are.
     """
 
     kind: DType | Method | Literal["grid"] | BlockKind | SmallFloat
@@ -90,6 +90,8 @@ class TensorFormat:
     scales: DType = "float32"
     input_order: InputOrder | None = field(default=None, repr=False)
     table: tuple[float, ...] | None = field(default=None, repr=False)
+    scale_table: tuple[float, ...] | None = field(default=None, repr=False)
+    scale_run: int = 0
 
     @property
     def is_stored(self) -> bool:
@@ -113,6 +115,8 @@ class TensorFormat:
         groups = shape[0] * -(-shape[1] // self.group_size)
         if self.kind == "e4m3" or self.kind == "nvfp4" or self.kind == "table4":
             scales = groups * (1 if self.kind == "nvfp4" else _FLOAT_SCALE_BYTES)
+            if self.scale_table is not None:
+                scales = groups + (groups // self.scale_run + shape[0]) * _FLOAT_SCALE_BYTES
             return -(-parameters * _SMALL_FLOAT_BITS[self.kind] // 8) + scales
         if self.kind == "grid":
             return -(-parameters * self.bits // 8) + groups * (STORAGE[self.scales].itemsize + self.zero_points)
@@ -123,7 +127,8 @@ class TensorFormat:
         if self.kind == "e4m3":
             return f"e4m3 in groups of {self.group_size}"
         if self.kind == "table4":
-            return f"4 bits by a table in groups of {self.group_size}"
+            scales = "" if self.scale_table is None else ", scales in 8 bits"
+            return f"4 bits by a table in groups of {self.group_size}{scales}"
         if self.kind != "grid":
             return self.kind
         return f"{self.bits} bits in groups of {self.group_size}{' with zero points' if self.zero_points else ''}"

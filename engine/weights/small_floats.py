@@ -31,6 +31,23 @@ _E2M1_SIGNED = np.concatenate([_E2M1, -_E2M1])
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleCodes:
+    """What codes of 8 bits mean that are the scales of a matrix `[N, groups]`: `table[code] * largest + offset`, in
+    float32. `largest [N, groups / run]` is for `run` groups of a row, and `offsets [N]` for a row.
+    """
+
+    table: tuple[float, ...]
+    run: int
+    largest: NDArray[np.float32]
+    offsets: NDArray[np.float32]
+
+    def scales(self, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """The scales, `[N, groups]`."""
+        products = np.array(self.table, np.float32)[codes] * np.repeat(self.largest, self.run, axis=1)
+        return np.asarray(products + self.offsets[:, np.newaxis], np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class SmallFloatTensor:
     """A matrix `[N, K]` of small floats, with a scale for each group of a row's inputs. A weight is its scale times
 
@@ -39,8 +56,9 @@ class SmallFloatTensor:
     - `table4`: the number of `table` that four bits of `codes [N, ceil(K / 2)]` name, the first in the high half.
 
     `scales [N, ceil(K / group_size)]` are float32. nvfp4's are bytes of e4m3, which are divided by `divisors [N]
-    float32`, and mxfp4's are bytes of powers of two (e8m0). `mapped` says of the codes what it says in DenseTensor.
-    `origin` and `scales_origin` name file and tensor.
+    float32`, and mxfp4's are bytes of powers of two (e8m0). table4's are bytes if there are
+    `scale_codes`. `mapped` says of the codes what it says in DenseTensor. `origin` and `scales_origin` name file and
+    tensor.
 
     Raises ValueError for arrays that do not fit together.
     """
@@ -55,6 +73,7 @@ class SmallFloatTensor:
     mapped: bool = False
     origin: str | None = None
     scales_origin: str | None = None
+    scale_codes: ScaleCodes | None = None
 
     def __post_init__(self) -> None:
         outputs, inputs = self.shape
@@ -64,13 +83,23 @@ class SmallFloatTensor:
             raise ValueError(f"codes of {self.codes.shape} and scales of {self.scales.shape} are not {self.shape}")
         if (self.divisors is not None) != (self.kind == "nvfp4") or (self.table is not None) != (self.kind == "table4"):
             raise ValueError(f"divisors are for nvfp4 and a table is for table4, not for {self.kind}")
+        if (codes := self.scale_codes) is not None and (
+            self.table is None
+            or codes.largest.shape != (outputs, groups[1] // codes.run)
+            or groups[1] % codes.run
+            or codes.offsets.shape != (outputs,)
+        ):
+            raise ValueError(f"codes of scales in runs of {codes.run} do not fit scales of {groups}")
 
     @property
     def stored_format(self) -> TensorFormat:
         """How a device may keep it. Neither codes nor scales are looked at."""
         if self.kind == "mxfp4":
             return TensorFormat("mxfp4")
-        return TensorFormat(self.kind, min(self.group_size, self.shape[1]), table=self.table)
+        group, codes = min(self.group_size, self.shape[1]), self.scale_codes
+        if codes is None:
+            return TensorFormat(self.kind, group, table=self.table)
+        return TensorFormat(self.kind, group, table=self.table, scale_table=codes.table, scale_run=codes.run)
 
     def dequantize(self) -> NDArray[np.float32]:
         """The weights, `[N, K]`: the reference for whatever computes with the codes."""
@@ -78,14 +107,17 @@ class SmallFloatTensor:
         values = self._floats()
         size = min(self.group_size, inputs)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found as in every other weight
-            scales = self._scales()
+            scales = self.float_scales()
             if inputs % size:
                 values *= np.repeat(scales, size, axis=1)[:, :inputs]
             else:
                 values.reshape(outputs, -1, size)[:] *= scales[..., np.newaxis]
         return values
 
-    def _scales(self) -> NDArray[np.float32]:
+    def float_scales(self) -> NDArray[np.float32]:
+        """The scales as numbers, `[N, groups]`."""
+        if self.scale_codes is not None:
+            return self.scale_codes.scales(np.asarray(self.scales, np.uint8))
         if self.kind == "mxfp4":
             return np.asarray(_E8M0[self.scales], np.float32)
         if self.divisors is not None:

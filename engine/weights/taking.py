@@ -101,6 +101,9 @@ def _take_rows(tensor: WeightTensor, ref: TensorRef) -> WeightTensor:
             codes=codes,
             scales=rows_of(tensor.scales, ref),
             divisors=None if tensor.divisors is None else rows_of(tensor.divisors, ref),
+            scale_codes=None
+            if (scales := tensor.scale_codes) is None
+            else replace(scales, largest=rows_of(scales.largest, ref), offsets=rows_of(scales.offsets, ref)),
             mapped=tensor.mapped and np.may_share_memory(codes, tensor.codes),
         )
     return replace(
@@ -124,12 +127,20 @@ def _alike(a: QuantizedTensor, b: QuantizedTensor) -> bool:
 
 def _join_small_floats(parts: Sequence[SmallFloatTensor], origins: str) -> SmallFloatTensor:
     divisors = [part.divisors for part in parts if part.divisors is not None]
+    codes = [part.scale_codes for part in parts if part.scale_codes is not None]
     return replace(
         parts[0],
         shape=(sum(part.shape[0] for part in parts), parts[0].shape[1]),
         codes=np.concatenate([part.codes for part in parts]),
         scales=np.concatenate([part.scales for part in parts]),
         divisors=np.concatenate(divisors) if divisors else None,
+        scale_codes=replace(
+            codes[0],
+            largest=np.concatenate([part.largest for part in codes]),
+            offsets=np.concatenate([part.offsets for part in codes]),
+        )
+        if codes
+        else None,
         mapped=False,
         origin=origins,
         scales_origin=" + ".join(str(part.scales_origin) for part in parts),

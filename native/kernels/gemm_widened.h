@@ -24,13 +24,12 @@ class WidenedRows {
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
     const size_t row_size = row_bytes(format, k);
     const char* codes = panel + widened_scale_bytes(format, k);
-    const auto* scales = reinterpret_cast<const float*>(panel);
     for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, zero());
     const int piece = piece_inputs(format);
     for (int begin = 0; begin < k; begin += piece) {
       const int count = k - begin < piece ? k - begin : piece;
       codes = widen_piece(format, codes, count);
-      const float* scale = scales + begin / format.group * kPanel;
+      const float* scale = scales_of(format, panel, k, begin / format.group);
       for (int r = 0; r < rows; r += kTile) {
         const int n = rows - r < kTile ? rows - r : kTile;
         const size_t place = size_t(begin) * n * sizeof(typename Element<T>::Activation);
@@ -45,6 +44,14 @@ class WidenedRows {
   }
 
  private:
+  // Of a group's kPanel columns.
+  const float* scales_of(const WeightFormat& format, const char* panel, int k, int group) {
+    if (kBytes || !format.scale_table) return reinterpret_cast<const float*>(panel) + group * kPanel;
+    const QuantizedScales scales = QuantizedScales::of(format, const_cast<char*>(panel), k);
+    for (int c = 0; c < kPanel; ++c) scales_[c] = scales.at(group, c);
+    return scales_;
+  }
+
   // Returns the codes behind the piece.
   const char* widen_piece(const WeightFormat& format, const char* codes, int count) {
     if constexpr (kBytes) {
@@ -81,6 +88,7 @@ class WidenedRows {
 
   alignas(64) T numbers_[kPieceInputs * kPanel];
   alignas(64) float sums_[kTile * kPanel];
+  alignas(64) float scales_[kPanel];
   Product product_;
 };
 

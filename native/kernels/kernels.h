@@ -32,7 +32,8 @@ constexpr int kRowGroup = 32;
 // The kinds behind kGrid keep the bits of floats that are no multiples of a scale. They have a float32 scale for every `group`
 // inputs of a column, and meet activations in floats.
 // kE4m3: 8 bits, which become bfloat16; rows as for kBFloat16.
-// kTable4: 4 bits, each a number of `table`; rows as for kFloat32.
+// kTable4: 4 bits, each a number of `table`; rows as for kFloat32. With a `scale_table` of 256 numbers scales are quantized
+// too: a group's is scale_table[code] * largest + offset, where `scale_run` groups share `largest`, and a column `offset`.
 enum class WeightKind : int {
   kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt8Channel = 4, kInt4 = 5,
   kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kIq4Nl, kIq4Xs, kMxfp4, kNvfp4, kGrid,
@@ -48,6 +49,8 @@ struct WeightFormat {
   int bits = 0;              // kGrid: 2, 3, 4 or 8
   DType scale_type = DType::kFloat32;  // kGrid
   float table[16] = {};  // kTable4
+  const float* scale_table = nullptr;  // kTable4: [256]; equal tables are equal pointers
+  int scale_run = 0;
 
   bool operator==(const WeightFormat&) const = default;
 };
@@ -61,7 +64,7 @@ enum class BlockType : int {
 
 // Of what packed weights look like and hold. Raise it with every change of layout, of their order, of the checksum, or
 // of the numbers that quantization chooses: weights that were packed and kept under another version are not used.
-constexpr int kPackedVersion = 4;
+constexpr int kPackedVersion = 5;
 
 // KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V. Heads whose V
 // is a part of K have no V of its own there, and no scales of it.
@@ -152,7 +155,8 @@ struct PackBlocksArgs {
   size_t row_bytes;
   // kGrid: scales [rows, groups] of scale_type in this machine's byte order, zero points [rows, groups] or null, and
   // whether codes are in two's complement (those have no zero points). kNvfp4: scales [rows, K / 16] e4m3, and what all of a
-  // row are divided by. kMxfp4Rows: [rows, K / 32] exponents of two, with a bias of 127. kE4m3 and kTable4: scales [rows, groups] of float32.
+  // row are divided by. kMxfp4Rows: [rows, K / 32] exponents of two, with a bias of 127. kE4m3 and kTable4: scales [rows, groups] of float32,
+  // or their codes of 8 bits, with `largest` [rows, groups / scale_run] and `offsets` [rows].
   // They begin at row_begin, too. Strides are in elements.
   int bits;
   const void* scales;
@@ -162,6 +166,9 @@ struct PackBlocksArgs {
   ptrdiff_t zero_stride;
   bool twos_complement;
   const float* divisors;  // kNvfp4: [rows]
+  const float* largest;
+  ptrdiff_t largest_stride;
+  const float* offsets;
   int rows, cols;         // cols: whole blocks for GGUF
   void* weight;        // packed, zeroed
   int k;

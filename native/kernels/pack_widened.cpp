@@ -17,6 +17,8 @@ struct Column {
       : panel(static_cast<char*>(weight) + column / kPanel * widened_panel_bytes(format, k)), lane(column % kPanel),
         codes(widened_scale_bytes(format, k)) {}
 
+  // Where scales are quantized.
+  QuantizedScales quantized(const WeightFormat& format, int k) const { return QuantizedScales::of(format, panel, k); }
   float& scale(int group) const { return reinterpret_cast<float*>(panel)[group * kPanel + lane]; }
   // Units of inputs, each beside those of the other columns.
   char* unit(int i) const { return panel + codes + (size_t(i / kUnit) * kPanel + lane) * kUnit; }
@@ -50,8 +52,17 @@ void pack_widened(const WeightFormat& format, const PackBlocksArgs& args) {
     const int index = row - args.row_begin;
     const Column column(format, args.weight, args.k, row / args.group * args.group_stride + row % args.group + args.offset);
     const auto* codes = static_cast<const uint8_t*>(args.blocks) + index * args.row_bytes;
-    const float* scales = static_cast<const float*>(args.scales) + index * args.scale_stride;
-    for (int g = 0; g < groups; ++g) column.scale(g) = scales[g];
+    if (format.scale_table) {
+      const QuantizedScales scales = column.quantized(format, args.k);
+      const auto* scale_codes = static_cast<const uint8_t*>(args.scales) + index * args.scale_stride;
+      const float* largest = args.largest + index * args.largest_stride;
+      for (int g = 0; g < groups; ++g) scales.codes[g * kPanel + column.lane] = scale_codes[g];
+      for (int g = 0; g < groups / scales.run; ++g) scales.largest[g * kPanel + column.lane] = largest[g];
+      scales.offset[column.lane] = args.offsets[index];
+    } else {
+      const float* scales = static_cast<const float*>(args.scales) + index * args.scale_stride;
+      for (int g = 0; g < groups; ++g) column.scale(g) = scales[g];
+    }
     if (format.kind == WeightKind::kE4m3) {
       pack_bytes(codes, args.cols, column);
     } else {
@@ -66,7 +77,8 @@ void unpack_widened_row(const WeightFormat& format, const void* weight, int k, i
     const float number = format.kind == WeightKind::kE4m3
                              ? to_float(e4m3{static_cast<uint8_t>(column.unit(i)[i % kUnit])})
                              : format.table[column.eight(i) >> 4 * (i % kTableInputs) & 15];
-    out[i] = column.scale(i / format.group) * number;
+    const int group = i / format.group;
+    out[i] = (format.scale_table ? column.quantized(format, k).at(group, column.lane) : column.scale(group)) * number;
   }
 }
 

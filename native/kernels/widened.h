@@ -1,6 +1,7 @@
 // Weights that keep the bits of small floats, and are widened piece by piece to be multiplied as floats are.
 //
-// A panel: scales, float32 [groups][kPanel], then codes,
+// A panel: scales, float32 [groups][kPanel], or if they are quantized too, bytes [groups][kPanel], float32
+// largest [groups / scale_run][kPanel] and offset [kPanel], rounded up to kScaleBytes; then codes,
 //   kE4m3    as bfloat16 lies, a byte each: [K / unit][kPanel][unit], K rounded up to whole runs with zeros;
 //   kTable4  4-byte numbers [K / 8][kPanel], the first of eight inputs in the lowest bits.
 // So pieces of inputs lie one behind the other.
@@ -13,14 +14,37 @@ namespace tidewheel::TW_ISA {
 // Inputs that are widened at a time, at most: a panel's stay in the first-level cache.
 constexpr int kPieceInputs = 128;
 constexpr int kTableInputs = 8;  // in a 4-byte number
+constexpr size_t kScaleBytes = 64;
 
 TW_INLINE bool is_widened(WeightKind kind) { return kind == WeightKind::kE4m3 || kind == WeightKind::kTable4; }
 
 TW_INLINE int piece_inputs(const WeightFormat& format) { return format.group < kPieceInputs ? format.group : kPieceInputs; }
 
 TW_INLINE size_t widened_scale_bytes(const WeightFormat& format, int k) {
-  return size_t((k + format.group - 1) / format.group) * kPanel * sizeof(float);
+  const size_t groups = (k + format.group - 1) / format.group;
+  if (!format.scale_table) return groups * kPanel * sizeof(float);
+  const size_t bytes = (groups + (groups / format.scale_run + 1) * sizeof(float)) * kPanel;
+  return (bytes + kScaleBytes - 1) / kScaleBytes * kScaleBytes;
 }
+
+// A panel's scales that are quantized.
+struct QuantizedScales {
+  const float* table;
+  int run;
+  uint8_t* codes;  // [groups][kPanel]
+  float* largest;  // [groups / run][kPanel]
+  float* offset;   // [kPanel]
+
+  TW_INLINE QuantizedScales of(const WeightFormat& format, char* panel, int k) {
+    const int groups = (k + format.group - 1) / format.group;
+    auto* codes = reinterpret_cast<uint8_t*>(panel);
+    auto* largest = reinterpret_cast<float*>(panel + groups * kPanel);
+    return {format.scale_table, format.scale_run, codes, largest, largest + groups / format.scale_run * kPanel};
+  }
+  float at(int group, int lane) const {
+    return table[codes[group * kPanel + lane]] * largest[group / run * kPanel + lane] + offset[lane];
+  }
+};
 
 TW_INLINE int e4m3_inputs(int k) { return round_up_to(k, kFloatRun<bf16>); }
 

@@ -102,6 +102,7 @@ struct QuantizedMatrix {
   std::vector<char> scales = {};
   std::vector<uint8_t> zeros = {};
   std::vector<float> divisors = {};  // of kNvfp4
+  std::vector<float> largest = {}, offsets = {};  // of kTable4 whose scales are codes
   bool twos_complement = false;
   std::vector<float> values = {};  // [rows, cols]: what the definition says
 
@@ -173,14 +174,25 @@ inline float e4m3_value(int code) {
   return code & 128 ? -magnitude : magnitude;
 }
 
-// Small floats. `group` 0: one scale for a whole row.
-inline QuantizedMatrix random_small_floats(BlockType type, int group, int rows, int cols) {
+// Numbers for codes of scales.
+inline const float* scale_table() {
+  static const std::vector<float> table = [] {
+    std::vector<float> numbers;
+    for (int i = 0; i < 256; ++i) numbers.push_back(static_cast<float>(i * i % 251 - 100) / 128);
+    return numbers;
+  }();
+  return table.data();
+}
+
+// Small floats. `group` 0: one scale for a whole row. With a `scale_run`, scales are codes.
+inline QuantizedMatrix random_small_floats(BlockType type, int group, int rows, int cols, int scale_run = 0) {
   std::mt19937 random(17 + group);
   float table[16];
   for (float& number : table) number = 0.001f * static_cast<float>(static_cast<int>(random() % 2001) - 1000);
   const bool is_nvfp4 = type == BlockType::kNvfp4, bytes = type == BlockType::kE4m3, table_of = type == BlockType::kTable4;
   const int stored = group ? group : (cols + 127) / 128 * 128;
-  const WeightFormat format = byte_scale_group(type) ? block_type_info(type).format : *small_float_format(type, stored, table);
+  WeightFormat format = byte_scale_group(type) ? block_type_info(type).format : *small_float_format(type, stored, table);
+  if (scale_run) format.scale_table = scale_table(), format.scale_run = scale_run;
   QuantizedMatrix m{format, type, rows, cols, bytes ? size_t(cols) : size_t(cols + 1) / 2, {}};
   m.group = group ? group : cols;
   m.blocks.resize(rows * m.row_bytes);
@@ -188,7 +200,16 @@ inline QuantizedMatrix random_small_floats(BlockType type, int group, int rows, 
   std::vector<float> scales;
   for (int r = 0; r < rows; ++r) {
     if (is_nvfp4) m.divisors.push_back(0.5f + static_cast<float>(random() % 1000));
+    if (scale_run) m.offsets.push_back(0.001f * static_cast<float>(random() % 1000));
     for (int g = 0; g < groups; ++g) {
+      if (scale_run) {
+        if (g % scale_run == 0) m.largest.push_back(0.01f * static_cast<float>(random() % 100));
+        const int code = static_cast<int>(random() % 256);
+        m.scales.push_back(static_cast<char>(code));
+        const volatile float product = scale_table()[code] * m.largest.back();
+        scales.push_back(product + m.offsets.back());
+        continue;
+      }
       const float number = 0.001f * static_cast<float>(1 + random() % 1000);
       const auto code = static_cast<uint8_t>(is_nvfp4 ? random() % 127 : 100 + random() % 40);
       const bool byte = byte_scale_group(type) != 0;

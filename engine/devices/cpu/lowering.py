@@ -133,7 +133,8 @@ def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
         group = small_float_group(format.group_size, inputs)
         if group is None:
             raise ValueError(f"there are no kernels for {format}")
-        return _native.WeightFormat(format.kind, group, table=list(format.table or ()))
+        table, scales = list(format.table or ()), list(format.scale_table or ())
+        return _native.WeightFormat(format.kind, group, table=table, scale_table=scales, scale_run=format.scale_run)
     if format.kind != "grid":
         return _native.WeightFormat(format.kind, format.group_size, format.zero_points)
     group = grid_group(format.group_size, inputs)

@@ -99,8 +99,12 @@ def _pack(native: _native.Executor, tensors: dict[str, WeightTensor], threads: i
 
 def _small_floats(name: str, tensor: SmallFloatTensor) -> _native.BlockSource:
     inputs = tensor.shape[1]
-    in_bytes = tensor.kind in ("nvfp4", "mxfp4")
-    group = tensor.group_size if in_bytes else small_float_group(tensor.stored_format.group_size, inputs)
+    in_bytes, codes = tensor.scales.dtype == np.uint8, tensor.scale_codes
+    group = (
+        tensor.group_size
+        if tensor.kind in ("nvfp4", "mxfp4")
+        else small_float_group(tensor.stored_format.group_size, inputs)
+    )
     if group is None:
         raise ValueError(f"{name} is stored in {tensor.stored_format}, for which there are no kernels")
     numbers = tensor.divisors if tensor.table is None else tensor.table
@@ -112,6 +116,9 @@ def _small_floats(name: str, tensor: SmallFloatTensor) -> _native.BlockSource:
         inputs,
         np.ascontiguousarray(tensor.scales, np.uint8 if in_bytes else np.float32),
         None if numbers is None else np.ascontiguousarray(numbers, np.float32),
+        () if codes is None else codes.table,
+        None if codes is None else np.ascontiguousarray(codes.largest),
+        None if codes is None else np.ascontiguousarray(codes.offsets),
         tensor.mapped,
     )
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...files.wording import shown
 from ...models.config import ConfigReader
 from ..quantization import TensorFormat
-from ..small_floats import SmallFloatTensor
+from ..small_floats import ScaleCodes, SmallFloatTensor
 from ..stored import StoredMatrix, StoredTensor
 from ..tensor import DenseTensor, QuantizedTensor, to_float32
 from .groups import no_codes
@@ -107,11 +107,14 @@ def _four_bits(layer: LayerTensors, state_part: str) -> tuple[StoredMatrix, bool
         # Bytes or blocks go on in the next row: there are no groups of a row's inputs.
         return layer.matrix(state.shape, state, lambda: _dequantized(layer, weight, state)), False
     group = min(state.block, inputs)
+    groups, run = count // group, _scale_run(state)
 
     def read() -> SmallFloatTensor:
-        scales = _scales(layer, state)
-        if state.block > inputs:
-            scales = np.repeat(scales, state.block // inputs)[:outputs]
+        scales: NDArray[np.float32] | NDArray[np.uint8]
+        if run:
+            scales = np.asarray(layer.array("weight.absmax"), np.uint8)
+        else:
+            scales = np.asarray(np.repeat(_scales(layer, state), max(state.block // inputs, 1))[:groups], np.float32)
         return SmallFloatTensor(
             "table4",
             state.shape,
@@ -122,12 +125,40 @@ def _four_bits(layer: LayerTensors, state_part: str) -> tuple[StoredMatrix, bool
             mapped=True,
             origin=layer.origin("weight"),
             scales_origin=layer.origin("weight.absmax"),
+            scale_codes=_scale_codes(layer, state, run) if run else None,
         )
 
-    matrix = layer.small_floats(
-        state.shape, state, read, lambda: TensorFormat("table4", group, table=tuple(_meanings(layer).tolist()))
-    )
-    return matrix, True
+    def stored_format() -> TensorFormat:
+        table = tuple(_meanings(layer).tolist())
+        if not run:
+            return TensorFormat("table4", group, table=table)
+        return TensorFormat("table4", group, table=table, scale_table=_scale_table(layer), scale_run=run)
+
+    return layer.small_floats(state.shape, state, read, stored_format), True
+
+
+def _scale_run(state: _State) -> int:
+    """How many scales of a row share a nested one, so that their codes can be kept; 0 if that would take no less."""
+    inputs = state.shape[1]
+    if state.nested_block is None or state.block > inputs:
+        return 0
+    groups = inputs // state.block
+    run = math.gcd(groups, state.nested_block)
+    code_bytes, float_bytes = 1, 4
+    return run if groups * code_bytes + (groups // run + 1) * float_bytes < groups * float_bytes else 0
+
+
+def _scale_table(layer: LayerTensors) -> tuple[float, ...]:
+    return tuple(_finite(layer, "weight.nested_quant_map").tolist())
+
+
+def _scale_codes(layer: LayerTensors, state: _State, run: int) -> ScaleCodes:
+    outputs, inputs = state.shape
+    assert state.nested_block is not None
+    runs = inputs // state.block // run
+    nested = np.arange(outputs * runs) * run // state.nested_block
+    largest = _finite(layer, "weight.nested_absmax")[nested].reshape(outputs, runs)
+    return ScaleCodes(_scale_table(layer), run, largest, np.full(outputs, state.nested_offset, np.float32))
 
 
 def _meanings(layer: LayerTensors) -> NDArray[np.float32]:

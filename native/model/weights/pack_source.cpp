@@ -33,6 +33,11 @@ void pack_blocks(const Kernels& kernels, const Linear& linear, const Linear::Sli
     args.zero_stride = stored.zero_stride;
   }
   if (stored.divisors) args.divisors = stored.divisors + row_begin;
+  if (stored.scale_table) {
+    args.largest = stored.largest + row_begin * stored.largest_stride;
+    args.largest_stride = stored.largest_stride;
+    args.offsets = stored.offsets + row_begin;
+  }
   args.bits = stored.bits, args.scale_type = stored.scale_type;
   args.twos_complement = stored.twos_complement;
   args.rows = rows, args.cols = linear.k;

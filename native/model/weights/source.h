@@ -26,8 +26,14 @@ struct StoredBlocks {
   bool twos_complement = false;
   const float* divisors = nullptr;  // kNvfp4: [rows]
   const float* table = nullptr;     // kTable4: [16]
+  // Of kTable4 whose scales are codes of 8 bits: see PackBlocksArgs.
+  const float* scale_table = nullptr;
+  int scale_run = 0;
+  const float* largest = nullptr;
+  ptrdiff_t largest_stride = 0;
+  const float* offsets = nullptr;
 
-  size_t scale_bytes() const { return byte_scale_group(type) ? 1 : size_t(dtype_bytes(scale_type)); }
+  size_t scale_bytes() const { return byte_scale_group(type) || scale_table ? 1 : size_t(dtype_bytes(scale_type)); }
 };
 
 // A tensor as it lies in a checkpoint. Strides are in elements.

@@ -54,7 +54,11 @@ bool packs_floats(const WeightFormat& format) { return format.kind <= WeightKind
 
 // Whether the format keeps the bits of a matrix that lies so in a file.
 bool keeps(const WeightFormat& format, const StoredBlocks& stored) {
-  if (is_small_floats(stored.type)) return small_float_format(stored.type, stored.group, stored.table) == format;
+  if (is_small_floats(stored.type)) {
+    std::optional<WeightFormat> own = small_float_format(stored.type, stored.group, stored.table);
+    if (own) own->scale_table = stored.scale_table, own->scale_run = stored.scale_run;
+    return own == format;
+  }
   if (stored.type != BlockType::kGrid) return block_type_info(stored.type).format == format;
   return grid_format(stored.bits, stored.group, stored.zeros != nullptr, stored.scale_type) == format;
 }

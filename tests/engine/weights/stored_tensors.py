@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from dataclasses import replace
 from typing import Any, Literal
 
 import ml_dtypes
@@ -24,7 +25,7 @@ from tidewheel.engine.weights.bits import pack
 from tidewheel.engine.weights.block_types import BLOCK_TYPES, BlockType
 from tidewheel.engine.weights.dtypes import DType, bfloat16_bits
 from tidewheel.engine.weights.quantization import SmallFloat, TensorFormat
-from tidewheel.engine.weights.small_floats import SmallFloatTensor
+from tidewheel.engine.weights.small_floats import ScaleCodes, SmallFloatTensor
 from tidewheel.engine.weights.tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor
 
 BLOCKS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values() if kind.dequantize is not None}
@@ -48,12 +49,14 @@ _SMALL_FLOATS: dict[str, tuple[SmallFloat, int, int]] = {
     "e4m3-tensor": ("e4m3", 0, 0),
     "nvfp4": ("nvfp4", 1, 16),
     "nf4": ("table4", 1, 64),
+    "nf4-double": ("table4", 1, 64),  # whose scales are quantized too
 }
 _NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
+_NESTED_BLOCK = 256  # scales
 KINDS = (*BLOCKS, *_GRIDS, *_SMALL_FLOATS)
 
 
@@ -72,7 +75,8 @@ def stored(kind: str, shape: tuple[int, int], seed: str) -> BlockTensor | Quanti
     """A matrix of that kind, a function of `seed`."""
     random = np.random.default_rng(zlib.crc32(seed.encode()))
     if kind in _SMALL_FLOATS:
-        return _small_floats(shape, random, *_SMALL_FLOATS[kind])
+        tensor = _small_floats(shape, random, *_SMALL_FLOATS[kind])
+        return _with_scale_codes(tensor, random) if kind == "nf4-double" else tensor
     return _blocks(BLOCKS[kind], shape, random) if kind in BLOCKS else _grid(shape, random, **_GRIDS[kind])
 
 
@@ -144,6 +148,16 @@ def _small_floats(
     return SmallFloatTensor(kind, shape, group, codes, scales, table=table, origin="file: tensor")
 
 
+def _with_scale_codes(tensor: SmallFloatTensor, random: np.random.Generator) -> SmallFloatTensor:
+    rows, groups = tensor.scales.shape
+    run, middle = groups, float(tensor.scales.mean())
+    largest = (random.random((rows, groups // run), np.float32) + np.float32(0.5)) * np.float32(middle)
+    offsets = random.random(rows, np.float32) * np.float32(middle)
+    table = tuple(np.sort(random.random(256, np.float32)).tolist())
+    codes = random.integers(0, 256, (rows, groups), np.uint8)
+    return replace(tensor, scales=codes, scale_codes=ScaleCodes(table, run, largest, offsets))
+
+
 def _floats(numbers: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
     return bfloat16_bits(numbers) if dtype == "bfloat16" else numbers.astype(dtype)
 
@@ -189,6 +203,8 @@ class StoredWeights:
             elif isinstance(tensor, SmallFloatTensor):
                 outputs = _SMALL_FLOATS[self.kinds[name]][1] or len(tensor.scales)
                 total += tensor.codes.nbytes + tensor.scales.nbytes // outputs
+                if tensor.scale_codes is not None:
+                    total += -(-tensor.scales.size // _NESTED_BLOCK) * 4
             else:
                 total += tensor.data.nbytes
         return total

@@ -25,6 +25,9 @@ PackedWeight pack(const Kernels& kernels, const QuantizedMatrix& matrix) {
     args.scales = matrix.scales.data() + matrix.scales.size() / matrix.rows * begin;
     args.divisors = matrix.divisors.data() + (matrix.divisors.empty() ? 0 : begin);
     args.scale_stride = args.zero_stride = groups;
+    args.largest_stride = static_cast<ptrdiff_t>(matrix.largest.size()) / matrix.rows;
+    args.largest = matrix.largest.data() + args.largest_stride * begin;
+    args.offsets = matrix.offsets.data() + (matrix.offsets.empty() ? 0 : begin);
     args.zeros = matrix.zeros.empty() ? nullptr : matrix.zeros.data() + size_t(begin) * groups;
     args.twos_complement = matrix.twos_complement;
     args.rows = matrix.rows;
@@ -67,6 +70,9 @@ std::vector<std::pair<std::string, QuantizedMatrix>> all_matrices(int rows, int 
       all.emplace_back(name + ", groups of " + std::to_string(group), random_small_floats(type, group, rows, cols - group % 3));
     }
   }
+  const int runs = blocks_of_32 % 2 ? 1 : 2;
+  all.emplace_back("table4, scales in 8 bits",
+                   random_small_floats(BlockType::kTable4, 32, rows, cols, blocks_of_32 / runs));
   all.emplace_back("nvfp4", random_small_floats(BlockType::kNvfp4, 16, rows, cols - 16));
   all.emplace_back("mxfp4-rows", random_small_floats(BlockType::kMxfp4Rows, 32, rows, cols));
   all.emplace_back("int8-channel", random_grid({WeightKind::kInt8Channel}, 8, 0, DType::kBFloat16, true, rows, cols - 5));

@@ -17,6 +17,7 @@ from engine.weights.quantized.checkpoint_formats import (
     MXFP4,
     Array,
     Format,
+    bitsandbytes,
     gptq,
     mxfp4_experts,
     packed,
@@ -62,11 +63,13 @@ def targets(*names: str) -> dict[str, Any]:
     return {"config_groups": {"a": {"targets": names, "weights": {}}}}
 
 
-def model(format: Format, seed: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
+def model(
+    format: Format, seed: int = 0, config: Mapping[str, Any] = CONFIG
+) -> tuple[dict[str, Array], dict[str, Array]]:
     """A checkpoint whose layers' matrices are quantized, and the weights it stands for, by Tidewheel's names."""
     random = np.random.default_rng(seed)
     tensors, weights = {}, {}
-    for name, shape in tensor_shapes(describe(CONFIG).spec).items():
+    for name, shape in tensor_shapes(describe(config).spec).items():
         if len(shape) == 2 and name.startswith("layers."):
             parts, weights[name] = format.make(random, *shape)
             tensors |= {NAMES[name].removesuffix("weight") + part: array for part, array in parts.items()}
@@ -75,8 +78,10 @@ def model(format: Format, seed: int = 0) -> tuple[dict[str, Array], dict[str, Ar
     return tensors, weights
 
 
-def opened(folder: Path, format: Format, tensors: Mapping[str, Array], /, **fields: Any) -> WeightSource:
-    save(folder, {**CONFIG, "quantization_config": {**format.config, **fields}}, tensors)
+def opened(
+    folder: Path, format: Format, tensors: Mapping[str, Array], /, config: Mapping[str, Any] = CONFIG, **fields: Any
+) -> WeightSource:
+    save(folder, {**config, "quantization_config": {**format.config, **fields}}, tensors)
     source = open_source(str(folder))
     return source.weights(describe(source.config))
 
@@ -119,6 +124,25 @@ def test_small_floats_keep_the_bits_of_the_file(tmp_path: Path, kind: str, num_b
     assert isinstance(tensor, SmallFloatTensor)
     assert tensor.stored_format == format
     assert tensor.codes.nbytes + tensor.scales.nbytes == num_bytes == format.num_bytes((160, 64))
+
+
+def test_double_quantization_is_kept_where_it_takes_less(tmp_path: Path) -> None:
+    format, config = bitsandbytes(double=True, block=32), {**CONFIG, "intermediate_size": 1536}
+    tensors, expected = model(format, config=config)
+    weights = opened(tmp_path, format, tensors, config=config)
+    name, rows, groups = "layers.0.down.weight", 64, 48
+    tensor, stored = weights[name], weights.stored_format(name)
+    assert isinstance(tensor, SmallFloatTensor)
+    assert tensor.scale_codes is not None
+    assert tensor.stored_format == stored
+    num_bytes = tensor.codes.nbytes + tensor.scales.nbytes + tensor.scale_codes.largest.nbytes
+    assert num_bytes + tensor.scale_codes.offsets.nbytes == stored.num_bytes(tensor.shape)
+    assert num_bytes == rows * groups * (16 + 1) + rows * 3 * 4  # 16 groups of a row have a number in common
+    np.testing.assert_array_equal(to_float32(tensor), expected[name])
+    up = weights["layers.0.up.weight"]
+    assert isinstance(up, SmallFloatTensor)
+    assert up.scale_codes is None  # rows of two groups
+    np.testing.assert_array_equal(to_float32(up), expected["layers.0.up.weight"])
 
 
 def test_blocks_across_rows_become_floats_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
