@@ -32,7 +32,8 @@ from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.openapi.document import document
 
-EXAMPLES = 100  # of each kind
+# Of each kind. The short runs are the same in every `make test` that has CI set.
+EXAMPLES = [25, pytest.param(250, marks=pytest.mark.sweep)]
 DOCUMENT = document(build_app(ScriptedEngine(), AppOptions()).routes, root_path="", open_paths=None)
 OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
 # Other names of what is tried already, and what only models for code do.
@@ -65,11 +66,11 @@ BROKEN = [0, 5e-324, 1e-45, 1e-38, 1e38, 1e39, 1.7e308, -5e-324, -1e39, 2**80]
 HELLO = [{"role": "user", "content": "Who are you?"}]
 
 
-def quick(path: str) -> settings:
+def quick(path: str, examples: int) -> settings:
     """Fewer examples for what others are translated to, which is tried under its own path."""
     translated = path.startswith("/api/") or path.endswith("/render")
-    examples = EXAMPLES // 5 if translated else EXAMPLES
-    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    most = max(examples // 5, 20) if translated else examples
+    return settings(max_examples=most, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +150,12 @@ def session() -> requests.Session:
     return made
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("path", "method"), TRIED)
 def test_what_the_document_allows(
-    server: ServerProcess, schema: Any, session: requests.Session, path: str, method: str
+    server: ServerProcess, schema: Any, session: requests.Session, path: str, method: str, examples: int
 ) -> None:
-    @quick(path)
+    @quick(path, examples)
     @given(case=schema[path][method].as_strategy(generation_mode=GenerationMode.POSITIVE), wild=st.integers(0, 3))
     def check(case: Any, wild: int) -> None:
         make_small(case.body, path)
@@ -189,11 +191,12 @@ def test_extreme_numbers(server: ServerProcess, session: requests.Session, path:
     assert session.post(f"{server.url}{path}", json=example).status_code == 200
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("path", "method"), WITH_BODY)
 def test_what_it_does_not_allow_is_refused(
-    server: ServerProcess, schema: Any, session: requests.Session, path: str, method: str
+    server: ServerProcess, schema: Any, session: requests.Session, path: str, method: str, examples: int
 ) -> None:
-    @quick(path)
+    @quick(path, examples)
     @given(case=schema[path][method].as_strategy(generation_mode=GenerationMode.NEGATIVE))
     def check(case: Any) -> None:
         make_small(case.body, path)
