@@ -68,9 +68,8 @@ lint: $(VENV)/.test-tools $(VENV)/.installed  ## ruff, mypy --strict and hadolin
 	@$(BEGIN)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --strict load_tests/*.py
+	$(BIN)/mypy --strict load_tests/*.py tools/*.py
 	$(BIN)/mypy --strict load_tests/peer_runners/*.py
-	$(BIN)/mypy --strict tools/*.py
 	@if [ -x $(BIN)/hadolint ]; then \
 	    echo $(BIN)/hadolint Dockerfile.*; $(BIN)/hadolint Dockerfile.*; \
 	else \
@@ -105,14 +104,16 @@ cross-test-%: $(VENV)/.test-tools
 
 # Two at a time, because half of the tests' time is that of one thread. A file's tests stay together: they share models.
 PYTEST_WORKERS := --numprocesses 2 --dist loadfile
+# So each has a core. Threads of torch that wait for each other on a core that is not theirs take many times as long.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_WORKERS)
 
 # Runs the command `pytest`, because `python -m pytest` would put the sources before the installed package.
 python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses some)
 	@$(BEGIN)
-	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(BIN)/pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
+	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(PYTEST) $(PYTEST_ARGS)
 
-sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: every model on every device
-	$(BIN)/pytest $(PYTEST_WORKERS) -m sweep $(PYTEST_ARGS)
+sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out, as others are like them
+	$(PYTEST) -m sweep $(PYTEST_ARGS)
 
 clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients  ## the tests with LiteLLM, LangChain, LlamaIndex and other clients
 	$(BIN)/pytest -m clients $(PYTEST_ARGS)
