@@ -5,8 +5,10 @@ from __future__ import annotations
 import ssl
 
 import uvicorn
+from starlette.applications import Starlette
 
 from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.engine import Engine
 from tidewheel.engine.load import EngineLoad
 
 from .app import build_app, template_of
@@ -19,6 +21,27 @@ from .options.serve import ServeOptions
 _BACKLOG = 2048
 
 
+def build_engine_and_app(
+    load: EngineLoad, encoder_engine: EncoderEngine, options: ServeOptions, resources: AppResources
+) -> tuple[Engine, Starlette]:
+    """The engine of a model, when it is loaded, and the application that serves it.
+
+    Raises TidewheelError if it cannot be served as the options say.
+    """
+    # What needs no weights is done while they are loaded.
+    template = template_of(load.tokenizer, options.app, resources)
+    engine = load.engine()
+    app = build_app(
+        engine,
+        options.app,
+        encoder_engine,
+        resources=resources,
+        read_template=template,
+        shown_options=options.shown,
+    )
+    return engine, app
+
+
 def build_server(
     load: EngineLoad,
     encoder_engine: EncoderEngine | None,
@@ -28,19 +51,10 @@ def build_server(
 ) -> Server:
     """The server of a model, when it is loaded. Raises TidewheelError if it cannot be served as the options say."""
     encoder_engine = encoder_engine or EncoderEngine()
-    # What needs no weights is done while they are loaded.
     loop = choose_loop()
-    template = template_of(load.tokenizer, options.app, resources)
-    engine = load.engine()
+    engine, app = build_engine_and_app(load, encoder_engine, options, resources)
     config = uvicorn.Config(
-        build_app(
-            engine,
-            options.app,
-            encoder_engine,
-            resources=resources,
-            read_template=template,
-            shown_options=options.shown,
-        ),
+        app,
         loop=loop,
         http=connection_class(options.http.limits, direct_write=not resources.middleware),
         ws="none",

@@ -89,6 +89,11 @@ class LoraRegistry:
         """All that are served, in memory or not."""
         return [entry.module for entry in self._entries.values()]
 
+    @property
+    def in_memory(self) -> list[str]:
+        """The names of the adapters that are in memory."""
+        return [name for name, entry in self._entries.items() if entry.lora is not None]
+
     def load_modules(self) -> None:
         """Read the adapters that the options name, before anything is served. Raises ModelError for a broken one."""
         for module in self._modules:

@@ -37,13 +37,17 @@ def run(arguments: Sequence[str]) -> int:
         logger.info("%s", note)
     if options.app.enable_auto_tool_choice:
         logger.info("--enable-auto-tool-choice has no effect: calls are returned as tool_calls without it")
+    if options.replicas.distributed_executor_backend == "ray":
+        from tidewheel.ray.command import run as run_replicas
+
+        return run_replicas(options, arguments)
     resources = find_resources(options.app)
     tls = _tls(options.http)
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
     with open_listener(options.http.host, options.http.port, options.http.uds) as listener:
         with without_collections():
             # Before the chat model, which takes its KV cache's share of the memory that is left.
-            encoders = _load_encoders(options) if options.encoders.models else None
+            encoders = load_encoders_of(options)
             with EngineLoad(options.engine) as load:
                 from ..service import build_server
 
@@ -68,7 +72,10 @@ def _tls(options: HttpOptions) -> ssl.SSLContext | None:
     return tls_context(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs, options.ssl_cert_reqs)
 
 
-def _load_encoders(options: ServeOptions) -> EncoderEngine:
+def load_encoders_of(options: ServeOptions) -> EncoderEngine | None:
+    """The engine of the embedding and reranking models, if there are any. Raises TidewheelError."""
+    if not options.encoders.models:
+        return None
     from tidewheel.engine.encoders.load import load_encoders
 
     return load_encoders(

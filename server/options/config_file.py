@@ -41,6 +41,11 @@ def read_config_file(path: str) -> list[str]:
         raise OptionError(f"--config: {path} must have one option a line, such as max-model-len: 4096")
     if "config" in options:
         raise OptionError(f"--config: {path} names another file with config; give all options in one")
+    return as_command_line(options)
+
+
+def as_command_line(options: Mapping[str, Any]) -> list[str]:
+    """Options whose names are flags, with hyphens or underscores, as a command line."""
     return [argument for key, value in options.items() for argument in _arguments(key, value)]
 
 

@@ -18,14 +18,24 @@ from ..telemetry.logs import LogOptions
 from .config_file import ConfigFileOptions, read_config_file
 from .model import DEMO_MODEL_NAME, MODEL_OPTIONS, engine_options, model_parser, read_model_options
 from .parser import OptionParser, add_option, build, in_order_of_help, read_given, shown_options
+from .replicas import ReplicaOptions
 from .variables import as_arguments, idle_variables, unknown_variables
 from .vllm_flags import read_vllm_line, vllm_flags
 
-_OWNERS = (ConfigFileOptions, HttpOptions, ConnectionLimits, AppOptions, AdmissionLimits, EncoderOptions, LogOptions)
+_OWNERS = (
+    ConfigFileOptions,
+    HttpOptions,
+    ConnectionLimits,
+    AppOptions,
+    AdmissionLimits,
+    EncoderOptions,
+    LogOptions,
+    ReplicaOptions,
+)
 _RUNS = (
     "config host root_path ssl_certfile middleware embedding_model generation_config max_queue unknown_parameters "
     "max_answer_size max_header_size request_timeout read_timeout shutdown_timeout metrics_prefix log_level "
-    "disable_log_requests"
+    "disable_log_requests distributed_executor_backend"
 ).split()
 
 _SERVER_OPTIONS = in_order_of_help(_OWNERS, _RUNS)
@@ -45,6 +55,7 @@ class ServeOptions:
     app: AppOptions
     http: HttpOptions
     log: LogOptions
+    replicas: ReplicaOptions
     shown: Mapping[str, Any]
     notes: Sequence[str] = field(default=(), compare=False)
 
@@ -71,6 +82,7 @@ def parse_options(
             app=build(AppOptions, {**given, "served_model_name": names}, admission=build(AdmissionLimits, given)),
             http=build(HttpOptions, given, limits=build(ConnectionLimits, given)),
             log=build(LogOptions, given),
+            replicas=build(ReplicaOptions, given),
             shown=shown_options(SERVE_OPTIONS, given),
             notes=notes,
         )

@@ -23,6 +23,10 @@ WORKS = {
     "--speculative-model-quantization --ngram-prompt-lookup-max --ngram-prompt-lookup-min",
     "1, or as --tensor-parallel-size: a draft model computes on the same cores": "--speculative-draft-tensor-parallel-"
     "size",
+    "replicas, with `--distributed-executor-backend ray` (docs/scale-out.md)": "--data-parallel-size",
+    "`ray` for replicas on Ray Serve (docs/scale-out.md); `mp` and `uni` are accepted without effect": (
+        "--distributed-executor-backend"
+    ),
     "0 or 256, without effect: adapters cannot add tokens": "--lora-extra-vocab-size",
     "`half` and `float` are `float16` and `float32`": "--dtype",
     "requests are logged unless this is turned off": "--enable-log-requests",
@@ -169,21 +173,20 @@ ACCEPTED = {
 }
 
 _MANY_SERVERS = (
-    "a server is one process on one machine; start several, and let a proxy share requests among them "
-    "(docs/deploying.md)"
+    "a server is one process on one machine; --data-parallel-size with --distributed-executor-backend ray starts "
+    "several (docs/scale-out.md)"
 )
 
 REFUSED = {
     "a preempted sequence is computed again; leave it out": "--preemption-mode=",
     "a model is not split into stages; --tensor-parallel-size shares each layer": "--pipeline-parallel-size=",
-    _MANY_SERVERS: "--data-parallel-size= --data-parallel-size-local= --data-parallel-rank= "
-    "--data-parallel-start-rank= --data-parallel-address= --data-parallel-rpc-port= --data-parallel-backend= "
-    "--data-parallel-hybrid-lb --data-parallel-external-lb --data-parallel-multi-port-external-lb "
-    "--data-parallel-supervisor-port= --dp-supervisor-probe-interval-s= --dp-supervisor-probe-timeout-s= "
-    "--dp-supervisor-probe-failure-threshold= --nnodes= --node-rank= --headless --api-server-count= "
-    "--distributed-executor-backend= --worker-use-ray --engine-use-ray --ray-workers-use-nsight "
-    "--decode-context-parallel-size= --prefill-context-parallel-size= --enable-elastic-ep --elastic-ep-max-dp-size= "
-    "--enable-scale-out --enable-fault-tolerance --fault-tolerance-config= --tokens-only",
+    _MANY_SERVERS: "--data-parallel-size-local= --data-parallel-rank= --data-parallel-start-rank= "
+    "--data-parallel-address= --data-parallel-rpc-port= --data-parallel-backend= --data-parallel-hybrid-lb "
+    "--data-parallel-external-lb --data-parallel-multi-port-external-lb --data-parallel-supervisor-port= "
+    "--dp-supervisor-probe-interval-s= --dp-supervisor-probe-timeout-s= --dp-supervisor-probe-failure-threshold= "
+    "--nnodes= --node-rank= --headless --api-server-count= --worker-use-ray --engine-use-ray "
+    "--ray-workers-use-nsight --decode-context-parallel-size= --prefill-context-parallel-size= --enable-elastic-ep "
+    "--elastic-ep-max-dp-size= --enable-scale-out --enable-fault-tolerance --fault-tolerance-config= --tokens-only",
     "the server speaks HTTP alone; leave it out": "--grpc --grpc-port=",
     "name the cores with --threads-bind, such as 0-31|32-63": "--numa-bind-nodes=* --numa-bind-cpus=*",
     "name the accelerators with CUDA_VISIBLE_DEVICES, HABANA_VISIBLE_MODULES or NEURON_RT_VISIBLE_CORES": (

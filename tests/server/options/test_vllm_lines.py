@@ -37,6 +37,10 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
         ("m --enable-auto-tool-choice --tool-call-parser hermes", {"tool_call_parser": "hermes"}),
         ("m --reasoning-parser deepseek_r1 --enable-reasoning", {"reasoning_parser": "deepseek_r1"}),
         ("m -tp 2 --distributed-executor-backend mp", {"tensor_parallel_size": 2}),
+        (
+            "m -dp 2 --distributed-executor-backend ray",
+            {"data_parallel_size": 2, "distributed_executor_backend": "ray"},
+        ),
         ("m -q awq_marlin --trust-remote-code", {"quantization": "awq"}),
         ("m -O3", {}),
         ("m -O.level=3 -O.cudagraph_mode FULL", {}),
@@ -109,7 +113,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
     [
         ("m --pipeline-parallel-size 2", "--pipeline-parallel-size is not supported: a model is not split into stages"),
         ("m -pp=2", "--pipeline-parallel-size is not supported"),
-        ("m -dp 4 --data-parallel-size-local 2", "--data-parallel-size is not supported: a server is one process"),
+        ("m -dp 4 --data-parallel-size-local 2", "--data-parallel-size-local is not supported: a server is one"),
         ("m --preemption-mode swap", "--preemption-mode is not supported: a preempted sequence is computed again"),
         ("m --load-format tensorizer", "--load-format tensorizer is not supported: convert the model"),
         ("m --load-format=sharded_state", "--load-format sharded_state is not supported"),
@@ -121,7 +125,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --task embed", "--task is not supported: embedding models and cross-encoders are served"),
         ("m --runner pooling", "--runner is not supported"),
         ("m --tokenizer-mode mistral --config-format mistral", "--config-format is not supported: convert"),
-        ("m --distributed-executor-backend ray", "--distributed-executor-backend is not supported"),
+        ("m -dp 4", "--data-parallel-size needs --distributed-executor-backend ray"),
         ("m --headless --grpc", "--grpc is not supported"),
         ("m --hf-token secret-of-mine", "set HF_TOKEN"),
         ("m --kv-cache-memory-bytes 1073741824", "say it in GiB with --kv-cache-space"),

@@ -1,0 +1,44 @@
+"""Several servers as replicas on Ray Serve: how many, and with how many cores each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidewheel.engine.declaring.option import Options, option
+from tidewheel.engine.declaring.values import at_least, count
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaOptions(Options):
+    """Without a backend there is one server, in this process."""
+
+    distributed_executor_backend: str | None = option(
+        None,
+        "ray starts the server as replicas on Ray Serve, in the cluster of RAY_ADDRESS or a new one on this machine; "
+        "needs the extra ray",
+        choices=("ray",),
+    )
+    data_parallel_size: int = option(
+        1,
+        "how many replicas of the model, with --distributed-executor-backend ray",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+    )
+    cpus_per_replica: int | None = option(
+        None,
+        "cores of each replica, which it has to itself [an equal share of the cluster's]",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+    )
+
+    def _contradiction(self) -> str | None:
+        if self.distributed_executor_backend is None and (
+            flag := self._differing(("data_parallel_size", "cpus_per_replica"))
+        ):
+            return (
+                f"{flag} needs --distributed-executor-backend ray; or start several servers, and let a proxy share "
+                "requests among them (docs/scale-out.md)"
+            )
+        return None

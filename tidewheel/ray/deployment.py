@@ -1,0 +1,77 @@
+"""A replica: the server's application in an actor of Ray Serve, which speaks HTTP for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray import serve
+from starlette.types import ASGIApp
+
+from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.load import EngineLoad
+from tidewheel.server.app_resources import find_resources
+from tidewheel.server.commands.serve import load_encoders_of
+from tidewheel.server.service import build_engine_and_app
+from tidewheel.server.telemetry.logs import configure_logging
+
+from .cores import claim_cores
+from .options import parse_arguments
+from .prefixes import HeldPrefixes, model_key
+from .replica_app import ReplicaApp
+from .router import HELD
+from .shared_state import without_own_state
+
+
+@serve.ingress()
+class TidewheelServer:
+    """One replica. Serve builds its application, asks for its health, and for what its router should know.
+
+    `arguments` and `environment` are those of `tidewheel serve`. The replica claims `num_cpus` cores, or
+    none for None, and its relative paths begin at `folder`.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        num_cpus: int | None,
+        is_several: bool,
+        folder: str | None,
+    ) -> None:
+        if folder is not None:
+            os.chdir(folder)
+        if num_cpus is not None:
+            self._cores = claim_cores(num_cpus)  # until this process ends
+            self._cores.bind()
+        options = parse_arguments(arguments, {**os.environ, **environment})
+        self._options = without_own_state(options) if is_several else options
+        self._held = HeldPrefixes()
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """The application, with its model loaded."""
+        options = self._options
+        configure_logging(options.log.log_level, options.log.log_format)
+        resources = find_resources(options.app)
+        self._encoders = load_encoders_of(options) or EncoderEngine()
+        with EngineLoad(options.engine) as load:
+            self._engine, app = build_engine_and_app(load, self._encoders, options, resources)
+        return ReplicaApp(app, serve.get_replica_context().replica_id.unique_id, self._held)
+
+    def check_health(self) -> None:
+        """Raises RuntimeError if an engine has failed. Serve then starts another replica instead of this one."""
+        for engine in (self._engine, self._encoders):
+            if engine.failure is not None:
+                raise RuntimeError(f"the engine has failed: {engine.failure}")
+        self._engine.warm_up()
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """The prefixes that this replica computed last, and the adapters in its memory."""
+        loras = self._engine.loras
+        return {HELD: self._held.packed(model_key(name) for name in ([] if loras is None else loras.in_memory))}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Sequences that wait for the engine and that it runs, for an autoscaling policy of one's own."""
+        stats = self._engine.stats()
+        return {"waiting": float(stats.num_waiting), "running": float(stats.num_running)}

@@ -1,0 +1,149 @@
+"""Which replica takes a request: where the prefix of its conversation lies, as long as that one is not overloaded.
+
+Nothing here knows of Ray. `load_tests/routing_simulation.py` runs these policies too.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from .hash_ring import HashRing
+
+Replica = TypeVar("Replica", bound=Hashable)
+
+_REMEMBERED = 200_000  # prefixes
+_MOST_HOLDERS = 16  # of one prefix that are remembered
+_LEAST_LIMIT = 2  # requests that a replica may have, however idle the others are
+
+
+class Keys(Struct, frozen=True):
+    """What a request is known by, as 64-bit numbers; all may be missing.
+
+    `session` names its conversation. `model` is the number of the model or adapter, and `prefixes` those of the
+    beginnings of its prompt, longest last.
+    """
+
+    session: int | None = None
+    model: int | None = None
+    prefixes: Sequence[int] = ()
+
+
+class Loads(Generic[Replica]):
+    """The requests of each replica, as far as is known, and of all of them."""
+
+    def __init__(self) -> None:
+        self._loads: dict[Replica, int] = {}
+        self._total = 0
+
+    def __getitem__(self, replica: Replica) -> int:
+        return self._loads.get(replica, 0)
+
+    def set(self, replica: Replica, load: int) -> None:
+        """Take note of a replica's number of requests."""
+        self._total += load - self._loads.get(replica, 0)
+        self._loads[replica] = load
+
+    def add(self, replica: Replica, change: int) -> None:
+        """One more request, or one less. Replicas that are not there any more are left out."""
+        if replica in self._loads:
+            self.set(replica, max(0, self._loads[replica] + change))
+
+    def keep(self, replicas: Collection[Replica]) -> None:
+        """Forget all other replicas, and begin with 0 for those that are new."""
+        self._loads = {replica: self._loads.get(replica, 0) for replica in replicas}
+        self._total = sum(self._loads.values())
+
+    def limit(self, most: float) -> int:
+        """The requests that a replica may have, one more included: `most` times the mean."""
+        return max(_LEAST_LIMIT, math.ceil(most * (self._total + 1) / max(1, len(self._loads))))
+
+
+class PrefixPolicy(Generic[Replica]):
+    """Sends a request to the replica that computed its conversation's prefix, with bounded load.
+
+    In this order: a replica that took the session, or the longest known prefix, or that has the adapter; the session's
+    place on a hash ring, which is the same for all routers; the better of two random replicas. Only the last may get
+    more than `most_load` times the mean. `seed` is for tests.
+    """
+
+    def __init__(self, most_load: float = 1.5, remembered: int = _REMEMBERED, seed: int | None = None) -> None:
+        self.loads: Loads[Replica] = Loads()
+        self._most_load = most_load
+        self._remembered = remembered
+        self._random = random.Random(seed)
+        self._replicas: list[Replica] = []
+        self._present: set[Replica] = set()
+        self._ring: HashRing[Replica] = HashRing(())
+        self._taken: OrderedDict[int, tuple[Replica, ...]] = OrderedDict()  # by this router
+        self._published: dict[Replica, frozenset[int]] = {}
+        self._holders: dict[int, set[Replica]] = {}  # of what is published
+
+    def set_replicas(self, replicas: Collection[Replica]) -> None:
+        """The replicas that there are now."""
+        if self._present == set(replicas):
+            return
+        self._replicas, self._present = [*replicas], set(replicas)
+        self._ring = HashRing(self._replicas)
+        self.loads.keep(self._present)
+        for gone in self._published.keys() - self._present:
+            self.publish(gone, ())
+
+    def publish(self, replica: Replica, held: Iterable[int]) -> None:
+        """A replica's own word on the prefixes and adapters that it holds, instead of its last one."""
+        before, now = self._published.pop(replica, frozenset()), frozenset(held)
+        for key in before - now:
+            self._holders[key].discard(replica)
+            if not self._holders[key]:
+                del self._holders[key]
+        for key in now - before:
+            self._holders.setdefault(key, set()).add(replica)
+        if now:
+            self._published[replica] = now
+
+    def choose(self, keys: Keys) -> Replica | None:
+        """The replica for a request; None if there are none."""
+        if not self._replicas:
+            return None
+        limit = self.loads.limit(self._most_load)
+        known = [*(() if keys.session is None else (keys.session,)), *reversed(keys.prefixes)]
+        for key in known if keys.model is None else [*known, keys.model]:
+            replica = self._holder(key, limit)
+            if replica is not None:
+                return replica
+        if keys.session is not None:
+            replica = self._ring.find(keys.session, lambda replica: self.loads[replica] < limit)
+            if replica is not None:
+                return replica
+        return self._better_of_two(self._replicas)
+
+    def took(self, replica: Replica, keys: Keys) -> None:
+        """Remember that a replica took a request."""
+        for key in keys.prefixes if keys.session is None else (keys.session, *keys.prefixes):
+            before = self._taken.pop(key, ())
+            if replica in before:
+                self._taken[key] = before
+            elif key == keys.session:
+                self._taken[key] = (replica,)
+            else:
+                self._taken[key] = (*before, replica)[-_MOST_HOLDERS:]
+        while len(self._taken) > self._remembered:
+            self._taken.popitem(last=False)
+
+    def _holder(self, key: int, limit: int) -> Replica | None:
+        """A replica that has room and holds what `key` stands for: the better of two of them."""
+        holders = self._taken.get(key, ())
+        if key in self._holders:
+            holders = tuple({*holders, *self._holders[key]})
+        fit = [replica for replica in holders if replica in self._present and self.loads[replica] < limit]
+        return self._better_of_two(fit) if fit else None
+
+    def _better_of_two(self, replicas: Sequence[Replica]) -> Replica:
+        """Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing" (2001)."""
+        first, second = self._random.choice(replicas), self._random.choice(replicas)
+        return first if self.loads[first] <= self.loads[second] else second

@@ -1,0 +1,50 @@
+"""The server's application as a replica of Serve runs it."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .prefixes import HEADER, HeldPrefixes, read_keys
+
+logger = logging.getLogger(__name__)
+
+REPLICA = b"x-tidewheel-replica"
+"""A response's header: which replica it is from. Serve's own errors do not have it."""
+
+
+class ReplicaApp:
+    """Keeps the prefixes of the requests that come, and signs the responses.
+
+    The request's id is in Serve's own X-Request-Id of each response, so the application's is left out.
+    """
+
+    def __init__(self, app: ASGIApp, name: str, held: HeldPrefixes) -> None:
+        self._app = app
+        self._name = name.encode("ascii", "replace")
+        self._held = held
+        self._has_warned = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        keys = [read_keys(value) for name, value in scope["headers"] if name == HEADER]
+        for one in keys:
+            self._held.add(one)
+        if scope["method"] == "POST" and not keys and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Serve's proxies route by X-Session-Id alone, and do not repeat requests of a replica that ended: start "
+                "Ray with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=tidewheel.ray.proxy.middlewares"
+            )
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != HEADER]
+
+        async def send_signed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [header for header in message.get("headers", ()) if header[0].lower() != b"x-request-id"]
+                message = {**message, "headers": [*headers, (REPLICA, self._name)]}
+            await send(message)
+
+        await self._app(scope, receive, send_signed)

@@ -1,0 +1,95 @@
+"""The prefix policy as a router of Ray Serve, in each of Serve's proxies."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from ray.serve._private.common import ReplicaID
+from ray.serve._private.replica_result import ReplicaResult
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from .hash_ring import hash_of
+from .policy import Keys, PrefixPolicy
+from .prefixes import HEADER, read_keys, session_key, unpacked
+
+HELD = "held"
+"""The key of the prefixes that a replica holds in its routing statistics."""
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not read
+    """Sends a conversation where its prefix lies: see `PrefixPolicy`.
+
+    Serve's proxy gives a router the head of a request and not its body. Its keys come in a header, which `proxy` adds;
+    where that is not installed, X-Session-Id alone is known.
+    """
+
+    def initialize_state(self, most_load: float = 1.5) -> None:
+        """What `request_router_kwargs` has."""
+        self._policy: PrefixPolicy[ReplicaID] = PrefixPolicy(most_load)
+        self._stats: dict[ReplicaID, str] = {}
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The best replica, then all of them, of which Serve takes the one with the fewest requests."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # if all of them are full
+        chosen = self._policy.choose(_keys(pending_request))
+        best = None if chosen is None else self._replicas.get(chosen)
+        return [candidate_replicas] if best is None else [[best], candidate_replicas]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
+        self._policy.took(replica_id, _keys(pending_request))
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        self._policy.set_replicas([replica.replica_id for replica in replicas])
+        for replica in replicas:
+            held = (replica.routing_stats or {}).get(HELD, "")
+            if self._stats.get(replica.replica_id) != held:
+                self._stats[replica.replica_id] = held
+                self._policy.publish(replica.replica_id, unpacked(held))
+        for gone in self._stats.keys() - {replica.replica_id for replica in replicas}:
+            del self._stats[gone]
+        super().update_replicas(replicas)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._policy.set_replicas([*self._replicas])
+
+    # Serve keeps its own cache of loads, which forgets what is older than some seconds.
+
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        if replica_id in self._replicas:
+            self._policy.loads.set(replica_id, num_ongoing_requests)
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        super().on_send_request(replica_id)
+        self._policy.loads.add(replica_id, 1)
+
+    def decrement_queue_len_cache(self, replica_id: ReplicaID) -> None:
+        super().decrement_queue_len_cache(replica_id)
+        self._policy.loads.add(replica_id, -1)
+
+
+def _keys(pending: PendingRequest | None) -> Keys:
+    """What a request is known by."""
+    if pending is None:
+        return Keys()
+    keys, headers = Keys(), _headers(pending)
+    for name, value in headers:
+        if name == HEADER:
+            keys = read_keys(value)
+    session = session_key(headers)
+    if session is None and pending.metadata.session_id:
+        session = hash_of(b"session " + pending.metadata.session_id.encode())
+    return keys if session is None else Keys(session, keys.model, keys.prefixes)
+
+
+def _headers(pending: PendingRequest) -> list[tuple[bytes, bytes]]:
+    """The head of a proxied request. It was pickled by this same process."""
+    if not pending.metadata.is_http_request or not pending.args or not isinstance(pending.args[0], bytes):
+        return []
+    request: Any = pickle.loads(pending.args[0])
+    return [(bytes(name), bytes(value)) for name, value in request.asgi_scope.get("headers", ())]

@@ -1,0 +1,36 @@
+"""What a server keeps in its own memory or folder: with several replicas it is refused, never in one of them alone."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.server.app_options import AppOptions
+from tidewheel.server.options.serve import ServeOptions
+
+
+def without_own_state(options: ServeOptions) -> ServeOptions:
+    """The options for one of several replicas: it keeps no responses.
+
+    Raises TidewheelError for what would be in one replica alone.
+    """
+    app, lora = options.app, options.engine.lora
+    default = next(field.default for field in fields(AppOptions) if field.name == "max_stored_responses")
+    if app.max_stored_responses not in (0, default):
+        raise TidewheelError(
+            f"--max-stored-responses {app.max_stored_responses} needs a single replica: stored responses lie in the "
+            "memory of one. Leave it out; requests that need a stored response are then refused"
+        )
+    if app.batch_dir is not None:
+        raise TidewheelError(
+            "--batch-dir needs a single replica: its files and batches belong to one process. Serve batches from "
+            "another server with one replica, or answer a file with `tidewheel run-batch`"
+        )
+    if lora.allow_runtime_lora_updating:
+        raise TidewheelError(
+            "--allow-runtime-lora-updating needs a single replica: an adapter would be loaded into one of them. Name "
+            "adapters with --lora-modules, or put them into the folder of --lora-resolver-cache-dir, which all read"
+        )
+    if options.engine.kv_offload is not None:
+        raise TidewheelError("--kv-offload needs a single replica: its folder belongs to one process")
+    return replace(options, app=replace(app, max_stored_responses=0))
