@@ -36,8 +36,8 @@ class ReplicaApp:
         if scope["method"] == "POST" and not keys and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "Serve's proxies route by X-Session-Id alone, and do not repeat requests of a replica that ended: start "
-                "Ray with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=tidewheel.ray.proxy.middlewares"
+                "Serve's proxies route by X-Session-Id alone, and do not repeat requests of a replica that ended: "
+                "start Ray with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=tidewheel.ray.proxy.middlewares"
             )
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != HEADER]
 

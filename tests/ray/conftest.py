@@ -1,0 +1,24 @@
+"""Ray has no wheels for some machines; the tests that need it say so and are skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+HAS_RAY = importlib.util.find_spec("ray.serve")  # this folder would be a package `ray` is not None
+LACK = "Skipped: the tests of replicas on Ray need ray, which has no build for this machine"
+
+
+def pytest_ignore_collect(collection_path: os.PathLike[str]) -> bool | None:
+    return None if HAS_RAY or os.path.basename(collection_path) != "test_replicas.py" else True
+
+
+def pytest_report_header() -> str | None:
+    return None if HAS_RAY else LACK
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_reports() -> None:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -1,0 +1,104 @@
+"""The routing policy: conversations stay where their prefixes lie, and no replica is overloaded."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewheel.ray.hash_ring import HashRing, hash_of
+from tidewheel.ray.policy import Keys, PrefixPolicy
+
+
+def policy_of(replicas: int, **kwargs: float) -> PrefixPolicy[int]:
+    policy: PrefixPolicy[int] = PrefixPolicy(seed=1, **kwargs)  # type: ignore[arg-type]
+    policy.set_replicas(range(replicas))
+    return policy
+
+
+def send(policy: PrefixPolicy[int], keys: Keys) -> int:
+    replica = policy.choose(keys)
+    assert replica is not None
+    policy.took(replica, keys)
+    policy.loads.add(replica, 1)
+    return replica
+
+
+def test_without_replicas_there_is_no_choice() -> None:
+    assert PrefixPolicy[int]().choose(Keys(session=1)) is None
+
+
+def test_a_longer_prompt_goes_where_its_longest_prefix_lies() -> None:
+    policy = policy_of(50)
+    homes = {first: send(policy, Keys(prefixes=(1, first))) for first in range(2, 12)}  # all begin with 1
+    policy.loads.keep(())
+    policy.loads.keep(range(50))
+    for first, home in homes.items():
+        assert policy.choose(Keys(prefixes=(1, first, first + 1000))) == home
+
+
+def test_routers_agree_on_sessions_without_a_word() -> None:
+    one, other = policy_of(20), policy_of(20)
+    for session in range(200):
+        key = hash_of(b"session", session)
+        assert one.choose(Keys(session=key)) == other.choose(Keys(session=key))
+
+
+def test_what_a_replica_publishes_is_found_and_forgotten() -> None:
+    policy = policy_of(20)
+    policy.publish(7, [100, 101])
+    assert policy.choose(Keys(prefixes=(99, 100))) == 7
+    assert policy.choose(Keys(model=101, prefixes=(5, 6))) == 7  # an adapter that it has loaded
+    policy.publish(7, [101])
+    policy.publish(3, [100])
+    assert policy.choose(Keys(prefixes=(99, 100))) == 3
+    policy.set_replicas([replica for replica in range(20) if replica != 3])
+    assert {policy.choose(Keys(prefixes=(99, 100))) for _ in range(100)} > {1, 5}
+
+
+def test_a_full_replica_is_spared() -> None:
+    policy = policy_of(4)
+    home = send(policy, Keys(session=5))
+    policy.loads.set(home, 100)
+    assert policy.choose(Keys(session=5)) != home
+
+
+def test_memory_is_bounded() -> None:
+    policy = policy_of(3, remembered=100)
+    for number in range(1000):
+        send(policy, Keys(prefixes=(number,)))
+    assert len(policy._taken) == 100
+
+
+@given(
+    st.integers(1, 30),
+    st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=200),
+    st.floats(1.05, 3),
+)
+def test_the_load_is_bounded(replicas: int, requests: list[tuple[int, bool, bool]], most: float) -> None:
+    """Whatever comes, a replica that holds the prefix gets no more than its limit."""
+    policy, chance, running = policy_of(replicas, most_load=most), random.Random(0), []
+    for number, is_session, ends in requests:
+        keys = Keys(session=hash_of(b"s", number)) if is_session else Keys(prefixes=(number,))
+        limit = max(2, math.ceil(most * (len(running) + 1) / replicas))
+        known = policy._taken.get(keys.session if is_session else number)  # type: ignore[arg-type]
+        replica = send(policy, keys)
+        if (known and replica in known) or is_session:
+            assert policy.loads[replica] <= limit
+        running.append(replica)
+        if ends:
+            policy.loads.add(running.pop(chance.randrange(len(running))), -1)
+    assert sum(policy.loads[replica] for replica in range(replicas)) == len(running)
+
+
+def test_few_keys_move_when_a_member_goes() -> None:
+    before, after = HashRing(range(10)), HashRing(range(9))
+    moved = 0
+    for number in range(2000):
+        key = hash_of(b"key", number)
+        was, now = before.find(key, lambda _: True), after.find(key, lambda _: True)
+        assert was == now or was == 9
+        moved += was != now
+    assert 100 < moved < 320  # a tenth, as good as the points are spread

@@ -1,0 +1,86 @@
+"""Prefixes of prompts as numbers: equal beginnings have equal numbers, and no client can break them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewheel.ray.policy import Keys
+from tidewheel.ray.prefixes import HeldPrefixes, body_keys, model_key, read_keys, session_key, unpacked, write_keys
+
+
+def keys_of(**body: Any) -> Keys:
+    return body_keys(json.dumps(body).encode())
+
+
+def messages(*contents: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+def test_a_conversation_keeps_its_numbers_as_it_grows() -> None:
+    first, later = keys_of(messages=messages("a"), model="m"), keys_of(messages=messages("a", "b", "c"), model="m")
+    assert [*later.prefixes][:1] == [*first.prefixes]
+    assert len(later.prefixes) == 3
+    assert later.model == model_key("m")
+
+
+def test_everything_before_counts() -> None:
+    numbers = {
+        tuple(keys_of(**body).prefixes)[-1]
+        for body in (
+            {"messages": messages("a", "b", "c")},
+            {"messages": messages("x", "b", "c")},
+            {"messages": messages("a", "b", "c"), "model": "adapter"},
+            {"messages": messages("a", "b", "c"), "tools": [{"type": "function"}]},
+            {"messages": messages("a", "b", "c"), "system": "be brief"},
+            {"input": messages("a", "b"), "instructions": "be brief"},
+        )
+    }
+    assert len(numbers) == 6
+
+
+def test_a_text_is_split_into_pieces() -> None:
+    short, long = keys_of(prompt="x" * 1024), keys_of(prompt="x" * 3000)
+    assert [*long.prefixes][:1] == [*short.prefixes]
+    assert len(long.prefixes) == 3
+    assert len(keys_of(prompt="x" * 900_000).prefixes) == 32
+    assert keys_of(prompt="x" * 2_000_000) == Keys()
+
+
+def test_a_session_is_the_same_in_the_header_and_in_the_body() -> None:
+    of_header = session_key([(b"X-Session-Id", b"one")])
+    assert of_header == keys_of(prompt_cache_key="one").session
+    assert session_key([(b"accept", b"*/*")]) is None
+
+
+@given(
+    st.binary(max_size=200)
+    | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps).map(str.encode)
+)
+def test_any_body_has_keys(body: bytes) -> None:
+    keys = body_keys(body)
+    assert read_keys(write_keys(keys)) == Keys(keys.session, keys.model, [*keys.prefixes])
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=32), st.none() | st.integers(0, 2**64 - 1))
+def test_a_header_has_the_keys(prefixes: list[int], session: int | None) -> None:
+    keys = Keys(session, None, prefixes)
+    assert read_keys(write_keys(keys)) == keys
+
+
+@given(st.binary(max_size=2000))
+def test_any_header_can_be_read(value: bytes) -> None:
+    keys = read_keys(value)
+    assert len(keys.prefixes) <= 32
+    assert all(0 <= number < 2**64 for number in keys.prefixes)
+
+
+def test_a_replica_publishes_the_newest() -> None:
+    held = HeldPrefixes(most=3)
+    for number in range(1, 6):
+        held.add(Keys(prefixes=(number,)))
+    assert [*unpacked(held.packed([9]))] == [3, 4, 5, 9]
+    assert [*unpacked("no such text")] == []

@@ -1,0 +1,258 @@
+"""Replicas on Ray Serve, on one machine: what clients see, also while replicas end and others take their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+import tidewheel.ray
+from tidewheel.engine.errors import TidewheelError
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning")
+
+KEY = "a-key-of-the-tests"
+OPTIONS = {
+    "num_replicas": 2,
+    "num_cpus": 1,
+    "routing_stats_period_s": 0.5,
+    "health_check_period_s": 1,
+    "kv_cache_space": 0.1,
+    "api_key": KEY,
+    "shutdown_timeout": 20,
+}
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "tidewheel.ray.proxy.middlewares",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_AUTH_MODE": "disabled",
+}
+
+
+@dataclass
+class Stream:
+    """What came of a streamed answer."""
+
+    replica: str = ""
+    text: str = ""
+    error: dict[str, Any] | None = None
+    lines: list[str] = field(default_factory=list)
+
+
+class Replicas:
+    """The server, as a client and its operator see it."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+
+    def ask(self, *contents: str, max_tokens: int = 8, **kwargs: Any) -> httpx.Response:
+        """An answer to a conversation, whose roles alternate."""
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+        body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        return self.http.post("/v1/chat/completions", json=body, **kwargs)
+
+    def stream(self, content: str, max_tokens: int, began: threading.Semaphore | None = None) -> Stream:
+        """A streamed answer to a question."""
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "stream": True}
+        body |= {"temperature": 0, "ignore_eos": True}
+        answer = Stream()
+        with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200, response.read()
+            answer.replica = response.headers["x-tidewheel-replica"]
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    answer.error = event.get("error")
+                    for choice in event.get("choices", ()):
+                        answer.text += choice["delta"].get("content") or ""
+                    if began is not None and answer.text:
+                        began.release()
+                        began = None
+                answer.lines.append(line)
+        return answer
+
+    @staticmethod
+    def processes() -> list[psutil.Process]:
+        """Those of the replicas."""
+        children = psutil.Process().children(recursive=True)
+        return [child for child in children if any("ServeReplica" in word for word in child.cmdline())]
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    before, folder = dict(os.environ), Path.cwd()
+    os.environ.update(_ENVIRONMENT)
+    os.environ.pop("RAY_ADDRESS", None)
+    os.chdir(tmp_path_factory.mktemp("ray"))  # Ray's workers import from the folder that it is started in
+    import ray
+    from ray import serve
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        deploy()
+        yield Replicas(f"http://127.0.0.1:{port}")
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def deploy(**changes: Any) -> None:
+    from ray import serve
+
+    serve.run(tidewheel.ray.app({**OPTIONS, **changes}), name="tidewheel", route_prefix="/")
+
+
+def wait_until(condition: Any, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.2)
+
+
+def test_a_request_is_answered_as_by_one_server(replicas: Replicas) -> None:
+    response = replicas.ask("Who are you?", headers={"x-request-id": "mine"})
+    assert response.status_code == 200
+    assert response.headers.get_list("x-request-id") == ["mine"]
+    params = tidewheel.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    with tidewheel.LLM(kv_cache_space=0.1) as direct:
+        expected = direct.chat([{"role": "user", "content": "Who are you?"}], params)[0].outputs[0].text
+    assert response.json()["choices"][0]["message"]["content"] == expected
+    for path in ("/health", "/v1/models", "/metrics", "/openapi.json", "/", "/version"):
+        assert replicas.http.get(path).status_code == 200, path
+
+
+def test_keys_and_limits_are_those_of_the_server(replicas: Replicas) -> None:
+    refused = replicas.ask("Hello", headers={"authorization": "Bearer another"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+    assert replicas.http.post("/v1/chat/completions", json={"messages": [], "n": 1000}).status_code == 400
+    assert replicas.http.post("/v1/chat/completions", content=b'{"x": "' + b"y" * (17 << 20)).status_code in (413, 415)
+
+
+def test_streams_are_not_buffered(replicas: Replicas) -> None:
+    body = {"prompt": "One", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with replicas.http.stream("POST", "/v1/completions", json=body) as response:
+        pieces = sum(1 for _ in response.iter_raw())
+    assert pieces > 40  # one for each token, or for the few that were ready together
+
+
+def test_no_two_replicas_share_a_core(replicas: Replicas) -> None:
+    cores = [process.cpu_affinity() for process in replicas.processes()]
+    assert len(cores) == 2
+    assert all(len(own) == 1 for own in cores)
+    assert cores[0] != cores[1]
+
+
+def test_a_conversation_stays_where_its_prefix_lies(replicas: Replicas) -> None:
+    seen = set()
+    for i in range(8):
+        question = f"Conversation number {i} begins here"
+        first = replicas.ask(question)
+        answer = first.json()["choices"][0]["message"]["content"]
+        for more in ("And now?", "And then?"):
+            later = replicas.ask(question, answer, more)
+            assert later.headers["x-tidewheel-replica"] == first.headers["x-tidewheel-replica"]
+        seen.add(first.headers["x-tidewheel-replica"])
+    assert len(seen) == 2
+
+
+def test_a_session_stays_at_its_replica(replicas: Replicas) -> None:
+    for i in range(4):
+        header = {"x-session-id": f"session {i}"}
+        chosen = {replicas.ask(f"{i} {j}", headers=header).headers["x-tidewheel-replica"] for j in range(4)}
+        assert len(chosen) == 1
+
+
+def test_what_one_replica_would_have_alone_is_refused(replicas: Replicas) -> None:
+    stored = replicas.http.post("/v1/responses", json={"input": "Hello", "store": True, "max_output_tokens": 4})
+    assert stored.status_code == 400
+    assert "keeps no responses" in stored.json()["error"]["message"]
+    answered = replicas.http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 4})
+    assert (answered.status_code, answered.json()["store"]) == (200, False)
+    assert replicas.http.get("/v1/files").status_code == 404
+    assert replicas.http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_dir": "/files"}, "--batch-dir needs a single replica"),
+        ({"max_stored_responses": 10}, "--max-stored-responses 10 needs a single replica"),
+        ({"enable_lora": "true", "allow_runtime_lora_updating": "true"}, "-lora-updating needs a single replica"),
+        ({"kv_offload": "/kv"}, "--kv-offload needs a single replica"),
+        ({"read_timeout": "7"}, "--read-timeout has no effect on Ray Serve"),
+        ({"port": "8001"}, "--port is not the application's"),
+        ({"max_model_length": "4096"}, "unknown option --max-model-length"),
+        ({"num_cpus": "0"}, "num_cpus must be at least 1"),
+        ({"router": "magic"}, "router must be one of prefix, power-of-two"),
+        ({"max_replicas": "3"}, "give num_replicas, or min_replicas and max_replicas"),
+    ],
+)
+def test_an_application_that_cannot_be(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TidewheelError, match=said):
+        tidewheel.ray.app({"num_replicas": "3", **options})
+
+
+def test_a_replica_that_dies_breaks_its_own_streams_alone(replicas: Replicas) -> None:
+    questions, length = [f"Tell me about the number {i}" for i in range(6)], 300
+    with ThreadPoolExecutor(len(questions)) as pool:
+        whole = [*pool.map(lambda question: replicas.stream(question, length), questions)]
+        assert all(answer.error is None and answer.lines[-2:] == ["data: [DONE]", ""] for answer in whole)
+        began = threading.Semaphore(0)
+        running = [pool.submit(replicas.stream, question, 4 * length, began) for question in questions]
+        for _ in questions:
+            assert began.acquire(timeout=60)
+        os.kill(replicas.processes()[0].pid, signal.SIGKILL)
+        again = replicas.ask("Is anyone left?")  # may have been sent to the dead one
+        answers = [future.result() for future in running]
+    assert again.status_code == 200
+    broken = [answer for answer in answers if answer.error is not None]
+    assert {answer.replica for answer in broken}.isdisjoint(a.replica for a in answers if a.error is None)
+    assert 0 < len(broken) < len(answers)
+    for before, after in zip(whole, answers, strict=True):
+        if after.error is None:
+            assert after.text.startswith(before.text)
+        else:
+            assert (after.error["code"], after.lines[-2]) == ("replica_lost", "data: [DONE]")
+            assert after.text.startswith(before.text) or before.text.startswith(after.text)
+    wait_until(lambda: len(replicas.processes()) == 2)
+
+
+def test_an_update_fails_no_request(replicas: Replicas) -> None:
+    before, done, statuses = {process.pid for process in replicas.processes()}, threading.Event(), []
+
+    def ask_on() -> None:
+        while not done.is_set():
+            response = replicas.ask(f"Question {len(statuses)}")
+            statuses.append((response.status_code, response.headers.get("x-tidewheel-replica")))
+
+    with ThreadPoolExecutor(3) as pool:
+        asking = pool.submit(ask_on)
+        long = pool.submit(replicas.stream, "Tell me a long story", 1200)
+        deploy(served_model_name="another")
+        wait_until(lambda: before.isdisjoint(process.pid for process in replicas.processes()))
+        wait_until(lambda: len(replicas.processes()) == 2)
+        done.set()
+        asking.result()
+        assert long.result().error is None
+    assert {status for status, _ in statuses} == {200}
+    assert len({replica for _, replica in statuses}) > 2
+    assert replicas.http.get("/v1/models").json()["data"][0]["id"] == "another"
