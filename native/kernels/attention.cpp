@@ -71,9 +71,23 @@ struct Partial {
     std::fill(maximum, maximum + rows, -kInfinity);
     std::fill(total, total + rows, 0.0f);
   }
+
+  void copy(const Partial& other, int rows, int values) {
+    std::copy_n(other.sums, size_t(rows) * values, sums);
+    std::copy_n(other.maximum, rows, maximum);
+    std::copy_n(other.total, rows, total);
+  }
+
+  // The rows from `row` on.
+  Partial from(int row, int values) const {
+    Partial part = *this;
+    part.sums += size_t(row) * values, part.maximum += row, part.total += row;
+    return part;
+  }
 };
 
-// The query rows of a task: all heads of a group for the first token, then for the next one, and so on.
+// The query rows of a task: all heads of a group for the first token, then for the next one, and so on. Tokens of several
+// sequences are taken for rows that see the piece as far as it is common to them.
 struct Rows {
   const AttentionArgs& args;
   const int dim, values, group, count;
@@ -82,10 +96,21 @@ struct Rows {
       : args(a), dim(a.heads.padded_dim()), values(a.heads.padded_values()), group(a.heads.group()), count(a.num_tokens * group) {}
 
   int head(int row) const { return args.kv_head * group + row % group; }
-  int position(int row) const { return args.first_position + row / group; }
+  // Its place in q.
+  int token(int row) const { return args.tokens ? args.tokens[row / group] : row / group; }
+  int position(int row) const { return args.tokens ? args.positions[token(row)] : args.first_position + row / group; }
   // The row sees [begin, limit).
   int limit(int row) const { return position(row) + 1; }
   int begin(int row) const { return args.window ? std::max(limit(row) - args.window, 0) : 0; }
+  // What the last row sees here.
+  int end() const { return args.tokens ? args.prefix_end : limit(count - 1); }
+  // The result over a piece that was computed with a common prefix.
+  Partial in_prefix(int piece) const {
+    const PrefixResult& prefix = args.prefix;
+    const size_t size = args.heads.partial_floats(prefix.num_tokens);
+    float* const data = const_cast<float*>(prefix.partials) + (piece - prefix.piece_begin) * size;
+    return Partial(data, prefix.num_tokens * group, values).from(prefix.token * group, values);
+  }
 };
 
 class Scratch {
@@ -154,16 +179,21 @@ class Piece {
         spread_(stored_values_ ? nullptr : scratch.take<T>(kAttentionTile * kSpreadValues)) {
     const Q* source = static_cast<const Q*>(args.q);
     for (int r = 0; r < rows_.count; ++r) {
-      std::memcpy(q_ + size_t(r) * dim_, source + r / rows_.group * args.q_stride + size_t(rows_.head(r)) * dim_,
+      std::memcpy(q_ + size_t(r) * dim_, source + rows_.token(r) * args.q_stride + size_t(rows_.head(r)) * dim_,
                   sizeof(Q) * dim_);
     }
   }
 
   void run(int piece, Partial result) {
     result_ = result;
-    result_.clear(rows_.count, values_);
-    const int end = rows_.limit(rows_.count - 1);
-    const int first = std::max(piece * kPieceTiles, rows_.begin(0) / kAttentionTile);
+    const int end = rows_.end();
+    int first = std::max(piece * kPieceTiles, rows_.begin(0) / kAttentionTile);
+    if (args_.prefix.has_part(piece)) {
+      result_.copy(rows_.in_prefix(piece), rows_.count, values_);
+      first = args_.prefix.end / kAttentionTile;
+    } else {
+      result_.clear(rows_.count, values_);
+    }
     for (int tile = first; tile < (piece + 1) * kPieceTiles && tile * kAttentionTile < end; ++tile) {
       const int seen = std::min(end - tile * kAttentionTile, kAttentionTile);
       if constexpr (kScaled) gather_scales(tile, seen);
@@ -194,7 +224,7 @@ class Piece {
   // memory, so the hardware cannot predict this; only the block tables tell.
   ptrdiff_t ahead(int block) const {
     const NextBlocks& next = args_.next;
-    const int count = rows_.position(rows_.count - 1) / kBlockTokens + 1;
+    const int count = (rows_.end() + kBlockTokens - 1) / kBlockTokens;
     const int wanted = block + std::min(count, kPrefetchBlocks), beyond = wanted - count;
     int there = args_.block_table[std::min(wanted, count - 1)];
     ptrdiff_t offset = 0;
@@ -486,6 +516,10 @@ void attention(CacheType type, const AttentionArgs& args) {
   with_cached(type, [&]<typename T>(T*) {
     Piece<T> piece(args, scratch);
     for (int i = args.piece_begin(); i < args.piece_end(); ++i) {
+      if (args.prefix.has_whole(i)) {
+        fold.add(rows.in_prefix(i));
+        continue;
+      }
       piece.run(i, partial);
       fold.add(partial);
     }
@@ -505,7 +539,9 @@ void attention_merge(const AttentionArgs& args, const float* partials) {
   const size_t size = args.heads.partial_floats(args.num_tokens);
   Fold fold(args, scratch);
   for (int i = 0; i < args.piece_end() - args.piece_begin(); ++i) {
-    fold.add({const_cast<float*>(partials) + i * size, rows.count, rows.values});
+    const int piece = args.piece_begin() + i;
+    fold.add(args.prefix.has_whole(piece) ? rows.in_prefix(piece)
+                                          : Partial{const_cast<float*>(partials) + i * size, rows.count, rows.values});
   }
   fold.write();
 }

@@ -245,7 +245,22 @@ struct NextBlocks {
   ptrdiff_t offset = 0;  // bytes from this task's KV head to the one that is read there
 };
 
+// What was computed of these tokens' attention together with other sequences, which have the same K and V there: the results
+// of the pieces from piece_begin on, up to `end`, which is where a tile ends.
+struct PrefixResult {
+  const float* partials = nullptr;  // one piece after the other, each `partial_floats` of num_tokens; null: nothing was
+  int num_tokens = 0;
+  int token = 0;                    // the first of these tokens among them
+  int piece_begin = 0, end = 0;
+
+  bool has_whole(int piece) const { return piece >= piece_begin && (piece + 1) * kAttentionPiece <= end; }
+  bool has_part(int piece) const { return piece >= piece_begin && piece * kAttentionPiece < end; }
+};
+
 // All query heads of one KV head for a few consecutive tokens of one sequence.
+//
+// Or, for `attention_piece`, for tokens of several sequences that have the same K and V up to `prefix_end`, where a tile ends,
+// and all see what is there of the piece.
 struct AttentionArgs {
   Heads heads;
   int kv_head;
@@ -265,6 +280,10 @@ struct AttentionArgs {
   float* out;               // [tokens, out_stride], heads * values used
   size_t out_stride;
   NextBlocks next = {};
+  PrefixResult prefix = {};
+  const int32_t* tokens = nullptr;     // of several sequences: [num_tokens], their numbers in q and `positions`; else null
+  const int32_t* positions = nullptr;  // with `tokens`: of all tokens of q
+  int prefix_end = 0;                  // with `tokens`
 
   // The pieces that these tokens see.
   int piece_begin() const { return window && first_position >= window ? (first_position + 1 - window) / kAttentionPiece : 0; }

@@ -1,19 +1,21 @@
 #include "model/attention_tasks.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace tidewheel {
 namespace {
 
 // A task is split if it is more than this part of one worker's share, because the other workers would wait for it.
 constexpr int kUnitsPerWorker = 8;
-// Room for the pieces of 128 K tokens of context of a large model, once a worker.
+// Room for the pieces of 128 K tokens of context of a large model, once a worker. Common prefixes take up to half of it.
 constexpr size_t kPartialBytesPerWorker = size_t{8} << 20;
+constexpr int kUnlimited = std::numeric_limits<int>::max();
 
 }  // namespace
 
-AttentionTasks::AttentionTasks(std::span<const Heads> layers, int max_tokens, int max_sequences,
-                               const Ownership& ownership)
+AttentionTasks::AttentionTasks(std::span<const Heads> layers, std::span<const std::vector<int>> windows, int max_tokens,
+                               int max_sequences, const Ownership& ownership)
     : partials_(kPartialBytesPerWorker * ownership.workers()) {
   int group = 1, kv_heads = 1;
   for (const Heads& heads : layers) {
@@ -29,32 +31,43 @@ AttentionTasks::AttentionTasks(std::span<const Heads> layers, int max_tokens, in
     }
   }
   tokens_per_task_ = std::max(1, kAttentionRows / group);
+  for (const std::vector<int>& all : windows) {
+    int widest = 0;
+    for (const int window : all) widest = std::max(widest, window ? window : kUnlimited);
+    prefixes_.emplace_back(widest == kUnlimited ? 0 : widest, tokens_per_task_, floats_per_token_);
+  }
   tasks_.reserve(size_t(max_tokens) / tokens_per_task_ + max_sequences);
 }
 
-void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const int32_t> context_len) {
+void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const int32_t> context_len,
+                           std::span<const BlockTables> block_tables) {
   tasks_.clear();
   units_.clear();
   split_.clear();
   shared_.clear();
-  const auto cost = [](const AttentionTask& task) { return int64_t{task.num_tokens} * task.context; };
-  int64_t total = 0;
+  const auto cost = [&](const AttentionTask& task) { return int64_t{task.num_tokens} * (task.context - in_prefix(task)); };
   for (size_t s = 0; s < context_len.size(); ++s) {
     const int end = query_start[s + 1];
     for (int t = query_start[s]; t < end; t += tokens_per_task_) {
       const int next = std::min(t + tokens_per_task_, end);
-      tasks_.push_back({static_cast<int>(s), t, next - t, context_len[s] - (end - next)});
-      total += cost(tasks_.back());
+      tasks_.push_back({count(), static_cast<int>(s), t, next - t, context_len[s] - (end - next)});
     }
   }
-  int64_t used = 0;
+  find_prefixes(query_start, block_tables);
+  int64_t total = 0;
+  for (const AttentionTask& task : tasks_) total += cost(task);
+  int64_t used = prefix_floats_;
   for (int i = 0; i < static_cast<int>(tasks_.size()); ++i) {
     AttentionTask& task = tasks_[i];
     const int pieces = task.num_pieces();
     const int64_t floats = static_cast<int64_t>(floats_per_token_) * task.num_tokens * pieces;
     const bool holds_up = cost(task) * kUnitsPerWorker * workers_ > total * kv_heads_;
     const bool splits = workers_ > 1 && pieces > 1 && holds_up && used + floats <= static_cast<int64_t>(partial_floats());
-    task.alone = !splits && query_start[task.sequence + 1] - query_start[task.sequence] == 1;
+    const bool single = query_start[task.sequence + 1] - query_start[task.sequence] == 1;
+    const bool has_prefix = std::any_of(prefixes_.begin(), prefixes_.end(), [&](const CommonPrefixes& prefixes) {
+      return prefixes.place(task.index).prefix >= 0;
+    });
+    task.alone = single && !splits && !has_prefix;
     if (!task.alone) shared_.push_back(i);
     if (!splits) {
       units_.push_back({i, 0, cost(task)});
@@ -66,6 +79,45 @@ void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const
     for (int piece = 0; piece < pieces; ++piece) units_.push_back({i, piece, cost(task) / pieces});
   }
   std::sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
+}
+
+void AttentionTasks::find_prefixes(std::span<const int32_t> query_start, std::span<const BlockTables> block_tables) {
+  prefix_floats_ = 0;
+  for (size_t group = 0; group < prefixes_.size(); ++group) {
+    members_.clear();
+    for (const AttentionTask& task : tasks_) {
+      // A longer run of tokens reads K and V once for several of its own.
+      if (query_start[task.sequence + 1] - query_start[task.sequence] != task.num_tokens) continue;
+      members_.push_back({task.index, task.token_begin, task.num_tokens, block_tables[group].of(task.sequence),
+                          task.context - task.num_tokens});
+    }
+    const int64_t room = static_cast<int64_t>(partial_floats()) / 2;
+    prefix_floats_ = std::max(prefix_floats_, prefixes_[group].find(members_, count(), room));
+  }
+}
+
+int AttentionTasks::in_prefix(const AttentionTask& task) const {
+  int least = task.context;
+  for (const CommonPrefixes& prefixes : prefixes_) {
+    const int index = prefixes.place(task.index).prefix;
+    least = std::min(least, index < 0 ? 0 : prefixes.prefix(index).end - prefixes.prefix(index).begin);
+  }
+  return prefixes_.empty() ? 0 : least;
+}
+
+float* AttentionTasks::partial(const CommonPrefix& prefix, const Heads& heads, int kv_head, int piece) const {
+  const size_t index = size_t(kv_head) * (prefix.piece_end() - prefix.piece_begin()) + piece - prefix.piece_begin();
+  return reinterpret_cast<float*>(partials_.data()) + prefix.partials + index * heads.partial_floats(prefix.num_tokens);
+}
+
+PrefixResult AttentionTasks::prefix_result(const AttentionTask& task, int cache_group, int window, const Heads& heads,
+                                           int kv_head) const {
+  const CommonPrefixes::Place place = prefixes_[cache_group].place(task.index);
+  if (place.prefix < 0) return {};
+  const CommonPrefix& prefix = prefixes_[cache_group].prefix(place.prefix);
+  const int first = prefix.first_piece(window);
+  if (first >= prefix.piece_end()) return {};
+  return {partial(prefix, heads, kv_head, first), prefix.num_tokens, place.token, first, prefix.end};
 }
 
 float* AttentionTasks::partial(const AttentionTask& task, const Heads& heads, int kv_head, int piece) const {

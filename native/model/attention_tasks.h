@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "model/common_prefixes.h"
+#include "model/step.h"
 #include "runtime/arena.h"
 #include "runtime/groups.h"
 
@@ -14,9 +16,11 @@ namespace tidewheel {
 
 // A run of tokens of one sequence whose attention is computed together, for each KV head.
 struct AttentionTask {
+  int index;            // its own
   int sequence, token_begin, num_tokens;
   int context;          // tokens that the last of them sees
-  // Its token is the only one of its sequence: nobody else needs its k and v, and they are prepared with it.
+  // Nobody else needs its q, k and v, and they are prepared with it: it is not split, has no common prefix, and its token
+  // is the only one of its sequence.
   bool alone = false;
   int64_t partials = -1;  // where the results of its pieces lie, in floats; -1: one worker does them all
 
@@ -33,11 +37,13 @@ class AttentionTasks {
   };
 
   AttentionTasks() = default;
-  // Throws std::bad_alloc.
-  AttentionTasks(std::span<const Heads> layers, int max_tokens, int max_sequences, const Ownership& ownership);
+  // `windows` are those of each cache group's layers, 0: unlimited. Throws std::bad_alloc.
+  AttentionTasks(std::span<const Heads> layers, std::span<const std::vector<int>> windows, int max_tokens,
+                 int max_sequences, const Ownership& ownership);
 
-  // [S + 1] and [S], as in Step.
-  void build(std::span<const int32_t> query_start, std::span<const int32_t> context_len);
+  // [S + 1], [S] and [cache groups], as in Step.
+  void build(std::span<const int32_t> query_start, std::span<const int32_t> context_len,
+             std::span<const BlockTables> block_tables);
 
   int count() const { return static_cast<int>(tasks_.size()); }
   const AttentionTask& task(int index) const { return tasks_[index]; }
@@ -46,13 +52,24 @@ class AttentionTasks {
   std::span<const int> shared_tasks() const { return shared_; }  // those that are not alone
   // Of a split task's `piece`, counted from the first that the layer sees.
   float* partial(const AttentionTask& task, const Heads& heads, int kv_head, int piece) const;
+  const CommonPrefixes& prefixes(int cache_group) const { return prefixes_[cache_group]; }
+  float* partial(const CommonPrefix& prefix, const Heads& heads, int kv_head, int piece) const;
+  // What was computed for the task with its common prefix, in a layer with this window.
+  PrefixResult prefix_result(const AttentionTask& task, int cache_group, int window, const Heads& heads, int kv_head) const;
   size_t partial_floats() const { return partials_.bytes() / sizeof(float); }
 
  private:
+  void find_prefixes(std::span<const int32_t> query_start, std::span<const BlockTables> block_tables);
+  // Tokens of the context that every layer has from a common prefix.
+  int in_prefix(const AttentionTask& task) const;
+
   int tokens_per_task_ = 1;
   int workers_ = 0, kv_heads_ = 1;  // of the group that has the most workers for a KV head
   size_t floats_per_token_ = 0;  // of one piece, over all heads
   Arena partials_;
+  std::vector<CommonPrefixes> prefixes_;  // [cache groups], whose results lie in the same place: layers run one by one
+  int64_t prefix_floats_ = 0;             // of the partials, which are theirs in this step
+  std::vector<CommonPrefixes::Member> members_;
   std::vector<AttentionTask> tasks_;
   std::vector<Unit> units_;
   std::vector<int> split_, shared_;

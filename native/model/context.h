@@ -19,6 +19,7 @@ struct AttentionState {
   const CacheType cache_type;
   std::vector<std::vector<Heads>> heads;  // by cache group, of each attention in the order of the cache
   std::vector<Heads> divided;             // of each attention, as tasks take them: a KV head at a time
+  std::vector<std::vector<int>> windows;  // by cache group, of each attention; 0: unlimited
   Ropes ropes;
   std::vector<KvCache> caches;  // [cache groups]
   AttentionTasks tasks;

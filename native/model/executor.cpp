@@ -10,7 +10,8 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
                    std::shared_ptr<ThreadPool> pool)
     : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(std::move(pool)), weights_(kernels, plan_.formats, plan_.input_orders),
       workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), adapters_(kernels, workspace_), gemms_(kernels, workspace_, adapters_),
-      attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {}, {}, {}, {}},
+      attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {},
+                 std::vector<std::vector<int>>(shape_.num_blocks.size()), {}, {}, {}},
       context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, adapters_, attention_, states_, profile_},
       sampler_(kernels, plan_.vocab_size, pool_->size()) {
   const auto& blocks = shape_.num_blocks;
@@ -63,7 +64,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   for (size_t group = 0; group < blocks.size(); ++group) {
     attention_.caches.emplace_back(attention_.heads[group], cache_type, blocks[group], ownership);
   }
-  attention_.tasks = AttentionTasks(attention_.divided, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
+  attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
 }
 
 void Executor::check(const Step& step) const {
@@ -110,7 +111,7 @@ void Executor::check_room(const Step& step, int sequence, int context) const {
 void Executor::step(const Step& step, const std::function<void()>& before_sampling) {
   check(step);
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
-  attention_.tasks.build(step.query_start, step.context_len);
+  attention_.tasks.build(step.query_start, step.context_len, step.block_tables);
   const bool pause = before_sampling && !step.logits_rows.empty();
   pool_->run([&](Worker& worker) {
     profile_.begin(worker);

@@ -37,6 +37,12 @@ inline DecoderPlan small_plan() {
   return plan;
 }
 
+// A sequence whose first `common` tokens, whole blocks of them, are those of an earlier one, with its blocks.
+struct Fork {
+  int parent, common;
+  int prompt;  // tokens
+};
+
 class SmallModel {
  public:
   Executor executor;
@@ -48,6 +54,48 @@ class SmallModel {
     for (const auto& [name, shape] : tensor_shapes(small_plan())) add(name, shape);
     executor.set_weights(sources_);
     executor.check_complete();
+  }
+
+  // The logits after some more tokens of each sequence, `rounds` times. `counts` are of the tokens that a sequence gets
+  // each time: of all in one step, or token by token in steps of their own.
+  std::vector<float> run_forks(const std::vector<Fork>& forks, const std::vector<int>& counts, int rounds, bool together) {
+    const int sequences = static_cast<int>(forks.size());
+    std::vector<int32_t> tables(size_t(sequences) * kTable), ids(size_t(sequences) * kTable * kBlockTokens), context, out(sequences);
+    const auto part = [&](int s, int begin, int end) {
+      const auto first = ids.begin() + s * kTable * kBlockTokens;
+      return std::vector<int32_t>(first + begin, first + end);
+    };
+    for (int s = 0; s < sequences; ++s) {
+      const Fork& fork = forks[s];
+      for (int b = 0; b < kTable; ++b) {
+        tables[s * kTable + b] = b < fork.common / kBlockTokens ? tables[fork.parent * kTable + b] : kBlocks - 1 - s * kTable - b;
+      }
+      for (int t = 0; t < kTable * kBlockTokens; ++t) {
+        int32_t* id = &ids[s * kTable * kBlockTokens + t];
+        *id = t < fork.common ? ids[fork.parent * kTable * kBlockTokens + t] : (t * 31 + s * 7) % 150;
+      }
+      step(part(s, fork.common, fork.prompt), {0, fork.prompt - fork.common}, {fork.prompt}, &tables[s * kTable], false, out.data());
+      context.push_back(fork.prompt);
+    }
+    std::vector<float> all;
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<int32_t> tokens, start{0};
+      for (int s = 0; s < sequences; ++s) {
+        const auto more = part(s, context[s], context[s] + counts[s]);
+        tokens.insert(tokens.end(), more.begin(), more.end());
+        start.push_back(static_cast<int32_t>(tokens.size()));
+        for (const int32_t id : more) {
+          ++context[s];
+          if (together) continue;
+          const auto logits = step({id}, {0, 1}, {context[s]}, &tables[s * kTable], true, out.data());
+          if (context[s] == forks[s].prompt + (round + 1) * counts[s]) all.insert(all.end(), logits.begin(), logits.end());
+        }
+      }
+      if (!together) continue;
+      const auto logits = step(tokens, start, context, tables.data(), true, out.data());
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
   }
 
   // The logits of greedy decoding: prompts of so many tokens, computed `chunk` at a time, then `count` more of all. Half

@@ -33,6 +33,7 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   layer_ = shares() ? plan.shared_layer : static_cast<int>(cached.size());
   if (!shares()) cached.push_back(heads_);
   state.divided.push_back(heads_);
+  state.windows[plan.cache_group].push_back(plan.sliding_window);
   require(size_t(layer_) < cached.size() && cached[layer_].num_kv_heads == heads_.num_kv_heads &&
               cached[layer_].head_dim == heads_.head_dim && cached[layer_].num_heads == heads_.num_heads,
           "attention can only share the K and V of an earlier layer of its cache group with the same heads");
@@ -134,10 +135,29 @@ AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const
           plan_.alibi_slopes.empty() ? nullptr : plan_.alibi_slopes.data(), sinks_,
           cache().head(worker.group(), layer_, 0, kv_head), cache().block_bytes(worker.group()),
           block_table(step, task.sequence), context_.workspace.scratch(worker),
-          qkv(task.token_begin), qkv_rows_.stride};  // whose q, k and v are stored by now
+          qkv(task.token_begin), qkv_rows_.stride,  // whose q, k and v are stored by now
+          {}, state.tasks.prefix_result(task, plan_.cache_group, plan_.sliding_window, heads_, kv_head)};
+}
+
+void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {
+  const AttentionState& state = context_.attention;
+  const CommonPrefixes& prefixes = state.tasks.prefixes(plan_.cache_group);
+  const Range own = cache().heads(worker.group(), layer_);
+  const auto units = prefixes.units();
+  if (units.empty()) return;
+  worker.share_in_group(static_cast<int64_t>(units.size()) * own.size(), 1, [&](int64_t i, int64_t) {
+    const CommonPrefixes::Unit& unit = units[i / own.size()];
+    const CommonPrefix& prefix = prefixes.prefix(unit.prefix);
+    if (unit.piece < prefix.first_piece(plan_.sliding_window)) return;
+    const int kv_head = own.begin + static_cast<int>(i % own.size());
+    const AttentionArgs args = of_prefix(arguments(worker, step, state.tasks.task(prefix.task), kv_head), prefix,
+                                         prefixes.tokens(prefix), step.positions, queries(0));
+    context_.kernels.attention_piece(state.cache_type, args, unit.piece, state.tasks.partial(prefix, heads_, kv_head, unit.piece));
+  });
 }
 
 void Attention::attend(Worker& worker, const Step& step) const {
+  attend_to_prefixes(worker, step);
   const AttentionState& state = context_.attention;
   const Range own = cache().heads(worker.group(), layer_);
   const int kv_heads = own.size();
@@ -159,7 +179,7 @@ void Attention::attend(Worker& worker, const Step& step) const {
     if (task.alone) store(worker, step, task, task.token_begin, {kv_head, kv_head + 1});
     if (!task.split()) {
       context_.kernels.attention(state.cache_type, args);
-    } else if (piece >= 0) {  // else out of this layer's window
+    } else if (piece >= 0 && !args.prefix.has_whole(unit_of_work.piece)) {  // else out of this layer's window, or done
       context_.kernels.attention_piece(state.cache_type, args, unit_of_work.piece,
                                        state.tasks.partial(task, heads_, kv_head, piece));
     }

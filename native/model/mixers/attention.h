@@ -21,6 +21,7 @@ class Attention final : public Mixer {
   // Normalizes and rotates a token's q, k and v. Stores q as a query, k and v in the cache.
   void store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const;
   void attend(Worker& worker, const Step& step) const;
+  void attend_to_prefixes(Worker& worker, const Step& step) const;
   AttentionArgs arguments(const Worker& worker, const Step& step, const AttentionTask& task, int kv_head) const;
 
   const Context& context_;

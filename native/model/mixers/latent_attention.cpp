@@ -28,6 +28,7 @@ LatentAttention::LatentAttention(const LatentAttentionPlan& plan, const std::str
   layer_ = static_cast<int>(state.heads[plan.cache_group].size());
   state.heads[plan.cache_group].push_back(heads_);
   state.divided.push_back(divided_);
+  state.windows[plan.cache_group].push_back(0);
   rope_table_ = state.ropes.add(plan.rope);
 
   Weights& weights = context.weights;
@@ -140,10 +141,28 @@ AttentionArgs LatentAttention::arguments(const Worker& worker, const Step& step,
   args.scratch = context_.workspace.scratch(worker);
   args.out = row(wide_rows_, task.token_begin);  // whose queries, key and latent are stored by now
   args.out_stride = wide_rows_.stride;
+  args.prefix = state.tasks.prefix_result(task, plan_.cache_group, 0, divided_, part);
   return args;
 }
 
+void LatentAttention::attend_to_prefixes(Worker& worker, const Step& step) const {
+  const AttentionState& state = context_.attention;
+  const CommonPrefixes& prefixes = state.tasks.prefixes(plan_.cache_group);
+  const int parts = cache().heads(worker.group(), layer_).size() > 0 ? divided_.num_kv_heads : 0;
+  const auto units = prefixes.units();
+  if (units.empty()) return;
+  worker.share_in_group(static_cast<int64_t>(units.size()) * parts, 1, [&](int64_t i, int64_t) {
+    const CommonPrefixes::Unit& unit = units[i / parts];
+    const CommonPrefix& prefix = prefixes.prefix(unit.prefix);
+    const int part = static_cast<int>(i % parts);
+    const AttentionArgs args = of_prefix(arguments(worker, step, state.tasks.task(prefix.task), part), prefix,
+                                         prefixes.tokens(prefix), step.positions, row(query_rows_, 0));
+    context_.kernels.attention_piece(state.cache_type, args, unit.piece, state.tasks.partial(prefix, divided_, part, unit.piece));
+  });
+}
+
 void LatentAttention::attend(Worker& worker, const Step& step) const {
+  attend_to_prefixes(worker, step);
   const AttentionState& state = context_.attention;
   // The group that has the KV head sees to all query heads.
   const int parts = cache().heads(worker.group(), layer_).size() > 0 ? divided_.num_kv_heads : 0;
@@ -155,7 +174,7 @@ void LatentAttention::attend(Worker& worker, const Step& step) const {
     const AttentionArgs args = arguments(worker, step, task, part);
     if (!task.split()) {
       context_.kernels.attention(state.cache_type, args);
-    } else {
+    } else if (!args.prefix.has_whole(unit.piece)) {
       context_.kernels.attention_piece(state.cache_type, args, unit.piece, state.tasks.partial(task, divided_, part, unit.piece));
     }
   });

@@ -24,6 +24,7 @@ class LatentAttention final : public Mixer {
   // Rotates a token's queries and its key. Stores the queries, and the key and the latent in the cache.
   void store(Worker& worker, const Step& step) const;
   void attend(Worker& worker, const Step& step) const;
+  void attend_to_prefixes(Worker& worker, const Step& step) const;
   AttentionArgs arguments(const Worker& worker, const Step& step, const AttentionTask& task, int part) const;
 
   const Context& context_;

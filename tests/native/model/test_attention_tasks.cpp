@@ -10,9 +10,13 @@ using namespace tidewheel;
 
 TEST_CASE("every token has one task, and every piece of a split one a place of its own") {
   const Heads layers[] = {{12, 4, 64}, {4, 2, 40}};
-  AttentionTasks shared(layers, 256, 8, Ownership({2}));
+  const std::vector<int> windows[] = {{0, 0}};
+  AttentionTasks shared(layers, windows, 256, 8, Ownership({2}));
+  std::vector<int32_t> blocks(2 * 200'000);
+  std::iota(blocks.begin(), blocks.end(), 0);  // none twice
+  const BlockTables tables[] = {{blocks.data(), 200'000}};
   const auto check = [&](const std::vector<int32_t>& query_start, const std::vector<int32_t>& context_len) {
-    shared.build(query_start, context_len);
+    shared.build(query_start, context_len, tables);
     std::vector<int> planned(query_start.back());
     std::vector<std::vector<int>> pieces(query_start.back());
     std::vector<const float*> places;
