@@ -1,8 +1,7 @@
-"""Deliveries: what a step, or the end of a sequence, means for the streams of the requests that run."""
+"""Delivery: what a step, or the end of a sequence, means for the streams of the requests that run."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,9 +25,9 @@ class Started(NamedTuple):
 class Delivery:
     """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
 
-    `logprobs` has the log-probabilities of those rows that asked, and `scored` those of parts of prompts. `preempted`
-    sequences had to make way for the step. `passed_on` has to be called when all of it is passed on. With a `failure`,
-    the engine is dead and every stream with it.
+    A sequence may have several, in order. `logprobs` has the log-probabilities of token i if they are wanted, and
+    `scored` those of parts of prompts. `preempted` sequences had to make way for the step. `passed_on` has to be called
+    when all of it is passed on. With a `failure`, the engine is dead and every stream with it.
     """
 
     keys: list[int] = field(default_factory=list)
@@ -42,64 +41,34 @@ class Delivery:
     failure: BaseException | None = None
 
 
-def deliveries(step: Step, output: StepOutput, now: float) -> list[Delivery]:
-    """What a step means for the streams, but for ends: one delivery, and more if a sequence got several tokens."""
+def delivery_of(step: Step, output: StepOutput, now: float) -> Delivery:
+    """What a step means for the streams, but for ends."""
     rows = step.rows
-    sampled, token_ids = rows.sampled, output.token_ids[: rows.num_sampled].tolist()
+    token_ids: list[int] = output.token_ids[: rows.num_sampled].tolist()
     if rows.drafts or rows.has_beams:
-        deliveries = _by_turn(rows.kept(token_ids), token_ids, output)
-    else:
-        deliveries = [Delivery([s.key for s in sampled], token_ids)]
+        kept = rows.kept(token_ids)
+        delivery = Delivery([sequence.key for sequence, _ in kept], [token_ids[row] for _, row in kept])
         if output.logprobs is not None:
-            deliveries[0].logprobs = _logprobs(enumerate(sampled), output)
-    first = deliveries[0]
+            delivery.logprobs = _logprobs(kept, output)
+    else:
+        sampled = rows.sampled
+        delivery = Delivery([sequence.key for sequence in sampled], token_ids)
+        if output.logprobs is not None:
+            delivery.logprobs = _logprobs(zip(sampled, range(len(sampled)), strict=True), output)
     for chunk in rows.chunks:
-        first.started += _started(chunk, now)
+        delivery.started += _started(chunk, now)
         if chunk.num_scored:
             logprobs = _prompt_logprobs(output, rows.scored(chunk), chunk.sequence.num_prompt_logprobs)
-            first.scored.append((chunk.sequence.key, logprobs))
-    return deliveries
+            delivery.scored.append((chunk.sequence.key, logprobs))
+    return delivery
 
 
-def _by_turn(kept: list[tuple[Sequence, int]], token_ids: list[int], output: StepOutput) -> list[Delivery]:
-    """The first token that each sequence got, then the second of each that got two, and so on. At least one delivery.
-
-    `kept` are the sequences with their rows.
-    """
-    turns: list[list[tuple[int, Sequence]]] = [[]]
-    count: dict[int, int] = defaultdict(int)
-    for sequence, row in kept:
-        turn = count[sequence.key]
-        count[sequence.key] += 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append((row, sequence))
-    return [
-        Delivery(
-            [sequence.key for _, sequence in turn],
-            [token_ids[row] for row, _ in turn],
-            {} if output.logprobs is None else _logprobs(turn, output),
-        )
-        for turn in turns
-    ]
-
-
-def _logprobs(rows: Iterable[tuple[int, Sequence]], output: StepOutput) -> dict[int, TokenLogprob]:
+def _logprobs(rows: Iterable[tuple[Sequence, int]], output: StepOutput) -> dict[int, TokenLogprob]:
     return {
-        sequence.key: _token_logprob(output, row, count)
-        for row, sequence in rows
+        i: _token_logprob(output, row, count)
+        for i, (sequence, row) in enumerate(rows)
         if (count := sequence.sampling.num_logprobs) >= 0
     }
-
-
-def add_ends(deliveries: list[Delivery], finished: list[Finished]) -> None:
-    """Let each sequence end with its last token."""
-    if len(deliveries) == 1:
-        deliveries[0].finished = finished
-        return
-    for end in finished:
-        last = next((delivery for delivery in reversed(deliveries) if end.key in delivery.keys), deliveries[0])
-        last.finished.append(end)
 
 
 def _started(chunk: Chunk, now: float) -> list[Started]:

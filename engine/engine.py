@@ -28,7 +28,7 @@ from .options import DEFAULT_MAX_LOGPROBS, most_logprobs
 from .request import Request
 from .scheduling.beam_search import BeamSearch
 from .scheduling.cost_model import CostModel
-from .scheduling.drafter import Drafter
+from .scheduling.drafter import BatchDrafter, Drafter
 from .scheduling.drafts import DraftStats
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
@@ -87,7 +87,7 @@ class Engine:
         max_logprobs: int = DEFAULT_MAX_LOGPROBS,
         max_step_ms: float,
         enable_prefix_caching: bool,
-        drafter: Drafter | None = None,
+        drafter: Drafter | BatchDrafter | None = None,
         most_drafted: int | None = None,
         step_timeout_s: float | None = None,
         loras: LoraRegistry | None = None,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
     from .cache.tiers.folder import BlockFolder
     from .engine import Engine
-    from .scheduling.drafter import Drafter
+    from .scheduling.drafter import BatchDrafter, Drafter
     from .speculation.loading import OpenedDraft
     from .text.tokenizer import Tokenizer
 
@@ -68,7 +68,7 @@ class EngineLoad:
         self._kv_folder = self._open_kv_folder()
         self._cancellation = Cancellation()
         self._executor: Executor | None = None
-        self._drafter: Drafter | None = None
+        self._drafter: Drafter | BatchDrafter | None = None
         self._failure: BaseException | None = None
         self._finished = False
         self._thread = threading.Thread(target=self._load, name="weights")

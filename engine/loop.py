@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from .constraints.masks import MaskWriter
-from .delivery import Delivery, add_ends, deliveries
+from .delivery import Delivery, delivery_of
 from .devices.base import Executor, Pending, RecurrentExecutor
 from .devices.batch import TokenMasks
 from .histogram import Histogram
@@ -56,8 +56,7 @@ class EngineLoop:
     def __init__(
         self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[Delivery], None]
     ) -> None:
-        """`deliver` is called on the engine thread, at most once a step and once for the messages before it. A step in
-        which drafts were right has a delivery more for each further token: none has two tokens of one sequence.
+        """`deliver` is called on the engine thread, at most once a step and once for the messages before it.
 
         `step_started` is when the step that runs began (`time.perf_counter`), None between steps.
         """
@@ -214,17 +213,9 @@ class EngineLoop:
         self.step_seconds.observe(ended - self.step_started)
         self.step_tokens.observe(step.rows.num_tokens)
         self.steps_total += 1
-        said = deliveries(step, output, ended)
-        said[0].preempted = step.preempted
-        said[-1].passed_on = passed_on
-        add_ends(said, scheduler.commit(step, output))
-        for delivery in said:
-            if (
-                delivery.passed_on
-                or delivery.keys
-                or delivery.started
-                or delivery.scored
-                or delivery.finished
-                or delivery.preempted
-            ):
-                self._deliver(delivery)
+        said = delivery_of(step, output, ended)
+        said.preempted, said.passed_on = step.preempted, passed_on
+        said.finished = scheduler.commit(step, output)
+        if said.passed_on or said.keys or said.started or said.scored or said.finished or said.preempted:
+            self._deliver(said)
+        scheduler.end_step(step)

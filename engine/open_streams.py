@@ -9,6 +9,7 @@ from collections.abc import Callable
 from .delivery import Delivery
 from .devices.sampling import NO_TOKEN
 from .outputs import FinishReason
+from .scheduling.step import Finished
 from .stream import RequestStream
 from .transcript import Transcript
 
@@ -100,14 +101,17 @@ class OpenStreams:
         for key, scored in delivery.scored:
             if key in streams:
                 streams[key][0].push_prompt(scored)
-        finished = {end.key: end for end in delivery.finished}
-        for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
+        ends: dict[int, Finished] = {}  # of the last token of each sequence, by its place
+        if delivery.finished:
+            last = {key: i for i, key in enumerate(delivery.keys)}
+            ends = {last[end.key]: end for end in delivery.finished if end.key in last}
+        for i, (key, token) in enumerate(zip(delivery.keys, delivery.token_ids, strict=True)):
             entry = streams.get(key)
             if entry is None or token == NO_TOKEN:
                 continue
             choice, stream = entry
-            logprob = logprobs.get(key) if logprobs else None
-            end = finished.get(key) if finished else None
+            logprob = logprobs.get(i) if logprobs else None
+            end = ends.get(i) if ends else None
             if end is None:
                 if stream.push(choice, token, logprob):
                     self._abort([choice])

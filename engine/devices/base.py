@@ -289,8 +289,9 @@ class DraftExecutor(Protocol):
         says, at its own position. Returns the guesses [S, most], with -1 behind the last one of each sequence.
 
         The rows of the batch are the last tokens of the sequences that want guesses. K and V of guesses are written
-        behind the batch's, but for the last of each sequence, so the block tables must have room for them. A sequence
-        gets no more when its guesses together are right with less than `least_probability`, as the model thinks.
+        behind the batch's, but for the last of each sequence, so the block tables must have room for them. A greedy
+        sequence gets only guesses that are, all together, right with `least_probability`, as the model thinks. One that
+        draws its tokens gets one more.
         Penalties, masks and reports are left out. Drops the GIL.
         """
         ...

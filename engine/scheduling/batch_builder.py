@@ -9,16 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..devices.base import ExecutorLimits
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
-from .rows import Draft, StepRows
+from .rows import StepRows
 from .sampling_rows import sampling_batch, set_history
 from .sequence import Sequence
 from .step import Step
 
+_MOST_SHAPES = 64  # that are kept
 _TABLE_ROOM = 8  # block table columns kept free, so that growing sequences rarely make a new table
+
+
+class _Shape(Struct):
+    """The arrays of decodes and drafts that stay the same as long as each sequence has so many rows."""
+
+    query_start: NDArray[np.int32]
+    logits_rows: NDArray[np.int32]
+    sampling: SamplingBatch | None = None  # but for its positions and masks
 
 
 class BatchBuilder:
@@ -32,6 +42,8 @@ class BatchBuilder:
         self._version: int | None = None
         self._decodes = _empty_batch()
         self._uses_history = False
+        self._owners: list[Sequence] = []  # of the rows of the last step with drafts
+        self._shapes: dict[tuple[int, ...], _Shape] = {}  # of those owners, by the rows of each
 
     def build(self, step: Step, masks: TokenMasks | None = None) -> StepBatch:
         """The arrays of a step: one of each decode, then drafts and chunks. `masks` are for its sampled rows."""
@@ -39,6 +51,8 @@ class BatchBuilder:
         if not (spans := rows.spans):
             decodes.sampling.masks = masks
             return decodes
+        if not rows.chunks:
+            return self._with_drafts(decodes, rows, masks)
         sequences, count = rows.sequences, len(rows.decodes)
         token_ids, positions = (
             _resized(decodes.token_ids, rows.num_tokens),
@@ -56,7 +70,7 @@ class BatchBuilder:
             logits_rows[rows.scored(chunk)] = np.array(chunk.scored, np.int32) + (chunk.tokens.start - chunk.start)
         sampling = decodes.sampling
         if rows.num_sampled > count:
-            sampling = _sampling(rows.sampled, positions[logits_rows[: rows.num_sampled]] + 1, rows.drafts)
+            sampling = _sampling(rows, positions[logits_rows[: rows.num_sampled]] + 1)
         sampling.masks = masks
         first_tables, *narrower_tables = self._block_tables(sequences)
         return StepBatch(
@@ -72,6 +86,55 @@ class BatchBuilder:
             adapters=self._adapters(sequences),
         )
 
+    def _with_drafts(self, decodes: StepBatch, rows: StepRows, masks: TokenMasks | None) -> StepBatch:
+        """Decodes and drafts alone, where one token is sampled after each that runs."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        context_len: list[int] = []
+        if rows.decodes:
+            token_ids, positions = decodes.token_ids.tolist(), decodes.positions.tolist()
+            context_len = decodes.context_len.tolist()
+        for draft in rows.drafts:
+            token_ids += draft.token_ids
+            positions += range(draft.start, draft.end)
+            context_len.append(draft.end)
+        sequences = rows.sequences
+        first_tables, *narrower_tables = self._block_tables(sequences)
+        position = np.array(positions, np.int32)
+        shape = self._shape_of(rows)
+        sampling = shape.sampling
+        if sampling is None:
+            sampling = _sampling(rows, position + 1)
+            if not any(s.sampling.has_bias or s.sampling.uses_history for s in sequences):
+                shape.sampling = sampling
+        else:
+            sampling.position = position + 1
+        sampling.masks = masks
+        return StepBatch(
+            token_ids=np.array(token_ids, np.int32),
+            positions=position,
+            query_start=shape.query_start,
+            context_len=np.array(context_len, np.int32),
+            block_tables=first_tables,
+            logits_rows=shape.logits_rows,
+            sampling=sampling,
+            narrower_tables=tuple(narrower_tables),
+            state_slots=self._state_slots(sequences),
+            adapters=self._adapters(sequences),
+        )
+
+    def _shape_of(self, rows: StepRows) -> _Shape:
+        """What depends on nothing but who runs how many tokens."""
+        owners, counts = rows.owners
+        if owners != self._owners or len(self._shapes) >= _MOST_SHAPES:
+            self._owners, self._shapes = owners, {}
+        key = tuple(counts)
+        if (shape := self._shapes.get(key)) is None:
+            query_start = np.zeros(len(counts) + 1, np.int32)
+            np.cumsum(counts, out=query_start[1:])
+            shape = self._shapes[key] = _Shape(query_start, np.arange(query_start[-1], dtype=np.int32))
+        return shape
+
     def _decode_batch(self, step: Step) -> StepBatch:
         batch, sequences = self._decodes, step.rows.decodes
         count = len(sequences)
@@ -83,15 +146,16 @@ class BatchBuilder:
             batch.state_slots = self._state_slots(sequences)
             batch.adapters = self._adapters(sequences)
             # The same array for two things: a token is sampled where the context ends.
-            batch.sampling = _sampling(sequences, batch.context_len)
+            batch.sampling = sampling_batch([s.sampling for s in sequences], batch.context_len)
             self._version = step.decode_version
             self._uses_history = any(sequence.sampling.uses_history for sequence in sequences)
         else:
             self._refresh_tables(batch, step)
-            batch.positions += 1
-            batch.context_len += 1
+            if sequences:
+                batch.positions += 1
+                batch.context_len += 1
         batch.follows = step.follows
-        if not step.follows:
+        if sequences and not step.follows:
             batch.token_ids[:] = [sequence.last_token for sequence in sequences]
         if self._uses_history:
             set_history(batch.sampling, _histories(sequences))
@@ -137,7 +201,7 @@ def _empty_batch(count: int = 0) -> StepBatch:
         context_len=np.empty(count, dtype=np.int32),
         block_tables=np.zeros((count, 1), dtype=np.int32),
         logits_rows=np.arange(count, dtype=np.int32),
-        sampling=_sampling([], np.empty(0, dtype=np.int32)),
+        sampling=sampling_batch([], np.empty(0, dtype=np.int32)),
     )
 
 
@@ -148,12 +212,13 @@ def _resized(array: NDArray[np.int32], size: int) -> NDArray[np.int32]:
     return longer
 
 
-def _sampling(sequences: Seq[Sequence], positions: NDArray[np.int32], drafts: Seq[Draft] = ()) -> SamplingBatch:
-    """The rows that `sequences` sample, those of `drafts` among them."""
-    sampling = sampling_batch([s.sampling for s in sequences], positions)
-    if any(s.sampling.uses_history for s in sequences):
-        histories = _histories(sequences)
-        for draft in drafts:
+def _sampling(rows: StepRows, positions: NDArray[np.int32]) -> SamplingBatch:
+    """The rows of a step that sample the tokens at `positions`."""
+    owners, counts = rows.owners
+    sampling = sampling_batch([s.sampling for s in owners], positions, counts)
+    if any(s.sampling.uses_history for s in owners):
+        histories = _histories(rows.sampled)
+        for draft in rows.drafts:
             if draft.sequence.sampling.uses_history:
                 histories[draft.sampled] = draft.histories
         set_history(sampling, histories)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _DECODE_UNITS = (1.0, 16.0, 65536.0)  # one, decodes, attention pairs: scaled to be of like size
 _PREFILL_UNITS = (1.0, 128.0, 65536.0, 128.0)  # one, tokens, attention pairs, scored tokens
@@ -41,7 +41,13 @@ class StepLoad:
     def plus_draft(self, context: int, num_tokens: int) -> StepLoad:
         """The load with `num_tokens` drafted tokens more, of a decode whose context has `context` tokens."""
         pairs = num_tokens * context + num_tokens * (num_tokens + 1) // 2
-        return replace(self, num_decodes=self.num_decodes + num_tokens, decode_pairs=self.decode_pairs + pairs)
+        return StepLoad(  # `replace` takes several times as long
+            self.num_decodes + num_tokens,
+            self.decode_pairs + pairs,
+            self.prefill_tokens,
+            self.prefill_pairs,
+            self.scored_tokens,
+        )
 
     def plus_chunk(self, start: int, num_tokens: int, num_scored: int = 0) -> StepLoad:
         """The load with `num_tokens` more tokens of a prompt, from position `start` on, of which some are scored."""
@@ -66,6 +72,7 @@ class CostModel:
 
     def __init__(self, max_step_ms: float) -> None:
         self.max_step_ms = max_step_ms
+        self.last_ms = 0.0
         self._decode = Fit(len(_DECODE_UNITS), _DECODE_FORGET)
         self._prefill = Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
         self._proven_chunk = _FIRST_CHUNK
@@ -76,6 +83,11 @@ class CostModel:
         decode_ms = self._decode_ms(load)
         return decode_ms + self._prefill.predict(_prefill_features(load)) if load.prefill_tokens else decode_ms
 
+    def row_ms(self, context: int) -> float:
+        """How much longer a step takes with one more token of a decode whose context has `context` tokens."""
+        _, per_decode, per_pair = self._decode.coefficients
+        return per_decode / _DECODE_UNITS[1] + per_pair * (context + 1) / _DECODE_UNITS[2]
+
     def prefill_ms(self, start: int, num_tokens: int) -> float | None:
         """How long it takes to compute tokens of a prompt from position `start` on; None as long as little is known."""
         if not self._prefill.is_trusted:
@@ -83,7 +95,8 @@ class CostModel:
         return self._prefill.predict(_prefill_features(StepLoad().plus_chunk(start, num_tokens)))
 
     def observe(self, load: StepLoad, elapsed_ms: float) -> None:
-        """Learn from a step that has run."""
+        """Learn from a step that has run. `last_ms` is the duration of the last one."""
+        self.last_ms = elapsed_ms
         if load.prefill_tokens == 0:
             self._since_lesson_ms += elapsed_ms
             if self._since_lesson_ms >= _LESSON_MS or not self._decode.is_trusted:

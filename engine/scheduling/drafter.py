@@ -27,6 +27,17 @@ class Draftable(Protocol):
     identity: Identity
 
 
+class Continued:
+    """A sequence as drafters will see it once it goes on with some tokens that are as good as certain."""
+
+    def __init__(self, sequence: Draftable, more: list[int]) -> None:
+        self.key = sequence.key
+        self.prompt_len = sequence.prompt_len
+        self.identity = sequence.identity
+        self.num_tokens = sequence.num_tokens + len(more)
+        self.tokens: NDArray[np.int32] = np.append(sequence.tokens[: sequence.num_tokens], np.array(more, np.int32))
+
+
 class Drafter(Protocol):
     """Guesses how sequences go on."""
 
@@ -52,42 +63,50 @@ class RememberingDrafter(Drafter, Protocol):
 
 
 class StepPrices(Struct, frozen=True):
-    """What a step of `num_sequences` decodes takes without guesses, in milliseconds, and with each row more.
+    """What a step of `num_sequences` decodes takes, in milliseconds.
 
-    `spare_ms` is how long it may be held up.
+    `plain_ms` is the device's time without guesses, and each row more makes it `row_ms` longer. The engine's own time
+    is `engine_ms` then. With guesses it is `drafting_ms`, beside the time of the model that makes them. The device may
+    take at most `most_ms`.
     """
 
     num_sequences: int
     plain_ms: float
     row_ms: float
-    spare_ms: float
+    engine_ms: float
+    drafting_ms: float
+    most_ms: float
 
     @property
-    def row_share(self) -> float:
-        """What a row more costs, in tokens."""
-        return self.row_ms * self.num_sequences / self.plain_ms if self.plain_ms > 0.0 else 0.0
+    def token_ms(self) -> float:
+        """What a token costs without guesses."""
+        return (self.plain_ms + self.engine_ms) / self.num_sequences
 
 
 @runtime_checkable
-class BatchDrafter(Drafter, Protocol):
+class BatchDrafter(Protocol):
     """One that guesses for all sequences of a step together, in time of its own, and remembers what it has read.
 
     It computes in the KV blocks of the sequences, where it has a cache beside that of the model.
     """
 
-    def plan(self, rates: Mapping[Sequence, float], prices: StepPrices) -> dict[Sequence, int]:
-        """How many guesses each sequence should get, `rates` of which are right; those with none are left out.
+    def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
+        """How many guesses each sequence may get, as far as that pays; those with none are left out."""
+        ...
 
-        It begins a step, of which `propose` has nothing before `guess` was called.
+    def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> tuple[Mapping[Sequence, list[int]], float]:
+        """At most so many guesses, no more than were planned, and how long they took, in milliseconds.
+
+        The sequences have blocks for them. Called after each plan, also with an empty one: it may have to catch up.
         """
         ...
 
-    def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> None:
-        """Make at most so many guesses, no more than were planned. The sequences have blocks for them."""
+    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
+        """Hear what became of a sequence's guesses."""
         ...
 
-    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
-        """Hear what became of a sequence's draft."""
+    def ended(self, sequence: Sequence) -> None:
+        """Hear that a sequence has ended, whether it had guesses or not."""
         ...
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:

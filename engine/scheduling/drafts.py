@@ -8,6 +8,7 @@ those without drafts. K and V of wrong guesses stay behind the computed tokens u
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 from msgspec import Struct
@@ -15,12 +16,14 @@ from msgspec import Struct
 from ..cache.manager import CacheManager
 from ..constraints.lookahead import Lookahead, forced_tokens, may_look_ahead, timed
 from .cost_model import CostModel, StepLoad
-from .drafter import BatchDrafter, Drafter, RememberingDrafter, StepPrices
+from .drafter import BatchDrafter, Continued, Drafter, RememberingDrafter, StepPrices
 from .sequence import Sequence
 
 # Of guesses that are right: what is expected of a sequence that has had none, how much each guess changes it, and how
 # much of it comes back in a step without any, so that the text that follows gets its chance.
 _FIRST_RATE, _LESSON, _RETURNING = 0.7, 0.2, 0.0005
+_ENGINE_LESSON = 0.1  # how much a step changes what is known of the engine's own time
+_FRUITLESS = 8  # steps without a guess, after which only every so many steps one is thought of
 
 _MOST_FORCED = 64  # tokens in a draft
 _LOOKAHEAD_S = 0.005  # a step, on the engine thread: then no grammar is asked any more
@@ -43,7 +46,7 @@ class Guesses(Struct, frozen=True):
 
 
 class Drafts:
-    """Takes from a drafter what a step has room for, as far as it pays. What a grammar forces goes before its guesses.
+    """Takes from a drafter what a step has room for, as far as it pays. Its guesses follow on what a grammar forces.
 
     A guess pays if the tokens that are expected of it cost no more time than the step's own do. That depends on how
     many of the sequence's guesses were right before, and on what the cost model knows: where many sequences decode, a
@@ -54,33 +57,39 @@ class Drafts:
 
     def __init__(
         self,
-        drafter: Drafter | None,
+        drafter: Drafter | BatchDrafter | None,
         cache: CacheManager,
         cost_model: CostModel,
         max_num_batched_tokens: int,
         *,
         most_sequences: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Nobody gets a draft while more than `most_sequences` decode.
+        """Nobody gets a draft while more than `most_sequences` decode. `clock` gives seconds.
 
         `extended` are the keys of sequences that `choose` has given blocks.
         """
-        self._drafter = drafter
         self._model = drafter if isinstance(drafter, BatchDrafter) else None
+        self._drafter = None if isinstance(drafter, BatchDrafter) else drafter
         self.extended: set[int] = set()
         self._remembering = drafter if isinstance(drafter, RememberingDrafter) else None
         self._cache = cache
         self._cost_model = cost_model
         self._max_num_batched_tokens = max_num_batched_tokens
         self._most_sequences = most_sequences
+        self._clock = clock
         self._rates: dict[int, float] = {}  # of guesses that are right, by Sequence.key
-        self._forced: set[int] = set()  # keys of those whose last draft is what a grammar forces
+        self._num_forced: dict[int, int] = {}  # tokens that a grammar forces, by Sequence.key, in the last drafts
+        self._fruitless = 0  # steps without a guess, one after the other
+        self._started: float | None = None  # when the engine's own part of a step began, if that is to be learned
+        self._guessing_ms = 0.0  # of that step
+        self._engine_ms: dict[bool, float] = {}  # the engine's own time, of steps with drafts and of those without
         self.stats = DraftStats()
 
     @property
     def has_drafter(self) -> bool:
         """Whether others are guessed than those that a grammar forces."""
-        return self._drafter is not None
+        return self._drafter is not None or self._model is not None
 
     def choose(self, decoding: Seq[Sequence], load: StepLoad, num_spare: int) -> dict[Sequence, Guesses]:
         """Guesses for those of `decoding` that get any; they have blocks for them then. `load` is that without guesses.
@@ -89,33 +98,29 @@ class Drafts:
         that it has left: prompts get the other half.
         """
         drafts: dict[Sequence, Guesses] = {}
-        self.extended, self._forced = set(), set()
+        self.extended, self._num_forced, self._started = set(), {}, None
         if not decoding or (self._most_sequences is not None and len(decoding) > self._most_sequences):
             return drafts
+        most = (load.num_tokens + self._max_num_batched_tokens) // 2
+        if self._model is not None:
+            if not self._is_idle():
+                drafts = self._guess_together(self._model, decoding, load, most - load.num_tokens, num_spare)
+                self._fruitless = 0 if drafts or self._guessing_ms > 0.0 else self._fruitless + 1
+            decoding = [s for s in decoding if s.constraint is not None]
+            if not decoding:
+                return drafts
+            load = _with_drafts(load, drafts)
         known = self._rates
         self._rates = rates = {s.key: _returning(known.get(s.key, _FIRST_RATE)) for s in decoding}
         until = time.perf_counter() + _LOOKAHEAD_S
-        most = (load.num_tokens + self._max_num_batched_tokens) // 2
-        plain_ms = self._cost_model.predict_ms(load)
-        token_ms = plain_ms / max(len(decoding), 1)
-        if self._model is not None:
-            self._guess_together(self._model, decoding, load, most - load.num_tokens, num_spare)
+        token_ms = self._cost_model.predict_ms(load) / len(decoding)
         for sequence in decoding:
             constraint = sequence.constraint
             if sequence.search is not None:
                 continue
             if constraint is not None and (time.perf_counter() > until or not may_look_ahead(constraint)):
                 continue
-            rate = rates[sequence.key]
-            guesses = [] if constraint is None else forced_tokens(constraint)[:_MOST_FORCED]
-            if guesses:
-                rate = 1.0
-                self._forced.add(sequence.key)
-            elif self._drafter is not None and self._pays(load, sequence, 1, rate, token_ms):
-                guesses = self._drafter.propose(sequence)
-            guesses = _before_end(sequence, guesses[: most - load.num_tokens])
-            while guesses and not self._fits(load, sequence, len(guesses), rate, token_ms):
-                guesses.pop()
+            guesses = self._guesses(sequence, load, rates[sequence.key], token_ms)[: most - load.num_tokens]
             lookahead = None
             if guesses and constraint is not None:
                 with timed(constraint, 1):
@@ -137,30 +142,48 @@ class Drafts:
         self.stats = DraftStats(
             stats.drafts_total + 1, stats.guesses_total + num_guesses, stats.right_total + num_right
         )
-        if sequence.key in self._forced:
+        if self._model is not None:
+            if sequence.constraint is None:
+                self._model.learn(sequence, num_guesses, num_right)
+            return
+        forced = self._num_forced.get(sequence.key, 0)
+        if num_right < forced or num_guesses == forced:
             return
         rate = self._rates.get(sequence.key, _FIRST_RATE)
-        for right in (1.0,) * num_right + (0.0,) * (num_right < num_guesses):
+        for right in (1.0,) * (num_right - forced) + (0.0,) * (num_right < num_guesses):
             rate += _LESSON * (right - rate)
         self._rates[sequence.key] = rate
-        if self._model is not None:
-            self._model.learn(sequence, num_guesses, num_right)
+
+    def end_step(self, *, drafted: bool) -> None:
+        """Learn how long the engine itself takes, after a step without prompts, with drafts or without."""
+        if self._started is None:
+            return
+        elapsed_ms, self._started = (self._clock() - self._started) * 1e3, None
+        own_ms = max(elapsed_ms - (self._guessing_ms if drafted else 0.0) - self._cost_model.last_ms, 0.0)
+        known = self._engine_ms.get(drafted, own_ms)
+        self._engine_ms[drafted] = known + _ENGINE_LESSON * (min(own_ms, 2 * known) - known)
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
         """Hear which KV blocks of the first cache group are copied before the step, `(from, to)`."""
         if self._model is not None and pairs:
             self._model.copy_blocks(pairs)
 
+    def _is_idle(self) -> bool:
+        """Whether a model that had nothing to gain for a while is not asked in this step."""
+        if self._fruitless < _FRUITLESS:
+            return False
+        self._fruitless += 1
+        return self._fruitless % _FRUITLESS != 0
+
     def _guess_together(
         self, model: BatchDrafter, decoding: Seq[Sequence], load: StepLoad, room: int, num_spare: int
-    ) -> None:
+    ) -> dict[Sequence, Guesses]:
         """Let a model guess for as many sequences as that pays for. There is room for so many guesses."""
-        plain_ms = self._cost_model.predict_ms(load)
-        mean = load.decode_pairs // max(len(decoding), 1)
-        row_ms = self._cost_model.predict_ms(load.plus_draft(mean, 1)) - plain_ms
-        spare_ms = max(min(self._cost_model.max_step_ms - plain_ms, plain_ms), 0.0)
-        prices = StepPrices(len(decoding), plain_ms, row_ms, spare_ms)
-        counts = model.plan({s: self._rates[s.key] for s in decoding if _has_guesses(s)}, prices)
+        self._started, self._guessing_ms = self._clock(), 0.0
+        prices = self._prices(decoding, load)
+        counts: dict[Sequence, int] = {}
+        if prices.row_ms < prices.token_ms:  # otherwise not even guesses that are all right pay
+            counts = model.plan([s for s in decoding if _has_guesses(s)], prices)
         for sequence, count in counts.items():
             blocks = sequence.num_blocks
             places = self._cache.extend(sequence, sequence.num_tokens + min(count, room), num_spare)
@@ -168,11 +191,60 @@ class Drafts:
             room -= count
             if sequence.num_blocks > blocks:
                 self.extended.add(sequence.key)
-        model.guess({s: count for s, count in counts.items() if count > 0}, prices)
+        guessed, self._guessing_ms = model.guess({s: n for s, n in counts.items() if n > 0}, prices)
+        drafts = {s: Guesses(some) for s, guesses in guessed.items() if (some := _before_end(s, guesses))}
+        if not drafts:
+            self._started = self._clock()  # from here on, it is a step like those of a server that never guesses
+        return drafts
+
+    def _prices(self, decoding: Seq[Sequence], load: StepLoad) -> StepPrices:
+        cost_model, own, count = self._cost_model, self._engine_ms, len(decoding)
+        engine_ms = own.get(False, 0.0)
+        return StepPrices(
+            count,
+            cost_model.predict_ms(load),
+            cost_model.row_ms(load.decode_pairs // count),
+            engine_ms,
+            max(own.get(True, 0.0), engine_ms),
+            cost_model.limit_ms(load),
+        )
+
+    def _guesses(self, sequence: Sequence, load: StepLoad, rate: float, token_ms: float) -> list[int]:
+        """What a grammar forces, and what the drafter proposes behind that, as far as it pays."""
+        constraint = sequence.constraint
+        guesses = [] if constraint is None else forced_tokens(constraint)[:_MOST_FORCED]
+        num_forced = len(guesses)
+        if num_forced:
+            self._num_forced[sequence.key] = num_forced
+        if self._drafter is not None and self._pays(load, sequence, num_forced + 1, rate, token_ms):
+            guesses = guesses + self._drafter.propose(Continued(sequence, guesses) if guesses else sequence)
+        guesses = _before_end(sequence, guesses)
+        while guesses:
+            probability = rate ** max(len(guesses) - num_forced, 0)
+            if self._fits(load, sequence, len(guesses), probability, token_ms):
+                break
+            guesses.pop()
+        return guesses
+
+    def _fits(self, load: StepLoad, sequence: Sequence, count: int, probability: float, token_ms: float) -> bool:
+        """Whether so many guesses are no more than a step has time for, and the last of them pays."""
+        if self._predict_ms(load, sequence, count) > self._cost_model.max_step_ms:
+            return False
+        return self._pays(load, sequence, count, probability, token_ms)
+
+    def _pays(self, load: StepLoad, sequence: Sequence, count: int, probability: float, token_ms: float) -> bool:
+        """Whether the last of so many guesses takes no more time than it is worth, if all are right so probably."""
+        added_ms = self._predict_ms(load, sequence, count) - self._predict_ms(load, sequence, count - 1)
+        return added_ms <= probability * token_ms
+
+    def _predict_ms(self, load: StepLoad, sequence: Sequence, count: int) -> float:
+        return self._cost_model.predict_ms(load.plus_draft(sequence.num_tokens, count))
 
     def ended(self, sequence: Sequence) -> None:
         """Note the end of a sequence."""
-        if self._remembering is not None and sequence.search is None:
+        if self._model is not None:
+            self._model.ended(sequence)
+        elif self._remembering is not None and sequence.search is None:
             self._remembering.ended(sequence)
 
     def forget(self) -> None:
@@ -180,19 +252,11 @@ class Drafts:
         if self._remembering is not None:
             self._remembering.forget()
 
-    def _fits(self, load: StepLoad, sequence: Sequence, count: int, rate: float, token_ms: float) -> bool:
-        """Whether so many guesses are no more than a step has time for, and the last of them pays."""
-        if self._predict_ms(load, sequence, count) > self._cost_model.max_step_ms:
-            return False
-        return self._pays(load, sequence, count, rate, token_ms)
 
-    def _pays(self, load: StepLoad, sequence: Sequence, count: int, rate: float, token_ms: float) -> bool:
-        """Whether the last of so many guesses, which counts if all are right, takes no more time than it is worth."""
-        added_ms = self._predict_ms(load, sequence, count) - self._predict_ms(load, sequence, count - 1)
-        return added_ms <= rate**count * token_ms
-
-    def _predict_ms(self, load: StepLoad, sequence: Sequence, count: int) -> float:
-        return self._cost_model.predict_ms(load.plus_draft(sequence.num_tokens, count))
+def _with_drafts(load: StepLoad, drafts: Mapping[Sequence, Guesses]) -> StepLoad:
+    for sequence, guesses in drafts.items():
+        load = load.plus_draft(sequence.num_tokens, len(guesses.token_ids))
+    return load
 
 
 def _before_end(sequence: Sequence, guesses: list[int]) -> list[int]:

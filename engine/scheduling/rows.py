@@ -60,7 +60,7 @@ class Chunk(Struct, frozen=True):
         return range(end - self.num_scored, end)
 
 
-class Draft(Struct, frozen=True):
+class Draft(Struct):
     """A decode that runs its last token, at position `start`, and guesses at those after it. One is sampled after each.
 
     A guess is right if it is the token that was sampled before it. What was sampled after a wrong one is not used, nor
@@ -73,6 +73,7 @@ class Draft(Struct, frozen=True):
     tokens: slice  # of the step's
     sampled: slice  # of the step's rows, one after each token
     lookahead: Lookahead | None = None
+    _num_kept: int = 0  # once it is known
 
     @property
     def end(self) -> int:
@@ -95,12 +96,14 @@ class Draft(Struct, frozen=True):
 
         With a lookahead, its masks must have been written.
         """
-        right = 0
-        for guess, token in zip(self.token_ids[1:], token_ids[self.sampled], strict=False):
-            if guess != token:
-                break
-            right += 1
-        return right + 1 if self.lookahead is None else min(right + 1, self.lookahead.num_rows)
+        if not self._num_kept:
+            kept = 1
+            for guess, token in zip(self.token_ids[1:], token_ids[self.sampled], strict=False):
+                if guess != token:
+                    break
+                kept += 1
+            self._num_kept = kept if self.lookahead is None else min(kept, self.lookahead.num_rows)
+        return self._num_kept
 
 
 class StepRows:
@@ -174,12 +177,20 @@ class StepRows:
         """Whose token each of the sampled rows gives."""
         if not self.spans:
             return self.decodes
-        sampled = list(self.decodes)
+        owners, counts = self.owners
+        return [sequence for sequence, count in zip(owners, counts, strict=True) for _ in range(count)]
+
+    @property
+    def owners(self) -> tuple[list[Sequence], list[int]]:
+        """Whose the sampled rows are, in order, and how many rows each has."""
+        owners, counts = list(self.decodes), [1] * len(self.decodes)
         for draft in self.drafts:
-            sampled += [draft.sequence] * len(draft.token_ids)
+            owners.append(draft.sequence)
+            counts.append(len(draft.token_ids))
         for chunk in self.chunks:
-            sampled += chunk.sampling
-        return sampled
+            owners += chunk.sampling
+            counts += [1] * len(chunk.sampling)
+        return owners, counts
 
     @property
     def constraints(self) -> list[SequenceConstraint | None]:
@@ -209,10 +220,13 @@ class StepRows:
 
         `token_ids` are those of the step's rows.
         """
-        owned = list(zip(self.sampled, range(self.num_sampled), strict=True))
-        for draft in reversed(self.drafts):
-            del owned[draft.sampled.start + draft.num_kept(token_ids) : draft.sampled.stop]
-        return [(sequence, row) for sequence, row in owned if sequence.search is None]
+        kept = list(zip(self.decodes, range(len(self.decodes)), strict=True))
+        for draft in self.drafts:
+            first = draft.sampled.start
+            kept += [(draft.sequence, row) for row in range(first, first + draft.num_kept(token_ids))]
+        for chunk in self.chunks:
+            kept += zip(chunk.sampling, range(chunk.sampled.start, chunk.sampled.stop), strict=True)
+        return [owned for owned in kept if owned[0].search is None] if self.has_beams else kept
 
     def newest(self, token_ids: list[int]) -> Iterable[tuple[Sequence, int]]:
         """The last token that each sequence got, beams left out. `token_ids` are those of the step's rows."""

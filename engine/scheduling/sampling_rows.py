@@ -14,6 +14,7 @@ from ..sampling_params import SamplingParams
 from .beam_search import BeamSearch
 
 Scalar = TypeVar("Scalar", np.int32, np.float32)
+_NO_IDS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)
 Bias = tuple[NDArray[np.int32], NDArray[np.float32]]  # token ids, and what is added to their logits
 
 
@@ -21,7 +22,7 @@ class SamplingRow:
     """The row of a sequence in a SamplingBatch, but for the position of its token and the tokens before it.
 
     `stop_ids` are forbidden at positions before `min_length`, in tokens, prompt included. `uses_history`: penalties
-    want the tokens before.
+    want the tokens before. `has_bias`: some tokens have a bias at some position.
     """
 
     __slots__ = (
@@ -29,6 +30,7 @@ class SamplingRow:
         "_early_bias",
         "_min_length",
         "floats",
+        "has_bias",
         "ints",
         "logprob_temperature",
         "num_logprobs",
@@ -68,19 +70,33 @@ class SamplingRow:
         self._bias = self._early_bias = _bias(sampling.logit_bias)
         if prompt_len < min_length:
             self._early_bias = _bias({**sampling.logit_bias, **dict.fromkeys(stop_ids, -np.inf)})
+        self.has_bias = len(self._early_bias[0]) > 0
 
     def bias(self, position: int) -> Bias:
         """What is added to the logits of the token at `position`."""
         return self._early_bias if position < self._min_length else self._bias
 
 
-def sampling_batch(rows: Seq[SamplingRow], positions: NDArray[np.int32]) -> SamplingBatch:
-    """Rows that sample the tokens at `positions` [R], all without history. The array becomes the batch's."""
-    count = len(rows)
+def sampling_batch(
+    rows: Seq[SamplingRow], positions: NDArray[np.int32], counts: Seq[int] | None = None
+) -> SamplingBatch:
+    """Rows that sample the tokens at `positions` [R], all without history. The array becomes the batch's.
+
+    Each of `rows` is that of one token, or of so many as its entry in `counts` says, one after the other.
+    """
+    count = len(positions)
     # One array a kind of number: its rows are contiguous arrays of one parameter each.
-    floats = np.array([row.floats for row in rows], dtype=np.float32).reshape(count, 6).T.copy()
-    ints = np.array([row.ints for row in rows], dtype=np.int32).reshape(count, 3).T.copy()
-    biases = [row.bias(position) for row, position in zip(rows, positions.tolist(), strict=True)]
+    floats = np.array([row.floats for row in rows], dtype=np.float32).reshape(len(rows), 6).T
+    ints = np.array([row.ints for row in rows], dtype=np.int32).reshape(len(rows), 3).T
+    seeds = np.array([row.seed for row in rows], dtype=np.uint64)
+    temperatures: NDArray[np.float32] | None = None
+    if any(row.logprob_temperature != 1.0 for row in rows):
+        temperatures = np.array([row.logprob_temperature for row in rows], dtype=np.float32)
+    if counts is None:
+        floats, ints = floats.copy(), ints.copy()
+    else:
+        floats, ints, seeds = floats.repeat(counts, axis=1), ints.repeat(counts, axis=1), seeds.repeat(counts)
+        temperatures = None if temperatures is None else temperatures.repeat(counts)
     sampling = SamplingBatch(
         temperature=floats[0],
         top_p=floats[1],
@@ -91,16 +107,21 @@ def sampling_batch(rows: Seq[SamplingRow], positions: NDArray[np.int32]) -> Samp
         top_k=ints[0],
         num_logprobs=ints[1],
         prompt_len=ints[2],
-        seed=np.array([row.seed for row in rows], dtype=np.uint64),
+        seed=seeds,
         position=positions,
         history_start=np.zeros(count + 1, dtype=np.int32),
-        history_ids=np.empty(0, dtype=np.int32),
-        bias_start=_starts([len(ids) for ids, _ in biases]),
-        bias_ids=_joined([ids for ids, _ in biases], np.int32),
-        bias_values=_joined([values for _, values in biases], np.float32),
+        history_ids=_NO_IDS,
+        bias_start=np.zeros(count + 1, dtype=np.int32),
+        bias_ids=_NO_IDS,
+        bias_values=_NO_VALUES,
+        logprob_temperature=temperatures,
     )
-    if any(row.logprob_temperature != 1.0 for row in rows):
-        sampling.logprob_temperature = np.array([row.logprob_temperature for row in rows], dtype=np.float32)
+    if any(row.has_bias for row in rows):
+        of_each = rows if counts is None else [row for row, n in zip(rows, counts, strict=True) for _ in range(n)]
+        biases = [row.bias(position) for row, position in zip(of_each, positions.tolist(), strict=True)]
+        sampling.bias_start = _starts([len(ids) for ids, _ in biases])
+        sampling.bias_ids = _joined([ids for ids, _ in biases], np.int32)
+        sampling.bias_values = _joined([values for _, values in biases], np.float32)
     return sampling
 
 

@@ -14,7 +14,7 @@ from ..outputs import FinishReason
 from .ahead import Ahead
 from .beams import Beams
 from .cost_model import CostModel, StepLoad
-from .drafter import Drafter
+from .drafter import BatchDrafter, Drafter
 from .drafts import Drafts, Guesses
 from .endings import NO_TOKEN_ERROR, append
 from .forks import Forks
@@ -47,7 +47,7 @@ class Scheduler:
         limits: ExecutorLimits,
         *,
         enable_prefix_caching: bool = True,
-        drafter: Drafter | None = None,
+        drafter: Drafter | BatchDrafter | None = None,
         most_drafted: int | None = None,
     ) -> None:
         """A `drafter` guesses at tokens to come, as long as no more than `most_drafted` sequences decode. Without one,
@@ -246,6 +246,11 @@ class Scheduler:
             finished += self._advance_beams(step, output)
         self.generation_tokens_total += rows.num_sampled
         return finished
+
+    def end_step(self, step: Step) -> None:
+        """Hear that all is done that the engine does in a step, after its tokens were passed on."""
+        if self.drafts is not None and not step.rows.chunks:
+            self.drafts.end_step(drafted=bool(step.rows.drafts))
 
     def forget(self) -> None:
         """Let sequences that are added from now on find nothing of those that were there before."""

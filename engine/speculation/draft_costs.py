@@ -1,9 +1,11 @@
-"""DraftCosts: how long a draft model takes to guess, learned from its guesses so far, and how many are worth that."""
+"""DraftCosts: how long a draft model takes to guess, learned from its guesses so far, and what they are worth."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+
+from msgspec import Struct
 
 from ..scheduling.cost_model import Fit
 from ..scheduling.drafter import StepPrices
@@ -14,6 +16,19 @@ _FORGET = 0.99
 _COLD_CALLS = 2  # that say nothing of those to come
 _FIRST_BACKLOG = 64  # tokens to compute before it is known how long that takes
 _HIGHEST_BAR = 0.9
+_LESSON_MS = 2.0  # of guessing: what more of a small model's calls could teach is not worth the time it takes
+
+
+class Yield(Struct):
+    """What a draft of a sequence gave, on average: guesses made, and right ones."""
+
+    made: float
+    right: float
+
+    def learn(self, made: int, right: int, lesson: float) -> None:
+        """Note one more draft."""
+        self.made += lesson * (made - self.made)
+        self.right += lesson * (right - self.right)
 
 
 class DraftCosts:
@@ -26,14 +41,17 @@ class DraftCosts:
     def __init__(self) -> None:
         self._fit = Fit(len(_UNITS), _FORGET)
         self._calls = 0
+        self._since_lesson_ms = 0.0
 
     def observe(self, counts: Seq[int], num_tokens: int, elapsed_ms: float) -> None:
         """Learn from a call that gave each sequence so many guesses, and ran so many tokens more than rows."""
         self._calls += 1
-        if self._calls > _COLD_CALLS:
-            steps = float(max(max(counts), 1))
-            features = (steps, sum(counts) / _UNITS[1], num_tokens / _UNITS[2])
-            self._fit.observe(features, elapsed_ms)
+        self._since_lesson_ms += elapsed_ms
+        if self._calls <= _COLD_CALLS or (self._fit.is_trusted and self._since_lesson_ms < _LESSON_MS):
+            return
+        self._since_lesson_ms = 0.0
+        steps = float(max(max(counts), 1))
+        self._fit.observe((steps, sum(counts) / _UNITS[1], num_tokens / _UNITS[2]), elapsed_ms)
 
     def num_tokens(self, limit_ms: float) -> int:
         """How many further tokens can be computed in that time."""
@@ -44,30 +62,26 @@ class DraftCosts:
         """The time of so many further tokens."""
         return self._coefficient(2) * num_tokens
 
-    def counts(self, rates: Mapping[Sequence, tuple[float, int]], prices: StepPrices) -> dict[Sequence, int]:
-        """How many guesses to make for each sequence, whose `rates` say what part is right and how many it may get.
+    def worth_ms(self, yields: Mapping[Sequence, Yield], prices: StepPrices) -> float:
+        """How much time a step saves that guesses for these sequences, by what their guesses gave so far.
 
-        All together they give the most tokens a millisecond.
+        That is the time that its right guesses would take without it, less all that the guesses take.
         """
         step_ms, row_ms = self._coefficient(0), self._coefficient(1) + prices.row_ms
-        token_ms = prices.plain_ms / prices.num_sequences
-        expected = {s: rate for s, (rate, _) in rates.items()}  # whether the next guess of each counts
-        counts: dict[Sequence, int] = {}
-        tokens, total_ms, made = float(prices.num_sequences), prices.plain_ms, 0
-        while True:
-            going_on = {s: e for s, e in expected.items() if made < rates[s][1] and e * token_ms > row_ms}
-            more, more_ms = sum(going_on.values()), step_ms + row_ms * len(going_on)
-            if not going_on or (tokens + more) * total_ms <= tokens * (total_ms + more_ms):
-                return counts
-            made += 1
-            tokens, total_ms = tokens + more, total_ms + more_ms
-            counts |= dict.fromkeys(going_on, made)
-            expected = {s: e * rates[s][0] for s, e in going_on.items()}
+        right = sum([of.right for of in yields.values()])
+        made = sum([of.made for of in yields.values()])
+        steps = max([of.made for of in yields.values()], default=0.0) + 1.0
+        extra_ms = prices.drafting_ms - prices.engine_ms + step_ms * steps + row_ms * made
+        return right * prices.token_ms - extra_ms
+
+    def pays(self, of: Yield, prices: StepPrices) -> bool:
+        """Whether a sequence is better off with guesses where others get them."""
+        return of.right * prices.token_ms > of.made * (self._coefficient(1) + prices.row_ms)
 
     def least_probability(self, num_sequences: int, prices: StepPrices) -> float:
         """How likely the guesses of a sequence must be for another one to be worth it, where so many get some."""
-        row_ms = self._coefficient(1) + prices.row_ms + self._coefficient(0) / max(num_sequences, 1)
-        return min(row_ms * prices.num_sequences / max(prices.plain_ms, 1e-6), _HIGHEST_BAR)
+        further_ms = self._coefficient(1) + prices.row_ms + self._coefficient(0) / max(num_sequences, 1)
+        return min(further_ms / max(prices.token_ms, 1e-6), _HIGHEST_BAR)
 
     def _coefficient(self, index: int) -> float:
         return self._fit.coefficients[index] / _UNITS[index]

@@ -17,18 +17,23 @@ from numpy.typing import NDArray
 from ..cache.identity import Digest
 from ..devices.base import DraftExecutor
 from ..devices.batch import SamplingBatch, StepBatch
-from ..scheduling.drafter import Draftable, StepPrices
+from ..scheduling.drafter import StepPrices
 from ..scheduling.sampling_rows import sampling_batch
 from ..scheduling.sequence import UNKNOWN, Sequence
-from .draft_costs import DraftCosts
+from .draft_costs import DraftCosts, Yield
 
 _SHORT_BACKLOG = 4  # tokens that are new to the small model; a draft that was right leaves two
-_LARGEST_INVESTMENT = 0.3  # of the time that the rest of a sequence takes without guesses
-_TRIAL_STEPS = 256  # without a guess, after which one is made to see what it costs by now
+_LEAST_PAUSE_MS = 2.0  # in which a step may be held up however short it is: nobody sees that
+_FIRST_YIELD = (3.0, 2.0)  # guesses made and right ones that are expected before there were any
+_LESSON, _COMMON_LESSON = 0.1, 0.02  # how much a draft changes what is expected of its sequence, and of others
+_RETURNING = 0.02  # how much of that comes back in a step: the text that follows gets its chance
+_FIRST_LENGTH = 256.0  # tokens of an answer, before any has ended
+_LENGTH_LESSON = 0.1
+_FIRST_TRIAL, _LAST_TRIAL = 64, 4096  # plans without a guess, after which one is made to see what it costs by now
 
 
 class ModelDrafter:
-    """Proposes at most `num_tokens` for each sequence, of all sequences in one call of the executor."""
+    """Guesses at most `num_tokens` for each sequence, of all sequences in one call of the executor."""
 
     def __init__(
         self,
@@ -56,43 +61,85 @@ class ModelDrafter:
         self._contents: list[Digest | None] = [None] * executor.limits.num_blocks  # full blocks that it has computed
         self._costs = DraftCosts()
         self._behind: dict[Sequence, int] = {}  # who gets no guess yet, and the tokens to be computed of each
-        self._guesses: dict[int, list[int]] = {}  # by Sequence.key
-        self._steps_without = 0
+        self._common = Yield(*_FIRST_YIELD)  # of a new sequence
+        self._yields: dict[int, Yield] = {}  # by Sequence.key, of those that had a draft
+        self._answer_length = _FIRST_LENGTH
+        self._sampled: tuple[list[Sequence], SamplingBatch] | None = None  # the last rows, if they have no biases
+        self._plans_without, self._next_trial = 0, _FIRST_TRIAL
 
-    def propose(self, sequence: Draftable) -> list[int]:
-        """What was guessed for this step."""
-        return self._guesses.get(sequence.key, [])
+    def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
+        """How many guesses each of these sequences may get, as far as that pays; those with none are left out."""
+        self._behind.clear()
+        rooms = {s: room for s in sequences if (room := self._room(s)) > 0}
+        if not rooms:
+            return {}
+        yields = {s: of for s in rooms if self._costs.pays(of := self._expected(s), prices)}
+        saved_ms = self._costs.worth_ms(yields, prices) if yields else 0.0
+        if saved_ms > 0.0:
+            self._plans_without, self._next_trial = 0, _FIRST_TRIAL
+        else:
+            self._plans_without += 1
+            if self._plans_without < self._next_trial:
+                return {}
+            # Text, costs and company change.
+            self._plans_without, self._next_trial = 0, min(2 * self._next_trial, _LAST_TRIAL)
+            best = max(rooms, key=lambda s: s.num_drafted)
+            yields, saved_ms = {best: self._expected(best)}, 0.1 * prices.token_ms
+        return self._caught_up({s: rooms[s] for s in yields}, saved_ms / len(yields), prices)
 
-    def plan(self, rates: Mapping[Sequence, float], prices: StepPrices) -> dict[Sequence, int]:
-        """How many guesses each of these sequences is to get, of which `rates` are right; some get none."""
-        self._guesses, self._behind = {}, {}
-        known = {s: (rate, room) for s, rate in rates.items() if (room := self._room(s)) > 0}
-        counts = self._costs.counts(known, prices)
-        self._steps_without = 0 if counts else self._steps_without + 1
-        if self._steps_without >= _TRIAL_STEPS and known and max(rates.values()) > prices.row_share:
-            counts, self._steps_without = {max(known, key=rates.__getitem__): 1}, 0
-        return self._caught_up(counts, prices) if counts else counts
-
-    def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> None:
-        """Guess for sequences of the plan. They have blocks for their guesses. Takes note of how long that takes."""
-        running = {**{s: s.num_tokens - s.num_drafted for s in counts}, **self._behind}
+    def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> tuple[dict[Sequence, list[int]], float]:
+        """Guesses for sequences of the plan, which have blocks for them, and the time they took in milliseconds."""
+        running = {s: s.num_tokens - s.num_drafted for s in counts}
+        running |= self._behind
         if not running:
-            return
+            return {}, 0.0
         batch = self._batch(running, counts)
-        wanted = np.array([counts.get(s, 0) for s in running], np.int32)
+        wanted = np.array([*counts.values()] + [0] * len(self._behind), np.int32)
+        least = self._costs.least_probability(len(counts), prices)
         started = self._clock()
-        guesses = self._executor.guess(batch, wanted, self._costs.least_probability(len(counts), prices))
+        guesses = self._executor.guess(batch, wanted, least)
         elapsed_ms = (self._clock() - started) * 1e3
-        made: list[int] = np.count_nonzero(guesses >= 0, axis=1).tolist()
+        made, guessed = [], {}
+        for (sequence, num_tokens), row in zip(running.items(), guesses.tolist(), strict=True):
+            if -1 in row:
+                del row[row.index(-1) :]
+            made.append(len(row))
+            self._note(sequence, num_tokens, len(row))
+            if sequence in counts:
+                if self._own_vocab_size > self._vocab_size:
+                    row = row[: next((i for i, token in enumerate(row) if token >= self._vocab_size), len(row))]
+                guessed[sequence] = row
+                if not row:
+                    self._learn(sequence, 0, 0)
         self._costs.observe(made, len(batch.token_ids) - len(counts), elapsed_ms)
-        for (sequence, num_tokens), row, count in zip(running.items(), guesses.tolist(), made, strict=True):
-            self._note(sequence, num_tokens, count)
-            unknown = next((i for i in range(count) if row[i] >= self._vocab_size), count)
-            self._guesses[sequence.key] = row[:unknown]
+        return guessed, elapsed_ms
 
     def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
         """Right guesses are computed, but for the last one."""
         sequence.num_drafted += min(num_right, num_guesses - 1)
+        self._learn(sequence, num_guesses, num_right)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Learn how long answers are."""
+        self._yields.pop(sequence.key, None)
+        length = sequence.num_tokens - sequence.prompt_len
+        self._answer_length += _LENGTH_LESSON * (length - self._answer_length)
+
+    def _expected(self, sequence: Sequence) -> Yield:
+        """What a draft of a sequence is expected to give."""
+        of = self._yields.get(sequence.key)
+        if of is None:
+            return self._common
+        of.made += _RETURNING * (self._common.made - of.made)
+        of.right += _RETURNING * (self._common.right - of.right)
+        return of
+
+    def _learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
+        of = self._yields.get(sequence.key)
+        if of is None:
+            of = self._yields[sequence.key] = Yield(self._common.made, self._common.right)
+        of.learn(num_guesses, num_right, _LESSON)
+        self._common.learn(num_guesses, num_right, _COMMON_LESSON)
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
         """Copy what the small model has in blocks, `(from, to)`."""
@@ -105,9 +152,10 @@ class ModelDrafter:
         longest = min(sequence.max_length - 1, self._most_context)
         return min(self._num_tokens, longest - sequence.num_tokens)
 
-    def _caught_up(self, counts: dict[Sequence, int], prices: StepPrices) -> dict[Sequence, int]:
-        """Those of a plan that the small model can know up to the last token in this step."""
-        left = min(self._costs.num_tokens(prices.spare_ms), self._most_tokens)
+    def _caught_up(self, counts: Mapping[Sequence, int], saved_ms: float, prices: StepPrices) -> dict[Sequence, int]:
+        """Those of a plan that the small model can know up to the last token in this step. Each is to save so much."""
+        spare_ms = max(min(prices.most_ms - prices.plain_ms, max(prices.plain_ms, _LEAST_PAUSE_MS)), 0.0)
+        left = min(self._costs.num_tokens(spare_ms), self._most_tokens)
         room = self._most_tokens
         ready: dict[Sequence, int] = {}
         for sequence, count in counts.items():
@@ -115,8 +163,9 @@ class ModelDrafter:
                 self._look_up(sequence)
             backlog = sequence.num_tokens - sequence.num_drafted
             if backlog > _SHORT_BACKLOG:
-                rest_ms = (sequence.max_length - sequence.num_tokens) * prices.plain_ms / prices.num_sequences
-                if self._costs.tokens_ms(backlog) > _LARGEST_INVESTMENT * rest_ms:
+                # Answers end at any moment alike.
+                steps = min(sequence.max_length - sequence.num_tokens, self._answer_length) / (1.0 + self._common.right)
+                if self._costs.tokens_ms(backlog) > saved_ms * steps:
                     continue
                 if backlog > left:
                     if (part := min(left, room)) > 0:
@@ -140,7 +189,7 @@ class ModelDrafter:
         """So many tokens of a sequence were computed, and guesses behind them."""
         start, size, table = sequence.num_drafted, self._block_size, sequence.block_tables[0]
         end = sequence.num_drafted = start + num_tokens
-        for block in table[start // size : (end + max(num_guesses - 1, 0) - 1) // size + 1].tolist():
+        for block in table[start // size : (end + num_guesses - 1) // size + 1].tolist():
             self._contents[block] = None
         # The prefix cache may have heard of blocks that were full before.
         first, full = max(start - self._num_tokens - 1, 0) // size, min(end // size, sequence.num_registered)
@@ -151,30 +200,46 @@ class ModelDrafter:
 
     def _batch(self, running: Mapping[Sequence, int], counts: Mapping[Sequence, int]) -> StepBatch:
         """The next tokens of each sequence, and the row after the last one of each that is in `counts`."""
-        lengths = np.fromiter(running.values(), np.int32, len(running))
-        starts = np.zeros(len(running) + 1, np.int32)
-        np.cumsum(lengths, out=starts[1:])
-        ends = np.array([s.num_drafted for s in running], np.int32) + lengths
-        spans = list(zip(running, ends.tolist(), lengths.tolist(), strict=True))
-        tables = np.zeros((len(running), max(s.num_blocks for s in running)), np.int32)
-        for table, sequence in zip(tables, running, strict=True):
-            table[: sequence.num_blocks] = sequence.block_tables[0, : sequence.num_blocks]
-        token_ids = np.concatenate([s.tokens[end - length : end] for s, end, length in spans])
+        token_ids, positions, starts, ends = [], [], [0], []
+        for sequence, length in running.items():
+            start = sequence.num_drafted
+            end = start + length
+            token_ids.append(sequence.tokens[start:end])
+            positions.append(np.arange(start, end, dtype=np.int32))
+            starts.append(starts[-1] + length)
+            ends.append(end)
+        known = token_ids[0] if len(token_ids) == 1 else np.concatenate(token_ids)
         if self._own_vocab_size < self._vocab_size:
-            token_ids = np.minimum(token_ids, self._own_vocab_size - 1)
+            known = np.minimum(known, self._own_vocab_size - 1)
+        query_start, context_len = np.array(starts, np.int32), np.array(ends, np.int32)
         return StepBatch(
-            token_ids=token_ids,
-            positions=np.concatenate([np.arange(end - length, end, dtype=np.int32) for _, end, length in spans]),
-            query_start=starts,
-            context_len=ends,
-            block_tables=tables,
-            logits_rows=starts[1 : len(counts) + 1] - 1,
-            sampling=self._sampling([*counts], ends[: len(counts)]),
+            token_ids=known,
+            positions=positions[0] if len(positions) == 1 else np.concatenate(positions),
+            query_start=query_start,
+            context_len=context_len,
+            block_tables=_tables([*running]),
+            logits_rows=query_start[1 : len(counts) + 1] - 1,
+            sampling=self._sampling([*counts], context_len[: len(counts)]),
         )
 
-    def _sampling(self, sequences: Seq[Sequence], positions: NDArray[np.int32]) -> SamplingBatch:
+    def _sampling(self, sequences: list[Sequence], positions: NDArray[np.int32]) -> SamplingBatch:
+        if self._sampled is not None and self._sampled[0] == sequences:
+            sampling = self._sampled[1]
+            sampling.position = positions
+            return sampling
         sampling = sampling_batch([s.sampling for s in sequences], positions)
+        self._sampled = None if any(s.sampling.has_bias for s in sequences) else (sequences, sampling)
         if self._own_vocab_size < self._vocab_size and (sampling.bias_ids >= self._own_vocab_size).any():
             sampling.bias_start = np.zeros(len(sequences) + 1, np.int32)
             sampling.bias_ids, sampling.bias_values = np.empty(0, np.int32), np.empty(0, np.float32)
         return sampling
+
+
+def _tables(sequences: list[Sequence]) -> NDArray[np.int32]:
+    """The block tables of the first cache group, [S, blocks]."""
+    if len(sequences) == 1:
+        return sequences[0].block_tables[:1, : sequences[0].num_blocks]
+    tables = np.zeros((len(sequences), max([s.num_blocks for s in sequences])), np.int32)
+    for table, sequence in zip(tables, sequences, strict=True):
+        table[: sequence.num_blocks] = sequence.block_tables[0, : sequence.num_blocks]
+    return tables

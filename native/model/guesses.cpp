@@ -114,9 +114,12 @@ void guess(Executor& executor, const Step& known, const Guesses& wanted) {
       const int s = sequences[j], row = rows[j];
       const int32_t token = sampled.tokens()[j];
       if (token < 0) continue;  // nothing is allowed there
-      wanted.tokens[s * wanted.stride + i] = token;
       logprobs[row] += sampled.logprobs()[j];
-      if (i + 1 >= wanted.counts[s] || (stops_early && !(logprobs[row] >= least))) continue;
+      const bool is_unsure = stops_early && !(logprobs[row] >= least);
+      // A token that was drawn may be an unlikely one, and yet the same noise mostly draws it in both models.
+      if (is_unsure && known.sampling.temperature[row] == 0) continue;
+      wanted.tokens[s * wanted.stride + i] = token;
+      if (is_unsure || i + 1 >= wanted.counts[s]) continue;
       next_sequences.push_back(s), next_rows.push_back(row), token_ids.push_back(token);
     }
     if (next_rows.empty()) return;

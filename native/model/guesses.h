@@ -10,8 +10,8 @@ namespace tidewheel {
 
 struct Guesses {
   std::span<const int32_t> counts;  // [S], most guesses of each sequence; 0: its tokens are only computed
-  // A sequence gets no more of them when all of its guesses together are right with less than this probability, by
-  // what the model thinks of each. 0: it gets as many as it wants.
+  // A greedy sequence gets only guesses that are, all together, right with this probability, by what the model thinks of
+  // each. One that draws its tokens gets one more. 0: both get as many as they want.
   float least_probability = 0;
   std::span<int32_t> tokens;        // [S, stride]: the guesses, then -1
   size_t stride = 0;
