@@ -107,7 +107,7 @@ class EngineLoad:
             self._options,
             model_limit=model.spec.max_positions,
             groups=groups,
-            state_bytes=model.spec.state_bytes,
+            state_bytes=model.slot_bytes,
             weight_bytes=weight_bytes,
             memory=memory,
         )
@@ -201,7 +201,7 @@ class EngineLoad:
             _kept_bytes(model, limits) / _GIB,
             "+".join(str(group.num_blocks) for group in limits.groups),
             limits.block_size,
-            _windows_text(limits) + _states_text(limits, model.spec.state_bytes),
+            _windows_text(limits) + _states_text(limits, model.slot_bytes),
         )
         if limits.max_num_seqs < options.max_num_seqs:
             logger.warning(
@@ -293,12 +293,15 @@ def _drafter(asked: Speculation | DraftModel | None, limits: ExecutorLimits) -> 
     """What guesses tokens to come without a model; None, and a line in the log, where nothing can."""
     if not isinstance(asked, Speculation):
         return None
-    if limits.shapes or limits.num_states:
-        why = "a recurrent state cannot go back before a wrong guess"
-        logger.warning(
-            "--speculative-config has no effect: %s", why if limits.num_states else "this device has fixed shapes"
-        )
+    if limits.most_guesses == 0:
+        why = "this device has fixed shapes" if limits.shapes else "a recurrent state cannot go back before a wrong guess"
+        logger.warning("--speculative-config has no effect: %s", why)
         return None
+    if limits.most_guesses is not None and limits.most_guesses < asked.num_tokens:
+        logger.info(
+            "At most %d tokens of a sequence are guessed in a step: its recurrent state cannot go back behind more",
+            limits.most_guesses,
+        )
     if asked.suffix is not None:
         from .speculation.suffix import SuffixDrafter
 
@@ -309,7 +312,7 @@ def _drafter(asked: Speculation | DraftModel | None, limits: ExecutorLimits) -> 
 
 
 def _kept_bytes(model: OpenedModel, limits: ExecutorLimits) -> int:
-    return _cache_bytes(limits, model.kv_groups) + limits.num_states * model.spec.state_bytes
+    return _cache_bytes(limits, model.kv_groups) + limits.num_states * model.slot_bytes
 
 
 def _cache_split(options: EngineOptions, groups: Sequence[GroupBytes]) -> CacheSplit:

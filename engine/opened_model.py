@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .cancellation import Cancellation
 from .devices import get_device, require
-from .devices.base import Device, Executor, ExecutorOptions, LoraDevice, LoraLimits, MappingDevice
+from .devices.base import Device, Executor, ExecutorOptions, LoraDevice, LoraLimits, MappingDevice, RewindingDevice
 from .devices.cache_split import GroupBytes
 from .devices.coverage import require_mixers
 from .errors import DeviceError, ModelError
@@ -60,6 +60,11 @@ class OpenedModel:
     kv_groups: Sequence[GroupBytes]
     formats: Mapping[str, TensorFormat]
     description: ModelDescription
+
+    @property
+    def slot_bytes(self) -> int:
+        """What the device keeps of a sequence's recurrent state; 0: no layer is recurrent."""
+        return self.device.slot_bytes(self.spec) if isinstance(self.device, RewindingDevice) else self.spec.state_bytes
 
     @property
     def keeps_bits(self) -> bool:

@@ -171,6 +171,7 @@ struct StepReader {
     step.query_start = read.get<int32_t>("query_start");
     step.context_len = read.get<int32_t>("context_len");
     step.state_slots = read.get_optional<int32_t>("state_slots");
+    step.num_guesses = read.get_optional<int32_t>("num_guesses");
     step.adapters = read.get_optional<int32_t>("adapters");
     step.logits_rows = read.get<int32_t>("logits_rows");
     step.block_tables.push_back(read_tables(batch.attr("block_tables"), step.context_len.size()));
@@ -457,12 +458,12 @@ NB_MODULE(_native, m) {
       .def("__init__", [](Executor* self, const DecoderPlan& plan, const std::string& isa, const std::string& cache_dtype,
                           const std::vector<int>& num_blocks, int max_num_seqs, int max_num_batched_tokens,
                           const std::vector<std::vector<int>>& groups, int num_states, int max_lora_rank,
-                          const Executor* beside) {
+                          int max_guesses, const Executor* beside) {
         new (self) Executor(plan, choose_kernels(isa), parse_cache_type(cache_dtype),
-                            {num_blocks, max_num_seqs, max_num_batched_tokens, num_states, max_lora_rank},
+                            {num_blocks, max_num_seqs, max_num_batched_tokens, num_states, max_lora_rank, max_guesses},
                             beside ? beside->pool() : std::make_shared<ThreadPool>(groups));
       }, "plan"_a, "isa"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a,
-           "num_states"_a = 0, "max_lora_rank"_a = 0, "beside"_a.none() = nb::none())
+           "num_states"_a = 0, "max_lora_rank"_a = 0, "max_guesses"_a = 0, "beside"_a.none() = nb::none())
       .def("set_weights", &set_weights, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)

@@ -291,6 +291,7 @@ class Executor:
         groups: Sequence[Sequence[int]],
         num_states: int = 0,
         max_lora_rank: int = 0,
+        max_guesses: int = 0,
         beside: Executor | None = None,
     ) -> None: ...
     def set_weights(

@@ -60,11 +60,13 @@ class ExecutorOptions:
         kv_cache_bytes: int | None = None,
         *,
         state_bytes: int = 0,
+        max_guesses: int = 0,
     ) -> ExecutorLimits:
         """Those of a device that has nothing to add to them. Raises DeviceError if the cache is too small.
 
-        `kv_cache_bytes` is what the device has found that it can spend, else that of the options. `state_bytes` is the
-        recurrent state of one sequence; its slots are a part of the cache.
+        `kv_cache_bytes` is what the device has found that it can spend, else that of the options. `state_bytes` is a
+        slot for the recurrent state of one sequence, with what it takes to go back behind `max_guesses`; its slots are
+        a part of the cache.
         """
         size = self.kv_cache_bytes if kv_cache_bytes is None else kv_cache_bytes
         has_kv, num_blocks = keeps_kv(groups), self.num_blocks
@@ -90,6 +92,7 @@ class ExecutorOptions:
             window=windows[0],
             narrower=tuple(CacheGroup(count, window) for count, window in zip(narrower, windows[1:], strict=True)),
             num_states=states.num_states,
+            max_guesses=max_guesses if states.num_states else 0,
             max_loras=0 if self.lora is None else self.lora.max_loras,
         )
 
@@ -142,7 +145,8 @@ class ExecutorLimits:
     block tables name it, and what is computed for padding is written there. Entries behind a window name it too.
 
     `num_states` are the slots of recurrent state, one for each sequence and the others for snapshots, with one for
-    padding behind them; 0: no layer is recurrent. `max_loras` are the different adapters that may share a step.
+    padding behind them; 0: no layer is recurrent. The state can go back behind `max_guesses` of a sequence's tokens, which
+    counts for models with recurrent layers alone: a step has no more guesses of a sequence. `max_loras` are the different adapters that may share a step.
     """
 
     block_size: int
@@ -157,6 +161,7 @@ class ExecutorLimits:
     window: int | None = None
     narrower: tuple[CacheGroup, ...] = ()
     num_states: int = 0
+    max_guesses: int = 0
     max_loras: int = 0
 
     def __post_init__(self) -> None:
@@ -164,6 +169,13 @@ class ExecutorLimits:
             raise ValueError(f"{self.max_num_seqs} sequences need as many states, and there are {self.num_states}")
         if too_large := [s for s in self.shapes if s.num_tokens > self.max_num_batched_tokens]:
             raise ValueError(f"{too_large[0]} is more than the {self.max_num_batched_tokens} tokens of a step")
+
+    @property
+    def most_guesses(self) -> int | None:
+        """How many guesses of a sequence a step may have; None: any number."""
+        if self.shapes:
+            return 0
+        return self.max_guesses if self.num_states else None
 
     @property
     def padding_block(self) -> int:
@@ -393,6 +405,19 @@ class DraftingDevice(Device, Protocol):
 
         `options` give it as many blocks as the other one's first cache group has. Raises what `load` raises.
         """
+        ...
+
+
+@runtime_checkable
+class RewindingDevice(Device, Protocol):
+    """One whose recurrent state can go back behind wrong guesses."""
+
+    def max_guesses(self, spec: DecoderSpec) -> int:
+        """How many guesses of a sequence a step may have; 0 for a spec without recurrent layers."""
+        ...
+
+    def slot_bytes(self, spec: DecoderSpec) -> int:
+        """Bytes of a sequence's state, with what it takes to go back."""
         ...
 
 

@@ -130,6 +130,9 @@ class StepBatch:
     token at position p lies in slot `p % block_size` of block `block_tables[s, p // block_size]`. The tables of the
     first cache group are `block_tables`; those of the others, `narrower_tables`, are of the same shape.
 
+    Models with recurrent layers are told `num_guesses`: the next step of a sequence begins behind as many of them as were
+    right, and so must its state. What other models keep of a wrong guess is written over.
+
     A step that `follows` has one token of each sequence: the one that the step started before it samples in its row. It
     is still to be sampled, and `token_ids` says nothing.
     """
@@ -144,6 +147,7 @@ class StepBatch:
     return_logits: bool = False  # for tests and tools: costs R x vocab floats
     narrower_tables: tuple[NDArray[np.int32], ...] = ()
     state_slots: NDArray[np.int32] | None = None  # [S]; where recurrent layers keep what they know of a sequence
+    num_guesses: NDArray[np.int32] | None = None  # [S]; the last tokens of each that may be wrong; None: there are none
     follows: bool = False
     adapters: NDArray[np.int32] | None = None  # [S]; numbers of LoRA adapters, -1: none; None: no sequence has one
 

@@ -83,6 +83,7 @@ class BatchBuilder:
             sampling=_with_scored(sampling, rows) if rows.num_scored else sampling,
             narrower_tables=tuple(narrower_tables),
             state_slots=self._state_slots(sequences),
+            num_guesses=self._num_guesses(rows),
             adapters=self._adapters(sequences),
         )
 
@@ -178,6 +179,12 @@ class BatchBuilder:
 
     def _state_slots(self, sequences: Seq[Sequence]) -> NDArray[np.int32] | None:
         return np.array([s.state_slot for s in sequences], dtype=np.int32) if self._is_recurrent else None
+
+    def _num_guesses(self, rows: StepRows) -> NDArray[np.int32] | None:
+        if not rows.drafts or not self._is_recurrent:
+            return None
+        counts = [len(draft.token_ids) - 1 for draft in rows.drafts]
+        return np.array([0] * len(rows.decodes) + counts + [0] * len(rows.chunks), np.int32)
 
     def _adapters(self, sequences: Seq[Sequence]) -> NDArray[np.int32] | None:
         if not self._has_adapters or all(s.adapter < 0 for s in sequences):

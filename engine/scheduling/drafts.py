@@ -63,9 +63,11 @@ class Drafts:
         max_num_batched_tokens: int,
         *,
         most_sequences: int | None = None,
+        most_guesses: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Nobody gets a draft while more than `most_sequences` decode. `clock` gives seconds.
+        """Nobody gets a draft while more than `most_sequences` decode, nor one of more than `most_guesses`. `clock`
+        gives seconds.
 
         `extended` are the keys of sequences that `choose` has given blocks.
         """
@@ -77,6 +79,7 @@ class Drafts:
         self._cost_model = cost_model
         self._max_num_batched_tokens = max_num_batched_tokens
         self._most_sequences = most_sequences
+        self._most_guesses = max_num_batched_tokens if most_guesses is None else most_guesses
         self._clock = clock
         self._rates: dict[int, float] = {}  # of guesses that are right, by Sequence.key
         self._num_forced: dict[int, int] = {}  # tokens that a grammar forces, by Sequence.key, in the last drafts
@@ -120,7 +123,8 @@ class Drafts:
                 continue
             if constraint is not None and (time.perf_counter() > until or not may_look_ahead(constraint)):
                 continue
-            guesses = self._guesses(sequence, load, rates[sequence.key], token_ms)[: most - load.num_tokens]
+            most_guesses = min(most - load.num_tokens, self._most_guesses)
+            guesses = self._guesses(sequence, load, rates[sequence.key], token_ms)[:most_guesses]
             lookahead = None
             if guesses and constraint is not None:
                 with timed(constraint, 1):

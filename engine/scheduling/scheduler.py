@@ -53,12 +53,11 @@ class Scheduler:
         """A `drafter` guesses at tokens to come, as long as no more than `most_drafted` sequences decode. Without one,
         what a grammar forces is all that is guessed.
 
-        Raises ValueError for a drafter with fixed shapes or recurrent layers.
+        Raises ValueError for a drafter with fixed shapes, or with recurrent layers that cannot go back.
         """
-        if drafter is not None and limits.shapes:
-            raise ValueError("drafts cannot be run by a device with fixed shapes")
-        if drafter is not None and limits.num_states:
-            raise ValueError("drafts cannot be run by a recurrent model: its state cannot go back before a wrong guess")
+        if drafter is not None and limits.most_guesses == 0:
+            why = "with fixed shapes" if limits.shapes else "whose recurrent state cannot go back before a wrong guess"
+            raise ValueError(f"drafts cannot be run by a device {why}")
         self.cache = CacheManager(limits, prefix_caching=enable_prefix_caching)
         self.cost_model = cost_model
         self.prompt_tokens_total = 0
@@ -91,13 +90,14 @@ class Scheduler:
         )
         self.drafts = (
             None
-            if limits.shapes or limits.num_states
+            if limits.most_guesses == 0
             else Drafts(
                 drafter,
                 self.cache,
                 cost_model,
                 limits.max_num_batched_tokens,
                 most_sequences=most_drafted,
+                most_guesses=limits.most_guesses,
             )
         )
         # Recurrent state is kept for reuse as it is between two steps, and a draft begins with the last token.

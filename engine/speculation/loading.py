@@ -69,6 +69,8 @@ class OpenedDraft(Struct, frozen=True):
         """
         model, device = self.model, self.model.device
         assert isinstance(device, DraftingDevice)
+        most_guesses = beside.limits.most_guesses
+        num_tokens = self.asked.num_tokens if most_guesses is None else min(self.asked.num_tokens, most_guesses)
         longest = min(model.spec.max_positions, max_model_len, self.asked.most_context or max_model_len)
         executor_options = model.executor_options(
             max_model_len=longest,
@@ -84,12 +86,12 @@ class OpenedDraft(Struct, frozen=True):
             self.asked.model,
             model.spec.family,
             model.kept_as,
-            self.asked.num_tokens,
+            num_tokens,
             longest,
         )
         return ModelDrafter(
             executor,
-            self.asked.num_tokens,
+            num_tokens,
             vocab_size=self.target.spec.vocab_size,
             own_vocab_size=model.spec.vocab_size,
             most_context=longest,
@@ -112,7 +114,7 @@ def open_draft(options: EngineOptions, asked: DraftModel, target: OpenedModel) -
             f"--speculative-config: draft_tensor_parallel_size {asked.tensor_parallel_size} must be 1 or that of the "
             f"model, {parallel.tensor_parallel_size}: both compute on the same cores"
         )
-    _require_full_attention(target, f"the model {options.model}", "cannot have a draft model", windows_too=True)
+    _require_full_attention(target, f"the model {options.model}", "cannot have a draft model", beside_others=True)
     # A checkpoint's own method is found in its files.
     inherited = options.quantization if options.quantization in get_args(Method) else None
     own = replace(
@@ -140,14 +142,14 @@ def _shown(token: str | None) -> str:
     return "none" if token is None else repr(token)
 
 
-def _require_full_attention(model: OpenedModel, what: str, cannot: str, *, windows_too: bool = False) -> None:
-    """Both models keep K and V of the same tokens in the same blocks, and go back behind a wrong guess."""
-    windows = model.spec.windows()
-    if model.spec.state_bytes:
-        why = "it has recurrent layers, whose state cannot go back before a wrong guess"
-    elif not windows or windows[0] is not None:
+def _require_full_attention(model: OpenedModel, what: str, cannot: str, *, beside_others: bool = False) -> None:
+    """Both models keep K and V of the same tokens in the same blocks. The large one may have other layers beside."""
+    windows = [shape.window for shape in model.spec.caches()]
+    if model.spec.state_bytes and not beside_others:
+        why = "it has recurrent layers, and the state of the large model alone can go back before a wrong guess"
+    elif None not in windows:
         why = "none of its layers sees all tokens"
-    elif len(windows) > 1 and not windows_too:
+    elif any(windows) and not beside_others:
         why = "some of its layers see a window of the tokens alone"
     else:
         return

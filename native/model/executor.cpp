@@ -59,7 +59,8 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   workspace_.allocate(ownership);
   logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
-  states_.allocate(shape_.num_states);
+  require(shape_.max_guesses >= 0, "there cannot be less than no guess");
+  states_.allocate(shape_.num_states, shape_.max_guesses);
   attention_.ropes.allocate(shape_.max_num_batched_tokens);
   for (size_t group = 0; group < blocks.size(); ++group) {
     attention_.caches.emplace_back(attention_.heads[group], cache_type, blocks[group], ownership);
@@ -89,7 +90,7 @@ void Executor::check(const Step& step) const {
       require(step.positions[t] == context - (end - t), "positions must ascend by one up to context_len - 1");
     }
   }
-  check_states(step);
+  states_.check(step);
   require(step.adapters.empty() || step.adapters.size() == sequences, "every sequence needs the number of an adapter, or -1");
   for (size_t r = 0; r < rows; ++r) {
     require(step.logits_rows[r] >= 0 && step.logits_rows[r] < static_cast<int>(tokens),
@@ -112,6 +113,7 @@ void Executor::step(const Step& step, const std::function<void()>& before_sampli
   check(step);
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
   attention_.tasks.build(step.query_start, step.context_len, step.block_tables);
+  states_.begin(step);
   const bool pause = before_sampling && !step.logits_rows.empty();
   pool_->run([&](Worker& worker) {
     profile_.begin(worker);
@@ -243,25 +245,10 @@ void Executor::check_block(int block, size_t group) const {
   if (block < 0 || block >= shape_.num_blocks[group]) fail("block " + std::to_string(block) + " is outside the cache");
 }
 
-void Executor::check_state(int slot) const {
-  if (slot < 0 || slot >= shape_.num_states) fail("there is no slot " + std::to_string(slot) + " of recurrent state");
-}
-
-void Executor::check_states(const Step& step) const {
-  if (states_.empty()) return;
-  require(step.state_slots.size() == step.context_len.size(), "every sequence needs a slot of recurrent state");
-  std::vector<int32_t> slots(step.state_slots.begin(), step.state_slots.end());
-  for (const int32_t slot : slots) check_state(slot);
-  std::sort(slots.begin(), slots.end());
-  require(std::adjacent_find(slots.begin(), slots.end()) == slots.end(), "two sequences have one slot of recurrent state");
-}
-
 void Executor::copy_states(std::span<const int32_t> pairs) {
-  for (const int32_t slot : pairs) check_state(slot);
   require(!states_.empty(), "this model has no recurrent state");
-  pool_->run([&](Worker& worker) {
-    for (size_t i = 0; i + 1 < pairs.size(); i += 2) states_.copy(worker, pairs[i], pairs[i + 1]);
-  });
+  for (const int32_t slot : pairs) states_.check_slot(slot);
+  states_.copy(*pool_, pairs);
 }
 
 size_t Executor::cache_bytes() const {

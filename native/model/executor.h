@@ -24,6 +24,7 @@ struct ExecutorShape {
   int max_num_seqs = 0, max_num_batched_tokens = 0;
   int num_states = 0;           // slots of recurrent state; at least 1 if a layer is recurrent
   int max_lora_rank = 0;        // of adapters; 0: there are none
+  int max_guesses = 0;          // of a sequence in a step, of models with recurrent layers
 };
 
 class Executor {
@@ -88,8 +89,6 @@ class Executor {
   void check(const Step& step) const;
   void check_block(int block, size_t group) const;
   void check_whole_blocks(std::span<const int32_t> blocks, size_t num_bytes) const;
-  void check_state(int slot) const;
-  void check_states(const Step& step) const;
   void forward(Worker& worker, const Step& step);
   void look_up(const Linear& linear, int row, float* out) const;
   void embed(Worker& worker, const Step& step);

@@ -407,7 +407,7 @@ def check_any_company(
             narrower=tuple(dataclasses.replace(group, num_blocks=num_blocks) for group in tested.limits.narrower),
         )
         oracle = Oracle(seed)
-        drafter = None if limits.num_states else drafter_of(method, oracle)
+        drafter = None if limits.most_guesses == 0 else drafter_of(method, oracle)
         driver = Driver(tested, max_length, eos_ids, clock=random_clock(seed), limits=limits, drafter=drafter)
         expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
         # All of it first: both may be one executor, whose blocks are in use afterwards.

@@ -35,7 +35,9 @@ class FakeExecutor:
         self.largest_batch = 0
         slots = [(group.num_blocks + 1) * limits.block_size for group in limits.groups]
         self._tokens = [np.full(count, -1, dtype=np.int32) for count in slots]
-        self._states = [-1] * (limits.num_states + 1)  # of a recurrent layer: a running sum over the tokens
+        # Of a recurrent layer, by slot: the position of the next token, and a running sum over the tokens before it; and
+        # the same after each guess.
+        self._states: list[dict[int, int]] = [{} for _ in range(limits.num_states + 1)]
         self._positions = [np.full(count, -1, dtype=np.int32) for count in slots]
 
     def step(self, batch: StepBatch) -> StepOutput:
@@ -71,18 +73,30 @@ class FakeExecutor:
         assert batch.state_slots.dtype == np.int32
         assert ((batch.state_slots >= 0) & (batch.state_slots < self.limits.num_states)).all()
         assert len(set(batch.state_slots.tolist())) == len(batch.context_len), "two sequences have one state"
+        count = len(batch.context_len)
+        num_guesses = np.zeros(count, np.int32) if batch.num_guesses is None else batch.num_guesses
+        assert num_guesses.dtype == np.int32
+        assert num_guesses.shape == (count,)
+        assert (num_guesses < np.diff(batch.query_start)).all()
+        assert ((num_guesses >= 0) & (num_guesses <= self.limits.max_guesses)).all()
         states = []
-        for slot, start, end in zip(batch.state_slots, batch.query_start[:-1], batch.query_start[1:], strict=True):
-            for token, position in zip(batch.token_ids[start:end], batch.positions[start:end], strict=True):
-                before = 0 if position == 0 else self._states[slot]
-                assert before >= 0, "a state that nobody has computed"
-                self._states[slot] = (before * 31 + int(token) + 1) % 2**61
-                states.append(self._states[slot].to_bytes(8, "little"))
+        for slot, start, end, guesses in zip(
+            batch.state_slots, batch.query_start[:-1], batch.query_start[1:], num_guesses, strict=True
+        ):
+            first = int(batch.positions[start])
+            assert first == 0 or first in self._states[slot], "a state that nobody has computed"
+            state, kept = 0 if first == 0 else self._states[slot][first], {}
+            for token, position in zip(batch.token_ids[start:end], batch.positions[start:end].tolist(), strict=True):
+                state = (state * 31 + int(token) + 1) % 2**61
+                states.append(state.to_bytes(8, "little"))
+                if position >= batch.positions[end - 1] - guesses:
+                    kept[position + 1] = state
+            self._states[slot] = kept
         return states
 
     def copy_states(self, pairs: np.ndarray) -> None:
         for source, target in pairs.tolist():
-            self._states[target] = self._states[source]
+            self._states[target] = dict(self._states[source])
 
     def _seen(self, batch: StepBatch, sequence: int, position: int) -> bytes:
         """What the token at a position sees, group by group."""

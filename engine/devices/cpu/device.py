@@ -72,6 +72,9 @@ def _report_unpacked(unpacked: frozenset[str], reason: str | None, cache_dir: st
         logger.warning("--cache-dir has no effect with %s=0: it would keep the experts packed", PREPACK)
 
 
+_FEWEST_GUESSES, _MOST_GUESSES = 4, 64  # behind which a recurrent state can go back
+
+
 class CpuDevice:
     """Native kernels. `isa` names an instruction set level to use instead of the best one."""
 
@@ -106,6 +109,17 @@ class CpuDevice:
                 shape.num_heads, shape.key_dim, shape.value_dim, shape.values_in_keys, kv_cache_dtype
             )
         return [GroupBytes(window, block // _native.block_tokens()) for window, block in blocks.items()]
+
+    def max_guesses(self, spec: DecoderSpec) -> int:
+        """As many as add a sixth to what a state takes, or 4."""
+        if not spec.state_bytes:
+            return 0
+        in_a_sixth = spec.state_bytes // (6 * spec.state_input_bytes)
+        return min(max(in_a_sixth, _FEWEST_GUESSES), _MOST_GUESSES)
+
+    def slot_bytes(self, spec: DecoderSpec) -> int:
+        """The state, and what its guesses give to the recurrences."""
+        return spec.state_bytes + self.max_guesses(spec) * spec.state_input_bytes
 
     def kv_version(self) -> str:
         """The instruction set level, and a digest of the native library: any change to it may change bits."""
@@ -156,7 +170,10 @@ class CpuDevice:
         lends_cores: bool = False,
     ) -> CpuExecutor:
         limits = options.limits(
-            self.kv_group_bytes(spec, options.cache_dtype), _native.block_tokens(), state_bytes=spec.state_bytes
+            self.kv_group_bytes(spec, options.cache_dtype),
+            _native.block_tokens(),
+            state_bytes=self.slot_bytes(spec),
+            max_guesses=self.max_guesses(spec),
         )
         formats = formats_of(spec, options.dtype, options.quantization, weights)
         unpacked, reason = unpacked_experts(formats, weights)
@@ -172,6 +189,7 @@ class CpuDevice:
                 groups or [],
                 limits.num_states,
                 0 if options.lora is None else options.lora.max_rank,
+                limits.max_guesses,
                 beside,
             )
             cache = None if unpacked else self._packed_cache(spec, formats, weights)

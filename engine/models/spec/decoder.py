@@ -109,6 +109,11 @@ class DecoderSpec:
         """What the recurrent mixers keep of one sequence, whatever its length; 0: there are none."""
         return _STATE_BYTES * sum(mixer.state_size for mixer in self.recurrences())
 
+    @property
+    def state_input_bytes(self) -> int:
+        """What a token gives to the recurrent mixers: whoever keeps it can compute their states again."""
+        return _STATE_BYTES * sum(mixer.state_inputs for mixer in self.recurrences())
+
     def caches(self) -> Iterator[KvShape]:
         """What a token leaves in the KV cache, layer by layer. Layers that read another's K and V have none."""
         for layer in self.layers:

@@ -61,6 +61,11 @@ class DeltaNetSpec:
         """How many numbers are kept of a sequence: all S, and the convolution's last inputs."""
         return self.num_value_heads * self.key_dim * self.value_dim + (self.conv_kernel - 1) * self.conv_size
 
+    @property
+    def state_inputs(self) -> int:
+        """How many numbers change the state with a token: what is convolved, decays and betas."""
+        return self.conv_size + 2 * self.num_value_heads
+
     def shapes(self, hidden_size: int) -> Shapes:
         """The weights. Those of the convolution are `[conv_kernel, conv_size]`, flat: its last row is for the token."""
         shapes: Shapes = {}

@@ -74,6 +74,11 @@ class Mamba2Spec:
         """How many numbers are kept of a sequence: all S, and the convolution's last inputs."""
         return self.size * self.state_dim + (self.conv_kernel - 1) * self.conv_size
 
+    @property
+    def state_inputs(self) -> int:
+        """How many numbers change the state with a token: what is convolved, and the time steps with their decays."""
+        return self.conv_size + 2 * self.num_heads
+
     def shapes(self, hidden_size: int) -> Shapes:
         """The weights. Those of the convolution are `[conv_kernel, conv_size]`, flat: its last row is for the token."""
         sizes = {"z": self.size, "x": self.size, "B": self.group_size, "C": self.group_size, "dt": self.num_heads}

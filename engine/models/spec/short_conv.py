@@ -32,6 +32,11 @@ class ShortConvSpec:
         """How many numbers are kept of a sequence: the convolution's last inputs."""
         return (self.conv_kernel - 1) * self.size
 
+    @property
+    def state_inputs(self) -> int:
+        """How many numbers change the state with a token."""
+        return self.size
+
     def shapes(self, hidden_size: int) -> Shapes:
         """The weights. Those of the convolution are `[conv_kernel, size]`, flat: its last row is for the token."""
         shapes: Shapes = {}

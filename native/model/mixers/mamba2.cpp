@@ -15,7 +15,8 @@ Mamba2::Mamba2(const Mamba2Plan& plan, const std::string& prefix, Context& conte
     : context_(context), plan_(plan),
       scales_(std::any_of(plan.input_scales.begin(), plan.input_scales.end(), [](float scale) { return scale != 1; })),
       convolution_(prefix + "mamba_conv", plan.size() + 2 * plan.group_size(), plan.conv_kernel, plan.conv_bias, true,
-                   context) {
+                   context),
+      recurrence_(plan.num_heads, plan.state_dim, plan.head_dim, 2 * plan.num_heads, context) {
   require(plan.num_groups > 0 && plan.num_heads % plan.num_groups == 0,
           "the number of heads must be a multiple of the number of groups");
   require(plan.head_dim > 0 && plan.state_dim > 0, "a head needs at least one dimension, and its state too");
@@ -33,27 +34,33 @@ Mamba2::Mamba2(const Mamba2Plan& plan, const std::string& prefix, Context& conte
   weights.add_vector(prefix + "mamba.D", skip_, heads);
   weights.add_vector(prefix + "mamba.dt_bias", dt_bias_, heads);
   weights.add_norm(prefix + "mamba_gated_norm", norm_, plan.norm, size);
-  state_ = context.states.add(heads * recurrence_state_floats(plan.state_dim, plan.head_dim));
   rows_ = context.workspace.add<float>(round_up(all, 16));
   gates_ = context.workspace.add<float>(round_up(2 * heads, 16));
 }
 
-void Mamba2::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
-  context_.gemms.run(worker, in_, input, {Epilogue::kStore, row(0), rows_.stride});
+void Mamba2::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
+  context_.gemms.run(worker, in_, input, {Epilogue::kStore, rows(0).first, rows_.stride});
   if (scales_) scale_inputs(worker, input.count);
   context_.profile.end(worker, Phase::kQkv);
-  const int conv = plan_.size() + 2 * plan_.group_size();
-  share_parts(worker, step, (conv + kPartChannels - 1) / kPartChannels, [&](const SequenceTokens& tokens, int part) {
-    const Range channels{part * kPartChannels, std::min((part + 1) * kPartChannels, conv)};
-    convolution_.run(tokens, channels, row(tokens.begin) + channels.begin, rows_.stride);
-  });
-  context_.profile.end(worker, Phase::kConvolution);
-  share_parts(worker, step, plan_.num_heads, [&](const SequenceTokens& tokens, int head) { recur(tokens, head); });
-  context_.profile.end(worker, Phase::kRecurrence);
+  if (!context_.states.replayed().empty()) recur_all(worker, context_.states.replayed());
+  recur_all(worker, context_.states.running());
   worker.share(input.count, 1, [&](int64_t token, int64_t) { gate(static_cast<int>(token)); });
   context_.profile.end(worker, Phase::kNorm);
-  context_.gemms.run(worker, out_, {row(0), rows_.stride, input.count}, output);
+  context_.gemms.run(worker, out_, {rows(0).first, rows_.stride, input.count}, output);
   context_.profile.end(worker, Phase::kOut);
+}
+
+void Mamba2::recur_all(Worker& worker, std::span<const SequenceTokens> sequences) const {
+  const int conv = conv_size();
+  share_parts(worker, sequences, (conv + kPartChannels - 1) / kPartChannels, [&](const SequenceTokens& tokens, int part) {
+    const Range channels{part * kPartChannels, std::min((part + 1) * kPartChannels, conv)};
+    const TokenRows row = tokens.logged ? convolution_.log(tokens.slot) : rows(tokens.begin);
+    convolution_.run(worker, tokens, channels, row.from(0, channels.begin));
+  });
+  context_.profile.end(worker, Phase::kConvolution);
+  share_parts(worker, sequences, plan_.num_heads,
+              [&](const SequenceTokens& tokens, int head) { recur(worker, tokens, head); });
+  context_.profile.end(worker, Phase::kRecurrence);
 }
 
 void Mamba2::scale_inputs(Worker& worker, int tokens) const {
@@ -62,7 +69,7 @@ void Mamba2::scale_inputs(Worker& worker, int tokens) const {
   const std::pair<int, float> parts[] = {{size, x}, {group, b}, {group, c}, {size, z}, {plan_.num_heads, dt}};
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
-      float* value = row(static_cast<int>(token));
+      float* value = rows(static_cast<int>(token)).first;
       for (const auto& [count, scale] : parts) {
         for (const float* const last = value + count; value < last; ++value) *value *= scale;
       }
@@ -70,29 +77,28 @@ void Mamba2::scale_inputs(Worker& worker, int tokens) const {
   });
 }
 
-void Mamba2::recur(const SequenceTokens& tokens, int head) const {
-  const int size = plan_.size(), groups = plan_.group_size(), dim = plan_.state_dim;
-  const int conv = size + 2 * groups, group = head / (plan_.num_heads / plan_.num_groups);
-  const size_t floats = recurrence_state_floats(dim, plan_.head_dim);
-  float* const state = context_.states.at(tokens.slot, state_) + head * floats;
-  if (tokens.is_first) std::fill_n(state, floats, 0.0f);
+void Mamba2::recur(Worker& worker, const SequenceTokens& tokens, int head) const {
+  const int size = plan_.size(), groups = plan_.group_size(), dim = plan_.state_dim, heads = plan_.num_heads;
+  const int group = head / (heads / plan_.num_groups), sure = tokens.count - tokens.guesses;
+  const TokenRows row = tokens.logged ? convolution_.log(tokens.slot) : rows(tokens.begin);
+  const TokenRows gate = tokens.logged ? recurrence_.log(tokens.slot) : gates(tokens.begin);
   const float rate = std::exp(a_log_[head]);
-  for (int t = tokens.begin; t < tokens.begin + tokens.count; ++t) {
-    const float step = softplus(row(t)[conv + size + head] + dt_bias_[head]);
-    float& dt = gates(t)[head];
-    dt = std::clamp(step, plan_.least_dt, plan_.most_dt);
-    gates(t)[plan_.num_heads + head] = std::exp(-rate * dt);
+  for (int t = 0; t < tokens.count; ++t) {
+    float& dt = gate[t][head];
+    if (!tokens.logged) dt = row[t][conv_size() + size + head];
+    if (t >= sure) recurrence_.log(tokens.slot)[t - sure][head] = dt;
+    dt = std::clamp(softplus(dt + dt_bias_[head]), plan_.least_dt, plan_.most_dt);
+    gate[t][heads + head] = std::exp(-rate * dt);
   }
-  float* const first = row(tokens.begin);
-  float* const dt = gates(tokens.begin) + head;
-  context_.kernels.recur({first + size + groups + group * dim, first + size + group * dim, first + head * plan_.head_dim,
-                          rows_.stride, tokens.count, dim, plan_.head_dim, dt + plan_.num_heads, dt, gates_.stride, state,
-                          false, skip_[head]});
+  recurrence_.run(worker, tokens, head,
+                  {row.first + size + groups + group * dim, row.first + size + group * dim, row.first + head * plan_.head_dim,
+                   row.stride, 0, dim, plan_.head_dim, gate.first + heads + head, gate.first + head, gate.stride, nullptr,
+                   false, skip_[head]});
 }
 
 void Mamba2::gate(int token) const {
   const int size = plan_.size();
-  float* const x = row(token);
+  float* const x = rows(token).first;
   const float* const z = x + size + 2 * plan_.group_size();
   if (plan_.gate_first) context_.kernels.multiply_gate(Gate::kSilu, z, size, x);
   if (norm_.kind != NormKind::kNone) {

@@ -1,4 +1,5 @@
-// What recurrent mixers have in common: how the work on a step's sequences is divided, and a convolution with its state.
+// What recurrent mixers have in common: how the work on sequences is divided, and a convolution and a linear recurrence
+// with their states. Guesses change a copy of a state, which is then forgotten: see StateSlots.
 #pragma once
 
 #include <algorithm>
@@ -7,26 +8,22 @@
 
 namespace tidewheel {
 
-// The tokens of one sequence in a step, and where its state is.
-struct SequenceTokens {
-  int begin, count, slot;
-  bool is_first;  // it begins here: what its slot holds is of another sequence
-};
-
-inline SequenceTokens sequence_tokens(const Step& step, int sequence) {
-  const int begin = step.query_start[sequence];
-  return {begin, step.query_start[sequence + 1] - begin, step.state_slots[sequence], step.positions[begin] == 0};
-}
-
-// Calls body(tokens, part) for each sequence and each of `parts`, with a barrier behind them. Parts of a layer do not
-// depend on each other: who computes which cannot show in the result.
+// Calls body(tokens, part) for each of `sequences` and each of `parts`, with a barrier behind them. Parts of a layer do
+// not depend on each other: who computes which cannot show in the result.
 template <typename Body>
-void share_parts(Worker& worker, const Step& step, int parts, Body&& body) {
-  const int64_t sequences = static_cast<int64_t>(step.context_len.size());
-  worker.share(sequences * parts, 1, [&](int64_t i, int64_t) {
-    body(sequence_tokens(step, static_cast<int>(i / parts)), static_cast<int>(i % parts));
-  });
+void share_parts(Worker& worker, std::span<const SequenceTokens> sequences, int parts, Body&& body) {
+  worker.share(static_cast<int64_t>(sequences.size()) * parts, 1,
+               [&](int64_t i, int64_t) { body(sequences[i / parts], static_cast<int>(i % parts)); });
 }
+
+// Rows of tokens, one after the other.
+struct TokenRows {
+  float* first;
+  size_t stride;
+
+  float* operator[](int token) const { return first + token * stride; }
+  TokenRows from(int token, int column = 0) const { return {first + token * stride + column, stride}; }
+};
 
 // A causal depthwise convolution over the channels [0, size) of rows.
 class Convolution {
@@ -40,29 +37,94 @@ class Convolution {
     context.weights.add_vector(name + ".weight", weight_, taps * size);
     if (bias) context.weights.add_vector(name + ".bias", bias_, size);
     state_ = context.states.add(size_t(taps - 1) * size);
+    log_ = context.states.add_to_log(size);
+    context.workspace.need_scratch(size_t(taps - 1) * size * sizeof(float));
   }
   Convolution(const Convolution&) = delete;
   Convolution& operator=(const Convolution&) = delete;
 
-  // Of some of the channels. `x` is the first token's row from the first channel on; gates are as in ConvolveArgs.
-  void run(const SequenceTokens& tokens, Range channels, float* x, size_t stride, const float* input_gate = nullptr,
+  // The rows of a slot's log, [guesses, size]: what is convolved, input gates included.
+  TokenRows log(int slot) const { return {context_.states.log_at(slot, log_), context_.states.log_stride()}; }
+
+  // Of some of the channels. `x` are the tokens' rows from the first channel on. Gates are as in ConvolveArgs.
+  void run(Worker& worker, const SequenceTokens& tokens, Range channels, TokenRows x, const float* input_gate = nullptr,
            const float* output_gate = nullptr) const {
     float* const state = context_.states.at(tokens.slot, state_) + channels.begin;
     if (tokens.is_first) {
       for (int tap = 0; tap + 1 < taps_; ++tap) std::fill_n(state + size_t(tap) * size_, channels.size(), 0.0f);
     }
-    context_.kernels.convolve({x, stride, tokens.count, channels.size(), taps_, weight_ + channels.begin,
-                               bias_ ? bias_ + channels.begin : nullptr, size_t(size_), state, silu_, input_gate,
-                               output_gate});
+    const int sure = tokens.count - tokens.guesses;
+    convolve(sure, channels, x, state, input_gate, output_gate);
+    if (!tokens.guesses) return;
+    x = x.from(sure);
+    if (input_gate) input_gate += sure * x.stride;
+    if (output_gate) output_gate += sure * x.stride;
+    const TokenRows logged = log(tokens.slot).from(0, channels.begin);
+    for (int t = 0; t < tokens.guesses; ++t) {
+      for (int i = 0; i < channels.size(); ++i) {
+        logged[t][i] = input_gate ? x[t][i] * input_gate[t * x.stride + i] : x[t][i];
+      }
+    }
+    float* const kept = reinterpret_cast<float*>(context_.workspace.scratch(worker));
+    copy_state(state, size_, kept, channels.size(), channels.size());
+    convolve(tokens.guesses, channels, x, state, input_gate, output_gate);
+    copy_state(kept, channels.size(), state, size_, channels.size());
   }
 
  private:
+  void convolve(int count, Range channels, TokenRows x, float* state, const float* input_gate, const float* output_gate) const {
+    context_.kernels.convolve({x.first, x.stride, count, channels.size(), taps_, weight_ + channels.begin,
+                               bias_ ? bias_ + channels.begin : nullptr, size_t(size_), state, silu_, input_gate,
+                               output_gate});
+  }
+  void copy_state(const float* from, int from_stride, float* to, int to_stride, int channels) const {
+    for (int tap = 0; tap + 1 < taps_; ++tap) {
+      std::copy_n(from + size_t(tap) * from_stride, channels, to + size_t(tap) * to_stride);
+    }
+  }
+
   const Context& context_;
   const int size_, taps_;
   const bool silu_;
   float* weight_ = nullptr;
   float* bias_ = nullptr;
   size_t state_ = 0;  // [taps - 1, size] of a slot
+  size_t log_ = 0;    // [size]
+};
+
+// The states of all heads of a linear recurrence, and the log of its gates. Keys and values are in the convolution's log.
+class Recurrence {
+ public:
+  // A token's log has `gates` numbers.
+  Recurrence(int heads, int key_dim, int value_dim, int gates, Context& context)
+      : context_(context), floats_(recurrence_state_floats(key_dim, value_dim)), state_(context.states.add(heads * floats_)),
+        log_(context.states.add_to_log(gates)) {
+    context.workspace.need_scratch(floats_ * sizeof(float));
+  }
+
+  // The rows of a slot's log, [guesses, gates].
+  TokenRows log(int slot) const { return {context_.states.log_at(slot, log_), context_.states.log_stride()}; }
+
+  // Runs all tokens of a sequence. `args` are for its first token; what they say of the number and the state is left out.
+  void run(Worker& worker, const SequenceTokens& tokens, int head, RecurrenceArgs args) const {
+    float* const state = context_.states.at(tokens.slot, state_) + head * floats_;
+    if (tokens.is_first) std::fill_n(state, floats_, 0.0f);
+    args.num_tokens = tokens.count - tokens.guesses;
+    args.state = state;
+    context_.kernels.recur(args);
+    if (!tokens.guesses) return;
+    const size_t rows = args.num_tokens * args.stride, gates = args.num_tokens * args.gate_stride;
+    args.q += rows, args.k += rows, args.v += rows, args.decay += gates, args.beta += gates;
+    args.num_tokens = tokens.guesses;
+    args.state = reinterpret_cast<float*>(context_.workspace.scratch(worker));
+    std::copy_n(state, floats_, args.state);
+    context_.kernels.recur(args);
+  }
+
+ private:
+  const Context& context_;
+  const size_t floats_;  // of a head
+  const size_t state_, log_;
 };
 
 }  // namespace tidewheel

@@ -20,16 +20,23 @@ ShortConv::ShortConv(const ShortConvPlan& plan, const std::string& prefix, Conte
   rows_ = context.workspace.add<float>(round_up(3 * size, 16));
 }
 
-void ShortConv::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
+void ShortConv::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
   const int size = plan_.size;
   float* const rows = context_.workspace.rows(rows_);
   context_.gemms.run(worker, in_, input, {Epilogue::kStore, rows, rows_.stride});
   context_.profile.end(worker, Phase::kQkv);
-  share_parts(worker, step, (size + kPartChannels - 1) / kPartChannels, [&](const SequenceTokens& tokens, int part) {
+  const int parts = (size + kPartChannels - 1) / kPartChannels;
+  const auto convolve = [&](const SequenceTokens& tokens, int part) {
     const Range channels{part * kPartChannels, std::min((part + 1) * kPartChannels, size)};
+    if (tokens.logged) {
+      convolution_.run(worker, tokens, channels, convolution_.log(tokens.slot).from(0, channels.begin));
+      return;
+    }
     float* const b = rows + tokens.begin * rows_.stride + channels.begin;
-    convolution_.run(tokens, channels, b + 2 * size, rows_.stride, b, b + size);
-  });
+    convolution_.run(worker, tokens, channels, {b + 2 * size, rows_.stride}, b, b + size);
+  };
+  if (!context_.states.replayed().empty()) share_parts(worker, context_.states.replayed(), parts, convolve);
+  share_parts(worker, context_.states.running(), parts, convolve);
   context_.profile.end(worker, Phase::kConvolution);
   context_.gemms.run(worker, out_, {rows + 2 * size, rows_.stride, input.count}, output);
   context_.profile.end(worker, Phase::kOut);

@@ -51,7 +51,7 @@ def plan(options: EngineOptions, workload: Workload) -> Plan:
     room = Room(
         longest_context=options.max_model_len or opened.spec.max_positions,
         kv_bytes_per_token=opened.kv_bytes_per_token,
-        state_bytes=opened.spec.state_bytes,
+        state_bytes=opened.slot_bytes,
         weight_bytes=sum(tensor_bytes(opened).values()),
         kv_cache_limit_bytes=None if options.kv_cache_space is None else int(options.kv_cache_space * _GIB),
         available_bytes=None if own_memory else available_memory_bytes(),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.devices.base import CacheGroup, ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling.drafter import Draftable
 
 BLOCK = 4
 EOS = frozenset({0, 7})
@@ -61,7 +62,8 @@ def executor_limits(draw: st.DrawFn) -> ExecutorLimits:
         chunked_prefill=chunked,
     )
     if draw(st.booleans()):
-        limits = dataclasses.replace(limits, num_states=limits.max_num_seqs + draw(st.integers(0, 6)))
+        num_states = limits.max_num_seqs + draw(st.integers(0, 6))
+        limits = dataclasses.replace(limits, num_states=num_states, max_guesses=draw(st.sampled_from([0, 1, 3, 8])))
     fewest = [
         MAX_LENGTH // BLOCK if window is None or not chunked else -(-(window - 1) // BLOCK) + 1 for window in windows
     ]
@@ -84,7 +86,7 @@ def test_any_schedule_samples_what_a_request_samples_alone(
     method: str | None,
 ) -> None:
     oracle = Oracle(seed)
-    drafter = None if limits.num_states else drafter_of(method, oracle)
+    drafter = None if limits.most_guesses == 0 else drafter_of(method, oracle)
     roomy = with_windows(ROOMY, tuple(group.window for group in limits.groups), *[64] * len(limits.groups))
     roomy = dataclasses.replace(roomy, num_states=8 if limits.num_states else 0)
     driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, prefix_caching, random_clock(seed), drafter=drafter)
@@ -157,6 +159,16 @@ def test_the_longest_context_is_that_of_the_tightest_group() -> None:
     assert with_windows(ROOMY, (None, 13), 64, 3).max_context == 12  # too few for one window
     whole = dataclasses.replace(with_windows(ROOMY, (6,), 4), chunked_prefill=False)
     assert whole.max_context == 16
+
+
+class Told:
+    """Guesses a sequence's next tokens, which it has been told, as many as are asked for."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def propose(self, sequence: Draftable) -> list[int]:
+        return self._tokens[sequence.num_tokens - sequence.prompt_len :]
 
 
 def recurrent(num_states: int = 16) -> ExecutorLimits:
@@ -241,8 +253,43 @@ def test_forks_have_states_of_their_own() -> None:
         assert driver.sampled[key] == alone(FakeExecutor(recurrent()), 64, job(21, 9, n=4), index, frozenset())[0]
 
 
-def test_every_sequence_needs_a_state_and_guesses_cannot_be_undone() -> None:
+def test_every_sequence_needs_a_state() -> None:
     with pytest.raises(ValueError, match="8 sequences need as many states"):
         recurrent(7)
+
+
+def test_nothing_is_guessed_behind_which_a_state_cannot_go_back() -> None:
     with pytest.raises(ValueError, match="state cannot go back"):
         Driver(FakeExecutor(recurrent()), 64, drafter=Oracle(0))
+
+
+@pytest.mark.parametrize("max_guesses", [1, 3, 8])
+def test_guesses_are_as_many_as_a_state_can_go_back_behind(max_guesses: int) -> None:
+    limits = dataclasses.replace(recurrent(), max_guesses=max_guesses)
+    wanted = job(21, 40)
+    sampled = alone(FakeExecutor(limits), 64, wanted, 0, frozenset())[0]
+    driver = Driver(FakeExecutor(limits), 64, drafter=Told([token for token, *_ in sampled]))
+    (key,) = driver.add(wanted)
+    driver.run()
+    assert driver.sampled[key] == sampled
+    assert len(driver.steps) == 2 + -(-39 // (max_guesses + 1))  # the prompt ends at a snapshot, then its last token
+
+
+def test_a_snapshot_behind_guesses_has_none_that_were_wrong() -> None:
+    """Every fourth block end of a decode has one, if a step ends there: half of the guesses before it are wrong."""
+    limits = dataclasses.replace(recurrent(32), max_guesses=5)
+    wanted = job(21, 40)
+    sampled = alone(FakeExecutor(limits), 64, wanted, 0, frozenset())[0]
+    tokens = [token for token, *_ in sampled]
+    for seed in range(20):
+        oracle = Oracle(seed)
+        driver = Driver(FakeExecutor(limits), 128, drafter=oracle)
+        (key,) = driver.add(wanted)
+        oracle.tell(key, tokens)
+        driver.run()
+        assert driver.sampled[key] == sampled
+        again = Job((*wanted.prompt, *tokens), SamplingParams(max_tokens=3, ignore_eos=True))
+        (follower,) = driver.add(again)
+        driver.run()
+        assert driver.sampled[follower] == alone(FakeExecutor(limits), 128, again, 0, frozenset())[0]
+        assert any(step.state_copies for step in driver.steps)
