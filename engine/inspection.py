@@ -271,9 +271,7 @@ def _kv_cache(model: OpenedModel) -> list[KvMemory]:
             continue
     lengths = sorted({min(tokens, longest) for tokens in (*_CONTEXTS, longest)})
     return [
-        KvMemory(
-            tokens, {dtype: model.slot_bytes + _sequence_bytes(sizes, tokens) for dtype, sizes in groups.items()}
-        )
+        KvMemory(tokens, {dtype: model.slot_bytes + _sequence_bytes(sizes, tokens) for dtype, sizes in groups.items()})
         for tokens in lengths
     ]
 

@@ -294,7 +294,9 @@ def _drafter(asked: Speculation | DraftModel | None, limits: ExecutorLimits) -> 
     if not isinstance(asked, Speculation):
         return None
     if limits.most_guesses == 0:
-        why = "this device has fixed shapes" if limits.shapes else "a recurrent state cannot go back before a wrong guess"
+        why = (
+            "this device has fixed shapes" if limits.shapes else "a recurrent state cannot go back before a wrong guess"
+        )
         logger.warning("--speculative-config has no effect: %s", why)
         return None
     if limits.most_guesses is not None and limits.most_guesses < asked.num_tokens:

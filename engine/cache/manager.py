@@ -219,6 +219,12 @@ class CacheManager:
         num_tokens = sequence.snapshots.chunk(start, num_tokens)
         return self._wanted.chunk(start, num_tokens, lambda count: sequence.digests(count, self.block_size))
 
+    def decode_tokens(self, sequence: CachedSequence, num_tokens: int) -> int:
+        """How many of the next `num_tokens` a step decodes: it passes no block end where a snapshot is due."""
+        if not self._cuts_prompts:
+            return num_tokens
+        return min(num_tokens, sequence.snapshots.next_after(sequence.num_computed) - sequence.num_computed)
+
     def reach(self, sequence: CachedSequence, num_tokens: int, num_spare: int = 0) -> int:
         """Give a sequence blocks with windows for `num_tokens`, or as many as are free but for `num_spare`.
 

@@ -56,6 +56,11 @@ class SnapshotPlan:
         """Whether one that does not last is due."""
         return at - self.latest >= SPACING_BLOCKS * self.block_size
 
+    def next_after(self, at: int) -> int:
+        """The first block end after `at` where one is due that does not last. Only a step that ends there takes it."""
+        size = self.block_size
+        return max((at // size + 1) * size, self.latest + SPACING_BLOCKS * size)
+
     def taken(self, at: int, passing: Digest | None = None) -> SnapshotPlan:
         """The plan after a snapshot: one that lasts, or one that is `passing`."""
         if passing is None:

@@ -145,8 +145,8 @@ class ExecutorLimits:
     block tables name it, and what is computed for padding is written there. Entries behind a window name it too.
 
     `num_states` are the slots of recurrent state, one for each sequence and the others for snapshots, with one for
-    padding behind them; 0: no layer is recurrent. The state can go back behind `max_guesses` of a sequence's tokens, which
-    counts for models with recurrent layers alone: a step has no more guesses of a sequence. `max_loras` are the different adapters that may share a step.
+    padding behind them; 0: no layer is recurrent. A state can go back behind `max_guesses` of a sequence, so a step has
+    no more of them; other models have no such limit. `max_loras` are the different adapters that may share a step.
     """
 
     block_size: int

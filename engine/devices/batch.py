@@ -130,8 +130,8 @@ class StepBatch:
     token at position p lies in slot `p % block_size` of block `block_tables[s, p // block_size]`. The tables of the
     first cache group are `block_tables`; those of the others, `narrower_tables`, are of the same shape.
 
-    Models with recurrent layers are told `num_guesses`: the next step of a sequence begins behind as many of them as were
-    right, and so must its state. What other models keep of a wrong guess is written over.
+    Devices with recurrent layers need `num_guesses`: the next step of a sequence begins behind those of them that were
+    right, and its state must be the one there. K and V of a wrong guess are written over.
 
     A step that `follows` has one token of each sequence: the one that the step started before it samples in its row. It
     is still to be sampled, and `token_ids` says nothing.

@@ -123,8 +123,8 @@ class Drafts:
                 continue
             if constraint is not None and (time.perf_counter() > until or not may_look_ahead(constraint)):
                 continue
-            most_guesses = min(most - load.num_tokens, self._most_guesses)
-            guesses = self._guesses(sequence, load, rates[sequence.key], token_ms)[:most_guesses]
+            most_guesses = min(most - load.num_tokens, self._most(sequence))
+            guesses = self._guesses(sequence, load, rates[sequence.key], token_ms, most_guesses)
             lookahead = None
             if guesses and constraint is not None:
                 with timed(constraint, 1):
@@ -190,8 +190,9 @@ class Drafts:
             counts = model.plan([s for s in decoding if _has_guesses(s)], prices)
         for sequence, count in counts.items():
             blocks = sequence.num_blocks
-            places = self._cache.extend(sequence, sequence.num_tokens + min(count, room), num_spare)
-            counts[sequence] = count = min(count, room, places - sequence.num_tokens)
+            count = min(count, room, self._most(sequence))
+            places = self._cache.extend(sequence, sequence.num_tokens + count, num_spare)
+            counts[sequence] = count = min(count, places - sequence.num_tokens)
             room -= count
             if sequence.num_blocks > blocks:
                 self.extended.add(sequence.key)
@@ -213,8 +214,8 @@ class Drafts:
             cost_model.limit_ms(load),
         )
 
-    def _guesses(self, sequence: Sequence, load: StepLoad, rate: float, token_ms: float) -> list[int]:
-        """What a grammar forces, and what the drafter proposes behind that, as far as it pays."""
+    def _guesses(self, sequence: Sequence, load: StepLoad, rate: float, token_ms: float, most: int) -> list[int]:
+        """What a grammar forces, and what the drafter proposes behind that, at most so many, as far as it pays."""
         constraint = sequence.constraint
         guesses = [] if constraint is None else forced_tokens(constraint)[:_MOST_FORCED]
         num_forced = len(guesses)
@@ -222,7 +223,7 @@ class Drafts:
             self._num_forced[sequence.key] = num_forced
         if self._drafter is not None and self._pays(load, sequence, num_forced + 1, rate, token_ms):
             guesses = guesses + self._drafter.propose(Continued(sequence, guesses) if guesses else sequence)
-        guesses = _before_end(sequence, guesses)
+        guesses = _before_end(sequence, guesses[:most])
         while guesses:
             probability = rate ** max(len(guesses) - num_forced, 0)
             if self._fits(load, sequence, len(guesses), probability, token_ms):
@@ -255,6 +256,10 @@ class Drafts:
         """Guess nothing from sequences that have ended."""
         if self._remembering is not None:
             self._remembering.forget()
+
+    def _most(self, sequence: Sequence) -> int:
+        """The most guesses behind which a sequence's state can go back, and that pass no place for a snapshot of it."""
+        return self._cache.decode_tokens(sequence, 1 + self._most_guesses) - 1
 
 
 def _with_drafts(load: StepLoad, drafts: Mapping[Sequence, Guesses]) -> StepLoad:

@@ -23,11 +23,11 @@ struct Step {
   std::span<const int32_t> context_len;           // [S]
   std::vector<BlockTables> block_tables;          // [cache groups]
   std::span<const int32_t> state_slots;           // [S], of recurrent layers; empty if the model has none
-  std::span<const int32_t> num_guesses;           // [S], the last tokens of each that may be wrong; empty: there are none
   std::span<const int32_t> adapters;              // [S], the numbers of their adapters, -1: none; empty: none has one
   std::span<const int32_t> logits_rows;           // [any number]
   Sampling sampling;
   float* out_logits = nullptr;                    // [R, vocab] if wanted
+  std::span<const int32_t> num_guesses = {};      // [S], the last tokens of each that may be wrong; empty: there are none
 };
 
 }  // namespace tidewheel

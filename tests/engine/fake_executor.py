@@ -35,8 +35,7 @@ class FakeExecutor:
         self.largest_batch = 0
         slots = [(group.num_blocks + 1) * limits.block_size for group in limits.groups]
         self._tokens = [np.full(count, -1, dtype=np.int32) for count in slots]
-        # Of a recurrent layer, by slot: the position of the next token, and a running sum over the tokens before it; and
-        # the same after each guess.
+        # Of a recurrent layer, by slot: a running sum over the tokens before a position, where a next step may begin.
         self._states: list[dict[int, int]] = [{} for _ in range(limits.num_states + 1)]
         self._positions = [np.full(count, -1, dtype=np.int32) for count in slots]
 

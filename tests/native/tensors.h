@@ -54,6 +54,34 @@ inline void add_mixer(Shapes& shapes, const std::string& prefix, const ParallelP
   for (const BranchPlan& branch : plan.branches) add_branch(shapes, prefix, branch, hidden);
 }
 
+inline void add_mixer(Shapes& shapes, const std::string& prefix, const DeltaNetPlan& plan, int hidden) {
+  const int keys = plan.key_size(), values = plan.value_size(), heads = plan.num_value_heads;
+  const std::pair<const char*, int> inputs[] = {{"q", keys}, {"k", keys}, {"v", values}, {"z", values}, {"b", heads}, {"a", heads}};
+  for (const auto& [name, size] : inputs) add_linear(shapes, prefix + "delta_" + name, size, hidden, false);
+  shapes[prefix + "delta_conv.weight"] = {plan.conv_kernel * (2 * keys + values)};
+  shapes[prefix + "delta.A_log"] = shapes[prefix + "delta.dt_bias"] = {heads};
+  add_norm(shapes, prefix + "delta_head_norm", plan.norm, plan.value_dim);
+  add_linear(shapes, prefix + "delta_out", hidden, values, false);
+}
+
+inline void add_mixer(Shapes& shapes, const std::string& prefix, const Mamba2Plan& plan, int hidden) {
+  const int size = plan.size(), groups = plan.group_size(), heads = plan.num_heads;
+  const std::pair<const char*, int> inputs[] = {{"z", size}, {"x", size}, {"B", groups}, {"C", groups}, {"dt", heads}};
+  for (const auto& [name, count] : inputs) add_linear(shapes, prefix + "mamba_" + name, count, hidden, plan.bias);
+  shapes[prefix + "mamba_conv.weight"] = {plan.conv_kernel * (size + 2 * groups)};
+  if (plan.conv_bias) shapes[prefix + "mamba_conv.bias"] = {size + 2 * groups};
+  for (const char* name : {"A_log", "D", "dt_bias"}) shapes[prefix + "mamba." + name] = {heads};
+  add_norm(shapes, prefix + "mamba_gated_norm", plan.norm, size);
+  add_linear(shapes, prefix + "mamba_out", hidden, size, plan.bias);
+}
+
+inline void add_mixer(Shapes& shapes, const std::string& prefix, const ShortConvPlan& plan, int hidden) {
+  for (const char* name : {"b", "c", "x"}) add_linear(shapes, prefix + "conv_" + name, plan.size, hidden, plan.bias);
+  shapes[prefix + "conv_taps.weight"] = {plan.conv_kernel * plan.size};
+  if (plan.bias) shapes[prefix + "conv_taps.bias"] = {plan.size};
+  add_linear(shapes, prefix + "conv_out", hidden, plan.size, plan.bias);
+}
+
 // Kinds that tests of Python compare with their definitions.
 template <typename Plan>
 void add_mixer(Shapes&, const std::string&, const Plan&, int) {

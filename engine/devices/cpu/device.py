@@ -111,7 +111,7 @@ class CpuDevice:
         return [GroupBytes(window, block // _native.block_tokens()) for window, block in blocks.items()]
 
     def max_guesses(self, spec: DecoderSpec) -> int:
-        """As many as add a sixth to what a state takes, or 4."""
+        """As many as add a sixth to what a state takes, but at least 4 and at most 64."""
         if not spec.state_bytes:
             return 0
         in_a_sixth = spec.state_bytes // (6 * spec.state_input_bytes)

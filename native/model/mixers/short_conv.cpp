@@ -12,6 +12,7 @@ ShortConv::ShortConv(const ShortConvPlan& plan, const std::string& prefix, Conte
       convolution_(prefix + "conv_taps", plan.size, plan.conv_kernel, plan.bias, false, context) {
   const int size = plan.size, hidden = context.hidden_size;
   require(size > 0, "a convolution needs at least one channel");
+  require(plan.conv_kernel > 1, "a short convolution over one token has no state to keep");
   Weights& weights = context.weights;
   weights.add_linear(prefix + "conv_b", in_, size, hidden, plan.bias, {3 * size, size, 0, 0});
   weights.add_linear(prefix + "conv_c", in_, size, hidden, plan.bias, {3 * size, size, 0, size});

@@ -52,7 +52,7 @@ def opened(given: EngineOptions) -> OpenedDraft:
         ("llama", "mistral-window", "cannot be a draft model: none of its layers sees all tokens"),
         ("llama", "gemma2", "cannot be a draft model: some of its layers see a window"),
         ("mistral-window", "llama", "mistral-window-.* cannot have a draft model: none of its layers sees all tokens"),
-        ("lfm2", "llama", "lfm2-.* cannot have a draft model: it has recurrent layers"),
+        ("mamba2", "llama", "mamba2-.* cannot have a draft model: none of its layers sees all tokens"),
     ],
 )
 def test_layers_that_cannot_share_blocks_are_refused(model: str, draft: str, said: str) -> None:
@@ -100,6 +100,14 @@ def test_its_weights_and_its_part_of_the_cache_count(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(fitting - 1, fitting - 1, None, None))
     with pytest.raises(ModelError, match=r"and a KV cache of 0\.02 GiB do not fit"):
         EngineLoad(given)
+
+
+def test_a_recurrent_model_gets_no_more_guesses_than_its_state_can_go_back_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO"):
+        load_engine(options("lfm2", models_zoo.folder("llama-tied"), num_speculative_tokens=50)).close()
+    assert "guesses up to 4 tokens a step" in caplog.text
 
 
 def test_weights_are_quantized_alike_unless_it_is_said() -> None:
