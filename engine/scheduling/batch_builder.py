@@ -121,6 +121,7 @@ class BatchBuilder:
             sampling=sampling,
             narrower_tables=tuple(narrower_tables),
             state_slots=self._state_slots(sequences),
+            num_guesses=self._num_guesses(rows),
             adapters=self._adapters(sequences),
         )
 
