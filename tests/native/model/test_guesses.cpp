@@ -144,7 +144,7 @@ TEST_CASE("guesses are the tokens that steps of one token each sample, whoever g
   CHECK(all.tokens() == one.tokens());
 }
 
-TEST_CASE("a sequence that is unlikely to be right gets no more guesses") {
+TEST_CASE("a sequence that draws gets one more guess when it is unlikely to be right") {
   Weighted model(std::make_shared<ThreadPool>(std::vector<std::vector<int>>{{0}}));
   Sampled sequences(model.executor, kPrompts);
   const auto whole = sequences.guess({9, 9, 9}), first = sequences.guess({9, 9, 9}, 0.999f);
