@@ -1,6 +1,6 @@
 """Where requests go under each routing policy, without servers: how often a prefix is found, and how even the load is.
 
-    .venv/bin/python load_tests/routing_simulation.py --replicas 1000 --conversations 1000000
+    .venv/bin/python load_tests/routing_simulation.py --replicas 1000 --conversations 200000
 
 Conversations begin all the time and have several turns, of different lengths. Some share a system prompt. A replica
 keeps the prefixes that it computed last, in a KV cache of bounded size. A hit is a token of a prompt that was found
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description="Compare routing policies, without servers.")
     parser.add_argument("--replicas", type=int, default=1000, help="how many replicas there are [1000]")
-    parser.add_argument("--conversations", type=int, default=1_000_000, help="how many conversations [1000000]")
+    parser.add_argument("--conversations", type=int, default=200_000, help="how many conversations [200000]")
     parser.add_argument("--seed", type=int, default=0, help="of what is random [0]")
     given = parser.parse_args(arguments)
     count, remembered = given.replicas, 2 * given.conversations

@@ -37,6 +37,7 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "tidewheel.ray.proxy.middlewares",
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_AUTH_MODE": "disabled",
 }
 
@@ -188,6 +189,7 @@ def test_what_one_replica_would_have_alone_is_refused(replicas: Replicas) -> Non
     answered = replicas.http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 4})
     assert (answered.status_code, answered.json()["store"]) == (200, False)
     assert replicas.http.get("/v1/files").status_code == 404
+    assert replicas.http.post("/reset_prefix_cache").status_code == 403
     assert replicas.http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"}).status_code == 403
 
 

@@ -14,8 +14,12 @@ from tidewheel.server.options.serve import ServeOptions
 
 logger = logging.getLogger(__name__)
 
-_OF_PROXIES = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "tidewheel.ray.proxy.middlewares"}
-_OF_OWN_CLUSTER = {**_OF_PROXIES, "RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
+_OF_OWN_CLUSTER = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "tidewheel.ray.proxy.middlewares",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # half as many tokens again as by calls of actors
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 _OBJECT_STORE_BYTES = 128 * 2**20  # nothing is kept there but requests of more than 100 KiB on their way
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -25,7 +29,7 @@ def run(options: ServeOptions, arguments: Sequence[str]) -> int:
 
     Without RAY_ADDRESS, Ray is started on this machine and ends with this process.
     """
-    is_own = "RAY_ADDRESS" not in os.environ
+    is_own = not os.environ.get("RAY_ADDRESS")
     if is_own:
         for name, value in _OF_OWN_CLUSTER.items():
             os.environ.setdefault(name, value)

@@ -47,6 +47,7 @@ class TidewheelServer:
             self._cores.bind()
         options = parse_arguments(arguments, {**os.environ, **environment})
         self._options = without_own_state(options) if is_several else options
+        self._is_several = is_several
         self._held = HeldPrefixes()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -57,7 +58,8 @@ class TidewheelServer:
         self._encoders = load_encoders_of(options) or EncoderEngine()
         with EngineLoad(options.engine) as load:
             self._engine, app = build_engine_and_app(load, self._encoders, options, resources)
-        return ReplicaApp(app, serve.get_replica_context().replica_id.unique_id, self._held)
+        name = serve.get_replica_context().replica_id.unique_id
+        return ReplicaApp(app, name, self._held, is_several=self._is_several)
 
     def check_health(self) -> None:
         """Raises RuntimeError if an engine has failed. Serve then starts another replica instead of this one."""

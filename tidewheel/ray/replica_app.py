@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidewheel.server.errors import ApiError, error_response
+from tidewheel.server.local_path import local_path
 
 from .prefixes import HEADER, HeldPrefixes, read_keys
 
@@ -14,16 +18,21 @@ REPLICA = b"x-tidewheel-replica"
 """A response's header: which replica it is from. Serve's own errors do not have it."""
 
 
+_RESET = "/reset_prefix_cache"
+
+
 class ReplicaApp:
     """Keeps the prefixes of the requests that come, and signs the responses.
 
-    The request's id is in Serve's own X-Request-Id of each response, so the application's is left out.
+    The request's id is in Serve's own X-Request-Id of each response, so the application's is left out. Where there are
+    several replicas, what would change one of them alone is refused.
     """
 
-    def __init__(self, app: ASGIApp, name: str, held: HeldPrefixes) -> None:
+    def __init__(self, app: ASGIApp, name: str, held: HeldPrefixes, *, is_several: bool) -> None:
         self._app = app
         self._name = name.encode("ascii", "replace")
         self._held = held
+        self._is_several = is_several
         self._has_warned = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,6 +49,13 @@ class ReplicaApp:
                 "start Ray with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=tidewheel.ray.proxy.middlewares"
             )
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != HEADER]
+
+        if self._is_several and local_path(scope) == _RESET:
+            error = ApiError(
+                HTTPStatus.FORBIDDEN, f"{_RESET} would reach one of several replicas: it needs a single one"
+            )
+            await error_response(error)(scope, receive, send)
+            return
 
         async def send_signed(message: Message) -> None:
             if message["type"] == "http.response.start":

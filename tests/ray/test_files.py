@@ -1,0 +1,51 @@
+"""The files of deploy/ray are what Serve and Kubernetes take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tidewheel.ray.settings import read_settings
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "ray"
+pytest.importorskip("ray.serve", reason="ray has no build for this machine")
+
+
+def service() -> Any:
+    return yaml.safe_load((FOLDER / "rayservice.yaml").read_text("utf-8"))
+
+
+def configs() -> list[Any]:
+    return [yaml.safe_load(text) for text in ((FOLDER / "serve.yaml").read_text(), service()["spec"]["serveConfigV2"])]
+
+
+@pytest.mark.parametrize("config", configs(), ids=["serve.yaml", "rayservice.yaml"])
+def test_serve_takes_the_configuration(config: dict[str, Any]) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    import tidewheel.ray
+
+    (application,) = ServeDeploySchema.model_validate(config).applications
+    assert application.import_path == "tidewheel.ray:app"
+    assert type(tidewheel.ray.app(application.args)).__name__ == "Application"
+
+
+def test_kubernetes_takes_the_pods() -> None:
+    cluster = service()["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_a_worker_has_the_cores_of_its_replica() -> None:
+    spec = service()["spec"]
+    settings, _ = read_settings(yaml.safe_load(spec["serveConfigV2"])["applications"][0]["args"])
+    (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    (container,) = workers["template"]["spec"]["containers"]
+    assert int(workers["rayStartParams"]["num-cpus"]) == settings.num_cpus
+    assert int(container["resources"]["limits"]["cpu"]) > settings.num_cpus
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (settings.min_replicas, settings.max_replicas)
