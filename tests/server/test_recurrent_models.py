@@ -11,7 +11,6 @@ import pytest
 from server.conftest import RunningServer, StartServer, events
 
 from tidewheel.engine.load import load_engine
-from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 
 pytest.importorskip("torch")
@@ -71,9 +70,7 @@ def test_the_next_turn_goes_on_from_a_snapshot(hybrid: RunningServer) -> None:
 def test_preempted_sequences_say_what_they_say_alone(start_server: StartServer) -> None:
     folder = str(models_zoo.folder("falcon-h1", tokenizer=True))
     options = EngineOptions(folder, device="cpu", dtype="float32", max_model_len=112, max_num_seqs=4)
-    opened = open_model(options)
-    cache = 12 * 16 * opened.kv_bytes_per_token + 2 * opened.spec.state_bytes  # two sequences, and few blocks for them
-    engine = load_engine(replace(options, kv_cache_space=cache / 2**30))
+    engine = load_engine(replace(options, num_gpu_blocks_override=12))  # for two or three of them
     server = start_server(engine=engine, served_model_names=("hybrid",))
     bodies = [asked(text, max_tokens=60) for text in ("the fox sleeps", "a dog jumps", "over and over", "the lazy fox")]
     alone = [answer(server, body)[0] for body in bodies]

@@ -146,7 +146,7 @@ def test_bytes_are_those_that_loading_takes(name: str) -> None:
     spec, counted = opened.spec, tensor_bytes(opened)
     executor: Any = opened.load(
         EngineOptions(model=name),
-        kv_cache_bytes=64 * opened.kv_bytes_per_token + 8 * spec.state_bytes,
+        kv_cache_bytes=64 * opened.kv_bytes_per_token + 8 * opened.slot_bytes,
         max_model_len=16,
         max_num_seqs=1,
         max_num_batched_tokens=16,
