@@ -83,6 +83,15 @@ def test_what_a_grammar_forces_takes_no_step_of_its_own(kind: str, text: str, se
     assert stats.right_total >= stats.guesses_total - 1, "but for the last, after which nothing follows"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_method_guesses_behind_what_is_forced(seed: int) -> None:
+    job = constrained("json_schema", json.dumps(SCHEMA), seed=seed)
+    alone_forced = run(job)
+    both = run(job, Told(alone_forced.tokens(0)))
+    assert both.tokens(0) == alone_forced.tokens(0)
+    assert len(both.steps) < len(alone_forced.steps)
+
+
 def test_a_forced_token_that_another_rule_forbids_ends_the_sequence() -> None:
     forbidden = drafted(run(constrained("regex", REGEX)))[0][1]
     driver = run(constrained("regex", REGEX, bad_words=((forbidden,),)))
