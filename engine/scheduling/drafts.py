@@ -16,6 +16,7 @@ from msgspec import Struct
 from ..cache.manager import CacheManager
 from ..constraints.lookahead import Lookahead, forced_tokens, may_look_ahead, timed
 from .cost_model import CostModel, StepLoad
+from .draft_balance import Balance
 from .drafter import BatchDrafter, Continued, Drafter, RememberingDrafter, StepPrices
 from .sequence import Sequence
 
@@ -83,6 +84,11 @@ class Drafts:
         self._clock = clock
         self._rates: dict[int, float] = {}  # of guesses that are right, by Sequence.key
         self._num_forced: dict[int, int] = {}  # tokens that a grammar forces, by Sequence.key, in the last drafts
+        self._balance = Balance()
+        self._asked: dict[int, float] = {}  # milliseconds that a drafter took in this step, by Sequence.key
+        self._token_ms = self._row_ms = 0.0  # what a token costs in this step, and a row more
+        self._draft_ms = 0.0  # of the engine's own time, for each draft
+        self._num_drafts = 0  # in this step
         self._fruitless = 0  # steps without a guess, one after the other
         self._started: float | None = None  # when the engine's own part of a step began, if that is to be learned
         self._guessing_ms = 0.0  # of that step
@@ -101,7 +107,7 @@ class Drafts:
         that it has left: prompts get the other half.
         """
         drafts: dict[Sequence, Guesses] = {}
-        self.extended, self._num_forced, self._started = set(), {}, None
+        self.extended, self._num_forced, self._started, self._asked = set(), {}, None, {}
         if not decoding or (self._most_sequences is not None and len(decoding) > self._most_sequences):
             return drafts
         most = (load.num_tokens + self._max_num_batched_tokens) // 2
@@ -116,10 +122,13 @@ class Drafts:
         known = self._rates
         self._rates = rates = {s.key: _returning(known.get(s.key, _FIRST_RATE)) for s in decoding}
         until = time.perf_counter() + _LOOKAHEAD_S
-        token_ms = self._cost_model.predict_ms(load) / len(decoding)
+        engine_ms = self._engine_ms.get(False, 0.0)
+        token_ms = self._token_ms = (self._cost_model.predict_ms(load) + engine_ms) / len(decoding)
+        self._row_ms = self._cost_model.row_ms(load.decode_pairs // max(load.num_decodes, 1))
+        started, num_before = self._clock(), len(drafts)
         for sequence in decoding:
             constraint = sequence.constraint
-            if sequence.search is not None:
+            if sequence.search is not None or (constraint is None and not self._balance.may_ask(sequence.key)):
                 continue
             if constraint is not None and (time.perf_counter() > until or not may_look_ahead(constraint)):
                 continue
@@ -138,6 +147,12 @@ class Drafts:
                     lookahead.guesses = guesses
                 drafts[sequence] = Guesses(guesses, lookahead)
                 load = load.plus_draft(sequence.num_tokens, len(guesses))
+        if self._drafter is not None:
+            ended = self._clock()
+            self._guessing_ms, self._num_drafts = (ended - started) * 1e3, len(drafts) - num_before
+            self._started = started if self._num_drafts else ended
+            for key in self._asked.keys() - {s.key for s in drafts}:
+                self._balance.note(key, -self._asked[key], token_ms)
         return drafts
 
     def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
@@ -151,6 +166,11 @@ class Drafts:
                 self._model.learn(sequence, num_guesses, num_right)
             return
         forced = self._num_forced.get(sequence.key, 0)
+        if (asked_ms := self._asked.get(sequence.key)) is not None:
+            rows_ms = self._row_ms * (num_guesses - forced)
+            draft_ms = 0.0 if forced else self._draft_ms
+            saved_ms = max(num_right - forced, 0) * self._token_ms
+            self._balance.note(sequence.key, saved_ms - rows_ms - draft_ms - asked_ms, self._token_ms)
         if num_right < forced or num_guesses == forced:
             return
         rate = self._rates.get(sequence.key, _FIRST_RATE)
@@ -164,6 +184,9 @@ class Drafts:
             return
         elapsed_ms, self._started = (self._clock() - self._started) * 1e3, None
         own_ms = max(elapsed_ms - (self._guessing_ms if drafted else 0.0) - self._cost_model.last_ms, 0.0)
+        if drafted and self._drafter is not None:
+            per_draft_ms = max(own_ms - self._engine_ms.get(False, own_ms), 0.0) / max(self._num_drafts, 1)
+            self._draft_ms += _ENGINE_LESSON * (per_draft_ms - self._draft_ms)
         known = self._engine_ms.get(drafted, own_ms)
         self._engine_ms[drafted] = known + _ENGINE_LESSON * (min(own_ms, 2 * known) - known)
 
@@ -183,11 +206,14 @@ class Drafts:
         self, model: BatchDrafter, decoding: Seq[Sequence], load: StepLoad, room: int, num_spare: int
     ) -> dict[Sequence, Guesses]:
         """Let a model guess for as many sequences as that pays for. There is room for so many guesses."""
+        eligible = [s for s in decoding if _has_guesses(s)]
+        if not eligible:
+            return {}
         self._started, self._guessing_ms = self._clock(), 0.0
         prices = self._prices(decoding, load)
         counts: dict[Sequence, int] = {}
         if prices.row_ms < prices.token_ms:  # otherwise not even guesses that are all right pay
-            counts = model.plan([s for s in decoding if _has_guesses(s)], prices)
+            counts = model.plan(eligible, prices)
         for sequence, count in counts.items():
             blocks = sequence.num_blocks
             count = min(count, room, self._most(sequence))
@@ -221,8 +247,11 @@ class Drafts:
         num_forced = len(guesses)
         if num_forced:
             self._num_forced[sequence.key] = num_forced
-        if self._drafter is not None and self._pays(load, sequence, num_forced + 1, rate, token_ms):
+        may_ask = self._drafter is not None and (constraint is None or self._balance.may_ask(sequence.key))
+        if self._drafter is not None and may_ask and self._pays(load, sequence, num_forced + 1, rate, token_ms):
+            started = self._clock()
             guesses = guesses + self._drafter.propose(Continued(sequence, guesses) if guesses else sequence)
+            self._asked[sequence.key] = (self._clock() - started) * 1e3
         guesses = _before_end(sequence, guesses[:most])
         while guesses:
             probability = rate ** max(len(guesses) - num_forced, 0)
@@ -247,6 +276,7 @@ class Drafts:
 
     def ended(self, sequence: Sequence) -> None:
         """Note the end of a sequence."""
+        self._balance.ended(sequence.key)
         if self._model is not None:
             self._model.ended(sequence)
         elif self._remembering is not None and sequence.search is None:

@@ -1,0 +1,61 @@
+"""Balance: what a drafter's guesses save, beside all that they take, and whom it is worth asking for."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+_LESSON, _COMMON_LESSON = 0.2, 0.02  # how much a question changes what is known of its sequence, and of all
+_FIRST_PAUSE, _LONGEST_PAUSE = 4, 1024  # steps
+_TOLERATED = 0.02  # of a token's time, that a question may lose on average
+
+
+class _Record(Struct):
+    saved_ms: float  # a question, on average
+    pause: int = 0  # steps that the last one took, or takes
+    waits: int = 0  # steps of it that are left
+
+
+class Balance:
+    """Notes what each question to a drafter cost and what it gave, by sequence.
+
+    Who loses time by guesses is asked for again after a pause, and after one twice as long each time. Text changes: so
+    everybody gets another chance, but those are few. A new sequence is taken for what the others are.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[int, _Record] = {}  # by Sequence.key
+        self._common_ms = self._tolerated_ms = 0.0
+
+    def may_ask(self, key: int) -> bool:
+        """Whether the drafter is asked for a sequence in this step."""
+        record = self._records.get(key)
+        if record is None:
+            loses = self._common_ms < -self._tolerated_ms
+            # Not all that start together try together.
+            pause = _FIRST_PAUSE + key % _FIRST_PAUSE if loses else 0
+            record = self._records[key] = _Record(self._common_ms, pause, pause)
+        if record.waits:
+            record.waits -= 1
+            return False
+        return True
+
+    def note(self, key: int, saved_ms: float, token_ms: float) -> None:
+        """Note how much time a question has saved, which is below 0 if it took more than it gave.
+
+        `token_ms` is what a token costs without guesses; 0 as long as that is not known, and nothing is learned.
+        """
+        record = self._records.get(key)
+        if record is None or token_ms <= 0.0:
+            return
+        self._tolerated_ms = _TOLERATED * token_ms
+        record.saved_ms += _LESSON * (saved_ms - record.saved_ms)
+        self._common_ms += _COMMON_LESSON * (saved_ms - self._common_ms)
+        if record.saved_ms >= -self._tolerated_ms:
+            record.pause = 0
+        else:
+            record.pause = min(max(2 * record.pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+            record.waits = record.pause
+
+    def ended(self, key: int) -> None:
+        """Forget a sequence."""
+        self._records.pop(key, None)
