@@ -180,7 +180,8 @@ def _dequantized(layer: LayerTensors, weight: StoredTensor, state: _State) -> De
 
 def _scales(layer: LayerTensors, state: _State) -> NDArray[np.float32]:
     if state.nested_block is None:
-        return _finite(layer, "weight.absmax")
+        _finite(layer, "weight.absmax")
+        return np.asarray(layer.scales("weight.absmax").data, np.float32)
     meanings, largest = _finite(layer, "weight.nested_quant_map"), _finite(layer, "weight.nested_absmax")
     codes = layer.array("weight.absmax")
     group_size = min(state.nested_block, len(codes))
@@ -201,7 +202,7 @@ def _eight_bits(layer: LayerTensors) -> StoredMatrix:
 
     def read(with_codes: bool) -> QuantizedTensor:
         with np.errstate(invalid="ignore"):  # what is not finite is found as in every other weight
-            largest = to_float32(layer.floats("SCB"))[:, np.newaxis] / np.float32(127)
+            largest = to_float32(layer.scales("SCB"))[:, np.newaxis] / np.float32(127)
         scales = DenseTensor(largest, "float32", origin=layer.origin("SCB"))
         codes = layer.array("weight").view(np.uint8) if with_codes else no_codes(shape, 8)
         return QuantizedTensor(shape, "int", 8, inputs, codes, scales, origin=layer.origin("weight"))

@@ -46,6 +46,8 @@ _FORMATS = (
 # By the bits of packed integers, those in which they are held.
 _HELD_BITS: dict[int, Literal[2, 3, 4, 8]] = {2: 2, 3: 3, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
 
+_MAGNITUDE = np.uint8(127)  # of the bits of e4m3, all but the sign
+
 _Packing = Literal["dense", "whole"]
 
 
@@ -236,12 +238,15 @@ def _nvfp4(layer: LayerTensors) -> StoredMatrix:
         divisor = to_float32(layer.floats("weight_global_scale"))
         if not divisor.all():
             raise layer.error("weight_global_scale", "is 0, by which nothing can be divided")
+        scales = layer.array("weight_scale")
+        if not (scales & _MAGNITUDE).any():
+            raise layer.only_zeros("weight_scale")
         return SmallFloatTensor(
             "nvfp4",
             (outputs, inputs),
             group,
             layer.array("weight_packed"),
-            layer.array("weight_scale"),
+            scales,
             np.broadcast_to(divisor, outputs),
             mapped=True,
             origin=layer.origin("weight_packed"),

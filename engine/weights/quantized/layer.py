@@ -73,8 +73,12 @@ class LayerTensors:
         scales = self.floats(part)
         flat = scales.data.reshape(-1)
         if not any(to_float32(DenseTensor(some, scales.dtype)).any() for some in (flat[:64], flat)):
-            raise self.error(part, "has only zeros, which make the whole matrix 0: the file is not complete")
+            raise self.only_zeros(part)
         return scales
+
+    def only_zeros(self, part: str) -> ModelError:
+        """The error for scales that are all 0."""
+        return self.error(part, "has only zeros, which make the whole matrix 0: the file is not complete")
 
     def origin(self, part: str) -> str:
         """File and tensor."""
