@@ -12,11 +12,20 @@ from ..files.wording import shown
 _MOST_NEAR = 5
 _TASKS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
-# Fields that tell of a part that a decoder of attention and MLPs does not have, and what it is.
-_PARTS = (
+# Fields that tell of a part that a decoder of attention and MLPs does not have, and what it is: those that no device
+# here computes, and those that models of other architectures have here too.
+_MISSING = (
     (("encoder_layers", "num_encoder_layers", "num_decoder_layers"), "an encoder"),
     (("vision_config", "visual"), "an encoder of images"),
     (("audio_config", "speech_config"), "an encoder of sound"),
+    (("cross_attention_layers",), "cross-attention"),
+    (("index_topk",), "an indexer that chooses the tokens that attention sees"),
+    (("time_step_rank", "mamba_dt_rank"), "the state space of the first Mamba"),
+    (("linear_attn_config",), "Kimi's delta attention"),
+    (("full_attn_alpha_factor", "layernorm_linear_attention_alpha"), "lightning attention"),
+    (("lru_width",), "a gated linear recurrence (RG-LRU)"),
+)
+_KNOWN = (
     (("kv_lora_rank", "q_lora_rank"), "latent attention (MLA)"),
     (("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), "experts"),
     (("mamba_d_state", "ssm_state_size", "mamba_num_heads", "state_size", "ssm_cfg"), "a state space (Mamba)"),
@@ -34,11 +43,22 @@ def unsupported(name: object, config: Mapping[str, Any], known: Sequence[str]) -
         )
     if task := _other_task(name, config):
         return ModelError(f"architecture {shown(name)} is not supported: {task}")
-    parts = [part for fields, part in _PARTS if any(_is_set(config.get(field)) for field in fields)]
-    has = f" Its config.json names {' and '.join(parts)}." if parts else ""
     near = _near(name, known)
     like = f" Similar names that are supported: {', '.join(near)}." if near else ""
-    return ModelError(f"architecture {shown(name)} is not supported.{has}{like} docs/models.md has the whole list")
+    lacks = _what_is_missing(config)
+    return ModelError(f"architecture {shown(name)} is not supported. {lacks}.{like} docs/models.md has the whole list")
+
+
+def _what_is_missing(config: Mapping[str, Any]) -> str:
+    missing, known = (
+        " and ".join(part for fields, part in parts if any(_is_set(config.get(field)) for field in fields))
+        for parts in (_MISSING, _KNOWN)
+    )
+    if missing:
+        return f"Its config.json names {missing}, which nothing here computes"
+    if known:
+        return f"What is missing is its description; other models here have what its config.json names: {known}"
+    return "What is missing is its description"
 
 
 def _other_task(name: str, config: Mapping[str, Any]) -> str | None:

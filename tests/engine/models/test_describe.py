@@ -94,7 +94,13 @@ def test_a_missing_field_means_what_transformers_takes_it_to_mean(name: str) -> 
     [
         ({"architectures": ["Llama9ForCausalLM"]}, r"'Llama9ForCausalLM'.*: .*LlamaForCausalLM.*docs/models.md"),
         ({"architectures": ["XyzForCausalLM"], "n_routed_experts": 64, "kv_lora_rank": 512}, r"\(MLA\) and experts"),
-        ({"architectures": ["XyzForCausalLM"], "num_local_experts": 0}, r"is not supported\. docs/models.md"),
+        ({"architectures": ["XyzForCausalLM"], "num_local_experts": 0}, r"missing is its description\. docs/mod"),
+        ({"architectures": ["XyzForCausalLM"], "num_experts": 8}, "missing is its description; other .*: experts"),
+        (
+            {"architectures": ["XyzForCausalLM"], "num_experts": 8, "index_topk": 64},
+            "an indexer .*, which nothing here",
+        ),
+        ({"architectures": ["XyzForCausalLM"], "vision_config": {"depth": 2}}, "an encoder of images, which nothing"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "it has an encoder that reads"),
         ({"architectures": ["BertModel"]}, "served in ONNX with --embedding-model"),
         ({}, 'without architectures .* add the name of the model\'s class, such as "architectures"'),
