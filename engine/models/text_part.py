@@ -23,6 +23,7 @@ WRAPPERS = (
     "Gemma4ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration",
     "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
@@ -70,6 +71,7 @@ _QWEN2_VL: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_wi
 # By the model_type of a text config: the architecture, and what the fields mean that it may leave out.
 _TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "llama": ("LlamaForCausalLM", _LLAMA),
+    "lfm2": ("Lfm2ForCausalLM", {}),
     "llama4_text": ("Llama4ForCausalLM", _LLAMA4),
     "mistral": ("MistralForCausalLM", _MISTRAL),
     "ministral3": ("Ministral3ForCausalLM", {}),

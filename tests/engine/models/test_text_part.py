@@ -89,6 +89,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "lfm2-vl": (
+        "lfm2_vl",
+        {
+            "text_config": {
+                **models_zoo.CASES["lfm2"].config,
+                "model_type": "lfm2",
+                "vocab_size": models_zoo.VOCAB_SIZE,
+            },
+            "vision_config": {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4},
+            "image_token_id": 1,
+        },
+    ),
     "qwen3.5": (
         "qwen3_5",
         {
