@@ -1,9 +1,15 @@
-"""What somebody may have meant by a flag that does not exist: by its meaning elsewhere, else by its letters."""
+"""What somebody may have meant by a flag that does not exist: by its meaning elsewhere, a slip, or its words.
+
+That some letters are alike says nothing: `--gpus` and `--uds` have most of theirs in common.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 # The words of llama.cpp, Ollama, TGI and SGLang. What is no flag here is a sentence.
 _MEANINGS = {
@@ -17,12 +23,12 @@ _MEANINGS = {
     "--threads-bind": "--threads -t --num-thread --num-threads --n-threads --threads-batch -tb --cpu-mask -C "
     "--cpu-range -Cr --numa --cpus --num-cpus --omp-threads-bind",
     "--device": "--n-gpu-layers -ngl --gpu-layers --num-gpu --main-gpu -mg --accelerator",
-    "--tensor-parallel-size": "--tp --tp-size --num-shard --split-mode -sm",
+    "--tensor-parallel-size": "--tp --tp-size --num-shard --split-mode -sm --gpus --num-gpus --gpu-count",
     "--model": "--model-id --model-path -m --hf-repo -hf -hfr --hf-file -hff --model-url -mu --model-name-or-path",
     "--served-model-name": "--alias -a --model-name",
     "--download-dir": "--huggingface-hub-cache --cache-folder --hf-home",
     "--kv-cache-space": "--kv-cache-size --kv-cache-gb --cache-ram --mem-fraction-static --max-batch-total-tokens "
-    "--cuda-memory-fraction",
+    "--cuda-memory-fraction --memory --max-memory",
     "--kv-cache-dtype": "--cache-type-k -ctk --cache-type-v -ctv --kv-cache-type",
     "--quantization": "--quantize --quant --load-in-4bit --load-in-8bit",
     "--no-enable-prefix-caching": "--disable-radix-cache --no-cache-prompt --disable-prefix-caching",
@@ -53,12 +59,71 @@ _MEANINGS = {
 }
 _MEANT = {flag: meaning for meaning, flags in _MEANINGS.items() for flag in flags.split()}
 
+# Words of one meaning, by the one that stands for them all.
+_SAME = {
+    "batch": "batched batches batching",
+    "cache": "caches cached caching",
+    "certificate": "cert certs certfile",
+    "context": "ctx window",
+    "disable": "disabled no off without",
+    "length": "len size limit",
+    "log": "logs logging",
+    "lora": "loras adapter adapters",
+    "max": "maximum most",
+    "parallel": "parallelism concurrent concurrency",
+    "quantization": "quantize quant",
+    "request": "requests req reqs",
+    "sequence": "seq seqs sequences",
+    "speculative": "draft drafts speculation",
+    "thread": "threads",
+    "token": "tokens",
+    "utilization": "util",
+}
+_IDLE = {"enable", "enabled", "num", "number", "count", "n"}  # words that tell nothing
+_WORD = {other: word for word, others in _SAME.items() for other in others.split()}
+
+_SLIP = 0.8  # this part of two names' letters is alike, in their order
+_KINSHIP = 0.5  # this part of two names' words is alike, rare ones counted more
+
 
 def hint(flag: str, known: Collection[str]) -> str:
-    """What is known that comes near, in words to stand behind the flag; "" if nothing does."""
-    meant = _MEANT.get(flag)
-    if meant is not None and not meant.startswith("--"):
+    """What is known that comes near, in words to stand behind the flag; "" if nothing does.
+
+    `known` are flags, or the names of environment variables.
+    """
+    meant = _MEANT.get(flag) or _MEANT.get("--" + _bare(flag))
+    if meant is None:
+        near = _near(flag, [*known, *_MEANT])
+        meant = _MEANT.get(near, near)
+    if meant in _MEANINGS and not meant.startswith("--"):
         return f" ({meant})"
-    if meant not in known:
-        meant = next(iter(difflib.get_close_matches(flag, known, 1)), None)
-    return f" (did you mean {meant}?)" if meant else ""
+    name = {_bare(name): name for name in known}.get(_bare(meant)) or _near(flag, known)
+    return f" (did you mean {name}?)" if name else ""
+
+
+def _near(flag: str, names: Collection[str]) -> str:
+    """The one of `names` that a slip has turned into `flag`, else the one with most of its words; "" if none has."""
+    bare = {_bare(name): name for name in reversed([*names])}
+    asked = _bare(flag)
+    slips = difflib.get_close_matches(asked, bare, 1, _SLIP) or [n for n in bare if sorted(n) == sorted(asked)]
+    if slips:
+        return bare[slips[0]]
+    words = {name: _words(name) for name in bare}
+    uses = Counter(word for of_one in words.values() for word in of_one)
+
+    def weight(of: Iterable[str]) -> float:
+        return sum(math.log(1 + len(bare) / (uses[word] or 1)) for word in of)
+
+    def kinship(name: str) -> float:
+        return weight(words[name] & _words(asked)) / weight(words[name] | _words(asked))
+
+    best = max(bare, key=kinship, default="")
+    return bare[best] if best and kinship(best) >= _KINSHIP else ""
+
+
+def _bare(name: str) -> str:
+    return name.lower().lstrip("-").removeprefix("tidewheel_").replace("_", "-")
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(_WORD.get(word, word) for word in re.split(r"[-.]", _bare(name)) if word and word not in _IDLE)

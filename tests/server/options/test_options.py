@@ -183,9 +183,36 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
     several = refusal(capsys, "--ctx-size", "4096", "-c", "9", "--n-predict", "5", "--threads=4", "--nonsense")
     assert "--ctx-size (did you mean --max-model-len?), -c (did you mean --max-model-len?)" in several
     assert "--n-predict (a request says it as max_tokens), --threads (did you mean --threads-bind?)" in several
-    assert "--nonsense" in several
+    assert several.endswith("--nonsense; see --help\n")
     assert "second" in refusal(capsys, "m", "second")
     assert "--max-model" in refusal(capsys, "--max-model", "5")  # no abbreviations
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--max-model-length", "--max-model-len"),  # slips
+        ("--prot", "--port"),
+        ("--ctx-sise", "--max-model-len"),
+        ("--max-tokens-total", "--max-model-len"),  # words of a flag, in another order
+        ("--context-window", "--max-model-len"),
+        ("--max-sequences", "--max-num-seqs"),
+        ("--gpu-util", "--gpu-memory-utilization"),
+        ("--prefix-cache", "--enable-prefix-caching"),
+        ("--draft-model", "--speculative-model"),
+        ("--gpus", "--tensor-parallel-size"),
+        ("--bogus", None),  # half of the letters of --uds
+        ("--bogus-key", None),
+        ("--frobnicate", None),
+    ],
+)
+def test_hints_are_near_in_meaning(capsys: pytest.CaptureFixture[str], flag: str, meant: str | None) -> None:
+    message = refusal(capsys, "m", flag)
+    assert f"unknown option {flag}{f' (did you mean {meant}?)' if meant else ''}; see --help" in message
+    variable = "TIDEWHEEL_" + flag[2:].upper().replace("-", "_")
+    of_variable = None if meant is None else "TIDEWHEEL_" + meant[2:].upper().replace("-", "_")
+    said = f"${variable}{f' (did you mean {of_variable}?)' if of_variable else ''}; see --help"
+    assert said in refusal(capsys, "m", **{variable: "1"})
 
 
 @pytest.mark.parametrize(
