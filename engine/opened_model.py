@@ -193,7 +193,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     require_mixers(device.name, description.spec)
     if options.lora.enable_lora and not (isinstance(device, LoraDevice) and device.has_lora):
         raise DeviceError(f"the {device.name} device has no LoRA adapters: drop --enable-lora or take --device cpu")
-    if said := options.lora.without_effect():
+    for said in options.lora.without_effect():
         logger.warning("%s", said)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
     method = method_to_load_with(options.quantization, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -82,8 +82,8 @@ class LoraOptions(Options):
     lora_dtype: DType | Literal["auto"] = option(
         "auto", "the type of adapters' weights; auto is as the model's", choices=("auto", *get_args(DType))
     )
-    lora_extra_vocab_size: int = option(
-        256, "accepted for compatibility: adapters cannot add tokens", parse=count, metavar="N"
+    lora_extra_vocab_size: int | None = option(
+        None, "accepted for compatibility: adapters cannot add tokens", parse=count, metavar="N"
     )
     fully_sharded_loras: bool = option(False, "accepted for compatibility: adapters are not sharded")
     allow_runtime_lora_updating: bool = option(
@@ -106,7 +106,7 @@ class LoraOptions(Options):
     def _contradiction(self) -> str | None:
         if self.lora_modules and not self.enable_lora:
             return "--lora-modules needs --enable-lora"
-        if self.lora_extra_vocab_size not in (0, 256):
+        if self.lora_extra_vocab_size not in (None, 0, 256):
             return (
                 f"--lora-extra-vocab-size {self.lora_extra_vocab_size} is not supported: adapters that add tokens are "
                 "refused; leave it out"
@@ -118,13 +118,14 @@ class LoraOptions(Options):
             return "--lora-modules: two adapters have one name"
         return None
 
-    def without_effect(self) -> str | None:
-        """The first flag that was given and has no effect, and why."""
+    def without_effect(self) -> Iterator[str]:
+        """The flags that were given and have no effect, and why; without --enable-lora the first of them."""
         if self.fully_sharded_loras:
-            return "--fully-sharded-loras has no effect: adapters are not sharded here"
-        if self.enable_lora:
-            return None
+            yield "--fully-sharded-loras has no effect: adapters are not sharded here"
+        if self.lora_extra_vocab_size is not None:
+            yield "--lora-extra-vocab-size has no effect: adapters cannot add tokens"
         given = self._differing(
             ["max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_resolver_cache_dir"]
         )
-        return None if given is None else f"{given} has no effect without --enable-lora"
+        if given is not None and not self.enable_lora:
+            yield f"{given} has no effect without --enable-lora"

@@ -27,7 +27,7 @@ WORKS = {
     "`ray` for replicas on Ray Serve (docs/scale-out.md); `mp` and `uni` are accepted without effect": (
         "--distributed-executor-backend"
     ),
-    "0 or 256, without effect: adapters cannot add tokens": "--lora-extra-vocab-size",
+    "0 or 256, without effect, as the log says: adapters cannot add tokens": "--lora-extra-vocab-size",
     "`half` and `float` are `float16` and `float32`": "--dtype",
     "requests are logged unless this is turned off": "--enable-log-requests",
     "`auto`, `safetensors`, `gguf` and `dummy`": "--load-format",

@@ -176,6 +176,17 @@ def test_options_that_contradict_each_other_are_refused(
     assert words in capsys.readouterr().err
 
 
+def test_flags_without_effect_are_named() -> None:
+    def said(*arguments: str) -> list[str]:
+        lora = parse_options(["model", *arguments], {}).engine.lora
+        return [line.partition(" has no effect")[0] for line in lora.without_effect()]
+
+    assert said("--enable-lora", "--max-loras", "4") == []
+    given = ["--fully-sharded-loras", "--lora-extra-vocab-size", "256"]
+    assert said("--enable-lora", *given) == ["--fully-sharded-loras", "--lora-extra-vocab-size"]
+    assert said("--max-loras", "4") == ["--max-loras"]
+
+
 def test_modules_may_be_a_json_list_in_the_environment() -> None:
     modules = '[{"name": "a", "path": "b"}, {"name": "c", "path": "d", "base_model_name": "e"}]'
     variables = {"TIDEWHEEL_LORA_MODULES": modules, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
