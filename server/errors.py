@@ -130,11 +130,21 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
     return ErrorResponse(error, {**error.headers, **(headers or {})})
 
 
+_ON_REQUEST = {
+    "/tokenizer_info": "--enable-tokenizer-info-endpoint",
+    "/v1/files": "--batch-dir FOLDER",
+    "/v1/batches": "--batch-dir FOLDER",
+}
+"""Paths that a server has only if it is told to."""
+
+
 async def _on_http_exception(request: Request, failure: Exception) -> Response:
     assert isinstance(failure, HTTPException)
     message = str(failure.detail)
     if failure.status_code == HTTPStatus.NOT_FOUND:
         message = f"there is nothing at {shortened(request.url.path)}"
+        if flag := next((flag for path, flag in _ON_REQUEST.items() if request.url.path.endswith(path)), None):
+            message += f"; a server that is started with {flag} has it"
     elif failure.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (failure.headers or {}).get("Allow", "another method")
         message = f"{shortened(request.url.path)} does not take {request.method}; it takes {allowed}"

@@ -92,4 +92,6 @@ def test_the_tokenizer_is_shown_on_request(server: RunningServer, start_server: 
     assert info["special_tokens"]["<eos>"] == 257
     assert info["special_tokens_map"] == {"bos_token": "<bos>", "eos_token": "<eos>"}
     assert info["chat_template"].startswith("{% for message")
-    assert start_server().http.get("/tokenizer_info").status_code == 404
+    answer = start_server().http.get("/tokenizer_info")
+    assert answer.status_code == 404
+    assert "--enable-tokenizer-info-endpoint" in answer.json()["error"]["message"]

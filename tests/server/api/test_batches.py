@@ -158,7 +158,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing(client: openai.OpenAI, fol
 def test_without_a_folder_there_are_none(start_server: StartServer) -> None:
     plain = start_server()
     assert plain.http.get("/v1/files").status_code == 404
-    assert plain.post("/v1/batches", {}).status_code == 404
+    answer = plain.post("/v1/batches", {})
+    assert answer.status_code == 404
+    assert "--batch-dir FOLDER" in answer.json()["error"]["message"]
 
 
 def test_a_restart_goes_on(tmp_path: Path) -> None:
