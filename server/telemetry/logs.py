@@ -59,6 +59,16 @@ class TerminalFormatter(logging.Formatter):
         return f"{dim(time)} {level}{rest}"
 
 
+class _UvicornFilter(logging.Filter):
+    """Leaves out that uvicorn starts and ends, which the server's own lines say; its logger is named uvicorn.error."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name != "uvicorn.error":
+            return True
+        return record.levelno != logging.INFO or not str(record.msg).startswith(_STAGES)
+
+
+_STAGES = ("Started server process", "Waiting for application", "Application ", "Finished server process")
 _COLOURS = {logging.ERROR: 31, logging.WARNING: 33}
 
 
@@ -84,4 +94,5 @@ def configure_logging(level: str, log_format: str) -> None:
     else:
         formatter = TerminalFormatter if _shows_colours() else logging.Formatter
         handler.setFormatter(formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.addFilter(_UvicornFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

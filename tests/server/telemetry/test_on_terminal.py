@@ -52,6 +52,7 @@ def test_without_a_terminal_there_are_neither_colours_nor_a_banner(demo_server: 
     assert "Serving tidewheel-demo on http" in demo_server.log
     assert "\x1b[" not in demo_server.log
     assert "  model " not in demo_server.log
+    assert "Waiting for application" not in demo_server.log
 
 
 def test_files_of_the_page_are_not_in_the_access_log(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
