@@ -34,7 +34,7 @@ AttentionTasks::AttentionTasks(std::span<const Heads> layers, std::span<const st
   for (const std::vector<int>& all : windows) {
     int widest = 0;
     for (const int window : all) widest = std::max(widest, window ? window : kUnlimited);
-    prefixes_.emplace_back(widest == kUnlimited ? 0 : widest, tokens_per_task_, floats_per_token_);
+    prefixes_.emplace_back(widest == kUnlimited ? 0 : widest, tokens_per_task_, floats_per_token_, ownership.workers());
   }
   tasks_.reserve(size_t(max_tokens) / tokens_per_task_ + max_sequences);
 }

@@ -8,8 +8,6 @@ namespace {
 
 constexpr int kTileBlocks = kAttentionTile / kBlockTokens;
 constexpr int kPieceTiles = kAttentionPiece / kAttentionTile;
-// Tiles that a step must save. Below that, the meeting of the workers costs more.
-constexpr int64_t kLeastSaved = 8;
 
 int first_whole_piece(int last_position, int window) {
   const int begin = window ? std::max(last_position + 1 - window, 0) : 0;
@@ -38,7 +36,7 @@ int64_t CommonPrefixes::find(std::span<const Member> members, int num_tasks, int
   units_.clear();
   sort(members);
   choose_runs();
-  if (saved_.back() < kLeastSaved) return 0;
+  if (saved_.back() < least_saved_) return 0;
   places_.resize(num_tasks);
   int64_t used = 0;
   for (size_t end = members_.size(); end > 0; end -= run_[end]) add(end - run_[end], end, used, room);

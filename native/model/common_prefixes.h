@@ -3,6 +3,7 @@
 // It cannot change a result: to a query row, the pieces and tiles of attention are the same as in its own task.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -31,6 +32,9 @@ AttentionArgs of_prefix(AttentionArgs args, const CommonPrefix& prefix, std::spa
 
 class CommonPrefixes {
  public:
+  // Tiles that a step must save, and at least one for each worker: below that, their meeting costs more.
+  static constexpr int kLeastSaved = 4;
+
   // A task that may take part.
   struct Member {
     int task, token_begin, num_tokens;
@@ -50,9 +54,10 @@ class CommonPrefixes {
   };
 
   // Of layers with windows up to `window` tokens (0: unlimited), for at most `most_tokens` together, whose results over a
-  // piece take `floats_per_token`.
-  CommonPrefixes(int window, int most_tokens, int64_t floats_per_token)
-      : window_(window), most_tokens_(most_tokens), floats_per_token_(floats_per_token) {}
+  // piece take `floats_per_token`. Prefixes that save too little for so many `workers` are left alone.
+  CommonPrefixes(int window, int most_tokens, int64_t floats_per_token, int workers)
+      : window_(window), most_tokens_(most_tokens), floats_per_token_(floats_per_token),
+        least_saved_(std::max(kLeastSaved, workers)) {}
 
   // Finds the prefixes of these members of `num_tasks` tasks, which need at most `room` floats for their results.
   // Returns how many they need. It takes time in proportion to the block tables, times the logarithm of the members.
@@ -74,6 +79,7 @@ class CommonPrefixes {
 
   int window_, most_tokens_;
   int64_t floats_per_token_;
+  int least_saved_;
   int first_tile_ = 0;           // before it, not everyone sees everything
   std::vector<Member> members_;  // sorted
   std::vector<int> common_;      // tiles from first_tile_ on that a member has in common with the one before

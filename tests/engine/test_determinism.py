@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import models_zoo
 import pytest
-from engine.driving import Job, check_any_company
+from engine.driving import Driver, Job, alone, check_any_company
 from engine.weights.stored_tensors import KINDS, StoredWeights, decoder
 from harness import device_ids, make_device
 from hypothesis import strategies as st
@@ -185,3 +185,36 @@ def test_any_company_gives_the_same_bits(subject: Subject) -> None:
         num_batched_tokens=st.sampled_from([8, 13, 50, 128]),
         max_examples=on_torch if subject.device == "torch" else 20,
     )
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        Subject(_LEVELS[0], "bfloat16", "bfloat16", 2),
+        Subject(_LEVELS[0], "bfloat16", "int8", 2, groups=2, model="gemma2"),
+        Subject(_LEVELS[0], "bfloat16", "float32", 2, model="minicpm3"),
+    ],
+    ids=str,
+)
+def test_a_common_prefix_gives_the_same_bits(subject: Subject) -> None:
+    """Long enough for attention to take it for all sequences together, while others arrive and end."""
+    most = 8
+    stem = tuple((7 * i) % 300 + 4 for i in range(190))
+    jobs = [
+        Job(
+            (*stem[: 190 - 9 * i], *(40 + 3 * i + j for j in range(1 + 5 * i))),
+            SamplingParams(max_tokens=4 + i, temperature=0.7, logprobs=5),
+            seed=i,
+        )
+        for i in range(most)
+    ]
+    reference = executor(subject._replace(threads=1, groups=1))
+    expected = [alone(reference, 256, job, 0, EOS) for job in jobs]
+    driver = Driver(executor(subject), 256, EOS)
+    keys = driver.add(jobs[0])
+    driver.step()
+    for job in jobs[1:]:
+        keys += driver.add(job)
+        driver.step()
+    driver.run()
+    assert [(driver.sampled[key], driver.scored[key]) for key in keys] == expected

@@ -17,6 +17,8 @@ constexpr int kRoom = 1 << 20;
 // Sequences of one token each, or some more, with tables of block numbers.
 class Tables {
  public:
+  explicit Tables(int workers = 2) : workers_(workers) {}
+
   // A sequence whose first `common` blocks are those of an earlier one.
   void add(int parent, int common, int position, int num_tokens = 1) {
     std::vector<int32_t> table(position / kBlockTokens + 1);
@@ -38,7 +40,7 @@ class Tables {
   };
   std::set<Found> find(int window = 0, int most_tokens = 16, int64_t room = kRoom) {
     for (size_t s = 0; s < tables_.size(); ++s) members_[s].blocks = tables_[s].data();
-    CommonPrefixes prefixes(window, most_tokens, kFloats);
+    CommonPrefixes prefixes(window, most_tokens, kFloats, workers_);
     const int64_t used = prefixes.find(members_, static_cast<int>(members_.size()), room);
     CHECK(used <= room);
     std::set<Found> found;
@@ -74,6 +76,7 @@ class Tables {
 
  private:
   static constexpr int64_t kFloats = 100;
+  int workers_;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<CommonPrefixes::Member> members_;
   int tokens_ = 0;
@@ -108,9 +111,17 @@ TEST_CASE("the prefixes that save most are chosen") {
 }
 
 TEST_CASE("a prefix that saves little is left alone") {
+  for (const int workers : {2, 4, 5}) {
+    Tables tables(workers);
+    tables.add(0, 0, 600);
+    tables.add(0, 32, 600);
+    CHECK(tables.find().size() == (workers <= 4 ? 1 : 0));
+    tables.add(0, 31, 600);  // two sequences save three tiles each
+    CHECK(tables.find().size() == 1);
+  }
   Tables tables;
   tables.add(0, 0, 600);
-  tables.add(0, 32, 600);
+  tables.add(0, 31, 600);
   CHECK(tables.find().empty());
 }
 
