@@ -115,7 +115,8 @@ def _near(flag: str, names: Collection[str]) -> str:
         return sum(math.log(1 + len(bare) / (uses[word] or 1)) for word in of)
 
     def kinship(name: str) -> float:
-        return weight(words[name] & _words(asked)) / weight(words[name] | _words(asked))
+        common = words[name] & _words(asked)
+        return weight(common) / weight(words[name] | _words(asked)) if common else 0.0
 
     best = max(bare, key=kinship, default="")
     return bare[best] if best and kinship(best) >= _KINSHIP else ""

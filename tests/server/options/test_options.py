@@ -204,6 +204,7 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
         ("--bogus", None),  # half of the letters of --uds
         ("--bogus-key", None),
         ("--frobnicate", None),
+        ("--enable", None),  # whose only word tells nothing
     ],
 )
 def test_hints_are_near_in_meaning(capsys: pytest.CaptureFixture[str], flag: str, meant: str | None) -> None:
