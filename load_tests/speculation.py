@@ -19,7 +19,7 @@ from tidewheel import LLM, RequestOutput, SamplingParams, StructuredOutputsParam
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 
-from demo_model.corpus import SKILLS, held_out_set  # type: ignore[import-not-found]
+from demo_model.corpus import SKILLS, held_out_set
 
 Messages = list[dict[str, Any]]
 
