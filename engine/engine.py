@@ -89,6 +89,7 @@ class Engine:
         enable_prefix_caching: bool,
         drafter: Drafter | BatchDrafter | None = None,
         most_drafted: int | None = None,
+        scheduler_delay_factor: float = 0.0,
         step_timeout_s: float | None = None,
         loras: LoraRegistry | None = None,
         kv_folder: BlockFolder | None = None,
@@ -99,7 +100,8 @@ class Engine:
         `max_logprobs` is how many likeliest tokens a request may ask for at each place, -1 for the whole vocabulary.
         `loras` are the adapters that requests may name. KV blocks that memory has no room for are kept in `kv_folder`,
         which the engine closes; it takes an OffloadingExecutor. A `drafter` guesses at tokens to come, which makes
-        steps fewer and changes no token, as long as no more than `most_drafted` sequences decode. Stacks are written to
+        steps fewer and changes no token, as long as no more than `most_drafted` sequences decode. While others run,
+        prompts wait `scheduler_delay_factor` times as long as the last step took that began one. Stacks are written to
         stderr when a step takes longer than `step_timeout_s`.
         """
         limits = executor.limits
@@ -124,6 +126,7 @@ class Engine:
             enable_prefix_caching=enable_prefix_caching,
             drafter=drafter,
             most_drafted=most_drafted,
+            delay_factor=scheduler_delay_factor,
         )
         self._streams = OpenStreams(self._abort, self._fail)
         self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver)

@@ -171,6 +171,7 @@ class EngineLoad:
             enable_prefix_caching=options.enable_prefix_caching,
             drafter=self._drafter or _drafter(speculation, executor.limits),
             most_drafted=None if speculation is None else speculation.most_sequences,
+            scheduler_delay_factor=options.scheduler_delay_factor,
             step_timeout_s=options.step_timeout,
             loras=self._loras(executor),
             kv_folder=self._kv_folder,

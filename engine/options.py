@@ -112,6 +112,13 @@ class EngineOptions(Options):
     max_step_ms: float = option(
         75.0, "how long prompts may hold up running answers, a step", parse=float, check=above(0), metavar="MS"
     )
+    scheduler_delay_factor: float = option(
+        0.0,
+        "while others run, new prompts wait this many times as long as the last step took that began one",
+        parse=float,
+        check=at_least(0),
+        metavar="FACTOR",
+    )
     kv_cache_space: float | None = option(
         None,
         "memory for the KV cache in GiB [a share of what is free]",

@@ -11,6 +11,7 @@ from ..devices.base import ExecutorLimits
 from .beams import Beams
 from .cost_model import CostModel
 from .forks import Forks
+from .prompt_delay import PromptDelay
 from .running import Running
 from .sequence import Sequence
 from .step import Step
@@ -37,6 +38,7 @@ class Prompts:
         cost_model: CostModel,
         limits: ExecutorLimits,
         room: StepRoom,
+        delay: PromptDelay,
         *,
         running: Running,
         waiting: WaitingQueue,
@@ -49,6 +51,7 @@ class Prompts:
         self.max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._cache = cache
         self._room = room
+        self._delay = delay
         self._cost_model = cost_model
         self._chunked_prefill = limits.chunked_prefill
         self._max_loras = limits.max_loras
@@ -71,12 +74,15 @@ class Prompts:
     def add_chunks(self, step: Step) -> None:
         """Fill the step with prompt tokens: of prompts already begun, then of new ones, in order."""
         self.num_deferred = 0
+        self._delay.begin_step()
         if not self._running.prefilling and self._waiting.peek() is None:
             return
         limit_ms = self._cost_model.limit_ms(step.load) if self._running.decoding else None
         for sequence in self._running.prefilling:
             if not self._add_chunk(step, sequence, limit_ms):
                 return
+        if self._waiting.peek() is None or self._delay.holds(is_idle=not self._running):
+            return
         deferred: list[Sequence] = []
         without_slot: list[Sequence] = []  # of an adapter that has to wait for another one's end
         while (sequence_or_none := self._waiting.peek()) is not None:
@@ -169,6 +175,7 @@ class Prompts:
 
     def _admit(self, sequence: Sequence, prefix: Prefix) -> None:
         self._cache.hold(sequence, prefix)
+        self._delay.admitted()
         if sequence.num_cached_tokens is None:
             sequence.scheduled_at = time.perf_counter()
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)

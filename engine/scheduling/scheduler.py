@@ -19,6 +19,7 @@ from .drafts import Drafts, Guesses
 from .endings import NO_TOKEN_ERROR, append
 from .forks import Forks
 from .preemption import Preemption
+from .prompt_delay import PromptDelay
 from .prompts import Prompts
 from .running import Running
 from .sequence import Sequence, SequenceState
@@ -49,9 +50,10 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         drafter: Drafter | BatchDrafter | None = None,
         most_drafted: int | None = None,
+        delay_factor: float = 0.0,
     ) -> None:
         """A `drafter` guesses at tokens to come, as long as no more than `most_drafted` sequences decode. Without one,
-        what a grammar forces is all that is guessed.
+        what a grammar forces is all that is guessed. `delay_factor` is that of PromptDelay.
 
         Raises ValueError for a drafter with fixed shapes, or with recurrent layers that cannot go back.
         """
@@ -75,6 +77,7 @@ class Scheduler:
             cost_model,
             limits,
             self._room,
+            PromptDelay(delay_factor),
             running=self._running,
             waiting=self._waiting,
             forks=self._forks,

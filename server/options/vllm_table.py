@@ -13,8 +13,9 @@ WORKS = {
     "--enable-prefix-caching --enable-request-id-headers --enable-tokenizer-info-endpoint --h11-max-header-count "
     "--h11-max-incomplete-event-size --hf-overrides --host --lora-dtype --lora-modules --max-cpu-loras "
     "--max-lora-rank --max-loras --max-model-len --max-num-batched-tokens --max-num-seqs --middleware --model "
-    "--otlp-traces-endpoint --port --response-role --return-tokens-as-token-ids --revision --root-path --seed "
-    "--served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs --ssl-certfile --ssl-keyfile "
+    "--otlp-traces-endpoint --port --response-role --return-tokens-as-token-ids --revision --root-path "
+    "--scheduler-delay-factor --seed --served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs "
+    "--ssl-certfile --ssl-keyfile "
     "--tokenizer --tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
     "adapters are not sharded; the log says so": "--fully-sharded-loras",
     "with the methods `ngram`, `suffix` and `draft_model` (docs/speculation.md)": "--speculative-config "
@@ -110,9 +111,9 @@ ACCEPTED = {
     "cached prompts are found by a hash of the server's own": "--prefix-caching-hash-algo=",
     "K and V of fp8_e5m2 and int8 need no scales from a file": "--quantization-param-path= --calculate-kv-scales",
     "prompts are computed in chunks wherever the device can": "--enable-chunked-prefill",
-    "--max-step-ms bounds how long prompts may hold up running answers": "--scheduler-delay-factor= "
-    "--max-num-partial-prefills= --max-long-partial-prefills= --long-prefill-token-threshold= "
-    "--long-prefill-token-threshold-adaptive --prefill-schedule-interval=",
+    "--max-step-ms bounds how long prompts may hold up running answers": "--max-num-partial-prefills= "
+    "--max-long-partial-prefills= --long-prefill-token-threshold= --long-prefill-token-threshold-adaptive "
+    "--prefill-schedule-interval=",
     "one step is planned while the last one is delivered": "--num-scheduler-steps= --multi-step-stream-outputs= "
     "--num-lookahead-slots= --async-scheduling --use-async-output-proc --disable-async-output-proc "
     "--scheduler-reserve-full-isl --watermark=",

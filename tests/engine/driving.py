@@ -112,6 +112,7 @@ class Driver:
     drafter: Drafter | None = None
     most_drafted: int | None = None
     vocab_size: int = 320  # at least the executor's, and just that for beams
+    delay_factor: float = 0.0
     kv_folder: BlockFolder | None = None  # where blocks are kept when memory has no room for them
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
@@ -127,6 +128,7 @@ class Driver:
             enable_prefix_caching=self.enable_prefix_caching,
             drafter=self.drafter,
             most_drafted=self.most_drafted,
+            delay_factor=self.delay_factor,
         )
         self.cache = self.scheduler.cache
         self.builder = BatchBuilder(self.executor.limits)
