@@ -18,6 +18,7 @@ from .cancellation import Cancellation
 from .devices.base import Executor, ExecutorLimits, LoraExecutor
 from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
 from .errors import ModelError
+from .load_progress import WarmUpProgress
 from .machine.memory import Memory, read_memory
 from .models.generation import sampling_defaults
 from .models.spec import DecoderSpec, ExpertsSpec, mixers, tensor_shapes
@@ -268,7 +269,8 @@ class EngineLoad:
             )
             if self._draft is not None:
                 self._drafter = self._draft.load(self._options, self._executor, self._max_model_len, self._cancellation)
-            self._executor.warm_up(_report_warm_up)
+            with WarmUpProgress() as progress:
+                self._executor.warm_up(progress.report)
         except BaseException as error:  # it is raised again in the thread that waits
             self._failure = error
 
@@ -338,10 +340,6 @@ def _states_text(limits: ExecutorLimits, state_bytes: int) -> str:
     if not limits.num_states:
         return ""
     return f", {limits.num_states} states of {state_bytes / 2**20:.1f} MiB for sequences and snapshots of prefixes"
-
-
-def _report_warm_up(done: int, steps: int) -> None:
-    logger.info("Warmed up %d of %d kinds of steps", done, steps)
 
 
 def load_engine(options: EngineOptions) -> Engine:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from engine.devices.made_models import PLAIN, decoder
 
-from tidewheel.engine.load_progress import LoadProgress, ReportedWeights
+from tidewheel.engine.load_progress import LoadProgress, ReportedWeights, WarmUpProgress
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.weights.tensor import WeightTensor
 
@@ -72,3 +72,28 @@ def test_a_fast_load_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
     read(Weights(0.01), terminal)
     assert terminal.getvalue() == ""
     assert caplog.messages == []
+
+
+def warm_up(stderr: io.StringIO) -> None:
+    now = 0.0
+    with WarmUpProgress(stderr=stderr, clock=lambda: now) as progress:
+        for done in range(1, 7):
+            now += 4.0
+            progress.report(done, 6)
+
+
+def test_a_long_warm_up_has_a_bar_on_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    terminal = Terminal()
+    warm_up(terminal)
+    assert "Warming up" in terminal.getvalue()
+    assert "6/6" in terminal.getvalue()
+    assert caplog.messages == []
+
+
+def test_a_long_warm_up_has_lines_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    stderr = io.StringIO()
+    warm_up(stderr)
+    assert caplog.messages == ["Warmed up 3 of 6 kinds of steps", "Warmed up 6 of 6 kinds of steps"]
+    assert stderr.getvalue() == ""
