@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-HAS_RAY = importlib.util.find_spec("ray.serve")  # this folder would be a package `ray` is not None
+HAS_RAY = importlib.util.find_spec("ray.serve") is not None  # this folder could be found as a package `ray`
 LACK = "Skipped: the tests of replicas on Ray need ray, which has no build for this machine"
 
 
