@@ -169,14 +169,14 @@ class SequenceConstraint:
             said = self._preface_end + self._detokenizer.push(token)
             self._is_in_preface = self._closing not in said
             self._preface_end = said[-len(self._closing) :]
-        elif self._matcher is not None:
-            self._matcher.consume_token(token)
-            if (message := matcher_error(self._matcher)) is not None:
-                is_too_large = limit_in(self._matcher.get_error()) is not None
+        elif (matcher := self.matcher()) is not None:  # there is none yet if a copy's mask had the token before it
+            matcher.consume_token(token)
+            if (message := matcher_error(matcher)) is not None:
+                is_too_large = limit_in(matcher.get_error()) is not None
                 self._note_limit()
                 reason = FinishReason.INVALID if is_too_large else FinishReason.ERROR
                 self.failure = Failure(reason, _unfollowed(message))
-            self.is_terminated = self._matcher.is_stopped()
+            self.is_terminated = matcher.is_stopped()
         self._opening_id = None
 
     def _note_limit(self) -> None:

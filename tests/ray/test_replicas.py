@@ -88,7 +88,15 @@ class Replicas:
     def processes() -> list[psutil.Process]:
         """Those of the replicas."""
         children = psutil.Process().children(recursive=True)
-        return [child for child in children if any("ServeReplica" in word for word in child.cmdline())]
+        return [child for child in children if any("ServeReplica" in word for word in _command_line(child))]
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    """Nothing for one that has ended meanwhile."""
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
 
 
 @pytest.fixture(scope="module")

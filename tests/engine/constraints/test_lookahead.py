@@ -122,6 +122,20 @@ def test_guesses_change_no_answer(more: dict[str, Any], wrong_each: int) -> None
             assert len(driver.steps) < len(expected) * 0.6
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_reasoning_may_end_within_a_draft(seed: int) -> None:
+    """Bad words have masks before its end and behind it, so that the draft goes on."""
+    job = constrained(
+        "regex",
+        "[b-f]{2,9}(, [b-f]+)*",
+        seed=seed,
+        preface=Preface("a", is_open=True),
+        bad_words=((40,),),
+    )
+    expected = [token for token, *_ in alone(fake(), MAX_LENGTH, job, 0, EOS)[0]]
+    assert drafted(run(job, Told(expected)))
+
+
 def test_a_guess_that_the_grammar_forbids_does_not_run() -> None:
     job = constrained("regex", "[a-f]{40,60}")
     expected = [token for token, *_ in alone(fake(), MAX_LENGTH, job, 0, EOS)[0]]
