@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tidewheel._native import topology
 from tidewheel.engine.errors import TidewheelError
 
 _WAIT_S = 30.0  # for the cores of a replica that is ending
 _RETRY_S = 0.2
-_TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 class ClaimedCores:
@@ -107,12 +107,6 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _by_closeness(cpus: Sequence[int]) -> list[int]:
-    """CPUs in an order in which neighbours share a core, then a package."""
-    return sorted(cpus, key=lambda cpu: (_number(cpu, "physical_package_id"), _number(cpu, "core_id"), cpu))
-
-
-def _number(cpu: int, name: str) -> int:
-    try:
-        return int((_TOPOLOGY / f"cpu{cpu}" / "topology" / name).read_text("ascii"))
-    except (OSError, ValueError):  # not every system says so
-        return 0
+    """CPUs in an order in which neighbours share a core, then a NUMA node."""
+    places = {place["cpu"]: (place["numa_node"], place["core"]) for place in topology()["processors"]}
+    return sorted(cpus, key=lambda cpu: (*places.get(cpu, (0, 0)), cpu))
