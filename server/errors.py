@@ -47,6 +47,14 @@ class ApiError(Exception):
         error = {"message": self.message, "type": error_type(self.status), "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
+    def event(self) -> bytes:
+        """The error as a server-sent event."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def anthropic_event(self, request_id: str | None = None) -> bytes:
+        """The error as a server-sent event in Anthropic's shape."""
+        return b"event: error\ndata: " + self.anthropic_body(request_id) + b"\n\n"
+
     def anthropic_body(self, request_id: str | None = None) -> bytes:
         """The JSON error object in Anthropic's shape."""
         error = {"type": _anthropic_type(self.status), "message": self.message}

@@ -11,7 +11,6 @@ from ..anthropic.translation import chat_request, check_tool_types
 from ..chat.field_names import renamed_fields
 from ..chat.path import ChatPath
 from ..chat.run import NamedEventStream
-from ..errors import ApiError
 from ..openapi.document import operation
 from ..protocol.decode import BodyDecoder, ParameterNotes
 from ..protocol.errors import AnthropicErrorResponse
@@ -59,7 +58,7 @@ class MessagesEndpoints:
         if body.stream:
             request_id = request.state.request_id
             return NamedEventStream(
-                run, builder.push, end=builder.finish, failed=lambda error: _error_event(error, request_id)
+                run, builder.push, end=builder.finish, failed=lambda error: error.anthropic_event(request_id)
             )
         await run.feed(request.receive, builder.push)
         for _ in builder.finish():
@@ -78,7 +77,3 @@ class MessagesEndpoints:
         chat, names = chat_request(self._decode_count(raw))
         with renamed_fields(names):
             return json_response(TokenCount(await self._path.count_tokens(chat, len(raw))))
-
-
-def _error_event(error: ApiError, request_id: str) -> bytes:
-    return b"event: error\ndata: " + error.anthropic_body(request_id) + b"\n\n"

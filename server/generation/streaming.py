@@ -126,7 +126,7 @@ class EventStream(Response, ABC, Generic[T]):
 
     def failed(self, error: ApiError) -> bytes:
         """How a stream breaks off that has begun."""
-        return b"data: " + error.body() + b"\n\n" + DONE
+        return error.event() + DONE
 
     def push(self, item: T) -> None:
         """See Sink."""

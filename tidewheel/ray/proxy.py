@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.server.errors import ApiError, error_response
+from tidewheel.server.generation.frames import DONE
 
 from .policy import Keys
 from .prefixes import HEADER, LONGEST_BODY, body_keys, session_key, write_keys
@@ -143,11 +144,11 @@ class _Answer:
         if self._content_type.startswith(b"application/x-ndjson"):
             return error.ollama_body() + b"\n"
         if path.endswith("/messages"):
-            return b"event: error\ndata: " + error.anthropic_body() + b"\n\n"
+            return error.anthropic_event()
         if path.endswith("/responses"):
             whole = {"type": "error", "code": error.code, "message": error.message, "param": None}
             return b"event: error\ndata: " + orjson.dumps({**whole, **orjson.loads(error.body())}) + b"\n\n"
-        return b"data: " + error.body() + b"\n\ndata: [DONE]\n\n"
+        return error.event() + DONE
 
 
 async def _nothing() -> Message:
