@@ -125,10 +125,10 @@ class Drafts:
         engine_ms = self._engine_ms.get(False, 0.0)
         token_ms = self._token_ms = (self._cost_model.predict_ms(load) + engine_ms) / len(decoding)
         self._row_ms = self._cost_model.row_ms(load.decode_pairs // max(load.num_decodes, 1))
-        started, num_before = self._clock(), len(drafts)
+        started = self._clock()
         for sequence in decoding:
             constraint = sequence.constraint
-            if sequence.search is not None or (constraint is None and not self._balance.may_ask(sequence.key)):
+            if sequence.search is not None or (constraint is None and not self._may_ask(sequence)):
                 continue
             if constraint is not None and (time.perf_counter() > until or not may_look_ahead(constraint)):
                 continue
@@ -149,7 +149,7 @@ class Drafts:
                 load = load.plus_draft(sequence.num_tokens, len(guesses))
         if self._drafter is not None:
             ended = self._clock()
-            self._guessing_ms, self._num_drafts = (ended - started) * 1e3, len(drafts) - num_before
+            self._guessing_ms, self._num_drafts = (ended - started) * 1e3, len(drafts)
             self._started = started if self._num_drafts else ended
             for key in self._asked.keys() - {s.key for s in drafts}:
                 self._balance.note(key, -self._asked[key], token_ms)
@@ -247,10 +247,11 @@ class Drafts:
         num_forced = len(guesses)
         if num_forced:
             self._num_forced[sequence.key] = num_forced
-        may_ask = self._drafter is not None and (constraint is None or self._balance.may_ask(sequence.key))
-        if self._drafter is not None and may_ask and self._pays(load, sequence, num_forced + 1, rate, token_ms):
+        drafter = self._drafter
+        may_ask = constraint is None or self._may_ask(sequence)  # without a constraint, `choose` has seen to it
+        if drafter is not None and may_ask and self._pays(load, sequence, num_forced + 1, rate, token_ms):
             started = self._clock()
-            guesses = guesses + self._drafter.propose(Continued(sequence, guesses) if guesses else sequence)
+            guesses = guesses + drafter.propose(Continued(sequence, guesses) if guesses else sequence)
             self._asked[sequence.key] = (self._clock() - started) * 1e3
         guesses = _before_end(sequence, guesses[:most])
         while guesses:
@@ -259,6 +260,10 @@ class Drafts:
                 break
             guesses.pop()
         return guesses
+
+    def _may_ask(self, sequence: Sequence) -> bool:
+        """Whether there is a drafter that is asked for a sequence in this step."""
+        return self._drafter is not None and self._balance.may_ask(sequence.key)
 
     def _fits(self, load: StepLoad, sequence: Sequence, count: int, probability: float, token_ms: float) -> bool:
         """Whether so many guesses are no more than a step has time for, and the last of them pays."""
