@@ -25,6 +25,7 @@ _TOP = {
 }
 _ENUM = {
     "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3_text": gguf.MODEL_ARCH.GEMMA3, "phi3": gguf.MODEL_ARCH.PHI3,
     "granite": gguf.MODEL_ARCH.GRANITE, "smollm3": gguf.MODEL_ARCH.SMOLLM3, "olmo2": gguf.MODEL_ARCH.OLMO2,
     "exaone4": gguf.MODEL_ARCH.EXAONE4, "glm4": gguf.MODEL_ARCH.GLM4, "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
@@ -157,7 +158,7 @@ def _changed(name: str, data: NDArray[np.float32], config: Any) -> NDArray[np.fl
     if is_permuted:
         count = config.num_attention_heads if ".q_proj." in name else _kv_heads(config)
         data = data.reshape(count, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
-    plus_one = config.model_type in ("gemma2", "gemma3_text", *gguf_hybrids.DELTA_NETS)
+    plus_one = config.model_type in ("gemma", "gemma2", "gemma3_text", *gguf_hybrids.DELTA_NETS)
     if plus_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         data = data + 1
     if config.model_type == "gpt2" and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc"):
@@ -290,7 +291,7 @@ def _write_options(writer: Any, config: Any) -> None:
         writer.add_sliding_window(config.sliding_window or 0)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-    if config.model_type.startswith("gemma") and config.final_logit_softcapping:
+    if config.model_type.startswith("gemma") and getattr(config, "final_logit_softcapping", None):
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if config.model_type == "gemma3_text":
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])

@@ -46,6 +46,7 @@ MPT: dict[str, Any] = {
     "n_heads": 4,
     "max_seq_len": 512,
 }
+GEMMA = {**LLAMA, "architectures": ["GemmaForCausalLM"], "num_key_value_heads": 2}
 GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = {**LLAMA, "architectures": ["Gemma3ForCausalLM"]}
 GEMMA3N = {**LLAMA, "architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 0}
@@ -57,6 +58,8 @@ DEEPSEEK_V3 = {**LLAMA, "architectures": ["DeepseekV3ForCausalLM"]}
 GLM4_MOE_LITE = {**LLAMA, "architectures": ["Glm4MoeLiteForCausalLM"]}
 GRANITE = {**LLAMA, "architectures": ["GraniteForCausalLM"]}
 PHI3 = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
+PHI4MM = {**LLAMA, "architectures": ["Phi4MMForCausalLM"]}
+PHI4_MULTIMODAL = {**LLAMA, "architectures": ["Phi4MultimodalForCausalLM"]}
 OLMO = {**LLAMA, "architectures": ["OlmoForCausalLM"]}
 OLMO2 = {**LLAMA, "architectures": ["Olmo2ForCausalLM"]}
 SMOLLM3 = {**LLAMA, "architectures": ["SmolLM3ForCausalLM"]}
@@ -119,6 +122,11 @@ QWEN3_MOE = {
 QWEN2_MOE = {**QWEN3_MOE, "architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 48}
 OLMOE = {**LLAMA, "architectures": ["OlmoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2}
 GRANITEMOE = {**OLMOE, "architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 4}
+GRANITEMOE_SHARED = {
+    **GRANITEMOE,
+    "architectures": ["GraniteMoeSharedForCausalLM"],
+    "shared_intermediate_size": 4,
+}
 GPT_OSS = {**GRANITEMOE, "architectures": ["GptOssForCausalLM"]}
 GLM4_MOE = {
     **LLAMA,
@@ -148,6 +156,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     for config in (
         *(MINISTRAL, INTERNLM2, MINICPM),
         *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO, OLMO2),
+        *(GEMMA, GRANITEMOE_SHARED, PHI4MM, PHI4_MULTIMODAL),
         *(
             SMOLLM3,
             COHERE,

@@ -157,6 +157,7 @@ CASES: dict[str, Case] = {
     "opt-350m": Case("opt", {**_OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 48}),
     "gpt2": Case("gpt2", _GPT2),
     "gpt2-scaled": Case("gpt2", {**_GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 152}),
+    "gemma": Case("gemma", {**_LLAMA, "head_dim": 24}),
     "gemma2": Case(
         "gemma2",
         {
@@ -585,6 +586,18 @@ CASES: dict[str, Case] = {
             "attention_multiplier": 0.3,
             "embedding_multiplier": 6.0,
             "residual_multiplier": 0.4,
+            "logits_scaling": 3.0,
+        },
+        everywhere=False,
+    ),
+    "granitemoe-shared": Case(
+        "granitemoeshared",
+        {
+            **_LLAMA,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 40,
+            "attention_multiplier": 0.3,
             "logits_scaling": 3.0,
         },
         everywhere=False,

@@ -9,8 +9,8 @@ from .spec import DecoderSpec
 from .tensor_ref import TensorRef
 
 
-def _nowhere(name: str) -> None:
-    return None
+def _nowhere(name: str) -> tuple[TensorRef, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class ModelDescription:
     `tensors` has the keys of `tensor_shapes(spec)`. Some checkpoints were saved from the bare decoder: their names do
     not begin with `base_prefix`. `head_name` is the family's name of the head. If the head is tied, a checkpoint may
     hold the head, the embedding, or both. A `text_part` lies in a checkpoint of a model that takes images or sound too.
-    `otherwise` says where a weight is in checkpoints that do not have it where `tensors` says. `architecture` is the
+    `otherwise` says where a weight is in checkpoints that do not have it where `tensors` says: at the first of these
+    places that has its shape. `architecture` is the
     decoder's own, as configs name it.
     """
 
@@ -29,5 +30,5 @@ class ModelDescription:
     base_prefix: str
     head_name: str = "lm_head.weight"
     text_part: bool = False
-    otherwise: Callable[[str], TensorRef | None] = _nowhere
+    otherwise: Callable[[str], tuple[TensorRef, ...]] = _nowhere
     architecture: str = ""

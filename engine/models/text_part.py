@@ -18,21 +18,41 @@ from .description import ModelDescription
 WRAPPERS = (
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
+    "DeepseekVLForConditionalGeneration",
+    "DeepseekVLHybridForConditionalGeneration",
+    "Exaone4_5_ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
+    "Glm46VForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "GotOcr2ForConditionalGeneration",
+    "Idefics2ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
+    "JanusForConditionalGeneration",
+    "Kimi_K25ForConditionalGeneration",
     "Lfm2VlForConditionalGeneration",
+    "LightOnOcrForConditionalGeneration",
     "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
+    "LlavaNextVideoForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
+    "MiniCPMV4_6ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "QianfanOCRForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
+    "Qwen2_5OmniForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3OmniMoeForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
+    "VideoLlama3ForConditionalGeneration",
+    "VideoLlavaForConditionalGeneration",
+    "VipLlavaForConditionalGeneration",
     "VoxtralForConditionalGeneration",
 )
 _QWEN_VL = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
@@ -83,8 +103,19 @@ _TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "cohere2": ("Cohere2ForCausalLM", {}),
     "qwen2_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),
+    "qwen2_5_omni_text": ("Qwen2ForCausalLM", _QWEN2_VL),
+    "qwen3_omni_moe_text": ("Qwen3MoeForCausalLM", {"rope_theta": 1e6, "norm_topk_prob": True}),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {"rope_theta": 5e5}),
+    "qwen3_vl_moe_text": ("Qwen3MoeForCausalLM", {"rope_theta": 5e5, "norm_topk_prob": True}),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
+    "exaone4": ("Exaone4ForCausalLM", {}),
+    "glm4v_text": ("Glm4ForCausalLM", {"head_dim": None, "rms_norm_eps": 1e-5}),
+    "glm4v_moe_text": ("Glm4MoeForCausalLM", {"num_key_value_heads": 8, "attention_bias": True}),
+    "granite": ("GraniteForCausalLM", {}),
 }
+_OMNI = ("Qwen2_5OmniForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration")  # with a model that speaks
+
 # Where the decoder of the language model may lie. Its head is beside it.
 _DECODERS = ("model.language_model.", "language_model.model.", "model.text_model.")
 # What begins with "model." too, and is no language model.
@@ -97,6 +128,7 @@ _OTHERS = (
     "model.audio_tower.",
     "model.embed_vision.",
     "model.embed_audio.",
+    "model.embed_tokens_extend.",
     "model.image_newline",
 )
 
@@ -106,6 +138,8 @@ def text_part(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ModelError, naming the field, for one that is not there or of a model that is not supported.
     """
+    if architecture in _OMNI and isinstance(config.get("thinker_config"), dict):
+        config = config["thinker_config"]
     text = config.get("text_config")
     if text is None and architecture in _QWEN_VL:  # as it was first published
         text = {**config, "model_type": "qwen2_vl_text"}
@@ -136,6 +170,11 @@ def _without_sections(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_name(name: str, description: ModelDescription) -> str | None:
     """What the language model alone would call the tensor `name` of the checkpoint; None if it is of another part."""
+    name = name.removeprefix("thinker.")
+    if ".base_layer." in name:  # Phi-4-multimodal's, beside which are adapters for images and sound
+        name = name.replace(".base_layer.", ".")
+    elif ".lora_A." in name or ".lora_B." in name:
+        return None
     for prefix in _DECODERS:
         if name.startswith(prefix):
             return description.base_prefix + name.removeprefix(prefix)

@@ -182,13 +182,15 @@ class CheckpointWeights:
         spec, sources = description.spec, dict(description.tensors)
         if spec.head.tied:
             sources["embed.weight"] = self._tied(sources["embed.weight"], description.head_name)
+        shapes = tensor_shapes(spec)
         for name, ref in sources.items():
-            other = description.otherwise(name)
-            if other is not None and self._find(other.name) is not None and self._stored(ref.name) is None:
-                sources[name] = other
+            others = [(other, stored) for other in description.otherwise(name) if (stored := self._find(other.name))]
+            if others and self._stored(ref.name) is None:
+                fitting = (other for other, stored in others if other.shape(stored.shape) == shapes[name])
+                sources[name] = next(fitting, others[-1][0])
         bytes_by_dtype: Counter[DType] = Counter()
         places = []
-        for name, shape in tensor_shapes(spec).items():
+        for name, shape in shapes.items():
             parts = self._places[name] = [self._part(ref) for ref in sources[name].parts()]
             dtype = _check(parts, shape)
             if dtype is not None:

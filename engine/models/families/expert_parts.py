@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from ...errors import ModelError
 from ..config import ConfigReader
@@ -97,3 +99,27 @@ def stacked(
 ) -> TensorRef:
     """A part of each expert's matrix in the tensor `name`, which holds those of all."""
     return TensorRef(name, transpose, rows, each, index=0)
+
+
+_EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)\.(gate|up|down)\.weight")
+
+
+@dataclass(frozen=True)
+class ExpertsTogether:
+    """Where an expert's matrix may be in checkpoints that hold those of all experts of a layer in one tensor.
+
+    Gate and up, of `size` rows each, are in one matrix. With `may_transpose` matrices may lie transposed too.
+    """
+
+    base: str
+    size: int
+    may_transpose: bool = False
+
+    def __call__(self, name: str) -> tuple[TensorRef, ...]:
+        if not (found := _EXPERT.fullmatch(name)):
+            return ()
+        layer, expert, matrix = found.groups()
+        rows = {"gate": (0, self.size), "up": (self.size, 2 * self.size)}.get(matrix)
+        module = f"{self.base}layers.{layer}.mlp.experts.{'gate_up' if rows else 'down'}_proj"
+        turns = (True, False) if self.may_transpose else (False,)
+        return tuple(TensorRef(module, transpose, rows, index=int(expert)) for transpose in turns)

@@ -15,7 +15,11 @@ from .listing import Listing
 from .names import PRE_NORMS, fused_rows, llama_names
 from .parts import attention, decoder, gated_mlp, pre_norm_layers, uniform_layers
 
-ARCHITECTURES = {"Phi3ForCausalLM": Listing("Phi-3, Phi-3.5 and Phi-4, dense, text only", refused="biases")}
+_MULTIMODAL = ("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM")
+ARCHITECTURES = {
+    "Phi3ForCausalLM": Listing("Phi-3, Phi-3.5 and Phi-4, dense, text only", refused="biases"),
+    **dict.fromkeys(_MULTIMODAL, Listing("Phi-4-multimodal: its text part, without the adapters of the others")),
+}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
@@ -32,7 +36,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     spec = decoder(config, "phi3", pre_norm_layers([mixer] * num_layers, mlp, norm), norm, rope.max_positions)
     fused = fused_rows("self_attn.qkv_proj", q=heads.q_size, k=heads.kv_size, v=heads.kv_size)
     fused |= fused_rows("mlp.gate_up_proj", gate=mlp.intermediate_size, up=mlp.intermediate_size)
-    return llama_names(PRE_NORMS).describe(spec, fused)
+    return replace(llama_names(PRE_NORMS).describe(spec, fused), text_part=architecture in _MULTIMODAL)
 
 
 def _with_longrope(config: ConfigReader) -> ConfigReader:

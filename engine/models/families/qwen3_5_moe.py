@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..tensor_ref import TensorRef
-from .expert_parts import EXPERT_NORMS
+from .expert_parts import EXPERT_NORMS, ExpertsTogether
 from .hybrids import SHARED_EXPERT_MODULES, qwen_mlps
 from .listing import Listing
 from .qwen3_5 import described, text_config
@@ -20,9 +18,6 @@ ARCHITECTURES = {
 }
 
 
-_EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)\.(gate|up|down)\.weight")
-
-
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
     """Qwen3.5 with experts. Checkpoints hold the matrices of each expert, or those of all in one tensor."""
     is_multimodal = architecture == _MULTIMODAL
@@ -32,23 +27,5 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     modules = {**EXPERT_NORMS, **SHARED_EXPERT_MODULES}
     base = "model.language_model." if is_multimodal else "model."
     description = described("qwen3_5_moe", config, qwen_mlps(config, 256, 8), max_model_len, modules, base=base)
-    together = _Together(base, config.integer("moe_intermediate_size", 512))
+    together = ExpertsTogether(base, config.integer("moe_intermediate_size", 512))
     return replace(description, otherwise=together, text_part=is_multimodal)
-
-
-@dataclass(frozen=True)
-class _Together:
-    """Where an expert's matrix is in a tensor that holds those of all."""
-
-    base: str
-    size: int
-
-    def __call__(self, name: str) -> TensorRef | None:
-        if not (found := _EXPERT.fullmatch(name)):
-            return None
-        layer, expert, matrix = found.groups()
-        module = f"{self.base}layers.{layer}.mlp.experts."
-        if matrix == "down":
-            return TensorRef(f"{module}down_proj", index=int(expert))
-        first = 0 if matrix == "gate" else self.size
-        return TensorRef(f"{module}gate_up_proj", rows=(first, first + self.size), index=int(expert))

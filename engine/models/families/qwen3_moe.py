@@ -8,16 +8,26 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import ExpertsSpec, NormSpec, RouterSpec
-from .expert_parts import EXPERT_NORMS, QWEN_EXPERTS, expert_count, expert_layers, experts_per_token, sparse_layers
+from .expert_parts import (
+    EXPERT_NORMS,
+    QWEN_EXPERTS,
+    ExpertsTogether,
+    expert_count,
+    expert_layers,
+    experts_per_token,
+    sparse_layers,
+)
 from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder, gated_mlp, uniform_layers, with_windows
 
 ARCHITECTURES = {"Qwen3MoeForCausalLM": Listing("Qwen3, with experts")}
 
+_BASE = "model."
+
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Qwen3-MoE. All layers slide where a window is used."""
+    """Qwen3-MoE. All layers slide where a window is used. Qwen3-VL's checkpoints hold a layer's experts together."""
     bias = config.flag("attention_bias", False)
     heads = attention(config.with_defaults(num_key_value_heads=4), qkv_bias=bias, out_bias=bias)
     rope = rope_from_config(config, heads.head_dim, max_model_len)
@@ -36,4 +46,5 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     attentions = with_windows(replace(heads, rope=rope.spec, qk_norm=norm), [window] * num_layers)
     layers = expert_layers(attentions, experts, norm, gated_mlp(config), sparse_layers(config))
     spec = decoder(config, "qwen3_moe", layers, norm, rope.max_positions)
-    return llama_names({**EXPERT_NORMS, **QWEN_EXPERTS}).describe(spec)
+    description = llama_names({**EXPERT_NORMS, **QWEN_EXPERTS}, _BASE).describe(spec)
+    return replace(description, otherwise=ExpertsTogether(_BASE, experts.intermediate_size, may_transpose=True))

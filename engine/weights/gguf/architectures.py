@@ -61,6 +61,7 @@ ARCHITECTURES: dict[str, GgufArchitecture | _Variants] = {
     ),
     "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
     "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
+    "gemma": GgufArchitecture("GemmaForCausalLM", norms_plus_one=True),
     "gemma2": GgufArchitecture("Gemma2ForCausalLM", names.SANDWICH_NORMS, norms_plus_one=True, fields=gemmas.gemma(46)),
     "gemma3": GgufArchitecture("Gemma3ForCausalLM", names.SANDWICH_NORMS, norms_plus_one=True, fields=gemmas.gemma3),
     "phi3": GgufArchitecture("Phi3ForCausalLM", fields=config_fields.phi3),

@@ -34,7 +34,7 @@ NAMES = [
 ]  # fmt: skip
 # Which need nothing that the others do not need.
 MORE_NAMES = [
-    "olmo2", "exaone4", "exaone4-full", "glm4",
+    "gemma", "olmo2", "exaone4", "exaone4-full", "glm4",
     "ernie4-5", "hunyuan", "cohere", "cohere2", "stablelm-parallel", "starcoder2", "phi",
     "glm4-moe-lite", "gemma4-keys", "glm", "hunyuan-moe", "olmo",
     "gpt-bigcode", "gpt-neox", "gpt-neox-sequential", "falcon", "falcon-one-norm", "bloom", "mpt",

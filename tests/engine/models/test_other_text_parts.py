@@ -1,0 +1,246 @@
+"""More wrappers of images and sound. Their other parts have no numbers here: they are never computed of text alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import models_zoo
+import numpy as np
+import pytest
+from harness import Harness, load, make_device
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+Tensors = dict[str, NDArray[np.float32]]
+
+
+def as_in_memory(tensors: Tensors) -> Tensors:
+    return tensors
+
+
+def experts_transposed(tensors: Tensors) -> Tensors:
+    """As Qwen3-VL's checkpoints have them."""
+    return {
+        name: tensor.transpose(0, 2, 1) if ".experts." in name else tensor
+        for name, tensor in within("model.language_model.", tensors).items()
+    }
+
+
+def within(prefix: str, tensors: Tensors) -> Tensors:
+    return {
+        (name.replace("model.language_model.", prefix) if name.startswith("model.language_model.") else name): tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def as_kimi(tensors: Tensors) -> Tensors:
+    """The language model below `language_model`, and each expert's matrices by themselves."""
+    tensors = {f"language_model.{name}" if name == "lm_head.weight" else name: t for name, t in tensors.items()}
+    return single_experts(within("language_model.model.", tensors))
+
+
+def single_experts(tensors: Tensors) -> Tensors:
+    single: Tensors = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        if not module.endswith(".experts"):
+            single[name] = tensor
+            continue
+        for i, matrix in enumerate(tensor):
+            parts = {"down_proj": matrix}
+            if kind == "gate_up_proj":
+                parts = dict(zip(("gate_proj", "up_proj"), np.split(matrix, 2), strict=True))
+            single |= {f"{module}.{i}.{part}.weight": content for part, content in parts.items()}
+    return single
+
+
+def as_thinker(tensors: Tensors) -> Tensors:
+    """The part that thinks, of a model that speaks too."""
+    tensors = {f"thinker.{name}": t for name, t in single_experts(within("model.", tensors)).items()}
+    return tensors | {"talker.model.norm.weight": np.zeros(8, np.float32)}
+
+
+class Wrapper(NamedTuple):
+    model_type: str
+    text: dict[str, Any]
+    stored: Callable[[Tensors], Tensors] = as_in_memory
+    whole: str = ""  # the architecture of a config that has this one in its thinker_config
+    divisor: float = 1.0  # of logits, which the wrapper in transformers leaves out
+
+
+_TEXT = {**models_zoo._LLAMA, "vocab_size": models_zoo.VOCAB_SIZE, "rms_norm_eps": 1e-5}
+
+
+def text_of(name: str, model_type: str, **fields: Any) -> dict[str, Any]:
+    return {**models_zoo.CASES[name].config, "vocab_size": models_zoo.VOCAB_SIZE, "model_type": model_type, **fields}
+
+
+def sections(*sizes: int, **fields: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [*sizes], **fields}
+
+
+_LLAMA, _QWEN2 = {**_TEXT, "model_type": "llama"}, {**_TEXT, "model_type": "qwen2"}
+_QWEN3 = {**_TEXT, "model_type": "qwen3", "head_dim": 16}
+_GLM = {**_TEXT, "model_type": "glm4v_text", "rope_parameters": sections(2, 1, 1, partial_rotary_factor=0.5)}
+_QWEN3_MOE = {
+    **_TEXT,
+    **models_zoo._EXPERTS,
+    "head_dim": 16,
+    "norm_topk_prob": True,
+    "rope_parameters": sections(2, 3, 3),
+}
+CASES = {
+    "deepseek-vl": Wrapper("deepseek_vl", _LLAMA),
+    "deepseek-vl-hybrid": Wrapper("deepseek_vl_hybrid", _LLAMA),
+    "exaone4.5": Wrapper("exaone4_5", text_of("exaone4", "exaone4")),
+    "glm4.1v": Wrapper("glm4v", _GLM),
+    "glm4.6v": Wrapper("glm46v", _GLM),
+    "glm4.5v": Wrapper(
+        "glm4v_moe",
+        text_of("glm4-moe", "glm4v_moe_text", rope_parameters=sections(2, 1, 1, partial_rotary_factor=0.5))
+        | {"use_qk_norm": False},
+        single_experts,
+    ),
+    "got-ocr2": Wrapper("got_ocr2", _QWEN2),
+    "granite-vision": Wrapper("llava_next", text_of("granite", "granite"), divisor=3.0),
+    "idefics2": Wrapper("idefics2", {**_TEXT, "model_type": "mistral"}),
+    "janus": Wrapper("janus", _LLAMA),
+    "kimi-k2.5": Wrapper("kimi_k25", text_of("deepseek-v3", "deepseek_v3"), as_kimi),
+    "lighton-ocr": Wrapper("lighton_ocr", _QWEN3),
+    "llava-next-video": Wrapper("llava_next_video", _LLAMA),
+    "minicpm-v4.6": Wrapper(
+        "minicpmv4_6", {**models_zoo._DELTA, "vocab_size": models_zoo.VOCAB_SIZE, "model_type": "qwen3_5_text"}
+    ),
+    "qianfan-ocr": Wrapper("qianfan_ocr", _QWEN3),
+    "qwen2.5-omni": Wrapper(
+        "qwen2_5_omni_thinker",
+        {**_TEXT, "model_type": "qwen2_5_omni_text", "rope_parameters": sections(2, 3, 3)},
+        as_thinker,
+        "Qwen2_5OmniForConditionalGeneration",
+    ),
+    "qwen3-omni": Wrapper(
+        "qwen3_omni_moe_thinker",
+        {**_QWEN3_MOE, "model_type": "qwen3_omni_moe_text"},
+        as_thinker,
+        "Qwen3OmniMoeForConditionalGeneration",
+    ),
+    "qwen3-vl-experts": Wrapper("qwen3_vl_moe", {**_QWEN3_MOE, "model_type": "qwen3_vl_moe_text"}, experts_transposed),
+    "qwen3-vl-experts-as-in-memory": Wrapper("qwen3_vl_moe", {**_QWEN3_MOE, "model_type": "qwen3_vl_moe_text"}),
+    "video-llama3": Wrapper("video_llama_3", _QWEN2),
+    "video-llava": Wrapper("video_llava", _LLAMA),
+    "vip-llava": Wrapper("vipllava", _LLAMA),
+}
+
+
+def built(case: Wrapper) -> tuple[Any, Tensors]:
+    """A model of random weights, and those of its language model."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(case.model_type, text_config=case.text)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    attribute = "language_model" if hasattr(model.model, "language_model") else "text_model"
+    language_model = type(getattr(model.model, attribute))(getattr(model.model, attribute).config).eval()
+    setattr(model.model, attribute, language_model)
+    tied = bool(config.tie_word_embeddings)
+    model.lm_head = torch.nn.Linear(model.lm_head.in_features, model.lm_head.out_features, bias=False)
+    fill(model)
+    if tied:
+        model.lm_head.weight = language_model.embed_tokens.weight
+    state = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta}
+    tensors = {name: tensor.numpy() for name, tensor in state.items() if not (tied and name == "lm_head.weight")}
+    other = next(name for name, tensor in model.state_dict().items() if tensor.is_meta)
+    return model, {**tensors, other: np.zeros(8, np.float32)}
+
+
+def fill(model: Any) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not weight.is_meta:
+                vector = weight.ndim == 1
+                weight.copy_(torch.randn(weight.shape, generator=generator) * (0.2 if vector else 0.1))
+                weight += float(vector and name.endswith("norm.weight"))
+
+
+def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> None:
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+
+
+def logits_of(folder: Path, tokens: list[int]) -> NDArray[np.float32]:
+    executor = load(make_device("torch"), folder)
+    try:
+        return Harness(executor).logits(tokens, chunk=20)
+    finally:
+        executor.close()
+
+
+def reference(model: Any, tokens: list[int]) -> NDArray[np.float32]:
+    import torch
+
+    with torch.no_grad():
+        logits: NDArray[np.float32] = model(input_ids=torch.tensor([tokens])).logits[0].float().numpy()
+    return logits
+
+
+# Which need nothing that the others do not need.
+ALIKE = (
+    "deepseek-vl-hybrid",
+    "glm4.6v",
+    "janus",
+    "llava-next-video",
+    "qianfan-ocr",
+    "video-llama3",
+    "video-llava",
+    "vip-llava",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.sweep) if name in ALIKE else name for name in CASES]
+)
+def test_text_is_computed_as_by_the_whole_model(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model, tensors = built(case)
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    if case.whole:
+        config = {"architectures": [case.whole], "thinker_config": config}
+    write(tmp_path, config, case.stored(tensors))
+    tokens = models_zoo.prompts()[-1]
+    expected = reference(model, tokens) / case.divisor
+    assert np.abs(logits_of(tmp_path, tokens) - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("architecture", ["Phi4MultimodalForCausalLM", "Phi4MMForCausalLM"])
+def test_phi_4_multimodal_is_served_without_the_adapters_of_images_and_sound(architecture: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+    config = transformers.Phi4MultimodalConfig(**{**_TEXT, "pad_token_id": 0, "rope_parameters": rope})
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    layers = [type(layer)(config, i) for i, layer in enumerate(model.model.layers)]
+    model.model.layers = torch.nn.ModuleList(layers)
+    model.model.embed_tokens = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+    model.model.norm = type(model.model.norm)(config.hidden_size)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    model.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    fill(model)
+    model.eval()
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items() if not tensor.is_meta}
+    if architecture == "Phi4MMForCausalLM":
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            module = name.removesuffix(".weight")
+            tensors[f"{module}.base_layer.weight"] = tensors.pop(name)
+            tensors |= {f"{module}.lora_{x}.speech.weight": np.ones((4, 4), np.float32) for x in "AB"}
+    tensors["model.embed_tokens_extend.image_embed.glb_GN"] = np.zeros(8, np.float32)
+    write(tmp_path, {**config.to_dict(), "architectures": [architecture]}, tensors)
+    tokens = models_zoo.prompts()[-1]
+    expected = reference(model, tokens)
+    assert np.abs(logits_of(tmp_path, tokens) - expected).max() <= 1e-4 * np.abs(expected).max()
