@@ -157,7 +157,7 @@ def _scale_codes(layer: LayerTensors, state: _State, run: int) -> ScaleCodes:
     assert state.nested_block is not None
     runs = inputs // state.block // run
     nested = np.arange(outputs * runs) * run // state.nested_block
-    largest = _finite(layer, "weight.nested_absmax")[nested].reshape(outputs, runs)
+    largest = _nested_scales(layer, state)[nested].reshape(outputs, runs)
     return ScaleCodes(_scale_table(layer), run, largest, np.full(outputs, state.nested_offset, np.float32))
 
 
@@ -182,12 +182,20 @@ def _scales(layer: LayerTensors, state: _State) -> NDArray[np.float32]:
     if state.nested_block is None:
         _finite(layer, "weight.absmax")
         return np.asarray(layer.scales("weight.absmax").data, np.float32)
-    meanings, largest = _finite(layer, "weight.nested_quant_map"), _finite(layer, "weight.nested_absmax")
+    meanings, largest = _finite(layer, "weight.nested_quant_map"), _nested_scales(layer, state)
     codes = layer.array("weight.absmax")
     group_size = min(state.nested_block, len(codes))
     with np.errstate(over="ignore"):
         scales = meanings[codes] * np.repeat(largest, group_size)[: len(codes)]
         return np.asarray(scales + np.float32(state.nested_offset), np.float32)
+
+
+def _nested_scales(layer: LayerTensors, state: _State) -> NDArray[np.float32]:
+    """The scales of the codes of scales. They may all be 0 where all scales are the offset, unless that is 0 too."""
+    largest = _finite(layer, "weight.nested_absmax")
+    if state.nested_offset == 0 and not largest.any():
+        raise layer.only_zeros("weight.nested_absmax")
+    return largest
 
 
 def _eight_bits(layer: LayerTensors) -> StoredMatrix:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Format:
     config: dict[str, Any]
     make: Callable[[Random, int, int], Layer]
     inputs: int = 64
-    dense: tuple[str, ...] = field(default=())  # layers that are left as they are
+    dense: tuple[str, ...] = ()  # parts of the names of layers that are left as they are
 
 
 def words(numbers: Array, bits: int) -> NDArray[np.int32]:
@@ -261,6 +261,9 @@ FORMATS: dict[str, Format] = {
     "gptq-v1-said-v2": gptq(8, sym=True, stored="gptq", checkpoint_format="gptq_v2"),
     "awq": awq(),
     "awq-channels": awq(-1),
+    "awq-some": replace(
+        awq(), config={**awq().config, "modules_to_not_convert": ["self_attn"]}, dense=(".self_attn.",)
+    ),
     "packed-4": packed(),
     "packed-8-channels": packed(8, None),
     "packed-4-zeros": packed(symmetric=False),

@@ -70,7 +70,8 @@ def model(
     random = np.random.default_rng(seed)
     tensors, weights = {}, {}
     for name, shape in tensor_shapes(describe(config).spec).items():
-        if len(shape) == 2 and name.startswith("layers."):
+        is_dense = any(part in NAMES[name] for part in format.dense)
+        if len(shape) == 2 and name.startswith("layers.") and not is_dense:
             parts, weights[name] = format.make(random, *shape)
             tensors |= {NAMES[name].removesuffix("weight") + part: array for part, array in parts.items()}
         else:
@@ -269,6 +270,13 @@ def test_bad_tensors_are_named(
     if change is not None:
         tensors[f"{UP}.{part}"] = np.array(change(array), order="C")
     assert words in refused(tmp_path, FORMATS[kind], tensors)
+
+
+def test_scales_that_are_all_zero_are_found_behind_their_codes(tmp_path: Path) -> None:
+    tensors, _ = model(FORMATS["nf4-double"])
+    tensors[f"{UP}.{NF4_STATE}"] = state(nested_offset=0.0)(tensors[f"{UP}.{NF4_STATE}"])
+    tensors[f"{UP}.weight.nested_absmax"] *= 0
+    assert f"{UP}.weight.nested_absmax has only zeros" in refused(tmp_path, FORMATS["nf4-double"], tensors)
 
 
 @pytest.mark.parametrize(("kind", "part"), [("awq", "scales"), ("packed-4", "weight_scale"), ("nf4", "weight.absmax")])
