@@ -18,18 +18,14 @@ from ..cache.identity import Digest
 from ..devices.base import DraftExecutor
 from ..devices.batch import SamplingBatch, StepBatch
 from ..scheduling.drafter import StepPrices
-from ..scheduling.sampling_rows import sampling_batch
 from ..scheduling.sequence import UNKNOWN, Sequence
-from .draft_costs import DraftCosts, Yield
+from .draft_worth import DraftWorth
+from .guess_rows import GuessRows, first_tables
 
 _SHORT_BACKLOG = 4  # tokens that are new to the small model; a draft that was right leaves two
 _LEAST_PAUSE_MS = 2.0  # in which a step may be held up however short it is: nobody sees that
-_FIRST_YIELD = (3.0, 2.0)  # guesses made and right ones that are expected before there were any
-_LESSON, _COMMON_LESSON = 0.1, 0.02  # how much a draft changes what is expected of its sequence, and of others
-_RETURNING = 0.02  # how much of that comes back in a step: the text that follows gets its chance
 _FIRST_LENGTH = 256.0  # tokens of an answer, before any has ended
 _LENGTH_LESSON = 0.1
-_FIRST_TRIAL, _LAST_TRIAL = 64, 4096  # plans without a guess, after which one is made to see what it costs by now
 
 
 class ModelDrafter:
@@ -59,33 +55,17 @@ class ModelDrafter:
         self._block_size = executor.limits.block_size
         self._most_tokens = executor.limits.max_num_batched_tokens
         self._contents: list[Digest | None] = [None] * executor.limits.num_blocks  # full blocks that it has computed
-        self._costs = DraftCosts()
+        self._worth = DraftWorth(num_tokens)
+        self._rows = GuessRows()
         self._behind: dict[Sequence, int] = {}  # who gets no guess yet, and the tokens to be computed of each
-        self._common = Yield(*_FIRST_YIELD)  # of a new sequence
-        self._yields: dict[int, Yield] = {}  # by Sequence.key, of those that had a draft
         self._answer_length = _FIRST_LENGTH
-        self._sampled: tuple[list[Sequence], SamplingBatch] | None = None  # the last rows, if they have no biases
-        self._plans_without, self._next_trial = 0, _FIRST_TRIAL
 
     def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
         """How many guesses each of these sequences may get, as far as that pays; those with none are left out."""
         self._behind.clear()
         rooms = {s: room for s in sequences if (room := self._room(s)) > 0}
-        if not rooms:
-            return {}
-        yields = {s: of for s in rooms if self._costs.pays(of := self._expected(s), prices)}
-        saved_ms = self._costs.worth_ms(yields, prices) if yields else 0.0
-        if saved_ms > 0.0:
-            self._plans_without, self._next_trial = 0, _FIRST_TRIAL
-        else:
-            self._plans_without += 1
-            if self._plans_without < self._next_trial:
-                return {}
-            # Text, costs and company change.
-            self._plans_without, self._next_trial = 0, min(2 * self._next_trial, _LAST_TRIAL)
-            best = max(rooms, key=lambda s: s.num_drafted)
-            yields, saved_ms = {best: self._expected(best)}, 0.1 * prices.token_ms
-        return self._caught_up({s: rooms[s] for s in yields}, saved_ms / len(yields), prices)
+        counts, saved_ms = self._worth.choose(rooms, prices)
+        return self._caught_up(counts, saved_ms, prices)
 
     def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> tuple[dict[Sequence, list[int]], float]:
         """Guesses for sequences of the plan, which have blocks for them, and the time they took in milliseconds."""
@@ -95,7 +75,7 @@ class ModelDrafter:
             return {}, 0.0
         batch = self._batch(running, counts)
         wanted = np.array([*counts.values()] + [0] * len(self._behind), np.int32)
-        least = self._costs.least_probability(len(counts), prices)
+        least = self._worth.costs.least_probability(len(counts), prices)
         started = self._clock()
         guesses = self._executor.guess(batch, wanted, least)
         elapsed_ms = (self._clock() - started) * 1e3
@@ -110,36 +90,20 @@ class ModelDrafter:
                     row = row[: next((i for i, token in enumerate(row) if token >= self._vocab_size), len(row))]
                 guessed[sequence] = row
                 if not row:
-                    self._learn(sequence, 0, 0)
-        self._costs.observe(made, len(batch.token_ids) - len(counts), elapsed_ms)
+                    self._worth.learn(sequence, 0, 0)
+        self._worth.costs.observe(made, len(batch.token_ids) - len(counts), elapsed_ms)
         return guessed, elapsed_ms
 
     def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
         """Right guesses are computed, but for the last one."""
         sequence.num_drafted += min(num_right, num_guesses - 1)
-        self._learn(sequence, num_guesses, num_right)
+        self._worth.learn(sequence, num_guesses, num_right)
 
     def ended(self, sequence: Sequence) -> None:
         """Learn how long answers are."""
-        self._yields.pop(sequence.key, None)
+        self._worth.ended(sequence)
         length = sequence.num_tokens - sequence.prompt_len
         self._answer_length += _LENGTH_LESSON * (length - self._answer_length)
-
-    def _expected(self, sequence: Sequence) -> Yield:
-        """What a draft of a sequence is expected to give."""
-        of = self._yields.get(sequence.key)
-        if of is None:
-            return self._common
-        of.made += _RETURNING * (self._common.made - of.made)
-        of.right += _RETURNING * (self._common.right - of.right)
-        return of
-
-    def _learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
-        of = self._yields.get(sequence.key)
-        if of is None:
-            of = self._yields[sequence.key] = Yield(self._common.made, self._common.right)
-        of.learn(num_guesses, num_right, _LESSON)
-        self._common.learn(num_guesses, num_right, _COMMON_LESSON)
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
         """Copy what the small model has in blocks, `(from, to)`."""
@@ -155,7 +119,7 @@ class ModelDrafter:
     def _caught_up(self, counts: Mapping[Sequence, int], saved_ms: float, prices: StepPrices) -> dict[Sequence, int]:
         """Those of a plan that the small model can know up to the last token in this step. Each is to save so much."""
         spare_ms = max(min(prices.most_ms - prices.plain_ms, max(prices.plain_ms, _LEAST_PAUSE_MS)), 0.0)
-        left = min(self._costs.num_tokens(spare_ms), self._most_tokens)
+        left = min(self._worth.costs.num_tokens(spare_ms), self._most_tokens)
         room = self._most_tokens
         ready: dict[Sequence, int] = {}
         for sequence, count in counts.items():
@@ -164,8 +128,10 @@ class ModelDrafter:
             backlog = sequence.num_tokens - sequence.num_drafted
             if backlog > _SHORT_BACKLOG:
                 # Answers end at any moment alike.
-                steps = min(sequence.max_length - sequence.num_tokens, self._answer_length) / (1.0 + self._common.right)
-                if self._costs.tokens_ms(backlog) > saved_ms * steps:
+                steps = min(sequence.max_length - sequence.num_tokens, self._answer_length) / (
+                    1.0 + self._worth.expected_right
+                )
+                if self._worth.costs.tokens_ms(backlog) > saved_ms * steps:
                     continue
                 if backlog > left:
                     if (part := min(left, room)) > 0:
@@ -217,29 +183,14 @@ class ModelDrafter:
             positions=positions[0] if len(positions) == 1 else np.concatenate(positions),
             query_start=query_start,
             context_len=context_len,
-            block_tables=_tables([*running]),
+            block_tables=first_tables([*running]),
             logits_rows=query_start[1 : len(counts) + 1] - 1,
             sampling=self._sampling([*counts], context_len[: len(counts)]),
         )
 
     def _sampling(self, sequences: list[Sequence], positions: NDArray[np.int32]) -> SamplingBatch:
-        if self._sampled is not None and self._sampled[0] == sequences:
-            sampling = self._sampled[1]
-            sampling.position = positions
-            return sampling
-        sampling = sampling_batch([s.sampling for s in sequences], positions)
-        self._sampled = None if any(s.sampling.has_bias for s in sequences) else (sequences, sampling)
+        sampling = self._rows.sampling(sequences, positions)
         if self._own_vocab_size < self._vocab_size and (sampling.bias_ids >= self._own_vocab_size).any():
             sampling.bias_start = np.zeros(len(sequences) + 1, np.int32)
             sampling.bias_ids, sampling.bias_values = np.empty(0, np.int32), np.empty(0, np.float32)
         return sampling
-
-
-def _tables(sequences: list[Sequence]) -> NDArray[np.int32]:
-    """The block tables of the first cache group, [S, blocks]."""
-    if len(sequences) == 1:
-        return sequences[0].block_tables[:1, : sequences[0].num_blocks]
-    tables = np.zeros((len(sequences), max([s.num_blocks for s in sequences])), np.int32)
-    for table, sequence in zip(tables, sequences, strict=True):
-        table[: sequence.num_blocks] = sequence.block_tables[0, : sequence.num_blocks]
-    return tables
