@@ -224,7 +224,7 @@ def shape_of(spec: DecoderSpec) -> Shape:
     return Shape(
         family=spec.family,
         parameters=parameters,
-        active=parameters - sum(_idle(mixer, spec.hidden_size) for layer in spec.layers for mixer in mixers(layer)),
+        active=parameters - sum(_idle(mixer, spec.hidden_size) for layer in spec.all_layers for mixer in mixers(layer)),
         layers=len(spec.layers),
         mixers=dict(kinds),
         heads=[f"{count} x {words}" if len(heads) > 1 else words for words, count in heads.items()],

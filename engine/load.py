@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from .cancellation import Cancellation
 from .devices.base import Executor, ExecutorLimits, LoraExecutor
@@ -24,11 +24,12 @@ from .models.generation import sampling_defaults
 from .models.spec import DecoderSpec, ExpertsSpec, mixers, tensor_shapes
 from .opened_model import OpenedModel, open_model
 from .options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions, most_logprobs
-from .speculative_options import DraftModel, Speculation
+from .speculative_options import DraftModel, Mtp, Speculation
 
 if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
     from .cache.tiers.folder import BlockFolder
+    from .devices.base import DraftExecutor
     from .engine import Engine
     from .scheduling.drafter import BatchDrafter, Drafter
     from .speculation.loading import OpenedDraft
@@ -81,6 +82,11 @@ class EngineLoad:
             if options.kv_offload_space is not None:
                 logger.warning("--kv-offload-space has no effect: name a folder with --kv-offload")
             return None
+        if isinstance(options.speculative.speculation, Mtp):
+            raise ModelError(
+                '--kv-offload does not go with --speculative-config {"method": "mtp"}, whose guesses are written to '
+                'blocks before others are kept: drop one of them, or take {"method": "ngram"}'
+            )
         if not options.enable_prefix_caching:
             raise ModelError("--kv-offload keeps cached prefixes: drop it, or drop --no-enable-prefix-caching")
         from .kv_offload import open_kv_folder
@@ -267,6 +273,9 @@ class EngineLoad:
                 num_blocks=self._num_blocks,
                 cancellation=self._cancellation,
             )
+            asked = self._options.speculative.speculation
+            if isinstance(asked, Mtp):
+                self._drafter = _mtp_drafter(asked, self._executor, self._max_model_len)
             if self._draft is not None:
                 self._drafter = self._draft.load(self._options, self._executor, self._max_model_len, self._cancellation)
             with WarmUpProgress() as progress:
@@ -292,7 +301,20 @@ def _open_draft(options: EngineOptions, model: OpenedModel) -> OpenedDraft | Non
     return open_draft(options, asked, model)
 
 
-def _drafter(asked: Speculation | DraftModel | None, limits: ExecutorLimits) -> Drafter | None:
+def _mtp_drafter(asked: Mtp, executor: Executor, max_model_len: int) -> BatchDrafter:
+    """What guesses with the model's own layer for that."""
+    from .speculation.mtp import MtpDrafter
+
+    most_guesses = executor.limits.most_guesses
+    num_tokens = asked.num_tokens if most_guesses is None else min(asked.num_tokens, most_guesses)
+    longest = min(max_model_len, asked.most_context or max_model_len)
+    logger.info(
+        "The checkpoint's MTP layer guesses up to %d tokens a step, in contexts of up to %d tokens", num_tokens, longest
+    )
+    return MtpDrafter(cast("DraftExecutor", executor), num_tokens, most_context=longest)
+
+
+def _drafter(asked: Speculation | DraftModel | Mtp | None, limits: ExecutorLimits) -> Drafter | None:
     """What guesses tokens to come without a model; None, and a line in the log, where nothing can."""
     if not isinstance(asked, Speculation):
         return None
@@ -434,7 +456,7 @@ def _check_room(what: str, weight_bytes: int, cache_bytes: int, memory: Memory, 
 
 def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> None:
     # Its pages appear with the first long prompt, which would end the server.
-    widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.layers)
+    widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.all_layers)
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
     hidden = spec.hidden_size * (1 if spec.streams is None else spec.streams.count)
     logprobs = most_logprobs(options.max_logprobs, spec.vocab_size)
@@ -453,7 +475,7 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
 
 def _rows_per_token(spec: DecoderSpec) -> int:
     """How many experts compute a token, at most; 1 without experts."""
-    mixtures = [mixer for layer in spec.layers for mixer in mixers(layer) if isinstance(mixer, ExpertsSpec)]
+    mixtures = [mixer for layer in spec.all_layers for mixer in mixers(layer) if isinstance(mixer, ExpertsSpec)]
     return max((mixture.experts_per_token + (mixture.shared is not None) for mixture in mixtures), default=1)
 
 

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 
 from .cancellation import Cancellation
 from .devices import get_device, require
-from .devices.base import Device, Executor, ExecutorOptions, LoraDevice, LoraLimits, MappingDevice, RewindingDevice
+from .devices.base import (
+    Device,
+    Executor,
+    ExecutorOptions,
+    LoraDevice,
+    LoraLimits,
+    MappingDevice,
+    MtpDevice,
+    RewindingDevice,
+)
 from .devices.cache_split import GroupBytes
 from .devices.coverage import require_mixers
 from .errors import DeviceError, ModelError
@@ -22,7 +31,9 @@ from .models import ModelDescription, describe
 from .models.overrides import overridden
 from .models.spec import DecoderSpec, tensor_shapes
 from .options import EngineOptions
+from .speculative_options import Mtp
 from .weights import ModelSource, open_source
+from .weights.drafts import no_mtp
 from .weights.dtypes import STORAGE, DType, KvCacheDType
 from .weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
 from .weights.quantized import method_to_load_with
@@ -104,6 +115,7 @@ class OpenedModel:
 
         Raises DeviceError, naming what is not supported.
         """
+        asked = options.speculative.speculation
         executor_options = self.executor_options(
             kv_cache_bytes=kv_cache_bytes,
             max_model_len=max_model_len,
@@ -111,6 +123,7 @@ class OpenedModel:
             max_num_batched_tokens=max_num_batched_tokens,
             num_blocks=num_blocks,
             lora=self.lora_limits(options.lora),
+            mtp_guesses=asked.num_tokens if isinstance(asked, Mtp) else 0,
         )
         with LoadProgress(options.model, self.weight_bytes) as progress:
             weights = ReportedWeights(self.weights, self.spec, progress)
@@ -125,6 +138,7 @@ class OpenedModel:
         num_blocks: int | None,
         kv_cache_bytes: int | None = None,
         lora: LoraLimits | None = None,
+        mtp_guesses: int = 0,
     ) -> ExecutorOptions:
         """What its device is told, beside the weights."""
         return ExecutorOptions(
@@ -137,6 +151,7 @@ class OpenedModel:
             quantization=self.quantization,
             lora=lora,
             num_blocks=num_blocks,
+            mtp_guesses=mtp_guesses,
         )
 
     def lora_limits(self, options: LoraOptions) -> LoraLimits | None:
@@ -185,12 +200,22 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     description = describe(config, options.max_model_len)
     if options.disable_sliding_window:
         description = _within_windows(description, options.max_model_len)
+    uses_mtp = isinstance(options.speculative.speculation, Mtp)
+    if uses_mtp:
+        if description.mtp is None:
+            raise no_mtp(f"a model of type {description.spec.family}")
+        description = description.with_mtp()
     weights = source.weights(description, config)
     shapes = tensor_shapes(description.spec)
     stored = STORAGE[weights.dtype if options.dtype == "auto" else options.dtype].itemsize
     dense_bytes = stored * sum(map(math.prod, shapes.values()))
     device = get_device(options.device, options.device_options, dense_bytes)
     require_mixers(device.name, description.spec)
+    if uses_mtp and not (isinstance(device, MtpDevice) and device.has_mtp):
+        raise DeviceError(
+            f"--speculative-config: the {device.name} device does not run layers that predict further tokens (MTP); "
+            'take --device cpu, or {"method": "ngram"}'
+        )
     if options.lora.enable_lora and not (isinstance(device, LoraDevice) and device.has_lora):
         raise DeviceError(f"the {device.name} device has no LoRA adapters: drop --enable-lora or take --device cpu")
     for said in options.lora.without_effect():

@@ -15,13 +15,19 @@ from .weights.quantization import Method
 from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
 
 _NGRAM = ("ngram", "[ngram]")
-_SUFFIX, _DRAFT_MODEL = "suffix", "draft_model"
+_SUFFIX, _DRAFT_MODEL, _MTP = "suffix", "draft_model", "mtp"
+# vLLM's names for the same, by the family that has the layer.
+_MTP_NAMES = (
+    *(_MTP, "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "ernie_mtp", "qwen3_next_mtp"),
+    *("qwen3_5_mtp", "exaone_moe_mtp", "longcat_flash_mtp", "nemotron_h_mtp"),
+)
 _MOST_TOKENS, _LONGEST_RUN = 64, 32
-_DEFAULT_TOKENS, _DEFAULT_RUN = 8, 4
+_DEFAULT_TOKENS, _DEFAULT_RUN, _DEFAULT_PREDICTED = 8, 4, 3
 _COMMON_KEYS = ("method", "model", "num_speculative_tokens", "disable_by_batch_size", "max_model_len")
 _KEYS = {
     "ngram": (*_COMMON_KEYS, "prompt_lookup_max", "prompt_lookup_min"),
     _SUFFIX: (*_COMMON_KEYS, *SUFFIX_KEYS),
+    _MTP: tuple(key for key in _COMMON_KEYS if key != "model"),
     _DRAFT_MODEL: (*_COMMON_KEYS, "revision", "quantization", "draft_tensor_parallel_size"),
 }
 
@@ -53,6 +59,14 @@ class DraftModel(Struct, frozen=True):
     revision: str | None = None
     quantization: Method | CheckpointMethod | None = None
     tensor_parallel_size: int = 1
+    most_sequences: int | None = None
+    most_context: int | None = None
+
+
+class Mtp(Struct, frozen=True):
+    """Drafts of at most `num_tokens` tokens from the checkpoint's own layer for that. The rest is as in Speculation."""
+
+    num_tokens: int
     most_sequences: int | None = None
     most_context: int | None = None
 
@@ -101,7 +115,7 @@ class SpeculativeOptions(Options):
     )
 
     @property
-    def speculation(self) -> Speculation | DraftModel | None:
+    def speculation(self) -> Speculation | DraftModel | Mtp | None:
         """What was asked for; None: nothing is guessed. Raises OptionError."""
         asked = self._asked()
         if not asked:
@@ -109,11 +123,12 @@ class SpeculativeOptions(Options):
         method = asked.get("method") or (asked.get("model") if asked.get("model") in (*_NGRAM, _SUFFIX) else None)
         if method is None and asked.get("model") is not None:
             method = _DRAFT_MODEL
-        method = "ngram" if method in _NGRAM else method
+        method = "ngram" if method in _NGRAM else _MTP if method in _MTP_NAMES else method
         if method not in _KEYS:
             raise OptionError(
                 f"--speculative-config: the method {method!r} is not supported; "
-                '{"method": "ngram"} guesses from the text itself, {"method": "suffix"} from earlier answers too, and '
+                '{"method": "ngram"} guesses from the text itself, {"method": "suffix"} from earlier answers too, '
+                '{"method": "mtp"} with the checkpoint\'s own layer for it, and '
                 '{"method": "draft_model", "model": "..."} with a small model'
             )
         if unknown := sorted(asked.keys() - {*_KEYS[method]}):
@@ -123,6 +138,8 @@ class SpeculativeOptions(Options):
             )
         if method == _DRAFT_MODEL:
             return _draft_model(asked)
+        if method == _MTP:
+            return _mtp(asked)
         return _suffix(asked) if method == _SUFFIX else _ngram(asked)
 
     def _asked(self) -> dict[str, Any]:
@@ -176,6 +193,14 @@ def _suffix(asked: Mapping[str, Any]) -> Speculation:
         most_sequences=_number(asked, "disable_by_batch_size"),
         most_context=_number(asked, "max_model_len"),
         suffix=suffix,
+    )
+
+
+def _mtp(asked: Mapping[str, Any]) -> Mtp:
+    return Mtp(
+        num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_PREDICTED,
+        most_sequences=_number(asked, "disable_by_batch_size"),
+        most_context=_number(asked, "max_model_len"),
     )
 
 

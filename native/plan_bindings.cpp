@@ -259,6 +259,12 @@ void bind_plans(nb::module_& m) {
         new (self) HeadPlan{tied, divisor, softcap, bias};
       }, "tied"_a, "divisor"_a, "softcap"_a, "bias"_a);
 
+  nb::class_<MtpPlan>(m, "MtpPlan")
+      .def("__init__", [](MtpPlan* self, const NormPlan& embedding_norm, const NormPlan& hidden_norm,
+                          std::vector<BranchPlan> layer, const NormPlan& final_norm, int num_guesses) {
+        new (self) MtpPlan{embedding_norm, hidden_norm, std::move(layer), final_norm, num_guesses};
+      }, "embedding_norm"_a, "hidden_norm"_a, "layer"_a, "final_norm"_a, "num_guesses"_a);
+
   nb::class_<DecoderPlan>(m, "DecoderPlan")
       .def(nb::init<>())
       .def_rw("vocab_size", &DecoderPlan::vocab_size)
@@ -269,6 +275,7 @@ void bind_plans(nb::module_& m) {
       .def_rw("final_norm", &DecoderPlan::final_norm, nb::arg().none())
       .def_rw("head", &DecoderPlan::head)
       .def_rw("streams", &DecoderPlan::streams, nb::arg().none())
+      .def_rw("mtp", &DecoderPlan::mtp, nb::arg().none())
       .def_rw("formats", &DecoderPlan::formats)
       .def_rw("input_orders", &DecoderPlan::input_orders);
 }

@@ -259,6 +259,16 @@ class EmbeddingPlan:
 class HeadPlan:
     def __init__(self, tied: bool, divisor: float, softcap: float, bias: bool) -> None: ...
 
+class MtpPlan:
+    def __init__(
+        self,
+        embedding_norm: NormPlan,
+        hidden_norm: NormPlan,
+        layer: Sequence[BranchPlan],
+        final_norm: NormPlan,
+        num_guesses: int,
+    ) -> None: ...
+
 class DecoderPlan:
     vocab_size: int
     hidden_size: int
@@ -268,6 +278,7 @@ class DecoderPlan:
     final_norm: NormPlan | None
     head: HeadPlan
     streams: StreamsPlan | None
+    mtp: MtpPlan | None
     formats: dict[str, WeightFormat]
     input_orders: dict[str, list[int]]
 

@@ -47,6 +47,7 @@ class ExecutorOptions:
     quantization: Quantization | None = None  # None: all weights are of `dtype`
     lora: LoraLimits | None = None  # None: there are no adapters
     num_blocks: int | None = None  # None: as many as fit
+    mtp_guesses: int = 0  # most in a draft of the spec's layer for them
 
     @property
     def cache_dtype(self) -> KvCacheDType:
@@ -291,7 +292,8 @@ class LoraExecutor(Executor, Protocol):
 class DraftExecutor(Protocol):
     """A small model that guesses what the model beside it will sample. That one's executor closes it.
 
-    Its KV cache has the blocks of the other one's first cache group, under the same numbers.
+    Its KV cache has the blocks of the other one's first cache group, under the same numbers. Or it is the executor of a
+    model with an `mtp` layer, which guesses in blocks of its own.
     """
 
     limits: ExecutorLimits
@@ -305,6 +307,9 @@ class DraftExecutor(Protocol):
         sequence gets only guesses that are, all together, right with `least_probability`, as the model thinks. One that
         draws its tokens gets one more.
         Penalties, masks and reports are left out. Drops the GIL.
+
+        An `mtp` layer is given the last tokens alone. It guesses nothing for a sequence of which it does not know what
+        the model left of the token before.
         """
         ...
 
@@ -405,6 +410,16 @@ class DraftingDevice(Device, Protocol):
 
         `options` give it as many blocks as the other one's first cache group has. Raises what `load` raises.
         """
+        ...
+
+
+@runtime_checkable
+class MtpDevice(Device, Protocol):
+    """One whose executors are DraftExecutors where the spec has an `mtp` layer."""
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether that is so."""
         ...
 
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .spec import DecoderSpec
+from .spec import DecoderSpec, MtpSpec
 from .tensor_ref import TensorRef
 
 
 def _nowhere(name: str) -> tuple[TensorRef, ...]:
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class MtpDescription:
+    """A layer for drafts that checkpoints of a model may have, and where its weights are in them.
+
+    `tensors` has the keys that `tensor_shapes` has for it.
+    """
+
+    spec: MtpSpec
+    tensors: Mapping[str, TensorRef]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +32,8 @@ class ModelDescription:
     not begin with `base_prefix`. `head_name` is the family's name of the head. If the head is tied, a checkpoint may
     hold the head, the embedding, or both. A `text_part` lies in a checkpoint of a model that takes images or sound too.
     `otherwise` says where a weight is in checkpoints that do not have it where `tensors` says: at the first of these
-    places that has its shape. `architecture` is the
-    decoder's own, as configs name it.
+    places that has its shape. `architecture` is the decoder's own, as configs name it. `mtp` is the layer for drafts
+    that such checkpoints may have, which is no part of `spec` unless it is used.
     """
 
     spec: DecoderSpec
@@ -32,3 +43,11 @@ class ModelDescription:
     text_part: bool = False
     otherwise: Callable[[str], tuple[TensorRef, ...]] = _nowhere
     architecture: str = ""
+    mtp: MtpDescription | None = None
+
+    def with_mtp(self) -> ModelDescription:
+        """The same with its layer for drafts in use. Raises ValueError if there is none."""
+        if self.mtp is None:
+            raise ValueError(f"{self.architecture} has no layer for drafts")
+        spec = replace(self.spec, mtp=self.mtp.spec)
+        return replace(self, spec=spec, tensors={**self.tensors, **self.mtp.tensors})

@@ -175,6 +175,8 @@ def text_name(name: str, description: ModelDescription) -> str | None:
         name = name.replace(".base_layer.", ".")
     elif ".lora_A." in name or ".lora_B." in name:
         return None
+    if description.mtp is not None and name.startswith("mtp."):
+        return name
     for prefix in _DECODERS:
         if name.startswith(prefix):
             return description.base_prefix + name.removeprefix(prefix)

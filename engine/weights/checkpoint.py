@@ -31,7 +31,7 @@ from ..models import ModelDescription
 from ..models.spec import tensor_shapes
 from ..models.tensor_ref import TensorRef
 from ..models.text_part import parts_of, text_name
-from .drafts import FOR_DRAFTS, draft_tensors
+from .drafts import draft_tensors, no_mtp, not_loaded
 from .dtypes import STORAGE, DType
 from .quantization import TensorFormat
 from .quantized import ExpertReader, LayerReader, LayerTensors
@@ -144,8 +144,12 @@ def open_weights(folder: Path, description: ModelDescription, reader: LayerReade
     if description.text_part:
         checkpoint = _text_part(checkpoint, description)
     prefix, num_layers = f"{description.base_prefix}layers.", len(description.spec.layers)
-    if drafts := draft_tensors(checkpoint, prefix, num_layers):
-        logger.info("not loaded are %d tensors of %s", len(drafts), FOR_DRAFTS)
+    drafts = draft_tensors(checkpoint, prefix, num_layers)
+    if description.spec.mtp is not None:
+        if not drafts:
+            raise no_mtp(str(folder))
+    elif drafts:
+        logger.info("%s", not_loaded(len(drafts), usable=description.mtp is not None))
     return CheckpointWeights(checkpoint, description, reader)
 
 

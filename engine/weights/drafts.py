@@ -1,12 +1,13 @@
-"""Layers that predict further tokens (MTP), which checkpoints ship and nothing here computes."""
+"""Layers that predict further tokens (MTP), which checkpoints ship. They are used for drafts where that is asked."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-FOR_DRAFTS = "layers that predict further tokens (MTP), which are not used"
+from ..errors import ModelError
 
+_FOR_DRAFTS = "layers that predict further tokens (MTP)"
 _MTP = re.compile(r"(?:model\.|language_model\.)*mtp\.")
 _LAYER = re.compile(r"(.*\.layers\.)(\d{1,6})\.")
 
@@ -20,3 +21,19 @@ def draft_tensors(names: Iterable[str], layers: str, num_layers: int) -> list[st
         return behind or _MTP.match(name) is not None
 
     return [name for name in names if is_for_drafts(name)]
+
+
+def not_loaded(count: int, *, usable: bool) -> str:
+    """In words, that so many tensors of such layers are left out, and what would use them if they are `usable`."""
+    if not usable:
+        return f"not loaded are {count} tensors of {_FOR_DRAFTS}, which are not used"
+    use = '--speculative-config \'{"method": "mtp"}\' guesses with them'
+    return f"not loaded are {count} tensors of {_FOR_DRAFTS}; {use}"
+
+
+def no_mtp(where: str) -> ModelError:
+    """The error for a checkpoint without the layer that is asked for."""
+    return ModelError(
+        f"--speculative-config: {where} has no layer that predicts further tokens (MTP); take a checkpoint that has "
+        'it, or {"method": "ngram"}'
+    )

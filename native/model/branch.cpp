@@ -24,6 +24,10 @@ void Branch::each_row(Worker& worker, int rows, Body&& body) const {
   context_.profile.end(worker, Phase::kNorm);
 }
 
+void Branch::remember(Worker& worker, const Step& step, const float* x) const {
+  mixer_->remember(worker, step, {x, size_t(width_), static_cast<int>(step.token_ids.size()), nullptr, norm_});
+}
+
 void Branch::run(Worker& worker, const Step& step, const float* x, float* y, float scale) const {
   const int size = width_, tokens = static_cast<int>(step.token_ids.size());
   const Kernels& kernels = context_.kernels;

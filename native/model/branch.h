@@ -20,6 +20,8 @@ class Branch {
   // Adds scale * the branch of `x` [tokens, width] to `y` [tokens, width], with a barrier behind it. They may be the same
   // rows. A sum factor, norm and scale are applied to `y`.
   void run(Worker& worker, const Step& step, const float* x, float* y, float scale = 1) const;
+  // Only what `run` of `x` writes to the KV cache.
+  void remember(Worker& worker, const Step& step, const float* x) const;
 
  private:
   template <typename Body>

@@ -52,6 +52,14 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   if (!plan_.head.tied) weights_.add_linear("head", untied_head_, vocab, embedding.size, false);
   if (plan_.head.bias) weights_.add_bias("head", plan_.head.tied ? embed_ : untied_head_);
 
+  if (plan_.mtp) {
+    require(!projects() && !streams_ && !embedding.per_layer && !embedding.norm && !embedding.num_positions,
+            "a layer that predicts tokens needs the embedding of tokens alone");
+    mtp_.emplace(*plan_.mtp, context_, [this](Worker& worker, const Step& step, int64_t token, float* row) {
+      embed_token(worker, step, token, row);
+    });
+  }
+
   const Ownership& ownership = pool_->ownership();
   weights_.place(ownership);
   gemms_.allocate(weights_.matrices());
@@ -61,6 +69,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
   require(shape_.max_guesses >= 0, "there cannot be less than no guess");
   states_.allocate(shape_.num_states, shape_.max_guesses);
+  if (mtp_) mtp_->allocate(shape_.max_num_seqs);
   attention_.ropes.allocate(shape_.max_num_batched_tokens);
   for (size_t group = 0; group < blocks.size(); ++group) {
     attention_.caches.emplace_back(attention_.heads[group], cache_type, blocks[group], ownership);
@@ -68,7 +77,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
 }
 
-void Executor::check(const Step& step) const {
+void Executor::check(const Step& step, bool with_states) const {
   const size_t tokens = step.token_ids.size(), sequences = step.context_len.size(), rows = step.logits_rows.size();
   if (tokens == 0 || tokens > size_t(shape_.max_num_batched_tokens)) {
     fail("a step takes 1 to " + std::to_string(shape_.max_num_batched_tokens) + " tokens, got " + std::to_string(tokens));
@@ -90,7 +99,7 @@ void Executor::check(const Step& step) const {
       require(step.positions[t] == context - (end - t), "positions must ascend by one up to context_len - 1");
     }
   }
-  states_.check(step);
+  if (with_states) states_.check(step);
   require(step.adapters.empty() || step.adapters.size() == sequences, "every sequence needs the number of an adapter, or -1");
   for (size_t r = 0; r < rows; ++r) {
     require(step.logits_rows[r] >= 0 && step.logits_rows[r] < static_cast<int>(tokens),
@@ -114,6 +123,7 @@ void Executor::step(const Step& step, const std::function<void()>& before_sampli
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
   attention_.tasks.build(step.query_start, step.context_len, step.block_tables);
   states_.begin(step);
+  if (mtp_) mtp_->begin(step);
   const bool pause = before_sampling && !step.logits_rows.empty();
   pool_->run([&](Worker& worker) {
     profile_.begin(worker);
@@ -134,12 +144,39 @@ void Executor::forward(Worker& worker, const Step& step) {
   if (streams_) streams_->widen(worker, embedded(), static_cast<int>(step.token_ids.size()), hidden());
   profile_.end(worker, Phase::kEmbed);
   for (const Branch& branch : branches_) branch.run(worker, step, hidden(), hidden());
+  if (mtp_) mtp_->remember(worker, step, hidden(), final_norm_);
   if (!step.logits_rows.empty()) logits(worker, step, 0);
+}
+
+void Executor::predict(const Step& step, std::span<const int> from) {
+  require(mtp_.has_value(), "this model has no layer that predicts tokens");
+  const size_t tokens = step.token_ids.size();
+  require(tokens == step.context_len.size() && tokens == step.logits_rows.size() && tokens <= size_t(shape_.max_num_seqs),
+          "one token of each sequence can be predicted behind, and not of more sequences than run");
+  check(step, false);
+  adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
+  attention_.tasks.build(step.query_start, step.context_len, step.block_tables);
+  mtp_->begin_prediction(step, from);
+  pool_->run([&](Worker& worker) {
+    profile_.begin(worker);
+    const float* predicted = mtp_->predict(worker, step);
+    head(worker, {predicted, size_t(plan_.hidden_size), static_cast<int>(tokens), step.logits_rows.data(), {}, 0});
+    sample(worker, step);
+  });
 }
 
 void Executor::look_up(const Linear& linear, int row, float* out) const {
   const Linear::Slice& slice = linear.slice_of(row);
   kernels_.unpack_row(linear.format, slice.weight, linear.k, row - slice.panels.begin * kPanel, out);
+}
+
+void Executor::embed_token(const Worker& worker, const Step& step, int64_t token, float* row) const {
+  const EmbeddingPlan& embedding = plan_.embedding;
+  const int id = step.token_ids[token];
+  const Adapter* const adapter = adapters_.of_token(token);
+  if (!adapter || !adapter->look_up(id, row)) look_up(embed_, id, row);
+  if (adapter) adapter->add_embedding(kernels_, id, row, reinterpret_cast<float*>(workspace_.scratch(worker)));
+  if (embedding.scale != 1) std::transform(row, row + embedding.size, row, [&](float x) { return x * embedding.scale; });
 }
 
 void Executor::embed(Worker& worker, const Step& step) {
@@ -148,13 +185,7 @@ void Executor::embed(Worker& worker, const Step& step) {
   float* rows = projects() ? workspace_.rows(projected_) : embedded();
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      float* row = rows + t * embedding.size;
-      const Adapter* const adapter = adapters_.of_token(t);
-      if (!adapter || !adapter->look_up(step.token_ids[t], row)) look_up(embed_, step.token_ids[t], row);
-      if (adapter) {
-        adapter->add_embedding(kernels_, step.token_ids[t], row, reinterpret_cast<float*>(workspace_.scratch(worker)));
-      }
-      if (embedding.scale != 1) std::transform(row, row + embedding.size, row, [&](float x) { return x * embedding.scale; });
+      embed_token(worker, step, t, rows + t * embedding.size);
       attention_.ropes.compute(static_cast<int>(t), step.positions[t]);
     }
   });
@@ -210,13 +241,17 @@ void Executor::logits(Worker& worker, const Step& step, size_t first) {
     gemms_.run(worker, project_out_, last, {Epilogue::kStore, projected, size});
     last = {projected, size, rows, nullptr, {}, turn};
   }
+  head(worker, last);
+}
+
+void Executor::head(Worker& worker, const Rows& rows) {
   Output output{Epilogue::kStore, logits_row(0), size_t(plan_.vocab_size)};
   output.scale = 1 / plan_.head.divisor;
   output.softcap = plan_.head.softcap;
   const Linear& head = plan_.head.tied ? embed_ : untied_head_;
-  const int own = adapters_.rows_with_own_head(turn);
-  if (own < rows) gemms_.run(worker, head, last, output);
-  if (own > 0) adapters_.own_logits(worker, head, last, output);
+  const int own = adapters_.rows_with_own_head(rows.turn);
+  if (own < rows.count) gemms_.run(worker, head, rows, output);
+  if (own > 0) adapters_.own_logits(worker, head, rows, output);
   profile_.end(worker, Phase::kHead);
 }
 
@@ -260,6 +295,7 @@ size_t Executor::cache_bytes() const {
 void Executor::copy_blocks(std::span<const int32_t> pairs, int group) {
   require(group >= 0 && size_t(group) < shape_.num_blocks.size(), "there is no such cache group");
   for (const int32_t block : pairs) check_block(block, group);
+  if (mtp_) mtp_->copy_blocks(pairs);
   pool_->run([&](Worker& worker) {
     worker.share_in_group(static_cast<int64_t>(pairs.size() / 2), 1, [&](int64_t i, int64_t) {
       attention_.caches[group].copy_block(worker.group(), pairs[2 * i], pairs[2 * i + 1]);

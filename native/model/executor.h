@@ -10,6 +10,7 @@
 
 #include "model/branch.h"
 #include "model/context.h"
+#include "model/mtp.h"
 #include "model/plan.h"
 #include "model/sampler.h"
 #include "model/step.h"
@@ -59,6 +60,12 @@ class Executor {
   // then. `before_sampling`, if given, is called on this thread when the logits are computed. It waits for the masks,
   // which may be written until then. What it throws is passed on.
   void step(const Step& step, const std::function<void()>& before_sampling = {});
+  // Samples what the layer that predicts further tokens says behind the one token that each sequence of the step has: see
+  // Mtp::begin_prediction. The step's rows are its tokens. Throws std::invalid_argument as `step` does.
+  void predict(const Step& step, std::span<const int> from);
+  bool has_mtp() const { return mtp_.has_value(); }
+  // Whether it knows what the model left of the token before the sequence's first one.
+  bool can_predict(const Step& step, int sequence) const { return mtp_->knows(step, sequence); }
   // Throws std::invalid_argument unless `context` tokens of a sequence fit the model and the step's block tables.
   void check_room(const Step& step, int sequence, int context) const;
   void copy_blocks(std::span<const int32_t> pairs, int group = 0);  // of a cache group
@@ -86,16 +93,20 @@ class Executor {
   const Kernels& kernels() const { return kernels_; }
 
  private:
-  void check(const Step& step) const;
+  void check(const Step& step, bool with_states = true) const;
   void check_block(int block, size_t group) const;
   void check_whole_blocks(std::span<const int32_t> blocks, size_t num_bytes) const;
   void forward(Worker& worker, const Step& step);
   void look_up(const Linear& linear, int row, float* out) const;
+  // A token's row of the embedding, with what its adapter adds.
+  void embed_token(const Worker& worker, const Step& step, int64_t token, float* row) const;
   void embed(Worker& worker, const Step& step);
   // What each layer is told of the tokens, in models with per-layer embeddings.
   void tell_layers(Worker& worker, const Step& step);
   // For the rows from `first` on, as many as there is room for.
   void logits(Worker& worker, const Step& step, size_t first);
+  // Of rows as the head takes them.
+  void head(Worker& worker, const Rows& rows);
   // Samples all rows. `forward` has computed the logits of the first ones.
   void sample(Worker& worker, const Step& step);
 
@@ -126,6 +137,7 @@ class Executor {
   Norm embedding_norm_, final_norm_, per_layer_norm_;
   std::optional<Streams> streams_;
   std::deque<Branch> branches_;  // of all layers, in order
+  std::optional<Mtp> mtp_;
 
   Buffer<float> hidden_;     // [T, hidden]: the residual stream; or all streams in a row
   Buffer<float> embedded_;   // [T, hidden], if there are streams: before them, and behind them

@@ -64,8 +64,18 @@ void check(const Executor& executor, const Step& known, const Guesses& wanted) {
   const size_t sequences = known.context_len.size();
   require(wanted.counts.size() == sequences, "every sequence needs a number of guesses");
   require(known.query_start.size() == sequences + 1, "query_start must have one entry more than context_len");
-  require(known.block_tables.size() == 1 && known.adapters.empty() && known.state_slots.empty(),
-          "guesses need one cache group, no recurrent layers and no adapters");
+  require(known.block_tables.size() == 1 && known.state_slots.empty(), "guesses need one cache group, and no recurrent layers");
+  if (executor.has_mtp()) {
+    require(known.token_ids.size() == sequences && known.positions.size() == sequences,
+            "a layer that predicts takes one token of each sequence");
+    require(known.adapters.empty() || known.adapters.size() == sequences, "every sequence needs the number of an adapter, or -1");
+    for (size_t s = 0; s < sequences; ++s) {
+      require(known.query_start[s] == static_cast<int>(s) && known.positions[s] == known.context_len[s] - 1 && known.positions[s] >= 0,
+              "a layer that predicts takes one token of each sequence");
+    }
+  } else {
+    require(known.adapters.empty(), "a draft model has no adapters");
+  }
   require(wanted.tokens.size() >= sequences * wanted.stride, "there is no room for the guesses");
   size_t row = 0;
   for (size_t s = 0; s < sequences; ++s) {
@@ -88,28 +98,72 @@ void check(const Executor& executor, const Step& known, const Guesses& wanted) {
           "bias_start must ascend from 0 to the number of values");
 }
 
+// A step with one token of some of a step's sequences each.
+class OneEach {
+ public:
+  explicit OneEach(const Step& known) : known_(known), stride_(static_cast<size_t>(known.block_tables[0].stride)) {}
+
+  // Of `token_ids`, `offset` tokens behind the known ones. The rows are all tokens.
+  Step step(std::span<const int> sequences, std::vector<int32_t> token_ids, int offset) {
+    const size_t count = sequences.size();
+    token_ids_ = std::move(token_ids);
+    positions_.resize(count), context_len_.resize(count), query_start_.resize(count + 1), tables_.resize(count * stride_);
+    adapters_.clear();
+    for (size_t j = 0; j < count; ++j) {
+      const int s = sequences[j];
+      positions_[j] = known_.context_len[s] - 1 + offset;
+      context_len_[j] = positions_[j] + 1;
+      query_start_[j + 1] = static_cast<int32_t>(j + 1);
+      std::copy_n(known_.block_tables[0].of(s), (context_len_[j] + kBlockTokens - 1) / kBlockTokens,
+                  tables_.begin() + j * stride_);
+      if (!known_.adapters.empty()) adapters_.push_back(known_.adapters[s]);
+    }
+    last_.assign(query_start_.begin(), query_start_.end() - 1);
+    Step step = known_;
+    step.token_ids = token_ids_, step.positions = positions_, step.query_start = query_start_;
+    step.context_len = context_len_, step.logits_rows = last_, step.adapters = adapters_;
+    step.block_tables[0] = {tables_.data(), static_cast<int64_t>(stride_)};
+    return step;
+  }
+
+ private:
+  const Step& known_;
+  const size_t stride_;
+  std::vector<int32_t> token_ids_, positions_, query_start_, context_len_, tables_, last_, adapters_;
+};
+
 }  // namespace
 
 void guess(Executor& executor, const Step& known, const Guesses& wanted) {
   check(executor, known, wanted);
   std::fill(wanted.tokens.begin(), wanted.tokens.end(), -1);
   const float least = wanted.least_probability > 0 ? std::log(wanted.least_probability) : 0;
-  const bool stops_early = wanted.least_probability > 0;
+  const bool stops_early = wanted.least_probability > 0, predicts = executor.has_mtp();
   std::vector<int> sequences, rows;  // that go on; `rows` are those of `known`
+  std::vector<int32_t> token_ids;
+  int num_rows = 0;
   for (size_t s = 0; s < wanted.counts.size(); ++s) {
     if (wanted.counts[s] == 0) continue;
-    rows.push_back(static_cast<int>(rows.size()));
-    sequences.push_back(static_cast<int>(s));
+    const int row = num_rows++, sequence = static_cast<int>(s);
+    if (predicts && !executor.can_predict(known, sequence)) continue;
+    rows.push_back(row), sequences.push_back(sequence);
+    if (predicts) token_ids.push_back(known.token_ids[s]);
   }
-  std::vector<float> logprobs(rows.size());  // of all guesses of a row of `known` so far
-  Step step = known;
-  std::vector<int32_t> token_ids, positions, query_start, context_len, tables, last;
+  if (predicts && rows.empty()) return;
+  std::vector<float> logprobs(num_rows);  // of all guesses of a row of `known` so far
+  OneEach next(known);
+  Step step = predicts ? next.step(sequences, std::move(token_ids), 0) : known;
+  std::vector<int> from;  // the rows that were predicted last, of those that go on
   for (int i = 0;; ++i) {
     GuessedRows sampled(known.sampling, rows, i, stops_early);
     step.sampling = sampled.sampling();
-    executor.step(step);
+    if (predicts) {
+      executor.predict(step, from);
+    } else {
+      executor.step(step);
+    }
     std::vector<int> next_sequences, next_rows;
-    token_ids.clear();
+    token_ids.clear(), from.clear();
     for (size_t j = 0; j < rows.size(); ++j) {
       const int s = sequences[j], row = rows[j];
       const int32_t token = sampled.tokens()[j];
@@ -121,23 +175,11 @@ void guess(Executor& executor, const Step& known, const Guesses& wanted) {
       wanted.tokens[s * wanted.stride + i] = token;
       if (is_unsure || i + 1 >= wanted.counts[s]) continue;
       next_sequences.push_back(s), next_rows.push_back(row), token_ids.push_back(token);
+      from.push_back(static_cast<int>(j));
     }
     if (next_rows.empty()) return;
     sequences = std::move(next_sequences), rows = std::move(next_rows);
-    const size_t count = rows.size();
-    const auto stride = static_cast<size_t>(known.block_tables[0].stride);
-    positions.resize(count), context_len.resize(count), query_start.resize(count + 1), tables.resize(count * stride);
-    for (size_t j = 0; j < count; ++j) {
-      positions[j] = known.context_len[sequences[j]] + i;
-      context_len[j] = positions[j] + 1;
-      query_start[j + 1] = static_cast<int32_t>(j + 1);
-      std::copy_n(known.block_tables[0].of(sequences[j]), (context_len[j] + kBlockTokens - 1) / kBlockTokens,
-                  tables.begin() + j * stride);
-    }
-    last.assign(query_start.begin(), query_start.end() - 1);
-    step.token_ids = token_ids, step.positions = positions, step.query_start = query_start;
-    step.context_len = context_len, step.logits_rows = last;
-    step.block_tables[0] = {tables.data(), static_cast<int64_t>(stride)};
+    step = next.step(sequences, token_ids, i + 1);
   }
 }
 

@@ -1,4 +1,5 @@
-// Guesses of the tokens that follow: steps one after the other, each of which runs what the one before has sampled.
+// Guesses of the tokens that follow: steps one after the other, each of which runs what the one before has sampled. They
+// are those of a small model; or, of a model that has a layer for it, that layer's predictions.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,8 @@ struct Guesses {
 // Runs the tokens of `known`, whose rows are the last tokens of the sequences that want guesses, in their order. Then
 // samples guess after guess with the row's own parameters, at the position of each. They are written to the cache, but
 // for the last one of each sequence. Biases are those of the first guess.
+// A layer that predicts takes the last tokens alone, one of each sequence. Where it does not know what the model left of
+// the token before, there is no guess. Its sequences may have adapters.
 // Throws std::invalid_argument for arrays that do not fit, or if a sequence has no room for its guesses.
 void guess(Executor& executor, const Step& known, const Guesses& wanted);
 

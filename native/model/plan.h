@@ -217,6 +217,14 @@ struct StreamsPlan {
 // By the name of a tensor: which of the model's inputs each of the matrix' inputs is.
 using InputOrders = std::map<std::string, std::vector<int32_t>>;
 
+// A layer that predicts the token after the next one, for drafts of so many guesses: see engine/models/spec/mtp.py.
+struct MtpPlan {
+  NormPlan embedding_norm, hidden_norm;
+  std::vector<BranchPlan> layer;
+  NormPlan final_norm;
+  int num_guesses = 0;
+};
+
 struct DecoderPlan {
   int vocab_size = 0, hidden_size = 0, max_positions = 0;
   EmbeddingPlan embedding;
@@ -224,6 +232,7 @@ struct DecoderPlan {
   std::optional<NormPlan> final_norm;
   HeadPlan head;
   std::optional<StreamsPlan> streams = {};
+  std::optional<MtpPlan> mtp = {};
   std::map<std::string, WeightFormat> formats;  // how each matrix is to be stored, by the name of its tensor
   InputOrders input_orders;  // of matrices whose inputs are not in the model's order
 };

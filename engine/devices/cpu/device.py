@@ -82,6 +82,7 @@ class CpuDevice:
     has_own_memory = False
     quantizes = True
     has_lora = True
+    has_mtp = True
 
     def __init__(
         self, options: CpuOptions | None = None, parallel: ParallelOptions | None = None, *, isa: str = "auto"
@@ -180,7 +181,13 @@ class CpuDevice:
         _report_unpacked(unpacked, reason, self._options.cache_dir)
         try:
             native = _native.Executor(
-                lower(spec, formats, options.max_model_len, unpacked_experts=bool(unpacked)),
+                lower(
+                    spec,
+                    formats,
+                    options.max_model_len,
+                    unpacked_experts=bool(unpacked),
+                    mtp_guesses=options.mtp_guesses,
+                ),
                 self.isa,
                 options.cache_dtype,
                 [group.num_blocks + 1 for group in limits.groups],  # with the padding block

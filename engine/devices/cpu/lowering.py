@@ -97,11 +97,17 @@ def small_float_group(group_size: int, inputs: int) -> int | None:
 
 
 def lower(
-    spec: DecoderSpec, formats: Formats, max_positions: int, *, unpacked_experts: bool = False
+    spec: DecoderSpec,
+    formats: Formats,
+    max_positions: int,
+    *,
+    unpacked_experts: bool = False,
+    mtp_guesses: int = 0,
 ) -> _native.DecoderPlan:
     """The plan of a model that serves contexts of `max_positions` tokens, with routed experts packed or as they lie.
 
-    Raises DeviceError for a kind of mixer that the CPU device does not have, and ValueError for an unknown format.
+    An `mtp` layer makes drafts of at most `mtp_guesses`. Raises DeviceError for a kind of mixer that the CPU device
+    does not have, and ValueError for an unknown format.
     """
     plan = _native.DecoderPlan()
     plan.vocab_size, plan.hidden_size, plan.max_positions = spec.vocab_size, spec.hidden_size, max_positions
@@ -117,6 +123,14 @@ def lower(
     around = _Surroundings(spec, unpacked_experts)
     plan.layers = [[_branch(branch, around) for branch in layer] for layer in spec.layers]
     plan.final_norm = _norm(spec.final_norm)
+    if (mtp := spec.mtp) is not None:
+        plan.mtp = _native.MtpPlan(
+            _norm_plan(mtp.embedding_norm),
+            _norm_plan(mtp.hidden_norm),
+            [_branch(branch, around) for branch in mtp.layer],
+            _norm_plan(mtp.final_norm),
+            mtp_guesses,
+        )
     if spec.streams is not None:
         plan.streams = _native.StreamsPlan(spec.streams.count, spec.streams.least_square)
     plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0, head.bias)

@@ -101,7 +101,7 @@ def stacked(
     return TensorRef(name, transpose, rows, each, index=0)
 
 
-_EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)\.(gate|up|down)\.weight")
+_EXPERT = re.compile(r"(?:layers\.(\d+)|mtp\.layer)\.experts\.(\d+)\.(gate|up|down)\.weight")
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ class ExpertsTogether:
             return ()
         layer, expert, matrix = found.groups()
         rows = {"gate": (0, self.size), "up": (self.size, 2 * self.size)}.get(matrix)
-        module = f"{self.base}layers.{layer}.mlp.experts.{'gate_up' if rows else 'down'}_proj"
+        block = "mtp.layers.0" if layer is None else f"{self.base}layers.{layer}"
+        module = f"{block}.mlp.experts.{'gate_up' if rows else 'down'}_proj"
         turns = (True, False) if self.may_transpose else (False,)
         return tuple(TensorRef(module, transpose, rows, index=int(expert)) for transpose in turns)

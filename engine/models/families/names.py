@@ -45,6 +45,10 @@ class CheckpointNames:
         if name in self.top:
             return TensorRef(self.base + self.top[name])
         _, layer, rest = name.split(".", 2)
+        return self.of_layer(int(layer), rest, fused)
+
+    def of_layer(self, layer: int, rest: str, fused: Mapping[str, TensorRef] = _NONE) -> TensorRef:
+        """Where the weight that is called `rest` within a layer is of layer number `layer`."""
         expert = _EXPERT.match(rest)
         rest = _EXPERT.sub("experts.*.", rest)
         module, _, kind = rest.rpartition(".")

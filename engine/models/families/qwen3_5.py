@@ -13,18 +13,19 @@ from ..spec import BranchSpec, MixerSpec, NormSpec
 from ..tensor_ref import TensorRef
 from .hybrids import DELTA_NET_MODULES, conv_taps, gated_queries, qwen_attention, qwen_delta_net, qwen_layers
 from .listing import Listing
+from .mtp_parts import qwen_mtp
 from .names import PRE_NORMS, fused_rows, llama_names
 from .parts import decoder, gated_mlp
 
 _MULTIMODAL = "Qwen3_5ForConditionalGeneration"
 ARCHITECTURES = {
-    "Qwen3_5ForCausalLM": Listing("Qwen3.5 and 3.6, dense, without their MTP layer"),
-    _MULTIMODAL: Listing("Qwen3.5 and 3.6, dense: their text part, without the MTP layer"),
+    "Qwen3_5ForCausalLM": Listing("Qwen3.5 and 3.6, dense"),
+    _MULTIMODAL: Listing("Qwen3.5 and 3.6, dense: their text part"),
 }
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Qwen3.5. Of a multimodal model it is the language model; MTP layers of either are left out."""
+    """Qwen3.5, with the MTP layer that its checkpoints have. Of a multimodal model it is the language model."""
     if architecture == _MULTIMODAL:
         config = text_config(config)
     config = config.with_defaults(num_key_value_heads=4)
@@ -67,7 +68,12 @@ def described(
         "delta_a": "linear_attn.in_proj_a",
     }
     spec = decoder(config, family, layers, norm, rope.max_positions)
-    return llama_names(modules, base).describe(spec, refs)
+    names = llama_names(modules, base)
+    description = names.describe(spec, refs)
+    if config.raw("mtp_num_hidden_layers") == 0:
+        return description
+    layer = (BranchSpec(heads, norm), BranchSpec(mlps[-1], norm))
+    return replace(description, mtp=qwen_mtp(names, norm, layer, spec.hidden_size, refs))
 
 
 def text_config(config: ConfigReader) -> ConfigReader:

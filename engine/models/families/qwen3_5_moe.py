@@ -13,8 +13,8 @@ from .qwen3_5 import described, text_config
 
 _MULTIMODAL = "Qwen3_5MoeForConditionalGeneration"
 ARCHITECTURES = {
-    "Qwen3_5MoeForCausalLM": Listing("Qwen3.5 and 3.6, with experts, without their MTP layer"),
-    _MULTIMODAL: Listing("Qwen3.5 and 3.6, with experts: their text part, without the MTP layer"),
+    "Qwen3_5MoeForCausalLM": Listing("Qwen3.5 and 3.6, with experts"),
+    _MULTIMODAL: Listing("Qwen3.5 and 3.6, with experts: their text part"),
 }
 
 

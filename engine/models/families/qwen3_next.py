@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..spec import BranchSpec, DeltaNetSpec, MixerSpec, NormSpec
@@ -18,28 +20,32 @@ from .hybrids import (
     qwen_mlps,
 )
 from .listing import Listing
+from .mtp_parts import qwen_mtp
 from .names import llama_names
 from .parts import decoder
 
-ARCHITECTURES = {"Qwen3NextForCausalLM": Listing("Qwen3-Next, without its MTP layer")}
+ARCHITECTURES = {"Qwen3NextForCausalLM": Listing("Qwen3-Next")}
 
 _MODULES = {**EXPERT_NORMS, **SHARED_EXPERT_MODULES, **DELTA_NET_MODULES}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Qwen3-Next. MTP layers are left out."""
+    """Qwen3-Next, with the MTP layer that its checkpoints have."""
     config = config.with_defaults(num_key_value_heads=2)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6), unit_offset=True)
     heads, rope = qwen_attention(config, norm, max_model_len)
     net = qwen_delta_net(config)
     mixers: dict[str, MixerSpec] = {"full_attention": heads, "linear_attention": net}
+    mlps = qwen_mlps(config)
     layers = tuple(
         (BranchSpec(mixers[kind], norm), BranchSpec(mlp, norm))
-        for kind, mlp in zip(qwen_layers(config), qwen_mlps(config), strict=True)
+        for kind, mlp in zip(qwen_layers(config), mlps, strict=True)
     )
     names = llama_names(_MODULES)
     refs = {**gated_queries(heads), **_of_key_heads(net), "delta_conv": conv_taps("linear_attn.conv1d")}
-    return names.describe(decoder(config, "qwen3_next", layers, norm, rope.max_positions), refs)
+    spec = decoder(config, "qwen3_next", layers, norm, rope.max_positions)
+    mtp = qwen_mtp(names, norm, (BranchSpec(heads, norm), BranchSpec(mlps[-1], norm)), spec.hidden_size, refs)
+    return replace(names.describe(spec, refs), mtp=mtp)
 
 
 def _of_key_heads(net: DeltaNetSpec) -> dict[str, TensorRef]:

@@ -16,6 +16,7 @@ from .laurel import LaurelSpec
 from .layers import mixers
 from .mamba2 import Mamba2Spec
 from .mlp import Activation, MlpSpec
+from .mtp import MtpSpec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
 from .short_conv import ShortConvSpec
@@ -37,6 +38,7 @@ __all__ = [
     "Mamba2Spec",
     "MixerSpec",
     "MlpSpec",
+    "MtpSpec",
     "NormSpec",
     "ParallelSpec",
     "PerLayerEmbeddingSpec",

@@ -13,6 +13,7 @@ from .delta_net import DeltaNetSpec
 from .latent_attention import LatentAttentionSpec
 from .layers import mixers
 from .mamba2 import Mamba2Spec
+from .mtp import MtpSpec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
 from .shapes import Shapes, linear, under
@@ -60,7 +61,8 @@ class HeadSpec:
 class DecoderSpec:
     """A whole decoder. `max_positions` is the longest context, in tokens, that the weights and tables allow.
 
-    With `streams` a token has several rows between embedding and head, which AltUpSpecs compute with.
+    With `streams` a token has several rows between embedding and head, which AltUpSpecs compute with. An `mtp` layer
+    guesses tokens; no other layer reads what it gives.
 
     Raises ValueError for layers that read what no earlier layer has.
     """
@@ -74,6 +76,7 @@ class DecoderSpec:
     final_norm: NormSpec | None
     head: HeadSpec
     streams: StreamsSpec | None = None
+    mtp: MtpSpec | None = None
 
     def __post_init__(self) -> None:
         per_layer = self.embedding.per_layer
@@ -114,9 +117,14 @@ class DecoderSpec:
         """What a token gives to the recurrent mixers: whoever keeps it can compute their states again."""
         return _STATE_BYTES * sum(mixer.state_inputs for mixer in self.recurrences())
 
+    @property
+    def all_layers(self) -> tuple[LayerSpec, ...]:
+        """The layers, and behind them the one that predicts tokens, if there is one."""
+        return self.layers if self.mtp is None else (*self.layers, self.mtp.layer)
+
     def caches(self) -> Iterator[KvShape]:
         """What a token leaves in the KV cache, layer by layer. Layers that read another's K and V have none."""
-        for layer in self.layers:
+        for layer in self.all_layers:
             for mixer in mixers(layer):
                 if isinstance(mixer, AttentionSpec | LatentAttentionSpec) and mixer.cached is not None:
                     yield mixer.cached
@@ -156,4 +164,6 @@ def tensor_shapes(spec: DecoderSpec) -> Shapes:
         shapes["head.weight"] = (spec.vocab_size, embedding.size)
     if spec.head.bias:
         shapes["head.bias"] = (spec.vocab_size,)
+    if spec.mtp is not None:
+        shapes |= under("mtp", spec.mtp.shapes(hidden))
     return shapes

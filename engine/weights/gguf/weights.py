@@ -19,7 +19,7 @@ from ...models import ModelDescription
 from ...models.spec import tensor_shapes
 from ...models.tensor_ref import TensorRef
 from ..block_types import dequantize
-from ..drafts import FOR_DRAFTS
+from ..drafts import not_loaded
 from ..dtypes import STORAGE, DType
 from ..quantization import TensorFormat, stored_as_blocks
 from ..taking import rows_of, take_blocks
@@ -48,6 +48,11 @@ class GgufWeights:
         config: Mapping[str, Any],
         description: ModelDescription,
     ) -> None:
+        if description.spec.mtp is not None:
+            raise ModelError(
+                "--speculative-config: the layers of .gguf files that predict further tokens (MTP) are not used; take "
+                'the model as safetensors, or {"method": "ngram"}'
+            )
         self._architecture = architecture
         self._places: dict[str, tuple[GgufTensor, TensorRef]] = {}
         count: Counter[DType] = Counter()
@@ -71,7 +76,7 @@ class GgufWeights:
         used = {stored.name for stored, _ in self._places.values()} | CONFIG_TENSORS
         drafts = {name for name in tensors.keys() - used if _is_for_drafts(name, config)}
         if drafts:
-            logger.info("not loaded are %d tensors of %s", len(drafts), FOR_DRAFTS)
+            logger.info("%s", not_loaded(len(drafts), usable=False))
         left = tensors.keys() - used - drafts
         if unknown := sorted(name for name in left if not _is_unused(architecture, name, config)):
             raise ModelError(

@@ -80,6 +80,19 @@ void Attention::run(Worker& worker, const Step& step, const Rows& input, const O
   context_.profile.end(worker, Phase::kOut);
 }
 
+void Attention::remember(Worker& worker, const Step& step, const Rows& input) const {
+  const AttentionState& state = context_.attention;
+  context_.gemms.run(worker, qkv_, input, {Epilogue::kStore, qkv(0), qkv_rows_.stride});
+  context_.profile.end(worker, Phase::kQkv);
+  if (plan_.qk_norm && plan_.qk_norm_over == QkNormOver::kWhole) normalize_whole(worker, input.count);
+  const Range own = cache().heads(worker.group(), layer_);
+  worker.share_in_group(own.size() && !shares() ? state.tasks.count() : 0, 1, [&](int64_t i, int64_t) {
+    const AttentionTask& task = state.tasks.task(static_cast<int>(i));
+    for (int t = 0; t < task.num_tokens; ++t) store(worker, step, task, task.token_begin + t, own);
+  });
+  context_.profile.end(worker, Phase::kRope);
+}
+
 // Runs before the heads are divided among workers, because each head then changes its own part of the row.
 void Attention::normalize_whole(Worker& worker, int tokens) const {
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {

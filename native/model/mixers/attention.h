@@ -9,6 +9,7 @@ class Attention final : public Mixer {
  public:
   Attention(const AttentionPlan& plan, const std::string& prefix, Context& context);
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
+  void remember(Worker& worker, const Step& step, const Rows& input) const override;
 
  private:
   bool shares() const { return plan_.shared_layer >= 0; }

@@ -62,6 +62,20 @@ LatentAttention::LatentAttention(const LatentAttentionPlan& plan, const std::str
 void LatentAttention::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
   const Gemms& gemms = context_.gemms;
   const int tokens = input.count, heads = plan_.num_heads, rank = plan_.kv_rank;
+  remember(worker, step, input);
+  attend(worker, step);
+  context_.profile.end(worker, Phase::kAttention);
+  const HeadLayout to_values{heads, plan_.value_dim, size_t(rank), size_t(plan_.value_dim)};
+  gemms.run_heads(worker, v_up_, to_values, {row(wide_rows_, 0), wide_rows_.stride, tokens},
+                  {Epilogue::kStore, row(q_rows_, 0), q_rows_.stride});
+  gemms.run(worker, out_, {row(q_rows_, 0), q_rows_.stride, tokens}, output);
+  context_.profile.end(worker, Phase::kOut);
+}
+
+// Beside the latents it prepares the queries, which are few beside the rest of a layer.
+void LatentAttention::remember(Worker& worker, const Step& step, const Rows& input) const {
+  const Gemms& gemms = context_.gemms;
+  const int tokens = input.count, heads = plan_.num_heads, rank = plan_.kv_rank;
   gemms.run(worker, in_, input, {Epilogue::kStore, row(in_rows_, 0), in_rows_.stride});
   if (plan_.q_rank) {
     gemms.run(worker, q_up_, {row(in_rows_, 0), in_rows_.stride, tokens, nullptr, q_norm_},
@@ -75,13 +89,6 @@ void LatentAttention::run(Worker& worker, const Step& step, const Rows& input, c
   arrange(worker, tokens);
   store(worker, step);
   context_.profile.end(worker, Phase::kRope);
-  attend(worker, step);
-  context_.profile.end(worker, Phase::kAttention);
-  const HeadLayout to_values{heads, plan_.value_dim, size_t(rank), size_t(plan_.value_dim)};
-  gemms.run_heads(worker, v_up_, to_values, {row(wide_rows_, 0), wide_rows_.stride, tokens},
-                  {Epilogue::kStore, row(q_rows_, 0), q_rows_.stride});
-  gemms.run(worker, out_, {row(q_rows_, 0), q_rows_.stride, tokens}, output);
-  context_.profile.end(worker, Phase::kOut);
 }
 
 void LatentAttention::arrange(Worker& worker, int tokens) const {

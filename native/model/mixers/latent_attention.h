@@ -10,6 +10,7 @@ class LatentAttention final : public Mixer {
  public:
   LatentAttention(const LatentAttentionPlan& plan, const std::string& prefix, Context& context);
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
+  void remember(Worker& worker, const Step& step, const Rows& input) const override;
 
  private:
   const KvCache& cache() const { return context_.attention.caches[plan_.cache_group]; }

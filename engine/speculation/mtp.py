@@ -1,0 +1,100 @@
+"""MtpDrafter: a model's own layer for it guesses what the model will sample (multi-token prediction, MTP).
+
+The layer reads what the model's steps left, so it has nothing to catch up with: its K and V lie in the model's blocks,
+and each step writes them. See https://arxiv.org/abs/2412.19437, 2.2.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from ..devices.base import DraftExecutor
+from ..devices.batch import StepBatch
+from ..scheduling.drafter import StepPrices
+from ..scheduling.sequence import Sequence
+from .draft_worth import DraftWorth
+from .guess_rows import GuessRows, first_tables
+
+
+class MtpDrafter:
+    """Guesses at most `num_tokens` for each sequence, of all sequences in one call of the model's executor."""
+
+    def __init__(
+        self,
+        executor: DraftExecutor,
+        num_tokens: int,
+        *,
+        most_context: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Nothing is guessed behind `most_context` tokens. `clock` gives seconds."""
+        self._executor = executor
+        self._num_tokens = num_tokens
+        self._most_context = most_context
+        self._most_sequences = executor.limits.max_num_seqs
+        self._has_adapters = executor.limits.max_loras > 0
+        self._clock = clock
+        self._worth = DraftWorth(num_tokens)
+        self._rows = GuessRows()
+
+    def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
+        """How many guesses each of these sequences may get, as far as that pays; those with none are left out."""
+        rooms = {s: room for s in sequences[: self._most_sequences] if (room := self._room(s)) > 0}
+        return self._worth.choose(rooms, prices)[0]
+
+    def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> tuple[dict[Sequence, list[int]], float]:
+        """Guesses for sequences of the plan, which have blocks for them, and the time they took in milliseconds."""
+        if not counts:
+            return {}, 0.0
+        sequences = [*counts]
+        batch = self._batch(sequences)
+        least = self._worth.costs.least_probability(len(sequences), prices)
+        started = self._clock()
+        guesses = self._executor.guess(batch, np.array([*counts.values()], np.int32), least)
+        elapsed_ms = (self._clock() - started) * 1e3
+        guessed = {}
+        for sequence, row in zip(sequences, guesses.tolist(), strict=True):
+            if -1 in row:
+                del row[row.index(-1) :]
+            guessed[sequence] = row
+            if not row:
+                self._worth.learn(sequence, 0, 0)
+        self._worth.costs.observe([len(row) for row in guessed.values()], 0, elapsed_ms)
+        return guessed, elapsed_ms
+
+    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
+        """Hear what became of a sequence's guesses."""
+        self._worth.learn(sequence, num_guesses, num_right)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Forget a sequence."""
+        self._worth.ended(sequence)
+
+    def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
+        """Copy KV blocks now, which the next step will copy too: guesses are made before it."""
+        self._executor.copy_blocks(np.array(pairs, np.int32))
+
+    def _room(self, sequence: Sequence) -> int:
+        """The most guesses of a sequence: the token after them is sampled without one."""
+        longest = min(sequence.max_length - 1, self._most_context)
+        return min(self._num_tokens, longest - sequence.num_tokens)
+
+    def _batch(self, sequences: list[Sequence]) -> StepBatch:
+        """The last token of each sequence, and the row after it."""
+        context_len = np.array([s.num_tokens for s in sequences], np.int32)
+        starts = np.arange(len(sequences) + 1, dtype=np.int32)
+        has_adapters = self._has_adapters and any(s.adapter >= 0 for s in sequences)
+        return StepBatch(
+            token_ids=np.array([s.last_token for s in sequences], np.int32),
+            positions=context_len - 1,
+            query_start=starts,
+            context_len=context_len,
+            block_tables=first_tables(sequences),
+            logits_rows=starts[:-1],
+            sampling=self._rows.sampling(sequences, context_len),
+            adapters=np.array([s.adapter for s in sequences], np.int32) if has_adapters else None,
+        )

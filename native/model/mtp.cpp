@@ -1,0 +1,119 @@
+#include "model/mtp.h"
+
+#include <algorithm>
+
+#include "model/require.h"
+
+namespace tidewheel {
+
+Mtp::Mtp(const MtpPlan& plan, Context& context, Embed embed)
+    : context_(context), embed_(std::move(embed)), num_rows_(1 + plan.num_guesses) {
+  require(context.attention.heads.size() == 1, "a layer that predicts tokens needs a cache of one group");
+  require(plan.num_guesses > 0, "there must be at least one guess");
+  require(!plan.layer.empty() && (std::holds_alternative<AttentionPlan>(plan.layer[0].mixer) ||
+                                  std::holds_alternative<LatentAttentionPlan>(plan.layer[0].mixer)),
+          "a layer that predicts tokens begins with attention");
+  const int size = context.hidden_size;
+  Weights& weights = context.weights;
+  weights.add_norm("mtp.embedding_norm", embedding_norm_, plan.embedding_norm, size);
+  weights.add_norm("mtp.hidden_norm", hidden_norm_, plan.hidden_norm, size);
+  weights.add_linear("mtp.project", project_, size, 2 * size, false);
+  // It runs when the model's layers are done, in their memory.
+  const Workspace::Turn turn(context.workspace);
+  hidden_ = context.workspace.add<float>(size);
+  {
+    const Workspace::Turn before_layer(context.workspace);
+    inputs_ = context.workspace.add<float>(2 * size);
+  }
+  for (const BranchPlan& branch : plan.layer) branches_.emplace_back(branch, "mtp.layer.", context);
+  weights.add_norm("mtp.final_norm", final_norm_, plan.final_norm, size);
+}
+
+void Mtp::allocate(int max_sequences) {
+  rows_.allocate(max_sequences, num_rows_, context_.hidden_size);
+  predicted_ = Arena(size_t(max_sequences) * context_.hidden_size * sizeof(float));
+}
+
+void Mtp::begin(const Step& step) {
+  before_.assign(step.token_ids.size(), {});
+  unknown_.clear();
+  for (int s = 0; s < static_cast<int>(step.context_len.size()); ++s) {
+    const int first = step.query_start[s];
+    const float* row = rows_.before(step, s);
+    before_[first] = {row, row != nullptr};
+    if (!row) unknown_.push_back(first);
+  }
+  rows_.begin(step);
+}
+
+void Mtp::begin_prediction(const Step& step, std::span<const int> from) {
+  before_.clear(), unknown_.clear();
+  for (int s = 0; s < static_cast<int>(step.context_len.size()); ++s) {
+    const float* row = from.empty() ? rows_.before(step, s)
+                                    : reinterpret_cast<const float*>(predicted_.data()) + size_t(from[s]) * context_.hidden_size;
+    before_.push_back({row, row != nullptr});
+    if (!row) unknown_.push_back(s);
+  }
+}
+
+void Mtp::project(Worker& worker, const Step& step, const float* model_rows, const Norm& final_norm) const {
+  const int size = context_.hidden_size, tokens = static_cast<int>(step.token_ids.size());
+  const Kernels& kernels = context_.kernels;
+  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* embedded = context_.workspace.rows(inputs_) + t * 2 * size;
+      float* left = embedded + size;
+      embed_(worker, step, t, embedded);
+      kernels.normalize(embedding_norm_, embedded, size);
+      const Before& before = before_[t];
+      if (!before.known) {
+        std::fill_n(left, size, 0.0f);
+        continue;
+      }
+      std::copy_n(before.row ? before.row : model_rows + (t - 1) * size, size, left);
+      if (!before.row && final_norm.kind != NormKind::kNone) kernels.normalize(final_norm, left, size);
+      kernels.normalize(hidden_norm_, left, size);
+    }
+  });
+  context_.gemms.run(worker, project_, {context_.workspace.rows(inputs_), size_t(2 * size), tokens},
+                     {Epilogue::kStore, hidden(), size_t(size)});
+  if (unknown_.empty()) return;
+  worker.share(static_cast<int64_t>(unknown_.size()), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) std::fill_n(hidden() + size_t(unknown_[i]) * size, size, 0.0f);
+  });
+}
+
+void Mtp::remember(Worker& worker, const Step& step, const float* hidden_rows, const Norm& final_norm) const {
+  const size_t size = context_.hidden_size;
+  project(worker, step, hidden_rows, final_norm);
+  const auto kept = rows_.kept();
+  worker.share(static_cast<int64_t>(kept.size()), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::copy_n(hidden_rows + kept[i].token * size, size, kept[i].row);
+      if (final_norm.kind != NormKind::kNone) context_.kernels.normalize(final_norm, kept[i].row, context_.hidden_size);
+    }
+  });
+  context_.profile.end(worker, Phase::kNorm);
+  branches_.front().remember(worker, step, hidden());
+}
+
+const float* Mtp::predict(Worker& worker, const Step& step) const {
+  const int size = context_.hidden_size, tokens = static_cast<int>(step.token_ids.size());
+  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) context_.attention.ropes.compute(static_cast<int>(t), step.positions[t]);
+  });
+  project(worker, step, nullptr, {});
+  context_.profile.end(worker, Phase::kEmbed);
+  for (const Branch& branch : branches_) branch.run(worker, step, hidden(), hidden());
+  float* predicted = reinterpret_cast<float*>(predicted_.data());
+  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      std::copy_n(hidden() + t * size, size, predicted + t * size);
+      context_.kernels.normalize(final_norm_, predicted + t * size, size);
+    }
+  });
+  context_.profile.end(worker, Phase::kNorm);
+  return predicted;
+}
+
+}  // namespace tidewheel
