@@ -1,0 +1,142 @@
+"""Tiny models whose checkpoints have a layer for drafts (MTP), and that layer in transformers' own modules."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import models_zoo
+
+QWENS = ("qwen3_next", "qwen3_next-experts", "qwen3_5", "qwen3_5-experts")
+
+
+class Oracle:
+    """The layer's forward pass over a whole sequence, in float64, around transformers' decoder layer.
+
+    Transformers leaves these layers out. Their equations are those of https://arxiv.org/abs/2412.19437, 2.2. The row at
+    position p is of the token there and of the model's last hidden row at p - 1, which is behind its final norm. At
+    position 0 the row that the layer is given is zero.
+    """
+
+    def __init__(self, name: str, model: Any = None) -> None:
+        import torch
+
+        self.model = model or models_zoo.model(name)
+        inner, hidden = self.model.model, self.model.config.hidden_size
+        layers = inner.layers
+        self.layer = copy.deepcopy(next(layer for layer in reversed(layers) if hasattr(layer, "self_attn")))
+        self.embedding_norm, self.hidden_norm, self.norm = (copy.deepcopy(inner.norm) for _ in range(3))
+        self.project = torch.nn.Linear(2 * hidden, hidden, bias=False)
+        generator = torch.Generator().manual_seed(9)
+        with torch.no_grad():
+            for part in self.parts().values():
+                for weight in part.parameters():
+                    noise = torch.randn(weight.shape, generator=generator)
+                    small = weight.ndim == 1
+                    weight.copy_(0.2 * noise if small else noise * 1.5 / min(weight.shape[-2:]) ** 0.5)
+
+    def parts(self) -> dict[str, Any]:
+        """Its modules by their names in a Qwen's checkpoints."""
+        return {
+            "mtp.pre_fc_norm_embedding": self.embedding_norm,
+            "mtp.pre_fc_norm_hidden": self.hidden_norm,
+            "mtp.fc": self.project,
+            "mtp.layers.0": self.layer,
+            "mtp.norm": self.norm,
+        }
+
+    def tensors(self) -> dict[str, Any]:
+        """Its weights as a Qwen's checkpoint has them."""
+        found = {}
+        for module, part in self.parts().items():
+            for name, weight in part.state_dict().items():
+                weight = weight.float().contiguous()
+                if self.model.config.model_type == "qwen3_next" and ".experts." in name:
+                    for expert, matrix in enumerate(weight):
+                        stem = f"{module}.mlp.experts.{expert}"
+                        if name.endswith("down_proj"):
+                            found[f"{stem}.down_proj.weight"] = matrix.contiguous()
+                            continue
+                        gate, up = matrix.chunk(2)
+                        found[f"{stem}.gate_proj.weight"] = gate.contiguous()
+                        found[f"{stem}.up_proj.weight"] = up.contiguous()
+                else:
+                    found[f"{module}.{name}"] = weight
+        return found
+
+    def logits(self, tokens: Sequence[int], count: int) -> list[Any]:
+        """The logits of `count` greedy guesses one after the other, behind the last of the tokens."""
+        import torch
+
+        exact = _exact(self)
+        inner = exact.model.model
+        with torch.no_grad():
+            ids = torch.tensor([tokens])
+            left = inner(ids[:, :-1]).last_hidden_state[0] if len(tokens) > 1 else torch.empty(0, self._size).double()
+            guessed: list[Any] = []
+            for _ in range(count):
+                rows = exact.run(ids, left)
+                guessed.append(exact.model.lm_head(rows[-1]))
+                left = torch.cat([left, rows[-1:]])
+                ids = torch.cat([ids, guessed[-1].argmax().reshape(1, 1)], dim=1)
+        return guessed
+
+    @property
+    def _size(self) -> int:
+        return int(self.model.config.hidden_size)
+
+    def run(self, ids: Any, left: Any) -> Any:
+        """[T, hidden] behind the layer's norm, of tokens [1, T] and what the model left of all but the last."""
+        import torch
+
+        inner = self.model.model
+        embedded = self.embedding_norm(inner.embed_tokens(ids[0]))
+        rows = self.project(torch.cat([embedded[1:], self.hidden_norm(left)], dim=-1))
+        rows = torch.cat([torch.zeros_like(embedded[:1]), rows])[None]
+        length = rows.shape[1]
+        positions = torch.arange(length)[None]
+        mask = torch.full((length, length), float("-inf"), dtype=rows.dtype).triu(1)[None, None]
+        turned = inner.rotary_emb(rows, positions)
+        rows = self.layer(rows, position_embeddings=turned, attention_mask=mask, position_ids=positions)
+        rows = rows[0] if isinstance(rows, tuple) else rows
+        return self.norm(rows)[0]
+
+
+def _exact(oracle: Oracle) -> Oracle:
+    cached = getattr(oracle, "exact", None)
+    if cached is None:
+        cached = copy.copy(oracle)
+        cached.model = copy.deepcopy(oracle.model).double()
+        for name in ("layer", "embedding_norm", "hidden_norm", "norm", "project"):
+            setattr(cached, name, copy.deepcopy(getattr(oracle, name)).double())
+        if hasattr(cached.model, "set_experts_implementation"):
+            cached.model.set_experts_implementation("eager")
+            if hasattr(cached.layer.mlp, "experts"):
+                cached.layer.mlp.experts.config = cached.model.config
+        oracle.exact = cached  # type: ignore[attr-defined]
+    return cached
+
+
+def save(oracle: Oracle, folder: Path) -> Path:
+    """The checkpoint of a model with its layer for drafts."""
+    from safetensors.torch import load_file, save_file
+
+    oracle.model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), **oracle.tensors()}, file)
+    return folder
+
+
+@functools.cache
+def oracle(name: str) -> Oracle:
+    """The layer of models_zoo's model of that name."""
+    return Oracle(name)
+
+
+@functools.cache
+def folder(name: str) -> Path:
+    """A model folder of CASES[name] with its layer for drafts."""
+    return save(oracle(name), models_zoo._root / f"{name}-mtp")
