@@ -18,7 +18,7 @@ WORKS = {
     "--ssl-certfile --ssl-keyfile "
     "--tokenizer --tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
     "adapters are not sharded; the log says so": "--fully-sharded-loras",
-    "with the methods `ngram`, `suffix` and `draft_model` (docs/speculation.md)": "--speculative-config "
+    "with the methods `ngram`, `suffix`, `mtp` and `draft_model` (docs/speculation.md)": "--speculative-config "
     "--speculative-model "
     "--num-speculative-tokens --speculative-max-model-len --speculative-disable-by-batch-size "
     "--speculative-model-quantization --ngram-prompt-lookup-max --ngram-prompt-lookup-min",
