@@ -120,6 +120,35 @@ def _exact(oracle: Oracle) -> Oracle:
     return cached
 
 
+def agreeing(name: str, noise: float) -> Oracle:
+    """A model whose layers add next to nothing, and a layer for drafts that therefore predicts the same as the model.
+
+    What follows a token depends on its embedding alone then, but for what layers add of size `noise`.
+    """
+    import torch
+
+    model = models_zoo.build(models_zoo.CASES[name], seed=5)
+    oracle = Oracle(name, model)
+    size = model.config.hidden_size
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(10)
+        for module in (model.model, oracle.layer):
+            for weight_name, weight in module.named_parameters():
+                if weight_name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
+                    weight.mul_(noise)
+        oracle.project.weight.zero_()
+        oracle.project.weight[:, :size] = torch.eye(size)
+        oracle.embedding_norm.weight.zero_()  # which is what is above 1
+        oracle.norm.load_state_dict(model.model.norm.state_dict())
+    return oracle
+
+
+@functools.cache
+def agreeing_folder(name: str, noise: float = 0.002) -> Path:
+    """The folder of that model."""
+    return save(agreeing(name, noise), models_zoo._root / f"{name}-agreeing-mtp")
+
+
 def save(oracle: Oracle, folder: Path) -> Path:
     """The checkpoint of a model with its layer for drafts."""
     from safetensors.torch import load_file, save_file

@@ -37,7 +37,7 @@ from tidewheel.engine.scheduling.ahead import drop_ended
 from tidewheel.engine.scheduling.batch_builder import BatchBuilder
 from tidewheel.engine.scheduling.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.scheduling.cost_model import CostModel
-from tidewheel.engine.scheduling.drafter import Draftable, Drafter
+from tidewheel.engine.scheduling.drafter import BatchDrafter, Draftable, Drafter
 from tidewheel.engine.scheduling.scheduler import Scheduler
 from tidewheel.engine.scheduling.sequence import Sequence as EngineSequence
 from tidewheel.engine.scheduling.step import Finished, Step
@@ -109,7 +109,7 @@ class Driver:
     enable_prefix_caching: bool = True
     clock: Callable[[Step], float] = lambda step: 1.0
     limits: ExecutorLimits | None = None
-    drafter: Drafter | None = None
+    drafter: Drafter | BatchDrafter | None = None
     most_drafted: int | None = None
     vocab_size: int = 320  # at least the executor's, and just that for beams
     delay_factor: float = 0.0
@@ -376,10 +376,12 @@ def check_any_company(
     num_blocks: st.SearchStrategy[int],
     num_batched_tokens: st.SearchStrategy[int],
     max_examples: int,
+    make_drafter: Callable[[], BatchDrafter] | None = None,
 ) -> None:
     """The property that whatever runs beside a request, it gets the bits that it gets alone on `reference`.
 
-    Requests arrive and are aborted at random times, in pools that are far too small and steps of any size.
+    Requests arrive and are aborted at random times, in pools that are far too small and steps of any size. One of
+    METHODS guesses, or what `make_drafter` makes.
     """
     moment = st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0, 20), max_size=1))
 
@@ -409,7 +411,9 @@ def check_any_company(
             narrower=tuple(dataclasses.replace(group, num_blocks=num_blocks) for group in tested.limits.narrower),
         )
         oracle = Oracle(seed)
-        drafter = None if limits.most_guesses == 0 else drafter_of(method, oracle)
+        drafter: Drafter | BatchDrafter | None = None
+        if limits.most_guesses != 0:
+            drafter = drafter_of(method, oracle) if make_drafter is None else make_drafter()
         driver = Driver(tested, max_length, eos_ids, clock=random_clock(seed), limits=limits, drafter=drafter)
         expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}
         # All of it first: both may be one executor, whose blocks are in use afterwards.
