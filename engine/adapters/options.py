@@ -119,13 +119,21 @@ class LoraOptions(Options):
         return None
 
     def without_effect(self) -> Iterator[str]:
-        """The flags that were given and have no effect, and why; without --enable-lora the first of them."""
-        if self.fully_sharded_loras:
+        """What to tell of the flags that were given and have no effect."""
+        if self.given_flags(["fully_sharded_loras"]):
             yield "--fully-sharded-loras has no effect: adapters are not sharded here"
         if self.lora_extra_vocab_size is not None:
             yield "--lora-extra-vocab-size has no effect: adapters cannot add tokens"
-        given = self._differing(
-            ["max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_resolver_cache_dir"]
-        )
-        if given is not None and not self.enable_lora:
-            yield f"{given} has no effect without --enable-lora"
+        if not self.enable_lora:
+            idle = self.given_flags(_OF_ADAPTERS)
+            yield from (f"{flag} has no effect without --enable-lora" for flag in idle)
+
+
+_OF_ADAPTERS = (
+    "max_loras",
+    "max_lora_rank",
+    "max_cpu_loras",
+    "lora_dtype",
+    "allow_runtime_lora_updating",
+    "lora_resolver_cache_dir",
+)

@@ -5,7 +5,7 @@ A command line is made from the declarations. A program that makes the dataclass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -150,6 +150,27 @@ class Option:
 class Options:
     """Base of frozen dataclasses that have options. Making one with values that cannot be used raises OptionError."""
 
+    _given: Collection[str] | None = None  # the fields, where a command line tells them
+
+    @classmethod
+    def of_given(cls: type[OptionsT], values: Mapping[str, Any], **others: Any) -> OptionsT:
+        """One with the `values` that a command line gives to its options, by field.
+
+        It knows that they were given, even if they are the defaults. `others` are its other fields.
+        """
+        made = cls(**values, **others)
+        object.__setattr__(made, "_given", frozenset(values))
+        return made
+
+    def given_flags(self, names: Iterable[str] | None = None) -> list[str]:
+        """The flags of these fields, or of all, that were given: where nobody has told, those not as by default."""
+        wanted = None if names is None else {*names}
+        return [
+            declared.flag
+            for declared in options_of(type(self))
+            if (wanted is None or declared.field in wanted) and self._was_given(declared)
+        ]
+
     def __post_init__(self) -> None:
         for declared in options_of(type(self)):
             try:
@@ -162,6 +183,11 @@ class Options:
     def _contradiction(self) -> str | None:
         """What is wrong with options that are fine one by one."""
         return None
+
+    def _was_given(self, declared: Option) -> bool:
+        if self._given is None:
+            return bool(getattr(self, declared.field) != declared.default)
+        return declared.field in self._given
 
     def _differing(self, names: Iterable[str]) -> str | None:
         """The flag of the first of these fields that is not as by default."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..declaring.option import Options, options_of
+from ..declaring.option import Options
 from .cpu.options import CpuOptions
 from .finding import ACCELERATORS, is_there, require
 from .graph.hpu_options import HpuOptions
@@ -65,8 +65,7 @@ def get_device(name: str, options: Iterable[Options] = (), weight_bytes: int = 0
     for kind, group in groups.items():
         if kind not in own:
             owners = ", ".join(other for other, entry in _DEVICES.items() if kind in entry.options)
-            given = [option.flag for option in options_of(kind) if getattr(group, option.field) != option.default]
-            if given:
+            if given := group.given_flags():
                 logger.warning("%s: no effect on the %s device, only on %s", ", ".join(given), name, owners)
     make: Callable[..., Device] = getattr(import_module(module, __package__), device)
     return make(*(groups.get(group) for group in own))

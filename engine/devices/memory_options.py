@@ -28,5 +28,5 @@ class MemoryOptions(Options):
 
     def warn_of_no_utilization(self, reason: str) -> None:
         """Say in the log that nothing is made of `gpu_memory_utilization`, if it was given."""
-        if flag := self._differing(["gpu_memory_utilization"]):
+        for flag in self.given_flags():
             logger.warning("%s has no effect: %s", flag, reason)

@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     allow_many_connections()
     for note in options.notes:
         logger.info("%s", note)
-    if options.app.enable_auto_tool_choice:
+    if options.app.given_flags(["enable_auto_tool_choice"]):
         logger.info("--enable-auto-tool-choice has no effect: calls are returned as tool_calls without it")
     if options.replicas.distributed_executor_backend == "ray":
         from tidewheel.ray.command import run as run_replicas

@@ -126,7 +126,7 @@ def read_given(options: Iterable[Option], parsed: Mapping[str, Any], environment
 def build(kind: type[OptionsT], given: Mapping[str, Any], **others: Any) -> OptionsT:
     """A dataclass of options from what was given, and from its other fields. Raises OptionError."""
     values = {o.field: o.field_value(given[o.name]) for o in options_of(kind) if o.name in given}
-    return kind(**values, **others)
+    return kind.of_given(values, **others)
 
 
 def shown_options(options: Iterable[Option], given: Mapping[str, Any]) -> dict[str, Any]:

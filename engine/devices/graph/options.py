@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -132,13 +133,13 @@ class GraphOptions(Options):
         low, step, high = (getattr(self, field) for field in _bounds_of(name))
         return low, step, high
 
-    def without_effect(self, *, captures: bool, budgeted: bool) -> str | None:
-        """What to tell of an option that was given for nothing: no graphs are captured, or there is no memory plan."""
-        if not captures and (flag := self._differing(_GRAPH_FIELDS)):
-            return f"{flag} has no effect: no graphs are captured"
-        if not budgeted and (flag := self._differing(_MEMORY_FIELDS)):
-            return f"{flag} has no effect: the device has no memory of its own"
-        return None
+    def without_effect(self, *, captures: bool, budgeted: bool) -> Iterator[str]:
+        """What to tell of options that were given for nothing: no graphs are captured, or there is no memory plan."""
+        idle = [] if captures else self.given_flags(_GRAPH_FIELDS)
+        yield from (f"{flag} has no effect: no graphs are captured" for flag in idle)
+        for flag in () if budgeted else self.given_flags(_MEMORY_FIELDS):
+            if flag not in idle:
+                yield f"{flag} has no effect: the device has no memory of its own"
 
     def _contradiction(self) -> str | None:
         for name in _RANGES:

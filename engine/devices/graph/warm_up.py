@@ -48,8 +48,8 @@ def warm_up(
     `captures` says whether the device has graphs, `clock` gives seconds. `progress(done, all)` is called on the way.
     """
     captures = captures and options.captures
-    if said := options.without_effect(captures=captures, budgeted=memory is not None):
-        logger.warning(said)
+    for said in options.without_effect(captures=captures, budgeted=memory is not None):
+        logger.warning("%s", said)
     if options.skip_warmup:
         logger.warning("No warm-up (VLLM_SKIP_WARMUP): each size is compiled when the first step needs it")
         return

@@ -13,6 +13,7 @@ from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.errors import DeviceError
+from tidewheel.server.options.serve import parse_options
 
 EXECUTOR = ExecutorOptions("float32", 1 << 22, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=64)
 
@@ -32,6 +33,29 @@ def test_options_of_another_device_are_said_to_have_no_effect(caplog: pytest.Log
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.message == "--threads-bind: no effect on the torch device, only on cpu"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--gpu-memory-utilization 0.9",
+        "--no-enforce-eager",
+        "--graph-reserved-mem 0.1",
+        "--tpu-bucket-padding-gap 0",
+        "--no-hpu-profiler-enabled",
+    ],
+)
+def test_an_option_may_be_given_its_default(line: str, caplog: pytest.LogCaptureFixture) -> None:
+    options = parse_options(["m", *line.split()], {}).engine.device_options
+    get_device("torch", options)
+    (record,) = caplog.records
+    assert f"{line.split()[0].replace('--no-', '--')}: no effect on the torch device" in record.message
+
+
+def test_options_from_the_environment_count_as_given(caplog: pytest.LogCaptureFixture) -> None:
+    options = parse_options(["m"], {"VLLM_CPU_OMP_THREADS_BIND": "auto"}).engine.device_options
+    get_device("torch", options)
+    assert caplog.messages == ["--threads-bind: no effect on the torch device, only on cpu"]
 
 
 def test_nothing_is_said_of_options_that_were_not_given(caplog: pytest.LogCaptureFixture) -> None:

@@ -185,6 +185,8 @@ def test_flags_without_effect_are_named() -> None:
     given = ["--fully-sharded-loras", "--lora-extra-vocab-size", "256"]
     assert said("--enable-lora", *given) == ["--fully-sharded-loras", "--lora-extra-vocab-size"]
     assert said("--max-loras", "4") == ["--max-loras"]
+    defaults = ["--max-loras", "1", "--lora-dtype", "auto", "--no-fully-sharded-loras"]
+    assert said(*defaults) == ["--fully-sharded-loras", "--max-loras", "--lora-dtype"]
 
 
 def test_modules_may_be_a_json_list_in_the_environment() -> None:

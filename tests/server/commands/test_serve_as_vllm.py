@@ -17,7 +17,16 @@ from server.conftest import TIDEWHEEL, ServerProcess
 
 FLAGS = [
     *("--load-format", "dummy", "--dtype", "float", "--max_num_seqs", "4", "--swap-space", "4", "-O3"),
-    *("--trust-remote-code", "--enforce-eager", "--response-role", "helper", "--max-logprobs", "3"),
+    *(
+        "--trust-remote-code",
+        "--enforce-eager",
+        "--gpu-memory-utilization",
+        "0.9",
+        "--response-role",
+        "helper",
+        "--max-logprobs",
+        "3",
+    ),
     *("--override-generation-config.temperature", "0", "--enable-force-include-usage", "--block-size", "16"),
     *("--return-tokens-as-token-ids", "--rope-theta", "5e5", "--hf-overrides.max_position_embeddings", "256"),
 ]
@@ -47,7 +56,8 @@ def chat(client: httpx.Client, **fields: Any) -> httpx.Response:
 def test_what_has_no_effect_is_logged(server: ServerProcess) -> None:
     for flag in ("--swap-space", "--optimization-level", "--trust-remote-code", "--block-size"):
         assert server.log.count(f"{flag} has no effect: ") == 1
-    assert "--enforce-eager: no effect on the cpu device" in server.log
+    for flag in ("--enforce-eager", "--gpu-memory-utilization"):  # which has its default value here
+        assert server.log.count(f"{flag}: no effect on the cpu device") == 1
     if len(os.sched_getaffinity(0)) > 1:
         assert "in 2 threads" in server.log
         assert "|" in server.log.partition("on CPUs ")[2].partition("\n")[0]
