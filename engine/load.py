@@ -25,6 +25,7 @@ from .models.spec import DecoderSpec, ExpertsSpec, mixers, tensor_shapes
 from .opened_model import OpenedModel, open_model
 from .options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions, most_logprobs
 from .speculative_options import DraftModel, Mtp, Speculation
+from .start_log import start_logger
 
 if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
@@ -123,7 +124,7 @@ class EngineLoad:
                 self._num_blocks = _cache_split(self._options, groups).blocks(self._kv_cache_bytes)[0]
             _check_step(self._options, self._draft.model.spec, memory)
         _check_step(self._options, model.spec, memory)
-        logger.info("%s", _memory_text(memory, weight_bytes))
+        start_logger.info("%s", _memory_text(memory, weight_bytes))
 
     def __enter__(self) -> EngineLoad:
         try:
@@ -198,7 +199,7 @@ class EngineLoad:
         )
         self._finished = True
         limits = executor.limits
-        logger.info(
+        start_logger.info(
             "Loaded %s (%s, %s on %s) in %.2f s: context %d tokens, KV cache %.2f GiB (%s blocks of %d tokens%s)",
             options.model,
             model.spec.family,

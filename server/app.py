@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from tidewheel import __version__
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
+from tidewheel.engine.start_log import start_logger
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from .api.adapters import adapter_routes
@@ -63,13 +63,12 @@ from .served_models import ServedModels
 from .telemetry.encoder_metrics import EncoderMetrics
 from .telemetry.metrics import ServerMetrics
 from .telemetry.reports import RequestReports
+from .telemetry.text_log import TextLog
 from .telemetry.throughput import log_throughput
 from .telemetry.tracing import TraceContext
 
 if TYPE_CHECKING:
     from .api.batches import Batches
-
-logger = logging.getLogger(__name__)
 
 
 def build_app(
@@ -98,7 +97,7 @@ def build_app(
         engine.loras,
     )
     template, formats = read_template or template_of(tokenizer, options, resources)
-    logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
+    start_logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
     suggested = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
     defaults = {**suggested, **resources.sampling_overrides}
     encoder = PromptEncoder(tokenizer, engine.max_model_len)
@@ -108,9 +107,12 @@ def build_app(
     admission = Admission(engine, metrics, options.admission)
     tracer = resources.tracer
     reports = RequestReports(models.default, tracer, log_requests=options.log_requests)
-    generations = Generations(engine, admission, reports)
+    texts = TextLog(options.max_log_len, logs_answers=options.enable_log_outputs) if options.log_requests else None
+    generations = Generations(engine, admission, reports, texts)
     encoder_metrics = EncoderMetrics(encoder_engine, options.metrics_prefix)
-    encoders = ServedEncoders(encoder_engine, encoder_metrics, options.admission, log_requests=options.log_requests)
+    encoders = ServedEncoders(
+        encoder_engine, encoder_metrics, options.admission, log_requests=options.log_requests, texts=texts
+    )
     fingerprint = "fp_" + hashlib.sha256(f"{__version__} {engine.model_name}".encode()).hexdigest()[:12]
     rules = RequestRules(
         engine.max_logprobs,

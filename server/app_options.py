@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,6 +183,14 @@ class AppOptions(Options):
     log_requests: bool = option(
         True, "do not log a line for each finished request", flag="--disable-log-requests", turns_off=True
     )
+    max_log_len: int | None = option(
+        None,
+        "log each request's prompt, cut to so many characters, or token ids where it has no text; 0 logs none [none]",
+        parse=count,
+        check=at_least(0),
+        metavar="N",
+    )
+    enable_log_outputs: bool = option(False, "log each answer's text, cut to --max-log-len if that is given")
     log_stats: bool = option(
         True, "do not log a line about the throughput every 10 s", flag="--disable-log-stats", turns_off=True
     )
@@ -194,7 +202,16 @@ class AppOptions(Options):
         flag_aliases=("--disable-uvicorn-access-log",),
     )
 
+    def without_effect(self) -> Iterator[str]:
+        """What to tell of the flags that were given and have no effect."""
+        if self.given_flags(["enable_auto_tool_choice"]):
+            yield "--enable-auto-tool-choice has no effect: calls are returned as tool_calls without it"
+        if self.max_log_len is not None and not self.log_requests:
+            yield "--max-log-len has no effect: --disable-log-requests leaves requests out of the log"
+
     def _contradiction(self) -> str | None:
+        if self.enable_log_outputs and not self.log_requests:
+            return "--enable-log-outputs needs --enable-log-requests: drop --disable-log-requests"
         if self.enable_auto_tool_choice and self.tool_call_parser == "none":
             return "--enable-auto-tool-choice needs a --tool-call-parser other than none"
         of_origins = ("allow_credentials", "allowed_methods", "allowed_headers")

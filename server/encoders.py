@@ -25,6 +25,7 @@ from .generation.streaming import client_watch
 from .http.limits import AdmissionLimits
 from .protocol.embeddings import InputUsage
 from .telemetry.encoder_metrics import EncoderMetrics
+from .telemetry.text_log import Shown, TextLog
 
 logger = logging.getLogger("tidewheel.requests")
 
@@ -42,12 +43,19 @@ class ServedEncoders:
     """The encoders that requests may ask for, of which there may be none."""
 
     def __init__(
-        self, engine: EncoderEngine, metrics: EncoderMetrics, limits: AdmissionLimits, *, log_requests: bool
+        self,
+        engine: EncoderEngine,
+        metrics: EncoderMetrics,
+        limits: AdmissionLimits,
+        *,
+        log_requests: bool,
+        texts: TextLog | None = None,
     ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._limits = limits
         self._log_requests = log_requests
+        self._texts = texts
         self._rate = EndRate()  # of inputs
 
     def embedder(self, name: str | None) -> Embedder:
@@ -67,8 +75,10 @@ class ServedEncoders:
         encoders = self._engine.encoders.values()
         return self._find(name, sorted(encoders, key=lambda one: not isinstance(one, CrossEncoder)))
 
-    async def run(self, request: Request, kind: str, encoder: Encoder, inputs: Sequence[EncoderInput]) -> EncoderAnswer:
-        """The rows of inputs that were checked. `kind` begins the answer's id.
+    async def run(
+        self, request: Request, kind: str, encoder: Encoder, inputs: Sequence[EncoderInput], given: Sequence[Shown]
+    ) -> EncoderAnswer:
+        """The rows of inputs that were checked. `kind` begins the answer's id, and `given` are the texts, for the log.
 
         Raises ApiError if they cannot be had, too much waits or it takes too long, and ClientGone if the client hangs
         up, which takes them from the queue.
@@ -80,6 +90,8 @@ class ServedEncoders:
             raise
         started, outcome = time.perf_counter(), "abort"
         answer_id, tokens = f"{kind}-{uuid.uuid4().hex}", sum(map(len, inputs))
+        if self._texts is not None:
+            self._texts.log_prompts(answer_id, request.state.request_id, given)
         future = self._engine.submit(encoder, inputs)
 
         def leave() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
+from ..start_log import start_logger
 from ..weights.hub import resolve_encoder
 from .description import describe_encoder
 from .encoder import CrossEncoder, Embedder, Encoder
@@ -17,8 +17,6 @@ from .graph import OnnxGraph, import_onnxruntime
 from .loop import lower_thread_priority
 from .options import EncoderOptions
 from .tokenization import EncoderTokenizer
-
-logger = logging.getLogger(__name__)
 
 
 def load_encoders(
@@ -55,7 +53,7 @@ def _load(model: str, name: str, threads: int, download_dir: str | Path | None) 
     )
     kind = CrossEncoder if description.is_cross_encoder else Embedder
     encoder = kind(name, model, description, tokenizer, OnnxGraph(description.graph, threads))
-    logger.info(
+    start_logger.info(
         "Loaded %s (%s, up to %d tokens) in %.2f s",
         model,
         "cross-encoder" if description.is_cross_encoder else f"embeddings of {encoder.width} numbers",

@@ -26,6 +26,8 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..start_log import start_logger
+
 logger = logging.getLogger(__name__)
 
 _MAGIC = b"tidewheel pack 1"
@@ -65,7 +67,7 @@ class PackedCache:
         except (OSError, ValueError) as error:
             logger.warning("The packed weights in %s cannot be used and will be written anew: %s", self.path, error)
             return False
-        logger.info("Took packed weights from %s", self.path)
+        start_logger.info("Took packed weights from %s", self.path)
         return True
 
     def write(self, weights: PackedWeights, stopped: threading.Event) -> None:
@@ -78,7 +80,7 @@ class PackedCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self._write(weights, stopped):
                 seconds = time.perf_counter() - started
-                logger.info("Kept packed weights for the next start in %s (%.2f s)", self.path, seconds)
+                start_logger.info("Kept packed weights for the next start in %s (%.2f s)", self.path, seconds)
         except OSError as error:
             logger.warning("The packed weights could not be kept for the next start: %s", error)
 

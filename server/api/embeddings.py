@@ -55,7 +55,7 @@ async def embed(
     given = body.inputs()
     # Multiplied by their number, because short texts cost time too.
     inputs = await worker.run(raw_size * len(given), lambda: _inputs(model, body, given))
-    return model, await encoders.run(request, "embd", model, inputs)
+    return model, await encoders.run(request, "embd", model, inputs, given)
 
 
 def _inputs(model: Embedder, body: EmbeddingRequest, given: Sequence[str | list[int]]) -> list[EncoderInput]:

@@ -63,7 +63,7 @@ class ScoringEndpoints:
         limit = body.truncate_prompt_tokens
         # A cross-encoder reads a single query once with each document.
         plan = await self._worker.run(len(raw) * len(documents), lambda: _plan(model, queries, documents, names, limit))
-        answer = await self._encoders.run(request, "score", model, plan.inputs)
+        answer = await self._encoders.run(request, "score", model, plan.inputs, [*queries, *documents])
         return await self._worker.run(answer.rows.nbytes, lambda: _scores(model, plan, answer))
 
     @operation(
@@ -82,7 +82,7 @@ class ScoringEndpoints:
         plan = await self._worker.run(
             len(raw) * len(documents), lambda: _plan(model, [body.query], documents, names, limit)
         )
-        answer = await self._encoders.run(request, "rerank", model, plan.inputs)
+        answer = await self._encoders.run(request, "rerank", model, plan.inputs, [body.query, *documents])
         shown = None if body.return_documents is False else documents
         return await self._worker.run(answer.rows.nbytes, lambda: _ranking(model, plan, answer, top, shown))
 

@@ -103,6 +103,7 @@ class ChatPath:
             constraints=constraints,
             request_id=body.request_id,
             lora=lease,
+            shown_prompts=[prompt.text] if body.truncate_prompt_tokens is None else None,
         )
         answers = [parsers.answer(body, tools, prompt) for _ in generation.choices]
         return ChatRun(generation, model, token_ids, answers, counts_reasoning=parsers.reads_reasoning)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.load import EngineLoad
+from tidewheel.engine.start_log import start_logger
 
 from ..app_resources import find_resources
 from ..http.listener import allow_many_connections, open_listener, printable_address
@@ -31,13 +32,15 @@ logger = logging.getLogger(__name__)
 def run(arguments: Sequence[str]) -> int:
     """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken, or later fails."""
     options = parse_options(arguments)
-    configure_logging(options.log.log_level, options.log.log_format)
+    on_ray = options.replicas.distributed_executor_backend == "ray"
+    shows_banner = on_terminal() and options.log.log_format == "text" and not on_ray
+    # The banner says the same, and whoever asks for a level gets all of it.
+    quiet_start = shows_banner and not options.log.given_flags(["log_level"])
+    configure_logging(options.log.log_level, options.log.log_format, quiet_start=quiet_start)
     allow_many_connections()
-    for note in options.notes:
+    for note in (*options.notes, *options.app.without_effect()):
         logger.info("%s", note)
-    if options.app.given_flags(["enable_auto_tool_choice"]):
-        logger.info("--enable-auto-tool-choice has no effect: calls are returned as tool_calls without it")
-    if options.replicas.distributed_executor_backend == "ray":
+    if on_ray:
         from tidewheel.ray.command import run as run_replicas
 
         return run_replicas(options, arguments)
@@ -54,8 +57,8 @@ def run(arguments: Sequence[str]) -> int:
                 server = build_server(load, encoders, options, resources, tls)
         served = [*(options.app.served_model_names or [options.engine.model]), *(encoders.encoders if encoders else ())]
         address = printable_address(listener, tls=tls is not None)
-        logger.info("Serving %s on %s", ", ".join(served), address)
-        if on_terminal() and options.log.log_format == "text":
+        start_logger.info("Serving %s on %s", ", ".join(served), address)
+        if shows_banner:
             from ..telemetry.banner import banner
 
             shown = banner(served, server.engine.info, server.engine.max_model_len, address, page=options.app.web_ui)

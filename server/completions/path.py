@@ -20,16 +20,18 @@ from ..protocol.rules import RequestRules
 from ..protocol.sampling import sampling_params
 from ..served_models import ServedModels
 from ..telemetry.metrics import RequestTimer
+from ..telemetry.text_log import Shown
 from .fill_in_the_middle import FillInTheMiddle, Hole
 
 _MOST_PROMPT_TOKENS = 2**22  # of all prompts together: 150 MB of Python's integers
 
 
 class Prompt(Struct, frozen=True):
-    """A prompt's token ids, and its text if that is to be echoed."""
+    """A prompt's token ids, its text if that is to be echoed, and what the log shows: what was sent, if it is whole."""
 
     token_ids: list[int]
     text: str
+    shown: Shown
 
 
 class CompletionRun(Struct, frozen=True):
@@ -94,6 +96,7 @@ class CompletionPath:
             request_id=body.request_id,
             lora=lease,
             shows_prompt=bool(body.echo or body.return_token_ids),
+            shown_prompts=[prompt.shown for prompt in prompts],
         )
         return CompletionRun(generation, model, prompts, sampling.n)
 
@@ -139,7 +142,8 @@ class CompletionPath:
                     "request may have together; send them in several",
                     "prompt",
                 )
-            encoded.append(Prompt(kept, self._echo(body, prompt, kept, param)))
+            is_whole = hole is None and body.truncate_prompt_tokens is None
+            encoded.append(Prompt(kept, self._echo(body, prompt, kept, param), prompt if is_whole else kept))
         return encoded
 
     def _token_ids(

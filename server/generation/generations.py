@@ -22,6 +22,7 @@ from ..protocol.sampling import GenerationBody
 from ..protocol.usage import PromptTokensDetails, Usage
 from ..telemetry.metrics import RequestTimer
 from ..telemetry.reports import Ended, RequestReports
+from ..telemetry.text_log import AnswerTexts, Shown, TextLog
 from ..telemetry.tracing import Tracer
 from .admission import Admission, Demand, request_timeout
 from .answer_size import bounded
@@ -177,6 +178,19 @@ class Generation:
             )
 
 
+class _LoggedGeneration(Generation):
+    """One whose answers are collected for the log."""
+
+    __slots__ = ("answers",)
+
+    answers: AnswerTexts
+
+    def push(self, output: RequestOutput) -> None:
+        """See Generation."""
+        self.answers.add(output)
+        super().push(output)
+
+
 class _Feed:
     """A sink that calls a function; its end can be awaited."""
 
@@ -194,12 +208,18 @@ class _Feed:
 
 
 class Generations:
-    """Starts generations on the engine, as far as `admission` allows, and reports them when they end."""
+    """Starts generations on the engine, as far as `admission` allows, and reports them when they end.
 
-    def __init__(self, engine: Engine, admission: Admission, reports: RequestReports) -> None:
+    `texts` logs what they say, if anything does.
+    """
+
+    def __init__(
+        self, engine: Engine, admission: Admission, reports: RequestReports, texts: TextLog | None = None
+    ) -> None:
         self.admission = admission
         self._engine = engine
         self._reports = reports
+        self._texts = texts
 
     async def constraints(
         self,
@@ -226,12 +246,14 @@ class Generations:
         request_id: str | None = None,
         lora: LoraLease | None = None,
         shows_prompt: bool = False,
+        shown_prompts: Sequence[Shown] | None = None,
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
         `lora` is released when the generation is closed. `request_id` is the rest of that id, by default one that
-        nobody else has. `shows_prompt` says that each choice has the prompt's text or token ids. Raises what `bounded`,
-        Admission.admit and Engine.submit raise, with nothing left running.
+        nobody else has. `shows_prompt` says that each choice has the prompt's text or token ids. `shown_prompts` are
+        what the log shows of them, by default their token ids. Raises what `bounded`, Admission.admit and Engine.submit
+        raise, with nothing left running.
         """
         try:
             sampling, demand = self._admitted(kind, prompts, sampling, shows_prompt=shows_prompt)
@@ -240,7 +262,10 @@ class Generations:
             raise
         generation_id = f"{kind}-{request_id or uuid.uuid4().hex}"
         streams: list[RequestStream] = []
+        texts = self._texts
         try:
+            if texts is not None:
+                texts.log_prompts(generation_id, client_id, prompts if shown_prompts is None else shown_prompts)
             for i, prompt in enumerate(prompts):
                 request = Request(
                     generation_id if len(prompts) == 1 else f"{generation_id}-{i}",
@@ -282,8 +307,16 @@ class Generations:
                 trace_context=context,
             )
             self._reports.report(report)
+            if texts is not None and isinstance(ended, _LoggedGeneration):
+                texts.log_answers(generation_id, client_id, ended.answers)
 
-        generation = Generation(generation_id, streams, sum(lengths), timer, on_close)
+        generation: Generation
+        if texts is not None and texts.logs_answers:
+            logged = _LoggedGeneration(generation_id, streams, sum(lengths), timer, on_close)
+            logged.answers = AnswerTexts(texts.max_len, has_text=self._engine.tokenizer.has_text)
+            generation = logged
+        else:
+            generation = Generation(generation_id, streams, sum(lengths), timer, on_close)
         timeout = self.admission.limits.request_timeout_s
         if timeout is not None:
             left = timer.started + timeout - time.perf_counter()

@@ -31,6 +31,8 @@ WORKS = {
     "0 or 256, without effect, as the log says: adapters cannot add tokens": "--lora-extra-vocab-size",
     "`half` and `float` are `float16` and `float32`": "--dtype",
     "requests are logged unless this is turned off": "--enable-log-requests",
+    "prompts are logged only with it, cut to so many characters, or token ids where there is no text": "--max-log-len",
+    "answers are cut to --max-log-len, if that is given": "--enable-log-outputs",
     "`auto`, `safetensors`, `gguf` and `dummy`": "--load-format",
     "`auto` takes the model's file, `vllm` takes none": "--generation-config",
     "tool calls are found without it": "--enable-auto-tool-choice",
@@ -151,13 +153,13 @@ ACCEPTED = {
     "--offload-backend= --offload-group-size= --offload-num-in-group= --offload-prefetch-step= --offload-params=* "
     "--cpu-offload-params=* --enable-cumem-allocator",
     "statistics are on /metrics, and of one engine in the log": "--aggregate-engine-logging "
-    "--enable-logging-iteration-details --log-error-stack --enable-log-deltas --fail-on-environ-validation",
+    "--enable-logging-iteration-details --log-error-stack --fail-on-environ-validation",
+    "an answer is logged once, when it has ended": "--enable-log-deltas",
     "/metrics has all that is measured": "--show-hidden-metrics-for-version= --collect-detailed-traces= "
     "--kv-cache-metrics --kv-cache-metrics-sample= --cudagraph-metrics --enable-mfu-metrics "
     "--per-request-spec-decode-metrics=none",
     "tool_choice none always leaves the tools out of the prompt": "--exclude-tools-when-tool-choice-none",
     "/load always answers": "--enable-server-load-tracking",
-    "prompts and answers are never logged": "--max-log-len=",
     "usage always says how many tokens of a prompt were cached": "--enable-prompt-tokens-details",
     "the page /docs needs nothing from the internet": "--enable-offline-docs",
     "the parts of a content reach the chat template as one text": "--chat-template-content-format=",
@@ -228,7 +230,6 @@ REFUSED = {
         "--guided-decoding-disable-any-whitespace --guided-decoding-disable-additional-properties"
     ),
     "prompts are text or token ids": "--enable-prompt-embeds",
-    "prompts and answers are never logged; --middleware can do it": "--enable-log-outputs",
     "use --log-level and --log-format json": "--logging-config= --log-config-file=",
     "--disable-access-log turns off the whole access log": "--disable-access-log-for-endpoints=",
     "times are on /metrics, in the log and in --otlp-traces-endpoint": "--enable-per-request-metrics "

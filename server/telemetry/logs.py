@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tidewheel.engine.declaring.option import Options, option
+from tidewheel.engine.start_log import start_logger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +87,11 @@ def _shows_colours() -> bool:
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def configure_logging(level: str, log_format: str) -> None:
-    """Send what is logged at `level` and above to stderr; `log_format` is text or json."""
+def configure_logging(level: str, log_format: str, *, quiet_start: bool = False) -> None:
+    """Send what is logged at `level` and above to stderr; `log_format` is text or json.
+
+    With `quiet_start` what a start finds and chooses is left out.
+    """
     handler = logging.StreamHandler()
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
@@ -96,3 +100,5 @@ def configure_logging(level: str, log_format: str) -> None:
         handler.setFormatter(formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     handler.addFilter(_UvicornFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    if quiet_start:
+        start_logger.setLevel(logging.WARNING)

@@ -208,7 +208,9 @@ def test_requests_are_logged_unless_told_not_to(
     assert "finish=stop" in line
 
 
-def test_prompts_are_never_logged(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_prompts_are_not_logged_unless_that_is_asked_for(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("DEBUG"):
         server.post(COMPLETIONS, {"prompt": "SAY(a secret)YAS"})
         server.post(COMPLETIONS, {"prompt": "BREAK( a secret"})

@@ -15,6 +15,7 @@ from ...machine.cgroup import cpu_quota
 from ...machine.cpu_list import cpu_list
 from ...machine.huge_pages import huge_pages
 from ...models.spec import DecoderSpec
+from ...start_log import start_logger
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.packed_cache import BackgroundWrite, PackedCache
 from ...weights.quantization import TensorFormat
@@ -50,7 +51,7 @@ def thread_groups(isa: str, options: CpuOptions, num_groups: int = 1) -> list[li
     count = sum(map(len, groups))
     threads = "1 thread" if count == 1 else f"{count} threads"
     limit = "" if quota is None else f"; the control group allows {quota:g} CPUs' worth of time"
-    logger.info("Computing with %s kernels in %s on CPUs %s%s", isa, threads, group_list(groups), limit)
+    start_logger.info("Computing with %s kernels in %s on CPUs %s%s", isa, threads, group_list(groups), limit)
     return groups
 
 
@@ -58,7 +59,7 @@ def _report_memory() -> None:
     pages = huge_pages()
     said = "huge pages where the kernel has any" if pages.on_request else "small pages"
     mode = pages.transparent or "not supported"
-    logger.info("Weights and KV cache lie in %s (transparent huge pages: %s)", said, mode)
+    start_logger.info("Weights and KV cache lie in %s (transparent huge pages: %s)", said, mode)
 
 
 def _report_unpacked(unpacked: frozenset[str], reason: str | None, cache_dir: str | None) -> None:

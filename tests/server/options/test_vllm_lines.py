@@ -88,7 +88,11 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
         ("m --enable-lora --lora-modules a=/a b=/b --max-loras 2 --max-lora-rank 64", {}),
         ("m --no-enable-prompt-adapter --no-trust-remote-code", {}),
         ("m --cpu-offload-gb 0 --mm-processor-cache-gb 0 --language-model-only", {}),
-        ("m --numa-bind --enable-expert-parallel --enable-eplb --max-log-len 100", {}),
+        ("m --numa-bind --enable-expert-parallel --enable-eplb", {}),
+        (
+            "m --enable-log-requests --enable-log-outputs --max-log-len 2048",
+            {"disable_log_requests": False, "enable_log_outputs": True, "max_log_len": 2048},
+        ),
         ("m --cuda-graph-sizes 1 2 4 --seed 7", {"seed": 7}),
         ("--cudagraph-capture-sizes 1 2 --model m", {"model": "m"}),
         ("m --scheduler-delay-factor 0.5", {"scheduler_delay_factor": 0.5}),

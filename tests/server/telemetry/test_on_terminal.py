@@ -19,10 +19,10 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.server.telemetry.throughput import log_throughput
 
 
-def shown_on_terminal(port: int, environment: Mapping[str, str]) -> str:
+def shown_on_terminal(port: int, environment: Mapping[str, str], *arguments: str) -> str:
     """What `tidewheel serve` shows until its address is there."""
     terminal, inside = pty.openpty()
-    command = [*TIDEWHEEL, "serve", "--port", str(port)]
+    command = [*TIDEWHEEL, "serve", "--port", str(port), *arguments]
     process = subprocess.Popen(command, stdin=inside, stderr=inside, env={**os.environ, **environment})
     os.close(inside)
     shown = b""
@@ -42,6 +42,19 @@ def test_a_terminal_shows_what_is_served_and_where(unused_port: int) -> None:
         assert words in shown
     assert f"http://127.0.0.1:{unused_port}/\r\n" in shown
     assert "\x1b[2m" in shown
+
+
+def test_nothing_comes_before_the_banner_but_what_a_person_has_to_see(unused_port: int) -> None:
+    shown = shown_on_terminal(unused_port, {"NO_COLOR": "1"}, "--swap-space", "4")
+    before, _, _ = shown.partition("Tidewheel ")
+    (line,) = before.strip().splitlines()
+    assert "--swap-space has no effect" in line
+
+
+def test_a_level_that_is_asked_for_shows_the_whole_log(unused_port: int) -> None:
+    shown = shown_on_terminal(unused_port, {"NO_COLOR": "1"}, "--log-level", "info")
+    assert "tidewheel.start: Loaded " in shown
+    assert "tidewheel.start: Serving tidewheel-demo on http" in shown
 
 
 def test_colours_can_be_turned_off(unused_port: int) -> None:
