@@ -464,7 +464,7 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
     needed = (tokens * (widest + 2 * hidden) + rows * spec.vocab_size) * _ACTIVATION_BYTES
     needed += tokens * logprobs * _LOGPROB_BYTES
     if options.lora.enable_lora:
-        values = _MOST_TOGETHER * (options.lora.max_lora_rank + 1)  # between A and B; one is of a bias
+        values = _MOST_TOGETHER * (options.lora.max_lora_rank + 2)  # between A and B; two are of biases
         needed += max(tokens, rows) * _rows_per_token(spec) * values * _ACTIVATION_BYTES
     if memory.ceiling is not None and needed > memory.ceiling:
         raise ModelError(

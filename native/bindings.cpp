@@ -374,8 +374,9 @@ void set_weights(Executor& executor, const std::vector<Tensor>& tensors, const s
 
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Updates as tuples of name, first output, A, B, bias or None, and scale. That of `embed.weight` is of tokens' rows.
-using Update = std::tuple<std::string, int, Matrix, Matrix, std::optional<Array1<float>>, float>;
+// Updates as tuples of name, first output, A, B, bias or None, scale, and shift or None. That of `embed.weight` is of tokens' rows.
+using Update = std::tuple<std::string, int, Matrix, Matrix, std::optional<Array1<float>>, float,
+                          std::optional<Array1<float>>>;
 
 // [vocab, embedding size], and the type of its elements.
 using Table = std::tuple<nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>, std::string>;
@@ -398,13 +399,13 @@ std::shared_ptr<const Adapter> pack_adapter(const Executor& executor, const std:
   AdapterContent content;
   content.embed = own_matrix(executor, embed);
   content.head = own_matrix(executor, head);
-  for (const auto& [name, first, a, b, bias, scale] : given) {
+  for (const auto& [name, first, a, b, bias, scale, shift] : given) {
     const int rank = static_cast<int>(a.shape(0)), outputs = static_cast<int>(b.shape(0));
-    if (b.shape(1) != a.shape(0) || (bias && bias->size() != b.shape(0))) {
-      throw std::invalid_argument("A, B and bias of " + name + " do not fit each other");
+    if (b.shape(1) != a.shape(0) || (bias && bias->size() != b.shape(0)) || (shift && shift->size() != b.shape(0))) {
+      throw std::invalid_argument("A, B and biases of " + name + " do not fit each other");
     }
     const LowRankUpdate update{name, first, outputs, static_cast<int>(a.shape(1)), rank, a.data(), b.data(),
-                               bias ? bias->data() : nullptr, scale};
+                               bias ? bias->data() : nullptr, scale, shift ? shift->data() : nullptr};
     if (name == "embed.weight") {
       content.embedding = update;
     } else {

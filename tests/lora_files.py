@@ -32,6 +32,16 @@ def embedding(seed: int, *, hidden: int = 64, vocab: int = 320, rank: int = 4) -
     return {f"{name}_A": _random(seed, rank, vocab), f"{name}_B": _random(seed + 1, hidden, rank)}
 
 
+def biases(seed: int, *modules: str, hidden: int = 64, kv: int = 32, layers: int = 2) -> dict[str, Any]:
+    """Biases of some modules of all layers, by default of the values'."""
+    found = {}
+    for layer in range(layers):
+        for module in modules or ("self_attn.v_proj",):
+            outputs = kv if module.endswith(("k_proj", "v_proj")) else hidden
+            found[f"base_model.model.model.layers.{layer}.{module}.bias"] = _random(seed + layer, outputs)
+    return found
+
+
 def head(seed: int, *, hidden: int = 64, vocab: int = 320, rank: int = 3) -> dict[str, Any]:
     """A and B of the head."""
     name = "base_model.model.lm_head.lora"

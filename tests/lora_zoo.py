@@ -42,6 +42,8 @@ def adapted(model: Any, seed: int = 0, fields: tuple[tuple[str, Any], ...] = ())
                 weight.copy_(torch.randn(weight.shape, generator=generator) / max(weight.shape) ** 0.5)
             elif "modules_to_save" in key:
                 weight.add_(torch.randn(weight.shape, generator=generator) * weight.std() / 2)
+            elif weight.requires_grad and model.get_submodule(key.rpartition(".")[0]).weight.ndim == 2:
+                weight.add_(torch.randn(weight.shape, generator=generator))  # the bias of a linear layer
     return model.eval()
 
 
@@ -59,6 +61,14 @@ def _folder(name: str, seed: int, fields: tuple[tuple[str, Any], ...]) -> Path:
     path = _root / f"{name}-{len(list(_root.iterdir()))}"
     _peft_model(name, seed, fields).save_pretrained(path)
     return path
+
+
+def greedy(name: str, prompt: Sequence[int], count: int, seed: int = 0, **fields: Any) -> list[int]:
+    """The `count` tokens after a prompt that peft finds most likely."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(logits(name, tokens, seed, **fields)[-1].argmax()))
+    return tokens[len(prompt) :]
 
 
 def logits(

@@ -335,7 +335,17 @@ class Executor:
     def pack_adapter(
         self,
         dtype: str,
-        updates: Sequence[tuple[str, int, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None, float]],
+        updates: Sequence[
+            tuple[
+                str,
+                int,
+                NDArray[np.float32],
+                NDArray[np.float32],
+                NDArray[np.float32] | None,
+                float,
+                NDArray[np.float32] | None,
+            ]
+        ],
         embed: tuple[NDArray[Any], str] | None = None,
         head: tuple[NDArray[Any], str] | None = None,
     ) -> Adapter: ...

@@ -46,7 +46,10 @@ def merged(matrix: DenseTensor, updates: Iterable[LowRankUpdate]) -> DenseTensor
     """The matrix and what is added to its product, in float32. Raises ModelError for biases."""
     sum_ = to_float32(matrix)
     for update in updates:
-        if update.bias is not None:
-            raise ModelError(f"{matrix.origin}: a head of an adapter's own has no bias; train with lora_bias=False")
+        if update.bias is not None or update.shift is not None:
+            raise ModelError(
+                f"{matrix.origin}: a head of an adapter's own has no bias; train with lora_bias=False and bias='none', "
+                "or merge the adapter into its model"
+            )
         sum_ += update.scale * (update.b @ update.a)
     return DenseTensor(sum_, "float32", origin=matrix.origin)

@@ -28,6 +28,7 @@ _REFUSED = {
     "kasa_config": "KaSA adapters are not supported; merge the adapter into its model",
     "monteclora_config": "MonteCLoRA adapters are not supported; merge the adapter into its model",
 }
+_BIASES = ("none", "lora_only", "all")
 # Initializations that change the model's own weights too, which the adapter's file does not have.
 _CHANGE_THE_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -39,6 +40,7 @@ class PeftConfig:
     `version` is that of peft, which configs have since 0.18.
     """
 
+    trains_biases: bool
     alpha: float
     rank_stabilized: bool
     alpha_pattern: dict[str, float]
@@ -59,7 +61,7 @@ class PeftConfig:
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """The config of the adapter in `folder`. Raises ModelError for one that is broken, or asks for more than A and B.
+    """The config of the adapter in `folder`. Raises ModelError for one that is broken, or asks for too much.
 
     Which modules an adapter has, and their ranks, is what its tensors say: `target_modules` and `rank_pattern`, in all
     their forms, only describe them. Which parameter of a module it has, `target_parameters` alone says.
@@ -72,8 +74,9 @@ def read_peft_config(folder: Path) -> PeftConfig:
     for field, reason in _REFUSED.items():
         if config.get(field):
             raise ModelError(f"{path}: {field} is set, and {reason}")
-    if config.get("bias", "none") != "none":
-        raise ModelError(f"{path}: bias must be none: adapters with the model's own biases are not supported")
+    bias = config.get("bias") or "none"
+    if bias not in _BIASES:
+        raise ModelError(f"{path}: bias must be one of {', '.join(_BIASES)}, not {shown(bias)}")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGE_THE_MODEL):
         raise ModelError(
@@ -86,6 +89,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     alphas = {key: _number(path, f"alpha_pattern[{shown(key)}]", value) for key, value in pattern.items()}
     version = re.match(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?", str(config.get("peft_version") or ""))
     return PeftConfig(
+        trains_biases=bias != "none",
         alpha=_number(path, "lora_alpha", config.get("lora_alpha")),
         rank_stabilized=config.get("use_rslora") is True,
         alpha_pattern=alphas,

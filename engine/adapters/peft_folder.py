@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from ..errors import ModelError
+from ..errors import ModelError, quoted
 from ..files.reading import is_there
 from ..files.wording import shown
 from ..models.description import ModelDescription
@@ -18,17 +19,21 @@ from ..weights.checkpoint import open_file
 from ..weights.lora import EMBED, HEAD, LoraAdapter, LowRankUpdate
 from ..weights.stored import Checkpoint, StoredTensor
 from ..weights.tensor import DenseTensor, WeightSource, to_float32
+from .biases import BiasDifference, OwnBiases, with_differences
 from .expert_stacks import expert_stacks, orientations, swapped_by_version, unstacked
 from .modules import adaptable_modules, not_adaptable
 from .own_matrices import equals_base, merged, own_matrix
 from .peft_config import CONFIG, PeftConfig, read_peft_config
 from .updates import AdapterTensor, updates_of
 
+logger = logging.getLogger(__name__)
+
 WEIGHTS = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _LINEAR, _EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
 _OWN, _BASE = "weight", "base_layer.weight"
+_BIASES = ("bias", "base_layer.bias")  # as peft saves them, and as it did before it wrapped layers
 _AROUND = ".base_layer"  # of what peft has wrapped again
 # What checkpoints call modules that transformers calls otherwise.
 _CHECKPOINTS_CALL = (
@@ -37,7 +42,8 @@ _CHECKPOINTS_CALL = (
     ("model.layers.", "backbone.layers."),
 )
 _TENSOR = re.compile(
-    r"(.+?)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|base_layer\.weight|weight)"
+    r"(.+?)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|base_layer\.weight|weight"
+    r"|base_layer\.bias|bias)"
 )
 
 
@@ -47,14 +53,15 @@ def read_peft_folder(
     """The adapter in `folder`. Raises ModelError for one that is broken, not of this model, or of a rank above
     `max_rank`.
 
-    Where peft has saved the model's own embedding or head too, it is left out if it equals that of `base`.
+    Where peft has saved the model's own embedding, head or biases too, they are left out if they equal those of `base`,
+    the model's own weights. A file with biases cannot be read without them.
     """
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     config = read_peft_config(folder)
-    reader = _Reader(adapter_file(folder), config, description)
+    reader = _Reader(adapter_file(folder), config, description, base)
     by_module = reader.by_module(open_file(reader.path))
-    if not by_module:
+    if not by_module and not reader.biases:
         raise ModelError(f"{reader.path} has no tensors")
     updates = [
         update
@@ -62,6 +69,7 @@ def read_peft_folder(
         if not {_OWN, _BASE} >= parts.keys()
         for update in reader.updates(module, parts, max_rank)
     ]
+    updates = with_differences(updates, reader.differences())
     matrices = reader.matrices(by_module, base)
     if HEAD in matrices and (added := [update for update in updates if update.name == HEAD]):
         matrices[HEAD] = merged(matrices[HEAD], added)
@@ -84,12 +92,16 @@ _Parts = dict[str, StoredTensor]
 
 
 class _Reader:
-    def __init__(self, path: Path, config: PeftConfig, description: ModelDescription) -> None:
+    def __init__(
+        self, path: Path, config: PeftConfig, description: ModelDescription, base: WeightSource | None
+    ) -> None:
         self.path = path
         self._config = config
         self._description = description
         tensors = {**description.tensors, "head.weight": TensorRef(description.head_name)}
         self._modules = dict(adaptable_modules(description.spec, tensors))
+        self._own_biases = OwnBiases(path, tensors, self._modules, base)
+        self.biases: dict[str, StoredTensor] = {}  # by module
         self._stacks = expert_stacks(description.spec, tensors)
         self._stack_of = {module: stack for stack in self._stacks.values() for module in stack.modules.values()}
         self._names: dict[str, str] = {}  # of modules, as peft's patterns know them
@@ -114,6 +126,9 @@ class _Reader:
             match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
             if match is None:
                 raise ModelError(f"{self.path}: {shown(name)} is not an A or B of a LoRA adapter of linear layers")
+            if match[2] in _BIASES:
+                self._keep_bias(match[1], stored)
+                continue
             module = self._module(match[1]) or self._expert_parameter(match[1])
             if module is None:
                 raise not_adaptable(self.path, match[1])
@@ -127,7 +142,33 @@ class _Reader:
                 raise ModelError(f"{self.path}: {shown(name)} is not an A or B of a LoRA adapter of that layer")
             found.setdefault(module, {})[match[2]] = stored
         self._swapped = self._find_swapped(found)
+        self._warn_of_lost_biases(found)
         return found
+
+    def _keep_bias(self, name: str, stored: StoredTensor) -> None:
+        module = next((module for module in self._candidates(name) if self._own_biases.has(module)), None)
+        if module is None:
+            raise not_adaptable(self.path, f"{name}.bias")
+        if module in self.biases:
+            raise ModelError(f"{self.path}: {shown(name)} has two biases")
+        self.biases[module] = stored
+
+    def differences(self) -> list[BiasDifference]:
+        """How far the file's biases are from the model's."""
+        return [
+            found for module, stored in self.biases.items() for found in self._own_biases.differences(module, stored)
+        ]
+
+    def _warn_of_lost_biases(self, by_module: dict[str, _Parts]) -> None:
+        # Peft 0.19 trained those of `lora_only` and left them out of the file.
+        lost = [module for module in by_module if module not in self.biases and self._own_biases.in_base(module)]
+        if self._config.trains_biases and lost:
+            logger.warning(
+                "%s: bias is set in %s, but the file has no bias of %s: the model's own is used, as peft does with it",
+                self.path,
+                CONFIG,
+                quoted(lost[0]),
+            )
 
     def _find_swapped(self, by_module: dict[str, _Parts]) -> bool | None:
         """What the parameters of a file have in common: any of which the shape tells it stands for all."""

@@ -17,11 +17,12 @@ EMBED, HEAD = "embed", "head"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRankUpdate:
-    """What is added to some outputs of a matrix: `scale * (b a x + bias)`, https://arxiv.org/abs/2106.09685.
+    """What is added to some outputs of a matrix: `scale * (b a x + bias) + shift`, https://arxiv.org/abs/2106.09685.
 
     `name` is the matrix' module in Tidewheel's words (`layers.0.q`); the update is of its outputs from `first_output`
     on. That of EMBED is added to tokens' rows, before any scale: its x is 1 for the token, so it has the vocabulary as
-    inputs. `a` is `[rank, inputs]`, `b` `[outputs, rank]`, `bias` `[outputs]` or None; all are contiguous float32.
+    inputs. `a` is `[rank, inputs]`, `b` `[outputs, rank]`, `bias` and `shift` `[outputs]` or None; all are contiguous
+    float32. The rank may be 0 where there is a shift, which is how far the adapter's bias is from the model's.
     Updates of parts of one matrix in a checkpoint have the same object `a`.
     """
 
@@ -31,6 +32,7 @@ class LowRankUpdate:
     scale: float
     bias: NDArray[np.float32] | None = None
     first_output: int = 0
+    shift: NDArray[np.float32] | None = None
 
     @property
     def rank(self) -> int:
@@ -54,8 +56,8 @@ class LoraAdapter:
         content = hashlib.sha256()
         for update in self.updates:
             shapes = (update.name, update.first_output, update.scale, update.a.shape, update.b.shape)
-            content.update(repr((*shapes, update.bias is not None)).encode())
-            for array in (update.a, update.b, update.bias):
+            content.update(repr((*shapes, update.bias is not None, update.shift is not None)).encode())
+            for array in (update.a, update.b, update.bias, update.shift):
                 if array is not None:
                     content.update(array.data)
         for name, matrix in sorted(self.matrices.items()):

@@ -9,15 +9,16 @@
 namespace tidewheel {
 namespace {
 
-// An A, and where its values begin in h. With a bias there is one value more, which is always 1.
+// An A, and where its values begin in h. With a bias there is one value more, and one with shifts: they are always the
+// scale, and 1.
 struct Projection {
   const LowRankUpdate* update;
   int first;
-  bool bias;
+  bool bias, shift;
 
-  int values() const { return update->rank + bias; }
+  int values() const { return update->rank + bias + shift; }
   bool is_that_of(const LowRankUpdate& other) const {
-    return update->a == other.a && update->rank == other.rank && update->scale == other.scale;
+    return update->rank == other.rank && (update->rank == 0 || (update->a == other.a && update->scale == other.scale));
   }
 };
 
@@ -70,7 +71,7 @@ int projection_of(Layout& layout, const LowRankUpdate& update) {
     if (known.is_that_of(update)) return i;
     ++i;
   }
-  layout.projections.push_back({&update, 0, false});
+  layout.projections.push_back({&update, 0, false, false});
   return i;
 }
 
@@ -86,7 +87,8 @@ std::map<int, std::vector<Placed>> by_matrix(const Weights& weights, std::span<c
   for (const LowRankUpdate& update : updates) {
     const std::optional<MatrixPlace> place = weights.place_of(update.name);
     if (!place) fail("this model has no matrix named " + update.name);
-    require(update.rank > 0 && update.first_output >= 0 && update.inputs == place->cols &&
+    require(update.rank >= 0 && (update.rank > 0 || (update.shift && !update.bias)), "an update must have a rank, or a shift");
+    require(update.first_output >= 0 && update.inputs == place->cols &&
                 update.first_output + update.outputs <= place->rows,
             "an update must have the shape of its matrix");
     all[place->linear->id].push_back({&update, *place});
@@ -101,6 +103,7 @@ Layout layout_of(std::span<const Placed> updates) {
   for (const auto& [update, place] : updates) {
     const int index = projection_of(layout, *update);
     layout.projections[index].bias |= update->bias != nullptr;
+    layout.projections[index].shift |= update->shift != nullptr;
     for (int r = 0; r < update->outputs; ++r) {
       Column& column = layout.columns[place.columns.of(update->first_output + r)];
       require(column.projection < 0, "two updates are of the same outputs");
@@ -132,9 +135,10 @@ Adapter::Part outline(const Layout& layout) {
   Adapter::Part part;
   part.values = layout.values();
   for (const Projection& projection : layout.projections) {
-    part.scale.insert(part.scale.end(), projection.values(), projection.update->scale);
+    part.scale.insert(part.scale.end(), projection.values() - projection.shift, projection.update->scale);
+    if (projection.shift) part.scale.push_back(1);
     part.one.insert(part.one.end(), projection.update->rank, 0.0f);
-    if (projection.bias) part.one.push_back(1);
+    part.one.insert(part.one.end(), projection.bias + projection.shift, 1.0f);
   }
   for (size_t column = 0; column < layout.columns.size(); column += kStripe) part.stripes.push_back(stripe_of(layout, column));
   return part;
@@ -152,11 +156,14 @@ void fill_stripe(const Layout& layout, size_t first_column, const LowRankStripe&
     const Column& column = layout.columns[first_column + c];
     if (column.projection < 0) continue;
     const LowRankUpdate& update = *column.update;
-    const int first = layout.projections[column.projection].first - stripe.first;
+    const Projection& projection = layout.projections[column.projection];
+    const int first = projection.first - stripe.first;
+    const auto store = [&](int value, float x) { store_as(type, b, size_t(first + value) * kStripe + c, x); };
     for (int j = 0; j < update.rank; ++j) {
-      store_as(type, b, size_t(first + j) * kStripe + c, update.b[size_t(column.row) * update.rank + j]);
+      store(j, update.b[size_t(column.row) * update.rank + j]);
     }
-    if (update.bias) store_as(type, b, size_t(first + update.rank) * kStripe + c, update.bias[column.row]);
+    if (update.bias) store(update.rank, update.bias[column.row]);
+    if (update.shift) store(update.rank + projection.bias, update.shift[column.row]);
   }
 }
 
@@ -171,7 +178,7 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
   size_ = table->cols;
   const size_t matrix_elements = size_t(table->rows) * size_;
   if (const auto& added = content.embedding) {
-    require(added->rank > 0 && added->inputs == table->rows && added->outputs == size_ && !added->bias,
+    require(added->rank > 0 && added->inputs == table->rows && added->outputs == size_ && !added->bias && !added->shift,
             "an update of the embedding must have its shape");
     rank_ = added->rank, scale_ = added->scale;
   }

@@ -14,8 +14,8 @@
 
 namespace tidewheel {
 
-// What an adapter adds to the outputs `first_output` to `first_output + outputs - 1` of one matrix: scale * (B A x + bias).
-// Updates of one matrix that have the same `a`, rank and scale project x once.
+// What an adapter adds to the outputs `first_output` to `first_output + outputs - 1` of one matrix:
+// scale * (B A x + bias) + shift. The rank may be 0 if there is a shift. Updates of one matrix that have the same `a`, rank and scale project x once.
 struct LowRankUpdate {
   std::string name;  // of the matrix' tensor
   int first_output = 0, outputs = 0, inputs = 0, rank = 0;
@@ -23,6 +23,7 @@ struct LowRankUpdate {
   const float* b = nullptr;     // [outputs, rank]
   const float* bias = nullptr;  // [outputs], or null
   float scale = 1;
+  const float* shift = nullptr;  // [outputs], or null: how far the adapter's own bias is from the matrix'
 };
 
 // A matrix [vocab, embedding size] that an adapter has instead of the model's.
@@ -44,7 +45,7 @@ class Adapter {
   struct Part {
     int values = 0;                  // of h
     const char* a = nullptr;         // [values, k]
-    std::vector<float> scale, one;   // [values]: h = scale * (A x + one), where `one` is 1 for a bias and else 0
+    std::vector<float> scale, one;   // [values]: h = scale * (A x + one), where `one` is 1 for a bias or shift and else 0
     std::vector<LowRankStripe> stripes;
   };
 

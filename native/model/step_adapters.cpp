@@ -25,7 +25,7 @@ void StepAdapters::allocate(const std::map<const Linear*, std::string>& matrices
     most_inputs = std::max(most_inputs, linear->k);
   }
   workers_ = workers;
-  most_values_ = most_tensors * (max_rank + 1);  // with a bias
+  most_values_ = most_tensors * (max_rank + 2);  // with a bias and a shift
   stride_ = round_up(most_values_, 16);
   scratch_stride_ = round_up(most_inputs, 16);
   const size_t most_rows = workspace_.rows() * rows_per_token_;

@@ -113,7 +113,7 @@ class CpuExecutor:
 
     def load_lora(self, number: int, adapter: LoraAdapter) -> None:
         """Pack an adapter, from any thread. Raises DeviceError for one that the kernels cannot run."""
-        updates = [(f"{u.name}.weight", u.first_output, u.a, u.b, u.bias, u.scale) for u in adapter.updates]
+        updates = [(f"{u.name}.weight", u.first_output, u.a, u.b, u.bias, u.scale, u.shift) for u in adapter.updates]
         matrices = {name: (_in_order(matrix.data), matrix.dtype) for name, matrix in adapter.matrices.items()}
         native = self.native
         try:

@@ -43,6 +43,8 @@ class Loras:
             for update in self._updates[number].get(name, ()):
                 outputs = slice(update.first_output, update.first_output + len(update.b))
                 y[rows, outputs] += update.scale * self._product(update, x[rows])
+                if update.shift is not None:
+                    y[rows, outputs] += self._rounded(update.shift)
         return y
 
     @contextmanager

@@ -26,8 +26,12 @@ LORAS = [Lora(number, f"digest {number}") for number in range(3)]
 # What each changes of the embedding and the head.
 WHOLE: list[Callable[[], dict[str, Any]]] = [
     dict,
-    lambda: lora_files.embedding(1) | lora_files.head_of_its_own(1),
-    lambda: lora_files.head(2) | lora_files.embedding_of_its_own(2),
+    lambda: lora_files.embedding(1) | lora_files.head_of_its_own(1) | lora_files.biases(1),
+    lambda: (
+        lora_files.biases(2, "mlp.down_proj", "self_attn.k_proj")
+        | lora_files.head(2)
+        | lora_files.embedding_of_its_own(2)
+    ),
 ]
 
 
@@ -47,10 +51,11 @@ def executor(device_id: str, threads: int, quantization: str | None, folder: Pat
         quantization=None if quantization is None else Quantization("int8"),
         lora=LoraLimits(max_loras=2, max_rank=4, dtype="bfloat16"),
     )
-    made = device.load(description.spec, source.weights(description), options)
+    weights = source.weights(description)
+    made = device.load(description.spec, weights, options)
     assert isinstance(made, LoraExecutor)
     for lora in LORAS:
-        made.load_lora(lora.number, read_peft_folder(folder / str(lora.number), description, 4))
+        made.load_lora(lora.number, read_peft_folder(folder / str(lora.number), description, 4, weights))
     return made
 
 

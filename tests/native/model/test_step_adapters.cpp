@@ -89,16 +89,17 @@ class Model {
 
   Executor& executor() { return executor_; }
 
-  LowRankUpdate update(const std::string& module, int rank, int outputs, int inputs, bool bias = false) {
+  LowRankUpdate update(const std::string& module, int rank, int outputs, int inputs, bool bias = false, bool shift = false) {
     return {module + ".weight", 0, outputs, inputs, rank, normals(rank * inputs, 0.1f), normals(outputs * rank, 0.5f),
-            bias ? normals(outputs, 0.5f) : nullptr, 0.7f};
+            bias ? normals(outputs, 0.5f) : nullptr, 0.7f, shift ? normals(outputs, 0.5f) : nullptr};
   }
 
  private:
   // Ranks that no vector of any level divides, some with a bias.
   AdapterContent low_ranks() {
     AdapterContent content;
-    content.updates = {update("layers.0.q", 3, 144, 96, true), update("layers.0.gate", 1, 104, 96),
+    content.updates = {update("layers.0.q", 3, 144, 96, true, true), update("layers.0.k", 0, 72, 96, false, true),
+                       update("layers.1.v", 2, 72, 96, false, true), update("layers.0.gate", 1, 104, 96),
                        update("layers.1.up", 7, 200, 96), update("layers.2.o", 5, 96, 144), update("head", 3, kVocab, kSize, true)};
     content.embedding = update("embed", 5, kSize, kVocab);
     return content;
@@ -179,6 +180,8 @@ TEST_CASE("adapters that do not fit are refused, and numbers without one end no 
   CHECK_THROWS_AS(pack(model.update("layers.0.q", 100, 144, 96)), std::invalid_argument);
   CHECK_THROWS_AS(pack(model.update("layers.0.experts.5.up", 1, 72, 96)), std::invalid_argument);
   CHECK_THROWS_AS(pack(model.update("layers.0.experts.4.down", 1, 72, 96)), std::invalid_argument);
+  CHECK_THROWS_AS(pack(model.update("layers.0.q", 0, 144, 96)), std::invalid_argument);
+  CHECK_THROWS_AS(pack(model.update("layers.0.q", 0, 144, 96, true, true)), std::invalid_argument);
   AdapterContent content;
   content.embedding = model.update("embed", 1, kSize, kVocab + 1);
   CHECK_THROWS_AS(model.executor().pack_adapter(DType::kFloat32, content), std::invalid_argument);
