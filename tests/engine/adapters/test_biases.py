@@ -1,4 +1,4 @@
-"""Adapters with biases of their own, as peft trains them with `bias` of `lora_only` and `all`: the logits are peft's."""
+"""Adapters with biases of their own, as peft trains them with `bias` of `lora_only` and `all`: logits are peft's."""
 
 from __future__ import annotations
 
