@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -201,12 +202,24 @@ def test_modules_may_be_a_json_list_in_the_environment() -> None:
     ("arguments", "words"),
     [
         (["--lora-modules", "a=/nowhere"], "/nowhere is not a folder"),
-        (["--device", "graph-cpu"], "the graph-cpu device has no LoRA adapters"),
+        (
+            ["--device", "graph-cpu"],
+            "the graph-cpu device has no LoRA adapters: drop --enable-lora or take --device cpu",
+        ),
+        (["--device", "tpu"], "the tpu device has no LoRA adapters: drop --enable-lora or take --device cpu"),
     ],
 )
 def test_what_cannot_be_served_ends_the_start(dummy_model: Path, arguments: list[str], words: str) -> None:
+    if "tpu" in arguments:
+        pytest.importorskip("jax")
     command = [*TIDEWHEEL, "serve", str(dummy_model), "--load-format", "dummy", "--kv-cache-space", "0.05"]
-    ended = subprocess.run([*command, "--enable-lora", *arguments], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [*command, "--enable-lora", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
     assert ended.returncode != 0
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
