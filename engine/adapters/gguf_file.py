@@ -23,7 +23,7 @@ from ..models.tensor_ref import TensorRef
 from ..weights.gguf.architecture import GgufArchitecture
 from ..weights.gguf.architectures import ARCHITECTURES, variants_of
 from ..weights.gguf.fields import Fields
-from ..weights.gguf.reader import GgufFile, GgufTensor, read_gguf
+from ..weights.gguf.reader import GgufFile, GgufTensor, read_gguf_copy
 from ..weights.gguf.weights import FLOATS, elements_of
 from ..weights.lora import EMBED, LoraAdapter
 from ..weights.tensor import DenseTensor, to_float32
@@ -40,7 +40,7 @@ def read_gguf_adapter(path: Path, description: ModelDescription, max_rank: int) 
     """The adapter in a file. Raises ModelError, naming the file, for one that is broken, not of this model, or of a
     rank above `max_rank`.
     """
-    file = read_gguf(path)
+    file = read_gguf_copy(path)
     fields = Fields(file)
     _check_kind(fields)
     alpha = fields.number("adapter.lora.alpha")

@@ -15,7 +15,7 @@ from ..models.description import ModelDescription
 from ..models.spec import tensor_shapes
 from ..models.tensor_ref import TensorRef
 from ..models.text_part import text_name
-from ..weights.checkpoint import open_file
+from ..weights.checkpoint import open_copy
 from ..weights.lora import EMBED, HEAD, LoraAdapter, LowRankUpdate
 from ..weights.stored import Checkpoint, StoredTensor
 from ..weights.tensor import DenseTensor, WeightSource, to_float32
@@ -60,7 +60,9 @@ def read_peft_folder(
         raise ModelError(f"{folder} is not a folder")
     config = read_peft_config(folder)
     reader = _Reader(adapter_file(folder), config, description, base)
-    by_module = reader.by_module(open_file(reader.path))
+    by_module = reader.by_module(open_copy(reader.path))
+    if read_peft_config(folder) != config:
+        raise ModelError(f"{folder / CONFIG} changed while the adapter was read; load it again when it is complete")
     if not by_module and not reader.biases:
         raise ModelError(f"{reader.path} has no tensors")
     updates = [

@@ -9,8 +9,8 @@ from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import shown
 from ..models.description import ModelDescription
-from ..weights.checkpoint import open_file
-from ..weights.gguf.reader import read_gguf
+from ..weights.checkpoint import shapes_in
+from ..weights.gguf.reader import read_gguf_copy
 from ..weights.lora import LoraAdapter
 from ..weights.tensor import WeightSource
 from .gguf_file import read_gguf_adapter
@@ -54,18 +54,21 @@ def packed_bytes(path: Path, itemsize: int) -> int:
 
 
 def read_bytes(path: Path) -> int:
-    """About what its A and B take until they are packed, as float32. Raises ModelError for one that cannot be read."""
-    return 4 * sum(size for name, size in _sizes(path).items() if ".lora_" in name)
+    """About what it takes until it is packed: a copy of the file, and A and B as float32. Raises ModelError for one
+    that cannot be read.
+    """
+    file = _gguf_in(path) or adapter_file(path)
+    return file.stat().st_size + 4 * sum(size for name, size in _sizes(path).items() if ".lora_" in name)
 
 
 def _sizes(path: Path) -> dict[str, int]:
     """How many numbers each tensor has. Raises ModelError."""
     file = _gguf_in(path)
     if file is not None:
-        return {name: math.prod(tensor.shape) for name, tensor in read_gguf(file).tensors.items()}
+        return {name: math.prod(tensor.shape) for name, tensor in read_gguf_copy(file).tensors.items()}
     if not path.is_dir():
         raise ModelError(f"{path} is not a folder")
-    return {name: math.prod(tensor.shape) for name, tensor in open_file(adapter_file(path)).items()}
+    return {name: math.prod(shape) for name, shape in shapes_in(adapter_file(path)).items()}
 
 
 def _gguf_in(path: Path) -> Path | None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ModelError
+from ..files.copies import FileCopy
 from ..files.folder import read_json
 from ..files.reading import is_there, require_file
 from ..files.wording import one_line, shown
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PIECE_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 100 << 20  # as the library has it
 _MAX_FILE_NAME = 255  # characters; no file system has longer ones
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _OF_TRAINING = ("training_args", "optimizer", "scheduler", "rng_state")  # may lie beside weights
@@ -99,23 +101,57 @@ def _open_shards(folder: Path) -> Checkpoint:
 def open_file(path: Path) -> Checkpoint:
     """All tensors of one safetensors file. Raises ModelError for one that is corrupt or truncated."""
     require_file(path)
-    # The library checks that the header is well-formed and that the tensors fill the file with no gap or overlap.
     try:
-        with safe_open(path, framework="numpy"):
-            pass
+        _require_well_formed(path)
         with path.open("rb") as opened:
             status = os.fstat(opened.fileno())
             file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        header_bytes = int.from_bytes(file[:8], "little")
-        header: dict[str, Any] = json.loads(file[8 : 8 + header_bytes])
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(
-            f"{path} is not a valid safetensors file, it may be truncated or corrupt: {one_line(error)}"
-        ) from error
+        raise _corrupt(path, error) from error
+    # Copying tools may give two files equal modification times. The change time cannot be set, so it differs.
+    return _views(path, file, (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+def open_copy(path: Path) -> Checkpoint:
+    """Like `open_file`, of a copy in memory, for a file that somebody may be writing. Raises ModelError."""
+    with FileCopy(path) as copy:
+        try:
+            _require_well_formed(copy.path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise _corrupt(path, error) from error
+        return _views(path, copy.content, copy.version)
+
+
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """The tensors' shapes, of which nothing but the header is read. Raises ModelError."""
+    require_file(path)
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES)))
+        return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError, LookupError) as error:
+        raise _corrupt(path, error) from error
+
+
+def _require_well_formed(path: Path) -> None:
+    """The library checks that the header is well-formed and that the tensors fill the file with no gap or overlap."""
+    with safe_open(path, framework="numpy"):
+        pass
+
+
+def _corrupt(path: Path, error: Exception) -> ModelError:
+    return ModelError(f"{path} is not a valid safetensors file, it may be truncated or corrupt: {one_line(error)}")
+
+
+def _views(path: Path, file: bytes | mmap.mmap, version: tuple[str, int, int, int]) -> Checkpoint:
+    """The tensors of a well-formed file."""
+    header_bytes = int.from_bytes(file[:8], "little")
+    try:
+        header: dict[str, Any] = json.loads(file[8 : 8 + header_bytes])
+    except ValueError as error:
+        raise _corrupt(path, error) from error
     header.pop("__metadata__", None)
     content = np.frombuffer(file, np.uint8)
-    # Copying tools may give two files equal modification times. The change time cannot be set, so it differs.
-    version = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     checkpoint: Checkpoint = {}
     for name, entry in header.items():
         start, stop = (8 + header_bytes + offset for offset in entry["data_offsets"])

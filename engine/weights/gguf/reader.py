@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ModelError
+from ...files.copies import FileCopy
 from ...files.reading import MAX_TOKENIZER_BYTES, require_file
 from ...files.wording import shown
 from ..block_types import BLOCK_TYPES, OTHER_TYPES, BlockType
@@ -171,7 +172,16 @@ def read_gguf(path: Path) -> GgufFile:
             content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    version = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _parsed(path, content, (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+def read_gguf_copy(path: Path) -> GgufFile:
+    """Like `read_gguf`, of a copy in memory, for a file that somebody may be writing. Raises ModelError."""
+    with FileCopy(path) as copy:
+        return _parsed(path, copy.content, copy.version)
+
+
+def _parsed(path: Path, content: bytes | mmap.mmap, version: tuple[str, int, int, int]) -> GgufFile:
     cursor = _Cursor(path, content)
     num_tensors, num_keys = _header(cursor)
     metadata = _metadata(cursor, num_keys)

@@ -155,3 +155,41 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
 def test_many_patterns_take_no_time_to_speak_of(tmp_path: Path) -> None:
     patterns = {f".*a.*{i}.*b": 1 for i in range(200)}
     assert read(lora_files.write(tmp_path, alpha_pattern=patterns)).rank == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"peft_type": "LORA", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "not valid JSON"),
+        ('{"peft_type": "LORA", "lora_alpha": NaN}', "lora_alpha must be a number"),
+        ('{"peft_type": "LORA", "lora_alpha": Infinity}', "lora_alpha must be a number"),
+        ('{"peft_type": "LORA", "lora_alpha": 1' + "0" * 5000 + "}", "lora_alpha must be a number|not valid JSON"),
+        ('{"peft_type": "LORA", "lora_alpha": true}', "lora_alpha must be a number"),
+        ('{"peft_type": "LORA", "lora_alpha": 8, "alpha_pattern": {"q": NaN}}', "must be a number"),
+        ('{"peft_type": "LORA", "lora_alpha": 8, "bias": NaN}', "bias must be one of"),
+        ('{"peft_type": {"LORA": 1}}', "peft_type must be LORA"),
+        ('["LORA"]', "must hold a JSON object"),
+        ('{"peft_type": "LORA", "lora_alpha": "\\ud800"}', "not valid JSON"),
+        ("\xff\xfe", "not valid JSON"),
+    ],
+    ids=range(11),
+)
+def test_hostile_configs_are_refused_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    folder = lora_files.write(tmp_path)
+    (folder / "adapter_config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match=words) as failure:
+        read(folder)
+    assert len(str(failure.value)) < 700
+
+
+@pytest.mark.parametrize("fields", [{"r": 10**9}, {"r": -1}, {"rank_pattern": {"q_proj": 10**9}}, {"r": None}], ids=str)
+def test_ranks_are_what_the_tensors_say(tmp_path: Path, fields: dict[str, Any]) -> None:
+    assert read(lora_files.write(tmp_path, **fields)).rank == 4
+
+
+def test_a_header_that_promises_huge_tensors_takes_no_memory(tmp_path: Path) -> None:
+    folder = lora_files.write(tmp_path)
+    name = f"{Q}.lora_A.weight"
+    header = lora_files.json.dumps({name: {"dtype": "F32", "shape": [2**40, 64], "data_offsets": [0, 2**48]}}).encode()
+    (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 64)
+    refused(folder, "truncated or corrupt")

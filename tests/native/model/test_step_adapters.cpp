@@ -99,7 +99,7 @@ class Model {
   AdapterContent low_ranks() {
     AdapterContent content;
     content.updates = {update("layers.0.q", 3, 144, 96, true, true), update("layers.0.k", 0, 72, 96, false, true),
-                       update("layers.1.v", 2, 72, 96, false, true), update("layers.0.gate", 1, 104, 96),
+                       update("layers.0.v", 2, 72, 96, false, true), update("layers.0.gate", 1, 104, 96),
                        update("layers.1.up", 7, 200, 96), update("layers.2.o", 5, 96, 144), update("head", 3, kVocab, kSize, true)};
     content.embedding = update("embed", 5, kSize, kVocab);
     return content;

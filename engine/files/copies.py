@@ -1,0 +1,64 @@
+"""Copies of files in memory, for files that somebody may be writing.
+
+A file that is mapped and cut short by another process ends the process that reads it, by a signal.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from .reading import require_file
+
+
+class FileCopy:
+    """What a file held at one moment. A context manager: `path` can be opened until it is left.
+
+    `content` is a mapping of the copy, which stays, or empty bytes for an empty file. `version` names the original's
+    content without reading it: its path, bytes, last change of content and of inode in ns.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises ModelError for no regular file, and for one that changes while it is copied."""
+        require_file(path)
+        try:
+            self._file = os.fdopen(os.memfd_create("copy"), "w+b")
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as original:
+                before = _version(path, original.fileno())
+                shutil.copyfileobj(original, self._file, 1 << 20)
+                self._file.flush()
+                after = _version(path, original.fileno())
+            size = os.fstat(self._file.fileno()).st_size
+            self.content: bytes | mmap.mmap = (
+                mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+            )
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+        if before != after or size != before[1] or not _is_still(path, before):
+            raise ModelError(f"{path} changed while it was read; load it again when it is complete")
+        self.version = before
+        self.path = Path(f"/proc/self/fd/{self._file.fileno()}")
+
+    def __enter__(self) -> FileCopy:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._file.close()
+
+
+def _version(path: Path, descriptor: int) -> tuple[str, int, int, int]:
+    status = os.fstat(descriptor)
+    return (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _is_still(path: Path, version: tuple[str, int, int, int]) -> bool:
+    """Whether the path names that content, and not another file that took its place."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) == version[1:]
