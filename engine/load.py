@@ -100,7 +100,7 @@ class EngineLoad:
             model.device,
             model.spec,
             model.weights.identity,
-            (model.dtype, model.kv_cache_dtype, repr(model.formats), None if lora is None else lora.dtype),
+            (model.dtype, model.kv_cache_dtype, repr(model.kv_scales), repr(model.formats), lora and lora.dtype),
             model.kv_bytes_per_token * _BLOCK_TOKENS,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections import Counter
@@ -25,6 +26,7 @@ from .devices.base import (
 from .devices.cache_split import GroupBytes
 from .devices.coverage import require_mixers
 from .errors import DeviceError, ModelError
+from .kv_cache_choice import KvCacheChoice, choose_kv_cache
 from .load_progress import LoadProgress, ReportedWeights
 from .machine.memory import read_memory
 from .models import ModelDescription, describe
@@ -35,6 +37,7 @@ from .speculative_options import Mtp
 from .weights import ModelSource, open_source
 from .weights.drafts import no_mtp
 from .weights.dtypes import STORAGE, DType, KvCacheDType
+from .weights.kv_scales import KvScales
 from .weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
 from .weights.quantized import method_to_load_with
 from .weights.tensor import WeightSource
@@ -65,12 +68,22 @@ class OpenedModel:
     device: Device
     dtype: DType
     quantization: Quantization | None
-    kv_cache_dtype: KvCacheDType
+    kv_cache: KvCacheChoice
     weight_bytes: int
     kv_bytes_per_token: int
     kv_groups: Sequence[GroupBytes]
     formats: Mapping[str, TensorFormat]
     description: ModelDescription
+
+    @property
+    def kv_cache_dtype(self) -> KvCacheDType:
+        """What K and V are cached as."""
+        return self.kv_cache.dtype
+
+    @functools.cached_property
+    def kv_scales(self) -> KvScales | None:
+        """What K and V of each layer are divided by in the cache; None: by nothing. Raises ModelError."""
+        return self.kv_cache.read_scales()
 
     @property
     def slot_bytes(self) -> int:
@@ -148,6 +161,7 @@ class OpenedModel:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             kv_cache_dtype=self.kv_cache_dtype,
+            kv_scales=self.kv_scales,
             quantization=self.quantization,
             lora=lora,
             num_blocks=num_blocks,
@@ -231,7 +245,15 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
             dtype,
         )
         quantization = None
-    kv_cache_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    kv_cache = choose_kv_cache(
+        options.kv_cache_dtype,
+        options.quantization_param_path,
+        dtype,
+        config,
+        description.spec,
+        weights,
+        device,
+    )
     formats = _formats(weights, description.spec, device, dtype, quantization)
     mapped = device.left_in_files(formats, weights) if isinstance(device, MappingDevice) else ()
     weight_bytes = sum(
@@ -247,10 +269,10 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         device=device,
         dtype=dtype,
         quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
+        kv_cache=kv_cache,
         weight_bytes=weight_bytes,
-        kv_bytes_per_token=device.kv_bytes_per_token(description.spec, kv_cache_dtype),
-        kv_groups=device.kv_group_bytes(description.spec, kv_cache_dtype),
+        kv_bytes_per_token=device.kv_bytes_per_token(description.spec, kv_cache.dtype),
+        kv_groups=device.kv_group_bytes(description.spec, kv_cache.dtype),
         formats=formats,
         description=description,
     )

@@ -20,7 +20,7 @@ DEFAULT_MAX_LOGPROBS = 20
 DEFAULT_KV_OFFLOAD_SPACE = 16.0  # GiB
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
-_KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e5m2"}
+_KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e4m3"}
 
 
 def most_logprobs(max_logprobs: int, vocab_size: int) -> int:
@@ -86,9 +86,15 @@ class EngineOptions(Options):
     quantization_zero_points: bool = option(False, "int4 weights with zero points")
     kv_cache_dtype: KvCacheDType | Literal["auto"] = option(
         "auto",
-        "the type of K and V in the cache (fp8 is fp8_e5m2); auto is as the weights",
+        "the type of K and V in the cache (fp8 is fp8_e4m3); auto is as the weights, or as the checkpoint's "
+        "kv_cache_scheme",
         parse=lambda text: _KV_CACHE_DTYPE_ALIASES.get(text, text),
         choices=("auto", *get_args(KvCacheDType)),
+    )
+    quantization_param_path: str | None = option(
+        None,
+        "a JSON file with a scale for K and V of each layer in a cache of fp8_e4m3 [the checkpoint's, or 1]",
+        metavar="FILE",
     )
     device: str = option("auto", "what runs the model", choices=DEVICE_NAMES)
     max_model_len: int | None = option(

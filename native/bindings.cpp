@@ -40,8 +40,9 @@ CacheType parse_cache_type(const std::string& name) {
   if (name == "bfloat16") return CacheType::kBFloat16;
   if (name == "float16") return CacheType::kFloat16;
   if (name == "fp8_e5m2") return CacheType::kFloat8E5M2;
+  if (name == "fp8_e4m3") return CacheType::kFloat8E4M3;
   if (name == "int8") return CacheType::kInt8;
-  throw std::invalid_argument("a KV cache is of float32, bfloat16, float16, fp8_e5m2 or int8, not " + name);
+  throw std::invalid_argument("a KV cache is of float32, bfloat16, float16, fp8_e5m2, fp8_e4m3 or int8, not " + name);
 }
 
 // Keeps the arrays whose memory the spans point into.

@@ -139,7 +139,8 @@ void bind_plans(nb::module_& m) {
       .def_rw("query_temperature", &AttentionPlan::query_temperature, nb::arg().none())
       .def_rw("v_norm", &AttentionPlan::v_norm, nb::arg().none())
       .def_rw("values_from_keys", &AttentionPlan::values_from_keys)
-      .def_rw("shared_layer", &AttentionPlan::shared_layer);
+      .def_rw("shared_layer", &AttentionPlan::shared_layer)
+      .def("scale_kv", [](AttentionPlan& self, float k, float v) { self.kv_scales = {k, v}; }, "k"_a, "v"_a);
 
   nb::class_<LatentAttentionPlan>(m, "LatentAttentionPlan")
       .def("__init__", [](LatentAttentionPlan* self, const NormPlan& norm, const RopePlan& rope) {
@@ -153,7 +154,8 @@ void bind_plans(nb::module_& m) {
       .def_rw("q_rank", &LatentAttentionPlan::q_rank)
       .def_rw("scale", &LatentAttentionPlan::scale)
       .def_rw("bias", &LatentAttentionPlan::bias)
-      .def_rw("cache_group", &LatentAttentionPlan::cache_group);
+      .def_rw("cache_group", &LatentAttentionPlan::cache_group)
+      .def_rw("kv_scale", &LatentAttentionPlan::kv_scale);
 
   nb::class_<MlpPlan>(m, "MlpPlan")
       .def("__init__", [](MlpPlan* self, int intermediate_size, const std::string& activation, bool gated, bool bias,

@@ -96,6 +96,7 @@ class AttentionPlan:
     v_norm: NormPlan | None
     values_from_keys: bool
     shared_layer: int
+    def scale_kv(self, k: float, v: float) -> None: ...
 
 class LatentAttentionPlan:
     num_heads: int
@@ -107,6 +108,7 @@ class LatentAttentionPlan:
     scale: float
     bias: bool
     cache_group: int
+    kv_scale: float
     def __init__(self, norm: NormPlan, rope: RopePlan) -> None: ...
 
 class MlpPlan:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..cancellation import Cancellation
 from ..models.spec import DecoderSpec
 from ..weights.dtypes import DType, KvCacheDType
+from ..weights.kv_scales import KvScales
 from ..weights.lora import LoraAdapter
 from ..weights.quantization import Quantization, TensorFormat
 from ..weights.tensor import WeightSource
@@ -44,6 +45,7 @@ class ExecutorOptions:
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_cache_dtype: KvCacheDType | None = None  # None: as `dtype`
+    kv_scales: KvScales | None = None  # of fp8_e4m3; None: all are 1
     quantization: Quantization | None = None  # None: all weights are of `dtype`
     lora: LoraLimits | None = None  # None: there are no adapters
     num_blocks: int | None = None  # None: as many as fit

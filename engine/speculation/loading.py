@@ -122,6 +122,7 @@ def open_draft(options: EngineOptions, asked: DraftModel, target: OpenedModel) -
         model=asked.model,
         revision=asked.revision,
         quantization=asked.quantization or inherited,
+        quantization_param_path=None,
         tokenizer=None,
         tokenizer_revision=None,
         hf_overrides=None,

@@ -34,6 +34,7 @@ from ..models.tensor_ref import TensorRef
 from ..models.text_part import parts_of, text_name
 from .drafts import draft_tensors, no_mtp, not_loaded
 from .dtypes import STORAGE, DType
+from .kv_scales import KvScales, StoredKvScales
 from .quantization import TensorFormat
 from .quantized import ExpertReader, LayerReader, LayerTensors
 from .stored import FLOATS, Checkpoint, StoredMatrix, StoredTensor
@@ -216,6 +217,7 @@ class CheckpointWeights:
         self, checkpoint: Checkpoint, description: ModelDescription, reader: LayerReader | None = None
     ) -> None:
         self._checkpoint = checkpoint
+        self._description = description
         self._prefix = description.base_prefix
         self._reader = reader
         self._places: dict[str, list[Part]] = {}
@@ -258,6 +260,21 @@ class CheckpointWeights:
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
+    def has_kv_scales(self) -> bool:
+        """Whether there are scales of K and V: see `ScaledWeights`."""
+        return self._kv_scales().there()
+
+    def kv_scales(self, *, required: bool) -> KvScales | None:
+        """What K and V of each layer are divided by in a cache of e4m3: see `ScaledWeights`."""
+        return self._kv_scales().read(required=required)
+
+    def _kv_scales(self) -> StoredKvScales:
+        return StoredKvScales(self._description, self._find, self._files())
+
+    def _files(self) -> str:
+        files = sorted({str(tensor.path) for tensor in self._checkpoint.values()}) or ["the checkpoint"]
+        return ", ".join(files)
+
     def _part(self, ref: TensorRef) -> Part:
         """What `ref` is taken of, and what is left to be taken of that."""
         if isinstance(self._reader, ExpertReader) and ref.index is not None and ref.transpose:
@@ -270,8 +287,7 @@ class CheckpointWeights:
     def _require(self, name: str) -> StoredTensor | StoredMatrix:
         stored = self._stored(name)
         if stored is None:
-            files = sorted({str(tensor.path) for tensor in self._checkpoint.values()}) or ["the checkpoint"]
-            raise ModelError(f"tensor {name} is missing from {', '.join(files)}")
+            raise ModelError(f"tensor {name} is missing from {self._files()}")
         return stored
 
     def _stored(self, name: str) -> StoredTensor | StoredMatrix | None:

@@ -171,7 +171,7 @@ class Piece {
   Piece(const AttentionArgs& args, Scratch& scratch)
       : args_(args), rows_(args), dim_(rows_.dim), values_(rows_.values), stored_values_(args.heads.stored_values()),
         block_stride_(args.block_stride),
-        adjusts_(kScaled || args.softcap != 0 || args.alibi_slopes),
+        scale_(args.scale * kLoadedUnit<T>), adjusts_(kScaled || args.softcap != 0 || args.alibi_slopes),
         q_(scratch.take<Q>(size_t(rows_.count) * dim_)), scores_(scratch.take<float>(kTileRows * kAttentionTile)),
         weights_(scratch.take<Q>((stored_values_ ? kTileRows : rows_.count) * kAttentionTile)),
         k_scales_(scratch.take<float>(kAttentionTile)),
@@ -302,13 +302,13 @@ class Piece {
   F adjusted(F x, int row, int tile, int t) const {
     if constexpr (kScaled) x = mul(x, load(k_scales_ + t));
     if (args_.softcap != 0) {
-      const float limit = args_.softcap / args_.scale;
+      const float limit = args_.softcap / scale_;
       x = mul(set1(limit), tanh(mul(x, set1(1.0f / limit))));
     }
     if (args_.alibi_slopes) {
       const int distance = tile * kAttentionTile + t - rows_.position(row);
       const F distances = add(set1(static_cast<float>(distance)), load(kEdges.index));
-      x = fma(set1(args_.alibi_slopes[rows_.head(row)] / args_.scale), distances, x);
+      x = fma(set1(args_.alibi_slopes[rows_.head(row)] / scale_), distances, x);
     }
     return x;
   }
@@ -330,8 +330,8 @@ class Piece {
     } else {
       for (int t = 0; t < width; t += kLanes) peak = max(peak, load(s + t));
     }
-    const F factor = set1(args_.scale * kLog2E);  // so that powers of 2 can be used
-    const float maximum = std::max(hmax(peak) * (args_.scale * kLog2E), result_.maximum[row]);
+    const F factor = set1(scale_ * kLog2E);  // so that powers of 2 can be used
+    const float maximum = std::max(hmax(peak) * (scale_ * kLog2E), result_.maximum[row]);
     if (maximum == -kInfinity) {  // the row has seen nothing yet
       for (int t = 0; t < width; t += kLanes) store(w + t, zero());
       return;
@@ -344,6 +344,7 @@ class Piece {
       // If the weight is 0, the scale may be NaN: from a token that this row does not see, or from earlier use of the
       // block.
       if constexpr (kScaled) p = keep_if(mul(p, load(v_scales_ + t)), p, set1(0x1p-126f));
+      if constexpr (kLoadedUnit<T> != 1.0f) p = mul(p, set1(kLoadedUnit<T>));
       store(w + t, p);
     }
     if (maximum != result_.maximum[row]) {
@@ -434,6 +435,7 @@ class Piece {
   const Rows rows_;
   const int dim_, values_, stored_values_;
   const size_t block_stride_;
+  const float scale_;  // of the dot products with K as it is loaded
   const bool adjusts_;
   Q* const q_;             // [rows, dim]
   float* const scores_;    // [kTileRows, kAttentionTile]
@@ -477,7 +479,7 @@ class Fold {
     const AttentionArgs& args = rows_.args;
     const int size = args.heads.values();
     for (int r = 0; r < rows_.count; ++r) {
-      const F inverse = set1(args.sinks ? share_with_sink(r) : 1.0f / result_.total[r]);
+      const F inverse = set1((args.sinks ? share_with_sink(r) : 1.0f / result_.total[r]) * args.value_scale);
       float* out = args.out + r / rows_.group * args.out_stride + size_t(rows_.head(r)) * size;
       float* sums = result_.sums + size_t(r) * rows_.values;
       for (int d = 0; d < rows_.values; d += kLanes) store(sums + d, mul(load(sums + d), inverse));

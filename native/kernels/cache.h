@@ -1,5 +1,5 @@
 // Cached<T>: the layout of K and V of type T in a block, and how they are multiplied by queries and probabilities. T is
-// float, f16, bf16, e5m2 or int8_t. The last three are in pairs of consecutive elements for one multiply-accumulate.
+// float, f16, bf16, e5m2, e4m3 or int8_t. The last four are in pairs of consecutive elements for one multiply-accumulate.
 #pragma once
 
 #include "kernels/element.h"
@@ -25,10 +25,15 @@ struct Cached<bf16> : CachedAs<CacheType::kBFloat16, PairedElements<bf16>> {};
 template <>
 struct Cached<e5m2> : CachedAs<CacheType::kFloat8E5M2, PairedElements<e5m2>> {};
 template <>
+struct Cached<e4m3> : CachedAs<CacheType::kFloat8E4M3, PairedElements<e4m3>> {};
+template <>
 struct Cached<int8_t> : CachedAs<CacheType::kInt8, PairedElements<int8_t>> {};
 
 template <typename T>
 constexpr bool kHasScales = Cached<T>::kType == CacheType::kInt8;
+// What elements are multiplied with after they are loaded: `load_pairs` makes a 256th of e4m3.
+template <typename T>
+constexpr float kLoadedUnit = Cached<T>::kType == CacheType::kFloat8E4M3 ? 256.0f : 1.0f;
 
 // One KV head's part of a block. `dim`, of K, and `values`, of V, are padded; `values` is 0 if V is a part of K.
 template <typename T>
@@ -54,6 +59,7 @@ TW_INLINE void with_cached(CacheType type, Body&& body) {
     case CacheType::kFloat16: return body(static_cast<f16*>(nullptr));
     case CacheType::kFloat8E5M2: return body(static_cast<e5m2*>(nullptr));
     case CacheType::kInt8: return body(static_cast<int8_t*>(nullptr));
+    case CacheType::kFloat8E4M3: return body(static_cast<e4m3*>(nullptr));
   }
 }
 

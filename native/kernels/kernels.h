@@ -236,6 +236,7 @@ struct StoreQkvArgs {
   bool norm_after_rope = false;
   Norm v_norm = {};               // of each head
   bool values_from_keys = false;  // v is k as it comes
+  float k_scale = 1, v_scale = 1;  // what k and v are divided by to be cached as e4m3
 };
 
 // Blocks that this worker probably reads next, so that they are fetched as the end of its own comes near.
@@ -269,7 +270,7 @@ struct AttentionArgs {
   int num_tokens;           // times heads.group(): at most kAttentionRows, or one token
   int first_position;       // of the first of these tokens
   int window;               // 0: unlimited
-  float scale;              // above 0
+  float scale;              // above 0; what k was divided by is a part of it
   float softcap;            // score = softcap * tanh(score / softcap); 0: none
   const float* alibi_slopes;  // [heads], or null: score += slope * (key position - query position)
   const float* sinks;       // [heads], or null: scores of no token, which take part in the softmax and have no value
@@ -284,6 +285,7 @@ struct AttentionArgs {
   const int32_t* tokens = nullptr;     // of several sequences: [num_tokens], their numbers in q and `positions`; else null
   const int32_t* positions = nullptr;  // with `tokens`: of all tokens of q
   int prefix_end = 0;                  // with `tokens`
+  float value_scale = 1;               // of the result: what v was divided by
 
   // The pieces that these tokens see.
   int piece_begin() const { return window && first_position >= window ? (first_position + 1 - window) / kAttentionPiece : 0; }

@@ -39,6 +39,18 @@ TW_INLINE void store(e5m2* p, F a) {
   for (int i = 0; i < kLanes; ++i) p[i] = {static_cast<uint8_t>(half[i].bits >> 8)};
 }
 
+// The same to e4m3, whose smallest grid is 2^-9.
+TW_INLINE void store(e4m3* p, F a) {
+  const F bounded = max(set1(-448.0f), min(set1(448.0f), a));
+  const F shift = mul(max(binade(bounded), set1(0x1p-6f)), set1(0x1.8p20f));
+  f16 half[kLanes];  // a 256th has the same bits of exponent and mantissa in binary16
+  store(half, mul(sub(add(bounded, shift), shift), set1(0x1p-8f)));
+  for (int i = 0; i < kLanes; ++i) {
+    const uint16_t bits = half[i].bits;
+    p[i] = {static_cast<uint8_t>((bits & 0x7fff) > 0x7c00 ? kE4m3Nan : (bits >> 8 & 0x80) | (bits >> 7 & 0x7f))};
+  }
+}
+
 TW_INLINE void store(int8_t* p, F a) {
   store(p, round_to_int(min(max(a, set1(-127.0f)), set1(127.0f))));  // in this order NaN becomes a number
 }
@@ -106,7 +118,11 @@ void store_typed(const StoreQkvArgs& args) {
       k_factor = scaled(k, dim, padded, head.k_scales()[args.slot]);
       if (stored_values) v_factor = scaled(v, values, stored_values, head.v_scales()[args.slot]);
     }
-    const auto quantized = [](F a, F factor) { return kHasScales<T> ? mul(a, factor) : a; };
+    if constexpr (C::kType == CacheType::kFloat8E4M3) k_factor = set1(args.k_scale), v_factor = set1(args.v_scale);
+    const auto quantized = [](F a, F factor) {
+      if constexpr (C::kType == CacheType::kFloat8E4M3) return div(a, factor);
+      return kHasScales<T> ? mul(a, factor) : a;
+    };
     T rounded[kLanes];
     each_vector(k, dim, padded, [&](int d, F a) {
       store(rounded, quantized(a, k_factor));

@@ -26,15 +26,18 @@ struct e5m2 {
   uint8_t bits;
 };
 
-// 8 bits with 4 of exponent and 3 of mantissa, and no infinities. Whoever loads such numbers has refused the two codes that
-// are not numbers: here they are 480.
+// 8 bits with 4 of exponent and 3 of mantissa, and no infinities. Whoever loads such weights has refused the two codes that
+// are not numbers: here they are 480. In a cache kE4m3Nan is NaN.
 struct e4m3 {
   uint8_t bits;
 };
 
-// The type of cached K and V. Int8 has a float32 scale for each token and KV head, for K and for V.
-enum class CacheType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kFloat8E5M2 = 3, kInt8 = 4 };
-constexpr int kCacheTypes = 5;
+constexpr uint8_t kE4m3Nan = 0x7f;
+
+// The type of cached K and V. Int8 has a float32 scale for each token and KV head, for K and for V; e4m3 has one for all K of
+// a layer and one for all V, which are not in the cache.
+enum class CacheType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kFloat8E5M2 = 3, kInt8 = 4, kFloat8E4M3 = 5 };
+constexpr int kCacheTypes = 6;
 
 constexpr int cache_element_bytes(CacheType type) {
   if (type == CacheType::kFloat32) return 4;

@@ -7,6 +7,8 @@
 #include "model/gemms.h"
 #include "model/kv_cache.h"
 #include "model/profile.h"
+#include "model/require.h"
+#include "model/require.h"
 #include "model/ropes.h"
 #include "model/state_slots.h"
 #include "model/weights/weights.h"
@@ -23,6 +25,14 @@ struct AttentionState {
   Ropes ropes;
   std::vector<KvCache> caches;  // [cache groups]
   AttentionTasks tasks;
+
+  // What K and V of a layer are divided by in this type of cache. Throws std::invalid_argument.
+  KvScales scales(const KvScales& wanted) const {
+    if (cache_type != CacheType::kFloat8E4M3) return {};
+    require(wanted.k >= 0x1p-64f && wanted.k <= 0x1p64f && wanted.v >= 0x1p-64f && wanted.v <= 0x1p64f,
+            "the scales of K and V must be above 0");
+    return wanted;
+  }
 };
 
 // What each layer is told of each token of a step.

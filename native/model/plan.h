@@ -36,6 +36,11 @@ struct TemperaturePlan {
 // Over what queries and keys are normalized: each head with the same weights, or with its own, or all heads together.
 enum class QkNormOver : int { kHead, kEach, kWhole };
 
+// What K and V of a layer are divided by before they are cached as e4m3. Other types of cache have no use for it.
+struct KvScales {
+  float k = 1, v = 1;
+};
+
 // Every kind of mixer has a `kKind`. The names of its branch's norms begin with it.
 struct AttentionPlan {
   static constexpr const char* kKind = "attention";
@@ -56,6 +61,7 @@ struct AttentionPlan {
   std::optional<NormPlan> v_norm;   // of each value head
   bool values_from_keys = false;    // values are the keys before norm and rope
   int shared_layer = -1;            // of its group's cache: whose K and V it reads, having none of its own; -1: none
+  KvScales kv_scales = {};          // of the layer whose K and V it reads
 
   Heads heads() const { return {num_heads, num_kv_heads, head_dim}; }
   int q_size() const { return num_heads * head_dim; }
@@ -75,6 +81,7 @@ struct LatentAttentionPlan {
   NormPlan norm;
   RopePlan rope;
   int cache_group = 0;
+  float kv_scale = 1;  // of latents in the cache, as in KvScales
 
   // A latent is one KV head: K is the rotated part and the latent, and V is that part of K.
   Heads heads() const { return {num_heads, 1, rope_dim + kv_rank, kv_rank, rope_dim}; }

@@ -39,7 +39,8 @@ WORKS = {
     "`auto` finds the format in the chat template": "--tool-call-parser --reasoning-parser",
     "gptq, awq, compressed-tensors, fp8, bitsandbytes and mxfp4 are found without it; int8 and int4 quantize while "
     "weights are loaded": "--quantization",
-    "`fp8` is `fp8_e5m2`; int8 is there too": "--kv-cache-dtype",
+    "`fp8` is `fp8_e4m3`; int8 is there too": "--kv-cache-dtype",
+    "with `--kv-cache-dtype fp8_e4m3` on a CPU; one scale for K and V of a layer": "--quantization-param-path",
     "accelerators only; on a CPU the log says that it has no effect": "--gpu-memory-utilization "
     "--device-memory-utilization --enforce-eager --max-seq-len-to-capture --max-context-len-to-capture",
     "in blocks of 16 tokens on a CPU; it goes before --kv-cache-space": "--num-gpu-blocks-override",
@@ -111,7 +112,8 @@ ACCEPTED = {
     "--prefix-match-unit= --use-replayssm --replayssm-buffer-len= --prefix-cache-retention-interval=",
     "recurrent states are kept in float32": "--mamba-cache-dtype= --mamba-ssm-cache-dtype=",
     "cached prompts are found by a hash of the server's own": "--prefix-caching-hash-algo=",
-    "K and V of fp8_e5m2 and int8 need no scales from a file": "--quantization-param-path= --calculate-kv-scales",
+    "scales found in the first request's K and V would change later answers; fp8_e4m3 takes the checkpoint's, or a "
+    "file's": "--calculate-kv-scales",
     "prompts are computed in chunks wherever the device can": "--enable-chunked-prefill",
     "--max-step-ms bounds how long prompts may hold up running answers": "--max-num-partial-prefills= "
     "--max-long-partial-prefills= --long-prefill-token-threshold= --long-prefill-token-threshold-adaptive "

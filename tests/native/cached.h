@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -11,10 +12,10 @@
 namespace tidewheel::test {
 
 constexpr CacheType kAllCacheTypes[] = {CacheType::kFloat32, CacheType::kBFloat16, CacheType::kFloat16,
-                                        CacheType::kFloat8E5M2, CacheType::kInt8};
+                                        CacheType::kFloat8E5M2, CacheType::kInt8, CacheType::kFloat8E4M3};
 
 inline const char* name_of(CacheType type) {
-  constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "fp8_e5m2", "int8"};
+  constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "fp8_e5m2", "int8", "fp8_e4m3"};
   return kNames[static_cast<int>(type)];
 }
 
@@ -24,6 +25,7 @@ struct Preparation {
   std::vector<float> cos, sin;        // [rotary pairs], the same for all tokens here
   bool interleaved = false;
   NormKind kind = NormKind::kRms;
+  float k_scale = 1, v_scale = 1;
 };
 
 class CachedSequence {
@@ -37,12 +39,14 @@ class CachedSequence {
   const CacheType type;
   const Heads heads;
   const int tokens;
+  const float k_scale, v_scale;  // of e4m3
   std::vector<float> qkv;
   std::vector<int32_t> table;
   std::vector<char> cache, queries;
 
   CachedSequence(const Kernels& k, CacheType t, Heads h, std::vector<float> values, Preparation preparation = {})
-      : kernels(k), type(t), heads(h), tokens(static_cast<int>(values.size() / width())), qkv(std::move(values)),
+      : kernels(k), type(t), heads(h), tokens(static_cast<int>(values.size() / width())),
+        k_scale(preparation.k_scale), v_scale(preparation.v_scale), qkv(std::move(values)),
         table((tokens + kBlockTokens - 1) / kBlockTokens), cache((table.size() + 1) * heads.block_bytes(type), '\xff'),
         queries(tokens * query_stride() * unit()) {
     // The cache is full of NaN, which must not matter. Blocks are scattered: backwards, and block 0 is someone else's.
@@ -53,7 +57,8 @@ class CachedSequence {
       kernels.store_qkv(type, {heads, 0, heads.num_kv_heads, row.data(), q_norm, k_norm, data(preparation.cos),
                                data(preparation.sin), static_cast<int>(preparation.cos.size()), preparation.interleaved,
                                queries.data() + token * query_stride() * unit(),
-                               cache.data() + table[token / kBlockTokens] * heads.block_bytes(type), token % kBlockTokens});
+                               cache.data() + table[token / kBlockTokens] * heads.block_bytes(type), token % kBlockTokens,
+                               1, 0, false, {}, false, k_scale, v_scale});
     }
   }
 
@@ -77,6 +82,7 @@ class CachedSequence {
   }
   // Of K (0) or V (1); 1 for the types that have none.
   double scale(int token, int kv_head, int which) const {
+    if (type == CacheType::kFloat8E4M3) return which ? v_scale : k_scale;
     if (type != CacheType::kInt8) return 1.0;
     const char* scales = head(token, kv_head) + size_t(heads.padded_dim() + heads.stored_values()) * kBlockTokens;
     return at<float>(scales, which * kBlockTokens + slot(token));
@@ -106,6 +112,10 @@ class CachedSequence {
       case CacheType::kFloat16: return to_float(at<f16>(start, index));
       case CacheType::kFloat8E5M2: return to_float(at<e5m2>(start, index));
       case CacheType::kInt8: return at<int8_t>(start, index);
+      case CacheType::kFloat8E4M3: {
+        const e4m3 x = at<e4m3>(start, index);
+        return x.bits == kE4m3Nan ? std::numeric_limits<double>::quiet_NaN() : to_float(x);
+      }
     }
     return 0;
   }

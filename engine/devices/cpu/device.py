@@ -188,6 +188,7 @@ class CpuDevice:
                     options.max_model_len,
                     unpacked_experts=bool(unpacked),
                     mtp_guesses=options.mtp_guesses,
+                    kv_scales=options.kv_scales,
                 ),
                 self.isa,
                 options.cache_dtype,

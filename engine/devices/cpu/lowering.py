@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from typing import TypeAlias
 
 from tidewheel import _native
@@ -30,6 +31,7 @@ from ...models.spec import (
     tensor_shapes,
 )
 from ...weights.dtypes import DType
+from ...weights.kv_scales import KvScale, KvScales
 from ...weights.quantization import GROUP_SIZES, Quantization, TensorFormat, format_of, is_router
 from ...weights.tensor import WeightSource
 
@@ -103,6 +105,7 @@ def lower(
     *,
     unpacked_experts: bool = False,
     mtp_guesses: int = 0,
+    kv_scales: KvScales | None = None,
 ) -> _native.DecoderPlan:
     """The plan of a model that serves contexts of `max_positions` tokens, with routed experts packed or as they lie.
 
@@ -120,8 +123,10 @@ def lower(
         _norm(embedding.norm),
         _per_layer(embedding.per_layer),
     )
-    around = _Surroundings(spec, unpacked_experts)
-    plan.layers = [[_branch(branch, around) for branch in layer] for layer in spec.layers]
+    around = _Surroundings(spec, unpacked_experts, kv_scales)
+    plan.layers = [
+        [_branch(branch, around.of_layer(index)) for branch in layer] for index, layer in enumerate(spec.layers)
+    ]
     plan.final_norm = _norm(spec.final_norm)
     if (mtp := spec.mtp) is not None:
         plan.mtp = _native.MtpPlan(
@@ -159,11 +164,12 @@ def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
 
 class _Surroundings:
     """What a mixer cannot tell itself: whether experts are packed, and where each layer's K and V lie: in which cache
-    group, and as the how-manyeth layer of it.
+    group, and as the how-manyeth layer of it, and by what they are divided there.
     """
 
-    def __init__(self, spec: DecoderSpec, unpacked_experts: bool) -> None:
+    def __init__(self, spec: DecoderSpec, unpacked_experts: bool, kv_scales: KvScales | None) -> None:
         self.unpacked_experts = unpacked_experts
+        self._kv_scales, self._index = kv_scales, 0
         self._windows = spec.windows()
         self._layers: dict[int, int] = {}
         counts = dict.fromkeys(self._windows, 0)
@@ -176,6 +182,16 @@ class _Surroundings:
     def group(self, window: int | None) -> int:
         """The cache group of a window."""
         return self._windows.index(window)
+
+    def of_layer(self, index: int) -> _Surroundings:
+        """The surroundings of the mixers of that layer."""
+        own = copy(self)
+        own._index = index
+        return own
+
+    def kv_scale(self, kv_layer: int | None) -> KvScale:
+        """That of this layer's K and V, or of `kv_layer`, whose K and V it reads."""
+        return KvScale() if self._kv_scales is None else self._kv_scales[self._index if kv_layer is None else kv_layer]
 
     def layer(self, index: int | None) -> int:
         """Which layer of its cache group a layer of the model is; -1 for None."""
@@ -251,6 +267,8 @@ def _attention(attention: AttentionSpec, around: _Surroundings) -> _native.Atten
         plan.query_temperature = _native.TemperaturePlan(temperature.beta, temperature.length, temperature.offset)
     plan.v_norm, plan.values_from_keys = _norm(attention.v_norm), attention.values_from_keys
     plan.shared_layer = around.layer(attention.kv_layer)
+    scale = around.kv_scale(attention.kv_layer)
+    plan.scale_kv(scale.k, scale.v)
     return plan
 
 
@@ -326,6 +344,7 @@ def _latent_attention(attention: LatentAttentionSpec, around: _Surroundings) -> 
     plan.nope_dim, plan.rope_dim, plan.value_dim = attention.nope_dim, attention.rope_dim, attention.value_dim
     plan.scale, plan.bias = attention.scale, attention.bias
     plan.cache_group = around.group(attention.cached.window)
+    plan.kv_scale = around.kv_scale(None).k
     return plan
 
 

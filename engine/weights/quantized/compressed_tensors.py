@@ -15,7 +15,6 @@ A weight is its scale times (q - zero point). Activations are not rounded, which
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -36,8 +35,6 @@ from .groups import input_order, no_codes, read_group_size, reordered
 from .layer import LayerTensors
 from .layer_patterns import LayerPattern
 from .small_floats import e4m3_matrix, mxfp4, take_scales
-
-logger = logging.getLogger(__name__)
 
 _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
@@ -76,8 +73,6 @@ class CompressedTensors:
             raise ModelError(
                 f"config.json: sparsity_config = {shown(sparsity)} is not supported; take a dense checkpoint"
             )
-        if config.raw("kv_cache_scheme") is not None:
-            logger.info("The checkpoint's kv_cache_scheme has no effect: --kv-cache-dtype says how K and V are kept")
         self._targets = list(_read_targets(config))
 
     def matrix(self, layer: LayerTensors) -> StoredMatrix | None:

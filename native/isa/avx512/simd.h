@@ -76,6 +76,11 @@ TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const ch
 
 TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
 
+// Numbers of e4m3 as a 256th of each in binary16: the sign is copied down by one bit, and taken off there.
+TW_INLINE __m512 cached_e4m3(__m256i half) {
+  return _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(half, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80u))));
+}
+
 #ifdef __AVX512BF16__
 using BF16Activation = bf16;
 struct Pairs {
@@ -89,6 +94,13 @@ TW_INLINE Pairs load_pairs(const e5m2* p) {
   const __m512 odd = _mm512_cvtph_ps(_mm256_and_si256(pairs, _mm256_set1_epi16(static_cast<int16_t>(0xff00u))));
   const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
   return {(__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(odd))};
+}
+TW_INLINE Pairs load_pairs(const e4m3* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(cached_e4m3(_mm256_slli_epi16(pairs, 8))), 16);
+  const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(cached_e4m3(pairs)));
+  const __mmask32 nan = _mm256_cmpeq_epi8_mask(pairs, _mm256_set1_epi8(kE4m3Nan));
+  return {(__m512bh)_mm512_mask_blend_epi16(nan, both, _mm512_set1_epi16(0x7fc0))};
 }
 TW_INLINE Pairs load_pairs(const int8_t* p) {
   const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -117,6 +129,14 @@ TW_INLINE Pairs load_pairs(const e5m2* p) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {{_mm512_cvtph_ps(_mm256_slli_epi16(pairs, 8))},
           {_mm512_cvtph_ps(_mm256_and_si256(pairs, _mm256_set1_epi16(static_cast<int16_t>(0xff00u))))}};
+}
+TW_INLINE Pairs load_pairs(const e4m3* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const auto numbers = [](__m512 x) -> F {  // the code for NaN becomes 1.875
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, _mm512_set1_ps(1.875f), _CMP_EQ_OQ);
+    return {_mm512_mask_blend_ps(nan, x, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)))};
+  };
+  return {numbers(cached_e4m3(_mm256_slli_epi16(pairs, 8))), numbers(cached_e4m3(pairs))};
 }
 TW_INLINE Pairs load_pairs(const int8_t* p) {
   const __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

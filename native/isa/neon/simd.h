@@ -104,6 +104,14 @@ TW_INLINE float32x2_t first_lane(const void* p) {
 
 TW_INLINE F dot_single(F acc, F b, const float* a) { return {vfmaq_lane_f32(acc.v, b.v, first_lane(a), 0)}; }
 
+// Numbers of e4m3 as a 256th of each in binary16: the sign is copied down by one bit, and taken off there. The code for NaN
+// becomes 1.875.
+TW_INLINE float32x4_t cached_e4m3(uint16x4_t half) {
+  const uint16x4_t shifted = vreinterpret_u16_s16(vshr_n_s16(vreinterpret_s16_u16(half), 1));
+  const float32x4_t x = vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(shifted, vdup_n_u16(0xbf80))));
+  return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(x), vceqq_f32(x, vdupq_n_f32(1.875f))));
+}
+
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
 // The processor adds two products to each other and their sum to the accumulator, each time rounding to odd and taking
 // subnormal numbers for 0: the arithmetic of FPCR.EBF = 0, with which every process starts.
@@ -119,6 +127,11 @@ TW_INLINE Pairs load_pairs(const e5m2* p) {
   const uint16x4_t pairs = vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p)));
   const float32x4_t even = vcvt_f32_f16(vreinterpret_f16_u16(vshl_n_u16(pairs, 8)));
   const float32x4_t odd = vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(pairs, vdup_n_u16(0xff00))));
+  return {vreinterpretq_bf16_u16(vtrn2q_u16(vreinterpretq_u16_f32(even), vreinterpretq_u16_f32(odd)))};
+}
+TW_INLINE Pairs load_pairs(const e4m3* p) {
+  const uint16x4_t pairs = vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p)));
+  const float32x4_t even = cached_e4m3(vshl_n_u16(pairs, 8)), odd = cached_e4m3(pairs);
   return {vreinterpretq_bf16_u16(vtrn2q_u16(vreinterpretq_u16_f32(even), vreinterpretq_u16_f32(odd)))};
 }
 TW_INLINE Pairs load_pairs(const int8_t* p) {
@@ -148,6 +161,10 @@ TW_INLINE Pairs load_pairs(const e5m2* p) {
   const uint16x4_t pairs = vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p)));
   return {{vcvt_f32_f16(vreinterpret_f16_u16(vshl_n_u16(pairs, 8)))},
           {vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(pairs, vdup_n_u16(0xff00))))}};
+}
+TW_INLINE Pairs load_pairs(const e4m3* p) {
+  const uint16x4_t pairs = vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p)));
+  return {{cached_e4m3(vshl_n_u16(pairs, 8))}, {cached_e4m3(pairs)}};
 }
 TW_INLINE Pairs load_pairs(const int8_t* p) {
   const int32x4_t pairs = vreinterpretq_s32_s16(vmovl_s8(vld1_s8(p)));

@@ -114,6 +114,18 @@ TW_INLINE Pairs load_pairs(const T* p) {
   }
   return r;
 }
+// Of cached e4m3, a 256th of each number.
+TW_INLINE float cached_to_float(e4m3 x) {
+  return x.bits == kE4m3Nan ? bits_float(0x7fc00000u) : to_float(x) * 0x1p-8f;
+}
+TW_INLINE Pairs load_pairs(const e4m3* p) {
+  Pairs r;
+  TW_EACH {
+    r.even.v[i] = cached_to_float(p[2 * i]);
+    r.odd.v[i] = cached_to_float(p[2 * i + 1]);
+  }
+  return r;
+}
 // The pairs with their odd elements taken as 0.
 TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }

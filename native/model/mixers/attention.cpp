@@ -14,7 +14,7 @@ float scale_at(const TemperaturePlan& temperature, int position) {
 }  // namespace
 
 Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Context& context)
-    : context_(context), plan_(plan), heads_(plan.heads()) {
+    : context_(context), plan_(plan), heads_(plan.heads()), scales_(context.attention.scales(plan.kv_scales)) {
   require(plan.num_kv_heads > 0 && plan.num_heads % plan.num_kv_heads == 0,
           "the number of query heads must be a multiple of the number of KV heads");
   require(!plan.rope || plan.rope->inv_freq.size() * 2 <= size_t(plan.head_dim),
@@ -129,6 +129,7 @@ void Attention::store(const Worker& worker, const Step& step, const AttentionTas
   if (plan_.query_temperature) args.q_scale = scale_at(*plan_.query_temperature, position);
   args.v_norm = v_norm_;
   args.values_from_keys = plan_.values_from_keys;
+  args.k_scale = scales_.k, args.v_scale = scales_.v;
   if (plan_.rope) {
     args.cos = state.ropes.cosines(rope_table_, token), args.sin = state.ropes.sines(rope_table_, token);
     args.rotary_pairs = static_cast<int>(plan_.rope->inv_freq.size());
@@ -144,12 +145,13 @@ AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const
   const AttentionState& state = context_.attention;
   const size_t unit = context_.kernels.query_bytes[static_cast<int>(state.cache_type)];
   return {heads_, kv_head, queries(task.token_begin), query_rows_.stride / unit, task.num_tokens,
-          step.positions[task.token_begin], plan_.sliding_window, plan_.scale, plan_.softcap,
+          step.positions[task.token_begin], plan_.sliding_window, plan_.scale * scales_.k, plan_.softcap,
           plan_.alibi_slopes.empty() ? nullptr : plan_.alibi_slopes.data(), sinks_,
           cache().head(worker.group(), layer_, 0, kv_head), cache().block_bytes(worker.group()),
           block_table(step, task.sequence), context_.workspace.scratch(worker),
           qkv(task.token_begin), qkv_rows_.stride,  // whose q, k and v are stored by now
-          {}, state.tasks.prefix_result(task, plan_.cache_group, plan_.sliding_window, heads_, kv_head)};
+          {}, state.tasks.prefix_result(task, plan_.cache_group, plan_.sliding_window, heads_, kv_head),
+          nullptr, nullptr, 0, scales_.v};
 }
 
 void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {

@@ -28,6 +28,7 @@ class Attention final : public Mixer {
   const Context& context_;
   const AttentionPlan plan_;
   const Heads heads_;
+  const KvScales scales_;
   int layer_;         // of its group's cache: its own, or the one that it shares
   int rope_table_ = -1;
   Linear qkv_, out_;

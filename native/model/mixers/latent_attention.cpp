@@ -17,7 +17,8 @@ Heads divide(const Heads& heads) {
 }  // namespace
 
 LatentAttention::LatentAttention(const LatentAttentionPlan& plan, const std::string& prefix, Context& context)
-    : context_(context), plan_(plan), heads_(plan.heads()), divided_(divide(heads_)) {
+    : context_(context), plan_(plan), heads_(plan.heads()), divided_(divide(heads_)),
+      kv_scale_(context.attention.scales({plan.kv_scale, plan.kv_scale}).k) {
   require(plan.num_heads > 0 && plan.nope_dim > 0 && plan.rope_dim > 0 && plan.value_dim > 0 && plan.kv_rank > 0 &&
               plan.q_rank >= 0 && plan.scale > 0,
           "the sizes and the scale of attention to latents must be above 0");
@@ -126,6 +127,7 @@ void LatentAttention::store(Worker& worker, const Step& step) const {
       args.q = row(query_rows_, token);
       args.cache_heads = cache().head(worker.group(), layer_, block, 0);
       args.slot = position % kBlockTokens;
+      args.k_scale = kv_scale_;
       context_.kernels.store_qkv(state.cache_type, args);
     }
   });
@@ -141,7 +143,8 @@ AttentionArgs LatentAttention::arguments(const Worker& worker, const Step& step,
   args.q_stride = query_rows_.stride / unit;
   args.num_tokens = task.num_tokens;
   args.first_position = step.positions[task.token_begin];
-  args.scale = plan_.scale;
+  args.scale = plan_.scale * kv_scale_;
+  args.value_scale = kv_scale_;
   args.cache_head = cache().head(worker.group(), layer_, 0, 0);
   args.block_stride = cache().block_bytes(worker.group());
   args.block_table = block_table(step, task.sequence);

@@ -32,6 +32,7 @@ class LatentAttention final : public Mixer {
   const LatentAttentionPlan plan_;
   const Heads heads_;    // as the cache has them: one KV head
   const Heads divided_;  // the same KV head several times, each for some of the query heads
+  const float kv_scale_;
   int layer_, rope_table_;
   Linear in_, q_up_, k_up_, v_up_, out_;
   Norm q_norm_, kv_norm_;

@@ -96,14 +96,17 @@ class Attention {
     std::vector<float> out(count * stride());
     for (int kv_head = 0; kv_head < heads.num_kv_heads; ++kv_head) {
       body(AttentionArgs{heads, kv_head, sequence_.queries.data() + first * sequence_.query_stride() * sequence_.unit(),
-                         sequence_.query_stride(), count, first, scoring_.window, kScale, scoring_.softcap,
+                         sequence_.query_stride(), count, first, scoring_.window, kScale * scale(sequence_.k_scale), scoring_.softcap,
                          scoring_.slopes.empty() ? nullptr : scoring_.slopes.data(),
                          scoring_.sinks.empty() ? nullptr : scoring_.sinks.data(),
                          sequence_.cache.data() + kv_head * heads.head_bytes(sequence_.type), heads.block_bytes(sequence_.type),
-                         sequence_.table.data(), scratch_.data(), out.data(), stride()});
+                         sequence_.table.data(), scratch_.data(), out.data(), stride(), {}, {}, nullptr, nullptr, 0,
+                         scale(sequence_.v_scale)});
     }
     return out;
   }
+
+  float scale(float of_layer) const { return sequence_.type == CacheType::kFloat8E4M3 ? of_layer : 1.0f; }
 
   const CachedSequence& sequence_;
   const Scoring& scoring_;
@@ -111,7 +114,9 @@ class Attention {
 };
 
 CachedSequence random_sequence(const Kernels& kernels, CacheType type, Heads heads, int tokens, Random& random) {
-  return {kernels, type, heads, random.normals(tokens * CachedSequence::width(heads))};
+  Preparation preparation;
+  preparation.k_scale = 0.02f, preparation.v_scale = heads.values_in_keys() ? 0.02f : 0.3f;  // of e4m3
+  return {kernels, type, heads, random.normals(tokens * CachedSequence::width(heads)), preparation};
 }
 
 std::vector<float> slopes(int heads) {

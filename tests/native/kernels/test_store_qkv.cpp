@@ -30,14 +30,25 @@ std::vector<double> prepared(const float* x, int dim, const std::vector<float>& 
   return values;
 }
 
-// The finite e5m2 nearest to x, the even one of two.
-double nearest_e5m2(double x) {
+// A float of 8 bits, and the code behind that of the largest one.
+template <typename T>
+struct SmallFloat {
+  static float value(int code) { return to_float(T{static_cast<uint8_t>(code)}); }
+  static constexpr int kEnd = __is_same(T, e5m2) ? 0x7c : 0x7f;
+  static constexpr CacheType kCache = __is_same(T, e5m2) ? CacheType::kFloat8E5M2 : CacheType::kFloat8E4M3;
+};
+
+// The finite one nearest to x, the even one of two.
+template <typename T>
+double nearest(double x) {
+  const double largest = SmallFloat<T>::value(SmallFloat<T>::kEnd - 1);
+  x = std::clamp(x, -largest, largest);
   int best = 0;
-  for (int code = 1; code < 0x7c; ++code) {
-    const auto distance = [&](int c) { return std::abs(to_float(e5m2{static_cast<uint8_t>(c)}) - std::abs(x)); };
+  for (int code = 1; code < SmallFloat<T>::kEnd; ++code) {
+    const auto distance = [&](int c) { return std::abs(SmallFloat<T>::value(c) - std::abs(x)); };
     if (distance(code) < distance(best) || (distance(code) == distance(best) && code % 2 == 0)) best = code;
   }
-  return std::copysign(to_float(e5m2{static_cast<uint8_t>(best)}), x);
+  return std::copysign(SmallFloat<T>::value(best), x);
 }
 
 // How far a cached number may be from x, whose head's largest magnitude is `largest`.
@@ -48,6 +59,7 @@ double cached_error(CacheType type, double x, double largest) {
     case CacheType::kFloat16: return std::abs(x) * 0x1.01p-11 + 0x1p-25 + 1e-6 * largest;
     case CacheType::kFloat8E5M2: return std::abs(x) * 0x1.01p-3 + 0x1p-17 + 1e-6 * largest;
     case CacheType::kInt8: return largest * (0.5 / 127 + 1e-5);
+    case CacheType::kFloat8E4M3: return std::abs(x) * 0x1.01p-4 + 0x1p-10 + 1e-6 * largest;
   }
   return 0;
 }
@@ -113,20 +125,18 @@ TEST_CASE("queries, keys and values are normalized, rotated and cached, for ever
   }
 }
 
-TEST_CASE("fp8_e5m2 is rounded to the nearest, ties to even, and saturates") {
+TEST_CASE_TEMPLATE("floats of 8 bits are rounded to the nearest, ties to even, and saturate", Small, e5m2, e4m3) {
+  using S = SmallFloat<Small>;
+  const float largest = S::value(S::kEnd - 1), least = S::value(1);
   std::vector<float> values;
-  for (int code = 0; code < 0x7b; ++code) {
-    const float low = to_float(e5m2{static_cast<uint8_t>(code)}), high = to_float(e5m2{static_cast<uint8_t>(code + 1)});
-    const float middle = (low + high) / 2;
-    for (const float x : {low, middle, std::nextafter(middle, low), std::nextafter(middle, high)}) {
-      values.push_back(x);
-      values.push_back(-x);
-    }
+  for (int code = 0; code < S::kEnd - 1; ++code) {
+    const float low = S::value(code), high = S::value(code + 1), middle = (low + high) / 2;
+    for (const float x : {low, middle, std::nextafter(middle, low), std::nextafter(middle, high)}) values.push_back(x);
   }
-  for (const float x : {57344.0f, 57345.0f, 61440.0f, 65536.0f, 1e6f, 0x1p-17f, 0x1.8p-17f, 0x1p-18f, 1e-40f, 0.0f}) {
-    values.push_back(x);
-    values.push_back(-x);
-  }
+  for (const float by : {1.0f, 1.0001f, 1.05f, 1.2f, 1e3f, 1e30f}) values.push_back(largest * by);
+  for (const float by : {0.75f, 0.5f, 0.25f, 1e-30f, 0.0f}) values.push_back(least * by);
+  values.push_back(std::numeric_limits<float>::infinity());
+  for (size_t i = values.size(); i-- > 0;) values.push_back(-values[i]);
   values.resize((values.size() + 15) / 16 * 16);
   const Heads heads{1, 1, 16};
   for (const Kernels* kernels : tested_kernels()) {
@@ -135,16 +145,38 @@ TEST_CASE("fp8_e5m2 is rounded to the nearest, ties to even, and saturates") {
       std::vector<float> qkv(3 * 16);
       std::copy_n(values.begin() + start, 16, qkv.begin() + 16);  // K
       std::copy_n(values.begin() + start, 16, qkv.begin() + 32);  // V
-      const CachedSequence sequence(*kernels, CacheType::kFloat8E5M2, heads, qkv);
+      const CachedSequence sequence(*kernels, S::kCache, heads, qkv);
       for (int d = 0; d < 16; ++d) {
         CAPTURE(values[start + d]);
-        CHECK(sequence.k(0, 0, d) == nearest_e5m2(values[start + d]));
-        CHECK(sequence.v(0, 0, d) == nearest_e5m2(values[start + d]));
+        CHECK(sequence.k(0, 0, d) == nearest<Small>(values[start + d]));
+        CHECK(sequence.v(0, 0, d) == nearest<Small>(values[start + d]));
       }
     }
-    const CachedSequence nan(*kernels, CacheType::kFloat8E5M2, heads,
-                             std::vector<float>(48, std::numeric_limits<float>::quiet_NaN()));
-    CHECK(std::isnan(nan.k(0, 0, 3)));
+    for (const float sign : {1.0f, -1.0f}) {
+      const CachedSequence nan(*kernels, S::kCache, heads,
+                               std::vector<float>(48, std::copysign(std::numeric_limits<float>::quiet_NaN(), sign)));
+      CHECK(std::isnan(nan.k(0, 0, 3)));
+      CHECK(std::isnan(nan.v(0, 0, 3)));
+    }
+  }
+}
+
+TEST_CASE("what is cached as fp8_e4m3 is divided by the layer's scales, once") {
+  Random random;
+  const Heads heads{1, 1, 48};
+  for (const Kernels* kernels : tested_kernels()) {
+    CAPTURE(std::string(kernels->name));
+    for (const float scale : {0.017f, 1.0f, 3.7f}) {
+      const std::vector<float> qkv = random.normals(3 * 48, 10.0f);
+      Preparation preparation;
+      preparation.k_scale = scale, preparation.v_scale = 5 * scale;
+      const CachedSequence sequence(*kernels, CacheType::kFloat8E4M3, heads, qkv, preparation);
+      for (int d = 0; d < 48; ++d) {
+        CHECK(sequence.q(0, 0, d) == doctest::Approx(qkv[d]).epsilon(0x1p-8));
+        CHECK(sequence.k(0, 0, d) == nearest<e4m3>(qkv[48 + d] / scale) * double{scale});
+        CHECK(sequence.v(0, 0, d) == nearest<e4m3>(qkv[96 + d] / (5 * scale)) * double{5 * scale});
+      }
+    }
   }
 }
 

@@ -170,7 +170,7 @@ def test_vllms_variables_are_aliases() -> None:
 
 
 def test_a_kv_cache_has_types_of_its_own() -> None:
-    assert parse("--kv-cache-dtype", "fp8").engine.kv_cache_dtype == "fp8_e5m2"
+    assert parse("--kv-cache-dtype", "fp8").engine.kv_cache_dtype == "fp8_e4m3"
     assert parse(TIDEWHEEL_KV_CACHE_DTYPE="int8").engine.kv_cache_dtype == "int8"
     assert parse("--kv-cache-dtype", "half").engine.kv_cache_dtype == "float16"
 
@@ -225,7 +225,7 @@ def test_hints_are_near_in_meaning(capsys: pytest.CaptureFixture[str], flag: str
         (["--max-model-len", "4q"], "--max-model-len"),
         (["--dtype", "int3"], "--dtype"),
         (["--dtype", "fp8"], "--dtype"),
-        (["--kv-cache-dtype", "fp8_e4m3"], "--kv-cache-dtype"),
+        (["--kv-cache-dtype", "fp8_e3m4"], "--kv-cache-dtype"),
         (["--device", "abacus"], "--device"),
         (["--kv-cache-space", "-1"], "--kv-cache-space"),
         (["--kv-cache-space", "nan"], "--kv-cache-space"),

@@ -105,7 +105,7 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             "m --hf-overrides '{\"a\": 1}' --hf-overrides.b.c+ 2 --hf-overrides.b.c+ x",
             {"hf_overrides": {"a": 1, "b": {"c": [2, "x"]}}},
         ),
-        ("m --kv-cache-dtype fp8 --calculate-kv-scales --preemption-mode recompute", {"kv_cache_dtype": "fp8_e5m2"}),
+        ("m --kv-cache-dtype fp8 --calculate-kv-scales --preemption-mode recompute", {"kv_cache_dtype": "fp8_e4m3"}),
     ],
 )  # fmt: skip
 def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
