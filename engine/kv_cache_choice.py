@@ -60,8 +60,8 @@ def choose_kv_cache(
             )
         if in_checkpoint or (isinstance(weights, ScaledWeights) and weights.has_kv_scales()):
             logger.info(
-                "The checkpoint's scales of K and V are for a cache of fp8_e4m3, and not needed: the %s device caches them "
-                "as %s",
+                "The checkpoint's scales of K and V are for a cache of fp8_e4m3, and not needed: the %s device caches "
+                "them as %s",
                 device.name,
                 chosen,
             )
