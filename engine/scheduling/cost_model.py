@@ -83,10 +83,11 @@ class CostModel:
         decode_ms = self._decode_ms(load)
         return decode_ms + self._prefill.predict(_prefill_features(load)) if load.prefill_tokens else decode_ms
 
-    def row_ms(self, context: int) -> float:
-        """How much longer a step takes with one more token of a decode whose context has `context` tokens."""
+    def draft_ms(self, context: int, num_tokens: int) -> float:
+        """How much longer a step takes with a draft of `num_tokens` behind a context of `context` tokens."""
         _, per_decode, per_pair = self._decode.coefficients
-        return per_decode / _DECODE_UNITS[1] + per_pair * (context + 1) / _DECODE_UNITS[2]
+        pairs = num_tokens * context + num_tokens * (num_tokens + 1) // 2
+        return per_decode * num_tokens / _DECODE_UNITS[1] + per_pair * pairs / _DECODE_UNITS[2]
 
     def prefill_ms(self, start: int, num_tokens: int) -> float | None:
         """How long it takes to compute tokens of a prompt from position `start` on; None as long as little is known."""

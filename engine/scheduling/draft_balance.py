@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 _LESSON, _COMMON_LESSON = 0.2, 0.02  # how much a question changes what is known of its sequence, and of all
-_FIRST_PAUSE, _LONGEST_PAUSE = 4, 1024  # steps
+_FIRST_PAUSE, _LONGEST_FIRST_PAUSE, _LONGEST_PAUSE = 4, 64, 1024  # steps
 _TOLERATED = 0.02  # of a token's time, that a question may lose on average
 
 
@@ -19,12 +19,14 @@ class Balance:
     """Notes what each question to a drafter cost and what it gave, by sequence.
 
     Who loses time by guesses is asked for again after a pause, and after one twice as long each time. Text changes: so
-    everybody gets another chance, but those are few. A new sequence is taken for what the others are.
+    everybody gets another chance, but those are few. A new sequence is taken for what the others are: as long as they
+    lose, the first pause becomes longer.
     """
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}  # by Sequence.key
         self._common_ms = self._tolerated_ms = 0.0
+        self._first_pause = _FIRST_PAUSE
 
     def may_ask(self, key: int) -> bool:
         """Whether the drafter is asked for a sequence in this step."""
@@ -32,7 +34,7 @@ class Balance:
         if record is None:
             loses = self._common_ms < -self._tolerated_ms
             # Not all that start together try together.
-            pause = _FIRST_PAUSE + key % _FIRST_PAUSE if loses else 0
+            pause = self._first_pause + key % _FIRST_PAUSE if loses else 0
             record = self._records[key] = _Record(self._common_ms, pause, pause)
         if record.waits:
             record.waits -= 1
@@ -50,6 +52,8 @@ class Balance:
         self._tolerated_ms = _TOLERATED * token_ms
         record.saved_ms += _LESSON * (saved_ms - record.saved_ms)
         self._common_ms += _COMMON_LESSON * (saved_ms - self._common_ms)
+        loses = self._common_ms < -self._tolerated_ms
+        self._first_pause = min(2 * self._first_pause, _LONGEST_FIRST_PAUSE) if loses else _FIRST_PAUSE
         if record.saved_ms >= -self._tolerated_ms:
             record.pause = 0
         else:

@@ -18,12 +18,10 @@ from ..constraints.lookahead import Lookahead, forced_tokens, may_look_ahead, ti
 from .cost_model import CostModel, StepLoad
 from .draft_balance import Balance
 from .drafter import BatchDrafter, Continued, Drafter, RememberingDrafter, StepPrices
+from .engine_time import EngineTime
+from .guess_rates import GuessRates
 from .sequence import Sequence
 
-# Of guesses that are right: what is expected of a sequence that has had none, how much each guess changes it, and how
-# much of it comes back in a step without any, so that the text that follows gets its chance.
-_FIRST_RATE, _LESSON, _RETURNING = 0.7, 0.2, 0.0005
-_ENGINE_LESSON = 0.1  # how much a step changes what is known of the engine's own time
 _FRUITLESS = 8  # steps without a guess, after which only every so many steps one is thought of
 
 _MOST_FORCED = 64  # tokens in a draft
@@ -82,17 +80,13 @@ class Drafts:
         self._most_sequences = most_sequences
         self._most_guesses = max_num_batched_tokens if most_guesses is None else most_guesses
         self._clock = clock
-        self._rates: dict[int, float] = {}  # of guesses that are right, by Sequence.key
+        self._rates = GuessRates()
         self._num_forced: dict[int, int] = {}  # tokens that a grammar forces, by Sequence.key, in the last drafts
         self._balance = Balance()
         self._asked: dict[int, float] = {}  # milliseconds that a drafter took in this step, by Sequence.key
         self._token_ms = self._row_ms = 0.0  # what a token costs in this step, and a row more
-        self._draft_ms = 0.0  # of the engine's own time, for each draft
-        self._num_drafts = 0  # in this step
         self._fruitless = 0  # steps without a guess, one after the other
-        self._started: float | None = None  # when the engine's own part of a step began, if that is to be learned
-        self._guessing_ms = 0.0  # of that step
-        self._engine_ms: dict[bool, float] = {}  # the engine's own time, of steps with drafts and of those without
+        self._time = EngineTime(clock)
         self.stats = DraftStats()
 
     @property
@@ -107,33 +101,34 @@ class Drafts:
         that it has left: prompts get the other half.
         """
         drafts: dict[Sequence, Guesses] = {}
-        self.extended, self._num_forced, self._started, self._asked = set(), {}, None, {}
+        self.extended, self._num_forced, self._asked = set(), {}, {}
+        self._time.skip()
         if not decoding or (self._most_sequences is not None and len(decoding) > self._most_sequences):
             return drafts
         most = (load.num_tokens + self._max_num_batched_tokens) // 2
         if self._model is not None:
             if not self._is_idle():
                 drafts = self._guess_together(self._model, decoding, load, most - load.num_tokens, num_spare)
-                self._fruitless = 0 if drafts or self._guessing_ms > 0.0 else self._fruitless + 1
+                self._fruitless = 0 if drafts or self._time.guessing_ms > 0.0 else self._fruitless + 1
             decoding = [s for s in decoding if s.constraint is not None]
             if not decoding:
                 return drafts
             load = _with_drafts(load, drafts)
-        known = self._rates
-        self._rates = rates = {s.key: _returning(known.get(s.key, _FIRST_RATE)) for s in decoding}
+        self._rates.next_step()
         until = time.perf_counter() + _LOOKAHEAD_S
-        engine_ms = self._engine_ms.get(False, 0.0)
-        token_ms = self._token_ms = (self._cost_model.predict_ms(load) + engine_ms) / len(decoding)
-        self._row_ms = self._cost_model.row_ms(load.decode_pairs // max(load.num_decodes, 1))
-        started = self._clock()
+        step_ms = self._cost_model.predict_ms(load)
+        self._token_ms = (step_ms + self._time.plain_ms) / len(decoding)
+        self._row_ms = self._cost_model.draft_ms(load.decode_pairs // max(load.num_decodes, 1), 1)
+        spare_ms, room = self._cost_model.max_step_ms - step_ms, most - load.num_tokens
+        if self._drafter is not None:
+            self._time.begin()
         for sequence in decoding:
             constraint = sequence.constraint
             if sequence.search is not None or (constraint is None and not self._may_ask(sequence)):
                 continue
             if constraint is not None and (time.perf_counter() > until or not may_look_ahead(constraint)):
                 continue
-            most_guesses = min(most - load.num_tokens, self._most(sequence))
-            guesses = self._guesses(sequence, load, rates[sequence.key], token_ms, most_guesses)
+            guesses = self._guesses(sequence, spare_ms, min(room, self._most(sequence)))
             lookahead = None
             if guesses and constraint is not None:
                 with timed(constraint, 1):
@@ -141,18 +136,17 @@ class Drafts:
                 guesses = lookahead.guesses
             if not guesses:
                 continue
-            room = self._cache.extend(sequence, sequence.num_tokens + len(guesses), num_spare) - sequence.num_tokens
-            if guesses := guesses[:room]:
+            places = self._cache.extend(sequence, sequence.num_tokens + len(guesses), num_spare) - sequence.num_tokens
+            if guesses := guesses[:places]:
                 if lookahead is not None:
                     lookahead.guesses = guesses
                 drafts[sequence] = Guesses(guesses, lookahead)
-                load = load.plus_draft(sequence.num_tokens, len(guesses))
+                spare_ms -= self._cost_model.draft_ms(sequence.num_tokens, len(guesses))
+                room -= len(guesses)
         if self._drafter is not None:
-            ended = self._clock()
-            self._guessing_ms, self._num_drafts = (ended - started) * 1e3, len(drafts)
-            self._started = started if self._num_drafts else ended
+            self._time.guessed(len(drafts))
             for key in self._asked.keys() - {s.key for s in drafts}:
-                self._balance.note(key, -self._asked[key], token_ms)
+                self._balance.note(key, -self._asked[key], self._token_ms)
         return drafts
 
     def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
@@ -168,27 +162,15 @@ class Drafts:
         forced = self._num_forced.get(sequence.key, 0)
         if (asked_ms := self._asked.get(sequence.key)) is not None:
             rows_ms = self._row_ms * (num_guesses - forced)
-            draft_ms = 0.0 if forced else self._draft_ms
+            draft_ms = 0.0 if forced else self._time.draft_ms
             saved_ms = max(num_right - forced, 0) * self._token_ms
             self._balance.note(sequence.key, saved_ms - rows_ms - draft_ms - asked_ms, self._token_ms)
-        if num_right < forced or num_guesses == forced:
-            return
-        rate = self._rates.get(sequence.key, _FIRST_RATE)
-        for right in (1.0,) * (num_right - forced) + (0.0,) * (num_right < num_guesses):
-            rate += _LESSON * (right - rate)
-        self._rates[sequence.key] = rate
+        if num_right >= forced and num_guesses > forced:
+            self._rates.learn(sequence.key, num_guesses - forced, num_right - forced)
 
     def end_step(self, *, drafted: bool) -> None:
         """Learn how long the engine itself takes, after a step without prompts, with drafts or without."""
-        if self._started is None:
-            return
-        elapsed_ms, self._started = (self._clock() - self._started) * 1e3, None
-        own_ms = max(elapsed_ms - (self._guessing_ms if drafted else 0.0) - self._cost_model.last_ms, 0.0)
-        if drafted and self._drafter is not None:
-            per_draft_ms = max(own_ms - self._engine_ms.get(False, own_ms), 0.0) / max(self._num_drafts, 1)
-            self._draft_ms += _ENGINE_LESSON * (per_draft_ms - self._draft_ms)
-        known = self._engine_ms.get(drafted, own_ms)
-        self._engine_ms[drafted] = known + _ENGINE_LESSON * (min(own_ms, 2 * known) - known)
+        self._time.end(self._cost_model.last_ms, drafted=drafted)
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
         """Hear which KV blocks of the first cache group are copied before the step, `(from, to)`."""
@@ -209,7 +191,7 @@ class Drafts:
         eligible = [s for s in decoding if _has_guesses(s)]
         if not eligible:
             return {}
-        self._started, self._guessing_ms = self._clock(), 0.0
+        self._time.begin()
         prices = self._prices(decoding, load)
         counts: dict[Sequence, int] = {}
         if prices.row_ms < prices.token_ms:  # otherwise not even guesses that are all right pay
@@ -222,41 +204,44 @@ class Drafts:
             room -= count
             if sequence.num_blocks > blocks:
                 self.extended.add(sequence.key)
-        guessed, self._guessing_ms = model.guess({s: n for s, n in counts.items() if n > 0}, prices)
+        guessed, guessing_ms = model.guess({s: n for s, n in counts.items() if n > 0}, prices)
         drafts = {s: Guesses(some) for s, guesses in guessed.items() if (some := _before_end(s, guesses))}
-        if not drafts:
-            self._started = self._clock()  # from here on, it is a step like those of a server that never guesses
+        self._time.guessed(len(drafts), guessing_ms)
         return drafts
 
     def _prices(self, decoding: Seq[Sequence], load: StepLoad) -> StepPrices:
-        cost_model, own, count = self._cost_model, self._engine_ms, len(decoding)
-        engine_ms = own.get(False, 0.0)
+        cost_model, count = self._cost_model, len(decoding)
         return StepPrices(
             count,
             cost_model.predict_ms(load),
-            cost_model.row_ms(load.decode_pairs // count),
-            engine_ms,
-            max(own.get(True, 0.0), engine_ms),
+            cost_model.draft_ms(load.decode_pairs // count, 1),
+            self._time.plain_ms,
+            self._time.drafted_ms,
             cost_model.limit_ms(load),
         )
 
-    def _guesses(self, sequence: Sequence, load: StepLoad, rate: float, token_ms: float, most: int) -> list[int]:
-        """What a grammar forces, and what the drafter proposes behind that, at most so many, as far as it pays."""
-        constraint = sequence.constraint
+    def _guesses(self, sequence: Sequence, spare_ms: float, most: int) -> list[int]:
+        """What a grammar forces, and what the drafter proposes behind that, at most so many, as far as it pays.
+
+        The step has so much time left.
+        """
+        constraint, rate = sequence.constraint, self._rates.of(sequence.key)
         guesses = [] if constraint is None else forced_tokens(constraint)[:_MOST_FORCED]
         num_forced = len(guesses)
         if num_forced:
             self._num_forced[sequence.key] = num_forced
         drafter = self._drafter
         may_ask = constraint is None or self._may_ask(sequence)  # without a constraint, `choose` has seen to it
-        if drafter is not None and may_ask and self._pays(load, sequence, num_forced + 1, rate, token_ms):
+        if drafter is not None and may_ask and self._pays(sequence, num_forced + 1, rate):
             started = self._clock()
             guesses = guesses + drafter.propose(Continued(sequence, guesses) if guesses else sequence)
             self._asked[sequence.key] = (self._clock() - started) * 1e3
         guesses = _before_end(sequence, guesses[:most])
         while guesses:
-            probability = rate ** max(len(guesses) - num_forced, 0)
-            if self._fits(load, sequence, len(guesses), probability, token_ms):
+            count = len(guesses)
+            if self._pays(sequence, count, rate ** max(count - num_forced, 0)) and (
+                self._cost_model.draft_ms(sequence.num_tokens, count) <= spare_ms
+            ):
                 break
             guesses.pop()
         return guesses
@@ -265,23 +250,14 @@ class Drafts:
         """Whether there is a drafter that is asked for a sequence in this step."""
         return self._drafter is not None and self._balance.may_ask(sequence.key)
 
-    def _fits(self, load: StepLoad, sequence: Sequence, count: int, probability: float, token_ms: float) -> bool:
-        """Whether so many guesses are no more than a step has time for, and the last of them pays."""
-        if self._predict_ms(load, sequence, count) > self._cost_model.max_step_ms:
-            return False
-        return self._pays(load, sequence, count, probability, token_ms)
-
-    def _pays(self, load: StepLoad, sequence: Sequence, count: int, probability: float, token_ms: float) -> bool:
+    def _pays(self, sequence: Sequence, count: int, probability: float) -> bool:
         """Whether the last of so many guesses takes no more time than it is worth, if all are right so probably."""
-        added_ms = self._predict_ms(load, sequence, count) - self._predict_ms(load, sequence, count - 1)
-        return added_ms <= probability * token_ms
-
-    def _predict_ms(self, load: StepLoad, sequence: Sequence, count: int) -> float:
-        return self._cost_model.predict_ms(load.plus_draft(sequence.num_tokens, count))
+        return self._cost_model.draft_ms(sequence.num_tokens + count - 1, 1) <= probability * self._token_ms
 
     def ended(self, sequence: Sequence) -> None:
         """Note the end of a sequence."""
         self._balance.ended(sequence.key)
+        self._rates.ended(sequence.key)
         if self._model is not None:
             self._model.ended(sequence)
         elif self._remembering is not None and sequence.search is None:
@@ -317,7 +293,3 @@ def _before_end(sequence: Sequence, guesses: list[int]) -> list[int]:
 def _has_guesses(sequence: Sequence) -> bool:
     """Whether what a sequence samples depends on its position alone."""
     return sequence.search is None and sequence.constraint is None and not sequence.sampling.uses_history
-
-
-def _returning(rate: float) -> float:
-    return rate + _RETURNING * (_FIRST_RATE - rate) if rate < _FIRST_RATE else rate

@@ -12,8 +12,8 @@ from ..errors import ModelError
 from ..files.wording import shown
 
 DType = Literal["float32", "bfloat16", "float16"]
-# fp8_e5m2 rounds to 2 bits of mantissa, fp8_e4m3 to 3, with a scale for K and one for V of a layer; int8 keeps a scale for
-# each token and KV head.
+# fp8_e5m2 rounds to 2 bits of mantissa, fp8_e4m3 to 3, with a scale for K and one for V of a layer; int8 keeps a scale
+# for each token and KV head.
 KvCacheDType = Literal["float32", "bfloat16", "float16", "fp8_e5m2", "fp8_e4m3", "int8"]
 
 STORAGE: dict[DType, np.dtype[Any]] = {

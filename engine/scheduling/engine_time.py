@@ -1,0 +1,62 @@
+"""EngineTime: how long the engine itself takes in a step, beside the device and those who guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_LESSON = 0.1  # how much a step changes what is known
+
+
+class EngineTime:
+    """Learns it from steps without prompts: of those with drafts, of those without, and for each draft.
+
+    All times are in milliseconds. `guessing_ms` is what guessing took in this step.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds."""
+        self._clock = clock
+        self._started: float | None = None  # when the engine's part of this step began, if it is to be learned
+        self._num_drafts = 0
+        self._known_ms: dict[bool, float] = {}  # by whether there were drafts
+        self.guessing_ms = 0.0
+        self.draft_ms = 0.0  # of each draft
+
+    @property
+    def plain_ms(self) -> float:
+        """Of a step without drafts; 0 as long as that is not known."""
+        return self._known_ms.get(False, 0.0)
+
+    @property
+    def drafted_ms(self) -> float:
+        """Of a step with drafts, which takes no less than one without."""
+        return max(self._known_ms.get(True, 0.0), self.plain_ms)
+
+    def skip(self) -> None:
+        """This step teaches nothing."""
+        self._started = None
+
+    def begin(self) -> None:
+        """Guessing begins."""
+        self._started, self.guessing_ms, self._num_drafts = self._clock(), 0.0, 0
+
+    def guessed(self, num_drafts: int, guessing_ms: float | None = None) -> None:
+        """So many drafts were made, in that time or else since it began. Without any, it is as if it had not begun."""
+        assert self._started is not None
+        now = self._clock()
+        self.guessing_ms = (now - self._started) * 1e3 if guessing_ms is None else guessing_ms
+        self._num_drafts = num_drafts
+        if not num_drafts:
+            self._started = now
+
+    def end(self, device_ms: float, *, drafted: bool) -> None:
+        """A step has ended, of which the device took `device_ms`."""
+        if self._started is None:
+            return
+        elapsed_ms, self._started = (self._clock() - self._started) * 1e3, None
+        own_ms = max(elapsed_ms - (self.guessing_ms if drafted else 0.0) - device_ms, 0.0)
+        if drafted:
+            per_draft_ms = max(own_ms - self._known_ms.get(False, own_ms), 0.0) / max(self._num_drafts, 1)
+            self.draft_ms += _LESSON * (per_draft_ms - self.draft_ms)
+        known = self._known_ms.get(drafted, own_ms)
+        self._known_ms[drafted] = known + _LESSON * (min(own_ms, 2 * known) - known)
