@@ -27,6 +27,7 @@ from .models.spec import (
 )
 from .opened_model import OpenedModel, open_model
 from .options import EngineOptions
+from .speculative_options import SpeculativeOptions
 from .weights import source_at
 from .weights.contents import Contents
 from .weights.dtypes import KvCacheDType
@@ -93,7 +94,8 @@ class Inspection:
     """All that is known of a model. What a refusal keeps from being known is None or empty.
 
     `refusal` is what serving it with the given options would fail with. `device` is the one that memory is counted for,
-    and `kv_cache_dtype` what K and V would be kept as there.
+    and `kv_cache_dtype` what K and V would be kept as there. `mtp_bytes` are of the layer for drafts (MTP) that the
+    checkpoint has, where the device runs it. They are a part of `weights` if the options use it.
     """
 
     model: str
@@ -107,6 +109,7 @@ class Inspection:
     kv_cache_dtype: str | None
     kv_cache: Sequence[KvMemory]
     refusal: str | None
+    mtp_bytes: int | None = None
 
 
 def inspect_model(options: EngineOptions) -> Inspection | EncoderInspection:
@@ -190,7 +193,20 @@ class _Look:
             kv_cache_dtype=None if opened is None else opened.kv_cache_dtype,
             kv_cache=[] if opened is None else _kv_cache(opened),
             refusal=self._refusal,
+            mtp_bytes=None if opened is None else self._mtp_bytes(opened),
         )
+
+    def _mtp_bytes(self, opened: OpenedModel) -> int | None:
+        """What the layer for drafts takes beside the other weights; None: there is none that could be used."""
+        if opened.description.mtp is None:
+            return None
+        with_it = SpeculativeOptions(speculative_config={"method": "mtp"})
+        options = replace(self._options, device=opened.device.name)
+        try:
+            used = open_model(replace(options, speculative=with_it), self._source).weight_bytes
+        except (ModelError, DeviceError):
+            return None
+        return used - open_model(replace(options, speculative=SpeculativeOptions()), self._source).weight_bytes
 
     def _refused(self, error: Exception) -> None:
         if self._refusal is None:

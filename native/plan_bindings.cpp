@@ -263,9 +263,9 @@ void bind_plans(nb::module_& m) {
 
   nb::class_<MtpPlan>(m, "MtpPlan")
       .def("__init__", [](MtpPlan* self, const NormPlan& embedding_norm, const NormPlan& hidden_norm,
-                          std::vector<BranchPlan> layer, const NormPlan& final_norm, int num_guesses) {
-        new (self) MtpPlan{embedding_norm, hidden_norm, std::move(layer), final_norm, num_guesses};
-      }, "embedding_norm"_a, "hidden_norm"_a, "layer"_a, "final_norm"_a, "num_guesses"_a);
+                          std::vector<BranchPlan> layer, const NormPlan& final_norm, bool feeds_normed, int num_guesses) {
+        new (self) MtpPlan{embedding_norm, hidden_norm, std::move(layer), final_norm, feeds_normed, num_guesses};
+      }, "embedding_norm"_a, "hidden_norm"_a, "layer"_a, "final_norm"_a, "feeds_normed"_a, "num_guesses"_a);
 
   nb::class_<DecoderPlan>(m, "DecoderPlan")
       .def(nb::init<>())

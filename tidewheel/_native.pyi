@@ -268,6 +268,7 @@ class MtpPlan:
         hidden_norm: NormPlan,
         layer: Sequence[BranchPlan],
         final_norm: NormPlan,
+        feeds_normed: bool,
         num_guesses: int,
     ) -> None: ...
 

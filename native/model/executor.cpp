@@ -159,8 +159,7 @@ void Executor::predict(const Step& step, std::span<const int> from) {
   mtp_->begin_prediction(step, from);
   pool_->run([&](Worker& worker) {
     profile_.begin(worker);
-    const float* predicted = mtp_->predict(worker, step);
-    head(worker, {predicted, size_t(plan_.hidden_size), static_cast<int>(tokens), step.logits_rows.data(), {}, 0});
+    head(worker, mtp_->predict(worker, step));
     sample(worker, step);
   });
 }

@@ -7,7 +7,7 @@
 namespace tidewheel {
 
 Mtp::Mtp(const MtpPlan& plan, Context& context, Embed embed)
-    : context_(context), embed_(std::move(embed)), num_rows_(1 + plan.num_guesses) {
+    : context_(context), embed_(std::move(embed)), num_rows_(1 + plan.num_guesses), feeds_normed_(plan.feeds_normed) {
   require(context.attention.heads.size() == 1, "a layer that predicts tokens needs a cache of one group");
   require(plan.num_guesses > 0, "there must be at least one guess");
   require(!plan.layer.empty() && (std::holds_alternative<AttentionPlan>(plan.layer[0].mixer) ||
@@ -97,7 +97,7 @@ void Mtp::remember(Worker& worker, const Step& step, const float* hidden_rows, c
   branches_.front().remember(worker, step, hidden());
 }
 
-const float* Mtp::predict(Worker& worker, const Step& step) const {
+Rows Mtp::predict(Worker& worker, const Step& step) const {
   const int size = context_.hidden_size, tokens = static_cast<int>(step.token_ids.size());
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) context_.attention.ropes.compute(static_cast<int>(t), step.positions[t]);
@@ -109,11 +109,11 @@ const float* Mtp::predict(Worker& worker, const Step& step) const {
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       std::copy_n(hidden() + t * size, size, predicted + t * size);
-      context_.kernels.normalize(final_norm_, predicted + t * size, size);
+      if (feeds_normed_) context_.kernels.normalize(final_norm_, predicted + t * size, size);
     }
   });
   context_.profile.end(worker, Phase::kNorm);
-  return predicted;
+  return {predicted, size_t(size), tokens, nullptr, feeds_normed_ ? Norm{} : final_norm_, 0};
 }
 
 }  // namespace tidewheel

@@ -42,8 +42,8 @@ class Mtp {
   // Before it predicts behind the one token that each sequence of the step has. `from`: which of the rows that were
   // predicted last is what the model is taken to leave of the token before; empty: what it did leave.
   void begin_prediction(const Step& step, std::span<const int> from);
-  // Returns [S, hidden] behind the layer's own norm, as the head takes them.
-  const float* predict(Worker& worker, const Step& step) const;
+  // Returns a row of each sequence, as the head takes them.
+  Rows predict(Worker& worker, const Step& step) const;
 
   void copy_blocks(std::span<const int32_t> pairs) { rows_.copy_blocks(pairs); }
 
@@ -60,13 +60,14 @@ class Mtp {
   Context& context_;
   const Embed embed_;
   const int num_rows_;
+  const bool feeds_normed_;
   Norm embedding_norm_, hidden_norm_, final_norm_;
   Linear project_;
   std::deque<Branch> branches_;
   Buffer<float> inputs_;  // [T, 2 * hidden]: the embedding and the hidden row, normalized
   Buffer<float> hidden_;  // [T, hidden]
   HiddenRows rows_;
-  Arena predicted_;       // [max sequences, hidden]
+  Arena predicted_;       // [max sequences, hidden], as they are fed back
   std::vector<Before> before_;  // [T]
   std::vector<int> unknown_;    // tokens
 };

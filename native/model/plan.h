@@ -229,6 +229,7 @@ struct MtpPlan {
   NormPlan embedding_norm, hidden_norm;
   std::vector<BranchPlan> layer;
   NormPlan final_norm;
+  bool feeds_normed = true;
   int num_guesses = 0;
 };
 

@@ -11,6 +11,7 @@ from tidewheel.engine.declaring.option import OptionError, options_of
 from tidewheel.engine.encoders.inspection import EncoderInspection
 from tidewheel.engine.inspection import Inspection, KvMemory, Verdict, inspect_model
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.speculative_options import Mtp, SpeculativeOptions
 
 from ..options.parser import OptionParser, add_option, build, read_given
 from .sizes import in_bytes, in_thousands
@@ -33,12 +34,17 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file or a hub id, such as owner/name:Q4_K_M")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = [option for option in options_of(EngineOptions) if option.field in _OPTIONS]
+    options += [option for option in options_of(SpeculativeOptions) if option.field == "speculative_config"]
     group = parser.add_argument_group("as it would be served")
     for option in options:
         add_option(group, option)
     parsed = parser.parse_known(arguments)
     try:
-        asked = build(EngineOptions, read_given(options, parsed, os.environ), model=parsed["model"])
+        given = read_given(options, parsed, os.environ)
+        speculative = build(SpeculativeOptions, given)
+        if not isinstance(speculative.speculation, Mtp | None):
+            raise OptionError("--speculative-config: only a layer of the model's own (mtp) is a part of what it takes")
+        asked = build(EngineOptions, given, model=parsed["model"], speculative=speculative)
     except OptionError as error:
         parser.error(str(error))
     found = inspect_model(asked)
@@ -125,6 +131,9 @@ def _memory(found: Inspection) -> Iterator[tuple[str, str]]:
     for number, kept in enumerate(found.weights):
         chosen = f", on the {found.device} device with these options" if kept.chosen else ""
         yield "weights take" if number == 0 else "", f"{in_bytes(kept.bytes)} as {kept.kept_as}{chosen}"
+    if found.mtp_bytes is not None:
+        use = '--speculative-config \'{"method": "mtp"}\''
+        yield "MTP layer takes", f"{in_bytes(found.mtp_bytes)} of weights, with {use}"
     for number, cached in enumerate(found.kv_cache):
         yield "KV cache takes" if number == 0 else "", f"{_cached(cached)}, for a sequence of {cached.tokens} tokens"
 

@@ -134,6 +134,7 @@ def lower(
             _norm_plan(mtp.hidden_norm),
             [_branch(branch, around) for branch in mtp.layer],
             _norm_plan(mtp.final_norm),
+            mtp.feeds_normed,
             mtp_guesses,
         )
     if spec.streams is not None:

@@ -6,6 +6,7 @@ Attention to latents; a dense MLP in the first layers, experts in the others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..config import ConfigReader
 from ..description import ModelDescription
@@ -14,6 +15,7 @@ from .deepseek_experts import DEEPSEEK_EXPERTS, dense_layers_first, grouped_expe
 from .expert_parts import EXPERT_NORMS, expert_count, expert_groups, expert_layers, experts_per_token
 from .latent_parts import LATENT_NAMES, latent_attention, latent_refs
 from .listing import Listing
+from .mtp_parts import later_layer_mtp
 from .names import llama_names
 from .parts import decoder, gated_mlp, uniform_layers
 
@@ -53,7 +55,7 @@ _DENSE_LAYERS = {"deepseek_v2": 0, "deepseek_v3": 3, "glm4_moe_lite": 1}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """One of these models. Layers for drafts, behind the others, are not loaded."""
+    """One of these models. A layer for drafts may lie behind the others."""
     family = _FAMILIES[architecture]
     config = config.with_defaults(**_EXPERTS[family])
     if family == "glm4_moe_lite" and "q_lora_rank" not in config:
@@ -61,14 +63,17 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     interleaved = family == "deepseek_v2" or config.flag("rope_interleave", True)
     mixer, rope = latent_attention(config, max_model_len, interleaved=interleaved)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-5 if family == "glm4_moe_lite" else 1e-6))
+    experts = _greedy_experts(config) if family == "deepseek_v2" else grouped_experts(config)
     layers = expert_layers(
         [mixer] * uniform_layers(config),
-        _greedy_experts(config) if family == "deepseek_v2" else grouped_experts(config),
+        experts,
         norm,
         gated_mlp(config),
         _has_experts(config, family),
     )
-    return _NAMES.describe(decoder(config, family, layers, norm, rope.max_positions), latent_refs(mixer))
+    refs = latent_refs(mixer)
+    mtp = later_layer_mtp(config, _NAMES, norm, *expert_layers([mixer], experts, norm), refs)
+    return replace(_NAMES.describe(decoder(config, family, layers, norm, rope.max_positions), refs), mtp=mtp)
 
 
 def _has_experts(config: ConfigReader, family: str) -> Callable[[int], bool]:

@@ -11,6 +11,7 @@ from ..spec import NormSpec
 from .deepseek_experts import DEEPSEEK_EXPERTS, dense_layers_first, grouped_experts
 from .expert_parts import EXPERT_NORMS, expert_layers
 from .listing import Listing
+from .mtp_parts import later_layer_mtp
 from .names import llama_names
 from .parts import attention, decoder, gated_mlp, uniform_layers
 
@@ -18,17 +19,20 @@ ARCHITECTURES = {"Glm4MoeForCausalLM": Listing("GLM-4.5, GLM-4.6, GLM-4.7")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """GLM-4 with experts. Half of a head is rotated. Layers for drafts, behind the others, are not loaded."""
+    """GLM-4 with experts. Half of a head is rotated. A layer for drafts may lie behind the others."""
     heads = attention(config, qkv_bias=config.flag("attention_bias", False))
     rope = rope_from_config(config.with_defaults(partial_rotary_factor=0.5), heads.head_dim, max_model_len)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-5))
     qk_norm = norm if config.flag("use_qk_norm", False) else None
+    heads, experts = replace(heads, rope=rope.spec, qk_norm=qk_norm), grouped_experts(config)
     layers = expert_layers(
-        [replace(heads, rope=rope.spec, qk_norm=qk_norm)] * uniform_layers(config),
-        grouped_experts(config),
+        [heads] * uniform_layers(config),
+        experts,
         norm,
         gated_mlp(config),
         dense_layers_first(config, 1),
     )
     spec = decoder(config, "glm4_moe", layers, norm, rope.max_positions)
-    return llama_names({**EXPERT_NORMS, **DEEPSEEK_EXPERTS}).describe(spec)
+    names = llama_names({**EXPERT_NORMS, **DEEPSEEK_EXPERTS})
+    mtp = later_layer_mtp(config, names, norm, *expert_layers([heads], experts, norm), {})
+    return replace(names.describe(spec), mtp=mtp)

@@ -15,8 +15,8 @@ class MtpSpec:
 
     Its row is `layer(project [embedding_norm(embed(token p)), hidden_norm(h)])`, where h is the model's hidden row
     of position p - 1 behind the model's final norm (https://arxiv.org/abs/2412.19437, 2.2). The model's head makes
-    logits of `final_norm(row)`. To guess another token, it is run again with the guess, and with that as h. The
-    embedding and the head are the model's.
+    logits of `final_norm(row)`. To guess another token, it is run again with the guess, and with the row as h: behind
+    `final_norm` if it `feeds_normed`. The embedding and the head are the model's.
 
     `layer` begins with attention, which sees all tokens; its other branches keep nothing of a token. Raises ValueError
     for one that does not.
@@ -26,6 +26,7 @@ class MtpSpec:
     hidden_norm: NormSpec
     layer: LayerSpec
     final_norm: NormSpec
+    feeds_normed: bool = True
 
     def __post_init__(self) -> None:
         kinds = [branch.mixer.kind for branch in self.layer]

@@ -85,15 +85,11 @@ def test_without_the_option_it_is_left_out_and_the_log_says_what_would_use_it(ca
 
 def test_models_and_devices_without_it_are_refused(tmp_path: Path) -> None:
     folder = mtp_zoo.folder("qwen3_5")
-    with pytest.raises(
-        DeviceError, match=r"the torch device does not run layers .*MTP.*: *take --device cpu|torch device"
-    ):
+    with pytest.raises(DeviceError, match=r"the torch device does not run layers that .*; take --device cpu"):
         open_model(options(folder, device="torch"))
     with pytest.raises(ModelError, match="a model of type llama has no layer that predicts further tokens"):
         EngineLoad(options(models_zoo.folder("llama")))
-    with pytest.raises(
-        ModelError, match=r"qwen3_5.* has no layer that predicts further tokens .*take a checkpoint that"
-    ):
+    with pytest.raises(ModelError, match=r"qwen3_5.* has no layer that .*take a checkpoint that"):
         EngineLoad(options(models_zoo.folder("qwen3_5")))
     with pytest.raises(ModelError, match="--kv-offload does not go with --speculative-config"):
         EngineLoad(options(folder, kv_offload=str(tmp_path)))

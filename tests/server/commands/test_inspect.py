@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import models_zoo
+import mtp_zoo
 import pytest
 
 from tidewheel.engine.devices.coverage import DEVICES_WITH
@@ -127,3 +128,19 @@ def test_a_latent_is_cached_once(inspect: Inspect) -> None:
     numbers = config["num_hidden_layers"] * (config["kv_lora_rank"] + config["qk_rope_head_dim"])
     longest = inspect(models_zoo.folder("deepseek-v3", tokenizer=True), "--device", "torch")["kv_cache"][-1]
     assert longest["bytes"]["float16"] == 2 * numbers * longest["tokens"]
+
+
+def test_a_layer_for_drafts_is_named_and_counted_where_it_is_asked_for(
+    inspect: Inspect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    folder = mtp_zoo.folder("qwen3_5")
+    options = ("--skip-tokenizer-init", "--dtype", "float32")
+    without = inspect(folder, *options)
+    with_it = inspect(folder, *options, "--speculative-config", '{"method": "mtp"}')
+    takes = [[kept["bytes"] for kept in found["weights"] if kept["chosen"]] for found in (without, with_it)]
+    assert takes[1][0] - takes[0][0] == without["mtp_bytes"] == with_it["mtp_bytes"] > 0
+    assert with_it["kv_cache"][-1]["bytes"]["float32"] > without["kv_cache"][-1]["bytes"]["float32"]
+    assert main(["inspect", str(folder), "--device", "cpu", *options]) == 0
+    assert re.search("^MTP layer takes +.*speculative-config", capsys.readouterr().out, re.MULTILINE)
+    assert inspect(models_zoo.folder("qwen3_5"), *options)["mtp_bytes"] is None
