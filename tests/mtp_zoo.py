@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import models_zoo
 
 QWENS = ("qwen3_next", "qwen3_next-experts", "qwen3_5", "qwen3_5-experts")
+LATER_LAYERS = ("deepseek-v3", "glm4-moe-lite", "glm4-moe")
 
 
 class Oracle:
@@ -30,6 +32,7 @@ class Oracle:
         self.layer = copy.deepcopy(next(layer for layer in reversed(layers) if hasattr(layer, "self_attn")))
         self.embedding_norm, self.hidden_norm, self.norm = (copy.deepcopy(inner.norm) for _ in range(3))
         self.project = torch.nn.Linear(2 * hidden, hidden, bias=False)
+        self.is_later_layer = name in LATER_LAYERS
         generator = torch.Generator().manual_seed(9)
         with torch.no_grad():
             for part in self.parts().values():
@@ -39,7 +42,16 @@ class Oracle:
                     weight.copy_(0.2 * noise if small else noise * 1.5 / min(weight.shape[-2:]) ** 0.5)
 
     def parts(self) -> dict[str, Any]:
-        """Its modules by their names in a Qwen's checkpoints."""
+        """Its modules by their names in checkpoints."""
+        if self.is_later_layer:
+            at = f"model.layers.{self.model.config.num_hidden_layers}"
+            return {
+                f"{at}.enorm": self.embedding_norm,
+                f"{at}.hnorm": self.hidden_norm,
+                f"{at}.eh_proj": self.project,
+                at: self.layer,
+                f"{at}.shared_head.norm": self.norm,
+            }
         return {
             "mtp.pre_fc_norm_embedding": self.embedding_norm,
             "mtp.pre_fc_norm_hidden": self.hidden_norm,
@@ -49,12 +61,12 @@ class Oracle:
         }
 
     def tensors(self) -> dict[str, Any]:
-        """Its weights as a Qwen's checkpoint has them."""
+        """Its weights as checkpoints have them."""
         found = {}
         for module, part in self.parts().items():
             for name, weight in part.state_dict().items():
                 weight = weight.float().contiguous()
-                if self.model.config.model_type == "qwen3_next" and ".experts." in name:
+                if not self.model.config.model_type.startswith("qwen3_5") and ".experts." in name:
                     for expert, matrix in enumerate(weight):
                         stem = f"{module}.mlp.experts.{expert}"
                         if name.endswith("down_proj"):
@@ -79,8 +91,9 @@ class Oracle:
             guessed: list[Any] = []
             for _ in range(count):
                 rows = exact.run(ids, left)
-                guessed.append(exact.model.lm_head(rows[-1]))
-                left = torch.cat([left, rows[-1:]])
+                normed = exact.norm(rows)
+                guessed.append(exact.model.lm_head(normed[-1]))
+                left = torch.cat([left, (rows if self.is_later_layer else normed)[-1:]])
                 ids = torch.cat([ids, guessed[-1].argmax().reshape(1, 1)], dim=1)
         return guessed
 
@@ -89,7 +102,7 @@ class Oracle:
         return int(self.model.config.hidden_size)
 
     def run(self, ids: Any, left: Any) -> Any:
-        """[T, hidden] behind the layer's norm, of tokens [1, T] and what the model left of all but the last."""
+        """The layer's rows [T, hidden] of tokens [1, T], and what the model left of all but the last."""
         import torch
 
         inner = self.model.model
@@ -101,8 +114,7 @@ class Oracle:
         mask = torch.full((length, length), float("-inf"), dtype=rows.dtype).triu(1)[None, None]
         turned = inner.rotary_emb(rows, positions)
         rows = self.layer(rows, position_embeddings=turned, attention_mask=mask, position_ids=positions)
-        rows = rows[0] if isinstance(rows, tuple) else rows
-        return self.norm(rows)[0]
+        return (rows[0] if isinstance(rows, tuple) else rows)[0]
 
 
 def _exact(oracle: Oracle) -> Oracle:
@@ -154,6 +166,9 @@ def save(oracle: Oracle, folder: Path) -> Path:
     from safetensors.torch import load_file, save_file
 
     oracle.model.save_pretrained(folder)
+    if oracle.is_later_layer:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
     file = folder / "model.safetensors"
     save_file({**load_file(file), **oracle.tensors()}, file)
     return folder

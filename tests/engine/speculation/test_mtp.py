@@ -86,7 +86,7 @@ def job(max_tokens: int = 30, prompt: tuple[int, ...] = PROMPT, seed: int = 11, 
     return Job(prompt, SamplingParams(max_tokens=max_tokens, logprobs=2, ignore_eos=True, **sampling), seed)
 
 
-@pytest.mark.parametrize("name", mtp_zoo.QWENS)
+@pytest.mark.parametrize("name", [*mtp_zoo.QWENS, *mtp_zoo.LATER_LAYERS])
 def test_it_guesses_what_transformers_modules_say(name: str) -> None:
     """Also behind a prompt in several chunks, and behind guesses that were wrong."""
     driver, recorder = drafting(loaded(name), max_num_batched_tokens=16)
@@ -206,6 +206,8 @@ def jobs(draw: st.DrawFn) -> Job:
 SUBJECTS: list[tuple[str, bool, dict[str, Any]]] = [
     ("qwen3_5", True, {"dtype": "bfloat16"}),
     ("qwen3_5-experts", False, {"dtype": "float32", "kv_cache_dtype": "fp8_e5m2"}),
+    ("deepseek-v3", False, {"dtype": "bfloat16"}),
+    ("glm4-moe", False, {"dtype": "bfloat16", "kv_cache_dtype": "int8", "quantization": Quantization("int4")}),
     (
         "qwen3_next-experts",
         True,
