@@ -466,6 +466,8 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
     if options.lora.enable_lora:
         values = _MOST_TOGETHER * (options.lora.max_lora_rank + 2)  # between A and B; two are of biases
         needed += max(tokens, rows) * _rows_per_token(spec) * values * _ACTIVATION_BYTES
+    if isinstance(asked := options.speculative.speculation, Mtp):  # the last rows of each sequence, and what is guessed
+        needed += rows * (2 + asked.num_tokens) * hidden * _ACTIVATION_BYTES
     if memory.ceiling is not None and needed > memory.ceiling:
         raise ModelError(
             f"a step of {tokens} tokens takes {needed / _GIB:.2f} GiB beside the weights, more than the "

@@ -39,6 +39,11 @@ MODULES = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate_up_proj": "ffn_up",
     "input_layernorm": "attn_norm",
+    # Of a layer for drafts.
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "eh_proj": "nextn.eh_proj",
+    "shared_head.norm": "nextn.shared_head_norm",
 }
 PRE_NORMS = {"post_attention_layernorm": "ffn_norm"}
 POST_ATTENTION_NORM = {"post_attention_layernorm": "post_attention_norm"}

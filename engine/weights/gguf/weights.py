@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import ModelError
 from ...models import ModelDescription
+from ...models.description import MtpDescription
 from ...models.spec import tensor_shapes
 from ...models.tensor_ref import TensorRef
 from ..block_types import dequantize
@@ -32,6 +33,7 @@ from .reader import GgufTensor
 logger = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
+_LAYER_NUMBER = re.compile(r"\.layers\.(\d{1,6})\.")
 FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -48,17 +50,22 @@ class GgufWeights:
         config: Mapping[str, Any],
         description: ModelDescription,
     ) -> None:
-        if description.spec.mtp is not None:
+        usable = description.mtp is not None and _is_later_layer(description.mtp)
+        if description.spec.mtp is not None and not (usable and config.get("num_nextn_predict_layers")):
             raise ModelError(
-                "--speculative-config: the layers of .gguf files that predict further tokens (MTP) are not used; take "
-                'the model as safetensors, or {"method": "ngram"}'
+                "--speculative-config: layers that predict further tokens (MTP) are not used of .gguf files of "
+                f'{description.spec.family} models; take the model as safetensors, or {{"method": "ngram"}}'
             )
         self._architecture = architecture
         self._places: dict[str, tuple[GgufTensor, TensorRef]] = {}
         count: Counter[DType] = Counter()
         shapes = tensor_shapes(description.spec)
+        # A layer for drafts is one of the layers to a file.
+        in_file = {name: _name_in_layers(name, description.tensors[name]) for name in shapes}
+        shapes_in_file = {in_file[name]: shape for name, shape in shapes.items()}
         for name, shape in shapes.items():
-            found = architecture.reference(name, description.tensors[name], shapes, tensors.keys())
+            ref = description.tensors[name]
+            found = architecture.reference(in_file[name], ref, shapes_in_file, tensors.keys())
             stored = tensors.get(found.name) if found is not None else None
             if found is None or stored is None:
                 file, missing = next(iter(tensors.values())).path, found or description.tensors[name]
@@ -68,7 +75,7 @@ class GgufWeights:
                 raise ModelError(f"{stored.origin} has shape {stored.shape}, but the model needs {ref.needed(shape)}")
             if ref.index is not None:
                 stored, ref = stored.at(ref.index), replace(ref, index=None)
-            if order := architecture.row_order(name, config):
+            if order := architecture.row_order(in_file[name], config):
                 ref = replace(ref, permute=order)
             self._places[name] = (stored, ref)
             # Of a quantized file, bfloat16 is what is computed in: its floats are vectors mostly, which stay float32.
@@ -76,7 +83,7 @@ class GgufWeights:
         used = {stored.name for stored, _ in self._places.values()} | CONFIG_TENSORS
         drafts = {name for name in tensors.keys() - used if _is_for_drafts(name, config)}
         if drafts:
-            logger.info("%s", not_loaded(len(drafts), usable=False))
+            logger.info("%s", not_loaded(len(drafts), usable=usable and description.spec.mtp is None))
         left = tensors.keys() - used - drafts
         if unknown := sorted(name for name in left if not _is_unused(architecture, name, config)):
             raise ModelError(
@@ -131,6 +138,19 @@ def _as_needed(stored: GgufTensor, ref: TensorRef, needed: tuple[int, ...]) -> G
     is_flat = len(needed) == 1 and needed == (math.prod(stored.shape),) and not ref.flat
     of_heads = len(stored.shape) == 3 and needed == (stored.shape[0] * stored.shape[1], stored.shape[2])
     return replace(stored, shape=needed) if is_row or is_flat or of_heads else stored
+
+
+def _is_later_layer(mtp: MtpDescription) -> bool:
+    """Whether checkpoints have the layer for drafts behind the model's, as one more of them."""
+    return all(_LAYER_NUMBER.search(ref.name) and not ref.name.startswith("mtp.") for ref in mtp.tensors.values())
+
+
+def _name_in_layers(name: str, ref: TensorRef) -> str:
+    """What a weight of a layer for drafts would be called if the layer were one of the model's; `name` for others."""
+    found = _LAYER_NUMBER.search(ref.name)
+    if found is None or not name.startswith("mtp.layer."):
+        return name
+    return f"layers.{found[1]}.{name.removeprefix('mtp.layer.')}"
 
 
 def _is_for_drafts(name: str, config: Mapping[str, Any]) -> bool:

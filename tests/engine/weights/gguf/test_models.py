@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import gguf_files
 import models_zoo
+import mtp_zoo
 import numpy as np
 import pytest
 from harness import Harness, load, make_device
@@ -336,6 +338,43 @@ def test_layers_for_drafts_are_left_out_and_the_log_says_so(tmp_path: Path, capl
     expected = models_zoo.reference_logits("qwen3_5", tokens)
     assert np.abs(Harness(executor).logits(tokens) - expected).max() <= 1e-4 * np.abs(expected).max()
     executor.close()
+
+
+def test_a_layer_for_drafts_is_read_where_it_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file's weights guess what those of the checkpoint guess."""
+    folder, oracle = mtp_zoo.folder("glm4-moe"), mtp_zoo.oracle("glm4-moe")
+    case = models_zoo.CASES["glm4-moe"]
+    longer = models_zoo.build(replace(case, config={**case.config, "num_hidden_layers": 3}))
+    longer.load_state_dict(oracle.model.state_dict(), strict=False)
+    longer.model.layers[2].load_state_dict(oracle.layer.state_dict())
+
+    class WithDrafts(gguf.GGUFWriter):
+        def write_header_to_file(self, *arguments: Any) -> None:
+            self.add_nextn_predict_layers(1)
+            for name, module in (
+                ("enorm", oracle.embedding_norm),
+                ("hnorm", oracle.hidden_norm),
+                ("eh_proj", oracle.project),
+                ("shared_head_norm", oracle.norm),
+            ):
+                self.add_tensor(f"blk.2.nextn.{name}.weight", module.weight.detach().float().numpy())
+            super().write_header_to_file(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files.gguf, "GGUFWriter", WithDrafts)
+        path = gguf_files.write(tmp_path / "m.gguf", longer)
+    file, checkpoint = open_source(str(path)), open_source(str(folder))
+    described = [describe(source.config, None) for source in (file, checkpoint)]
+    with caplog.at_level("INFO"):
+        file.weights(described[0], file.config)
+    assert "layers that predict further tokens (MTP); --speculative-config" in caplog.text
+    ours, theirs = (
+        source.weights(description.with_mtp(), source.config)
+        for source, description in zip((file, checkpoint), described, strict=True)
+    )
+    assert {*ours} == {*theirs}
+    for name in theirs:
+        np.testing.assert_array_equal(to_float32(ours[name]), to_float32(theirs[name]), err_msg=name)
 
 
 def test_an_engine_serves_a_file_in_text(tmp_path: Path) -> None:
