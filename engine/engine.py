@@ -81,6 +81,7 @@ class Engine:
         *,
         model_name: str,
         max_model_len: int,
+        own_context: int | None = None,
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
         generation_defaults: Mapping[str, float | int] | None = None,
@@ -96,6 +97,8 @@ class Engine:
         info: Mapping[str, str] | None = None,
     ) -> None:
         """`max_model_len` is lowered to what the executor's KV cache can hold. `info` says how the model was loaded.
+
+        Where adapters have longer contexts than the model, `own_context` is the model's; see `context_of`.
 
         `max_logprobs` is how many likeliest tokens a request may ask for at each place, -1 for the whole vocabulary.
         `loras` are the adapters that requests may name. KV blocks that memory has no room for are kept in `kv_folder`,
@@ -113,9 +116,10 @@ class Engine:
         self.max_model_len = min(max_model_len, limits.max_context or max_model_len)
         if not limits.chunked_prefill:
             self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
+        self._own_context = own_context or self.max_model_len
         self.vocab_size = vocab_size
         self.max_logprobs = most_logprobs(max_logprobs, vocab_size)
-        self._validator = RequestValidator(self.max_model_len, vocab_size, self.max_logprobs, limits)
+        self._validator = RequestValidator(vocab_size, self.max_logprobs, limits)
         self._eos_token_ids = frozenset(i for i in eos_token_ids if i < vocab_size)
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
         self._block_size = limits.block_size
@@ -153,6 +157,10 @@ class Engine:
         self._keys = itertools.count()
         self._arrivals = itertools.count()
 
+    def context_of(self, rope_factor: float) -> int:
+        """The longest sequence, in tokens, with an adapter of that factor; of 1.0 without an adapter too."""
+        return min(self.max_model_len, int(self._own_context * rope_factor))
+
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Start the engine thread; outputs are delivered on `loop`, by default the running one."""
         self._streams.start(loop or asyncio.get_running_loop())
@@ -166,7 +174,8 @@ class Engine:
         """Queue a request. Raises InvalidRequestError if it can never be served, EngineDeadError if nothing can."""
         if self._refusal is not None:
             raise EngineDeadError(self._refusal)
-        self._validator.check(request)
+        context = self.context_of(1.0 if request.lora is None else request.lora.rope_factor)
+        self._validator.check(request, context)
         if request.sampling.stop:
             self.tokenizer.require_text("stop")
         prompt, sampling = np.asarray(request.prompt_token_ids, dtype=np.int32), request.sampling
@@ -188,7 +197,7 @@ class Engine:
                 cache_salt=request.cache_salt,
                 lora=request.lora,
                 eos_ids=self._eos_token_ids,
-                max_length=self.max_model_len,
+                max_length=context,
                 constraint=None if constraint is None else constraint.fresh(),
                 search=search,
             )

@@ -171,6 +171,7 @@ class EngineLoad:
             tokenizer,
             model_name=options.model,
             max_model_len=self._max_model_len,
+            own_context=None if model.contexts is None else model.contexts.own,
             vocab_size=model.spec.vocab_size,
             eos_token_ids=frozenset(i for i in eos_token_ids if i is not None),
             generation_defaults=defaults,

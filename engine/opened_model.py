@@ -43,6 +43,7 @@ from .weights.quantized import method_to_load_with
 from .weights.tensor import WeightSource
 
 if TYPE_CHECKING:
+    from .adapters.long_context import LongContexts
     from .adapters.options import LoraOptions
     from .text.tokenizer import Tokenizer
     from .weights.lora import LoraAdapter
@@ -74,6 +75,7 @@ class OpenedModel:
     kv_groups: Sequence[GroupBytes]
     formats: Mapping[str, TensorFormat]
     description: ModelDescription
+    contexts: LongContexts | None = None  # None: all adapters have the model's own
 
     @property
     def kv_cache_dtype(self) -> KvCacheDType:
@@ -189,7 +191,9 @@ class OpenedModel:
         from .weights.gguf.source import GgufSource
 
         in_gguf = isinstance(self.source, GgufSource)
-        return read_adapter(path, self.description, limits.max_rank, base=self.weights, base_is_gguf=in_gguf)
+        return read_adapter(
+            path, self.description, limits.max_rank, base=self.weights, base_is_gguf=in_gguf, contexts=self.contexts
+        )
 
     def lora_bytes(self, options: LoraOptions) -> int:
         """About what the adapters take that the options name, of which so many are in memory. Raises ModelError."""
@@ -211,7 +215,16 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     if source is None:
         source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
     config = overridden(source.config, options.hf_overrides, options.rope_scaling, options.rope_theta)
-    description = describe(config, options.max_model_len)
+    contexts = None
+    if options.lora.enable_lora and options.lora.long_lora_scaling_factors:
+        from .adapters.long_context import with_longer_contexts
+
+        factors, wanted = tuple(options.lora.long_lora_scaling_factors), options.max_model_len
+        description, contexts = with_longer_contexts(describe(config), config, factors, wanted)
+        if options.disable_sliding_window:
+            raise ModelError("--long-lora-scaling-factors and --disable-sliding-window contradict each other: drop one")
+    else:
+        description = describe(config, options.max_model_len)
     if options.disable_sliding_window:
         description = _within_windows(description, options.max_model_len)
     uses_mtp = isinstance(options.speculative.speculation, Mtp)
@@ -275,6 +288,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         kv_groups=device.kv_group_bytes(description.spec, kv_cache.dtype),
         formats=formats,
         description=description,
+        contexts=contexts,
     )
 
 

@@ -18,28 +18,27 @@ class RequestValidator(Struct, frozen=True):
     they may ask for at a place, and what the device can hold and run.
     """
 
-    max_model_len: int
     vocab_size: int
     max_logprobs: int
     limits: ExecutorLimits
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request, context: int) -> None:
         """Raise InvalidRequestError, naming the parameter, if the request can never be served."""
-        self._check_prompt(request)
+        self._check_prompt(request, context)
         self._check_token_ids(request)
         self._check_logprobs(request.sampling)
         if request.sampling.beam_width is not None:
-            self._check_beams(request, request.sampling.beam_width)
+            self._check_beams(request, request.sampling.beam_width, context)
 
-    def _check_prompt(self, request: Request) -> None:
+    def _check_prompt(self, request: Request, context: int) -> None:
         ids = request.prompt_token_ids
-        longest = self.max_model_len - (request.sampling.max_tokens != 0)
+        longest = context - (request.sampling.max_tokens != 0)
         if len(ids) == 0:
             raise InvalidRequestError("the prompt must have at least one token", "prompt")
         if len(ids) > longest:
             raise InvalidRequestError(
-                f"the prompt has {len(ids)} tokens, but this model's context of {self.max_model_len} tokens leaves "
-                f"room for at most {self.max_model_len - 1} and one to generate",
+                f"the prompt has {len(ids)} tokens, but this model's context of {context} tokens leaves "
+                f"room for at most {context - 1} and one to generate",
                 "prompt",
             )
         self._require_in_vocabulary(ids, "prompt")
@@ -63,7 +62,7 @@ class RequestValidator(Struct, frozen=True):
                     f"{name} must be at most {self.max_logprobs} (--max-logprobs), got {count}", name
                 )
 
-    def _check_beams(self, request: Request, width: int) -> None:
+    def _check_beams(self, request: Request, width: int, context: int) -> None:
         """A search must have room for all its beams in one step, and in the cache."""
         limits, prompt_len = self.limits, len(request.prompt_token_ids)
         widest = min(limits.max_num_seqs, limits.max_num_batched_tokens, self.vocab_size)
@@ -71,7 +70,7 @@ class RequestValidator(Struct, frozen=True):
             raise InvalidRequestError(
                 f"n: a beam search may be at most {widest} beams wide on this server, got {width}", "n"
             )
-        room, max_tokens = self.max_model_len - prompt_len, request.sampling.max_tokens
+        room, max_tokens = context - prompt_len, request.sampling.max_tokens
         longest = prompt_len + (room if max_tokens is None else min(max_tokens, room))
         shared = prompt_len // limits.block_size
         wanted = shared + width * (-(-longest // limits.block_size) - shared)

@@ -396,8 +396,9 @@ std::optional<OwnMatrix> own_matrix(const Executor& executor, const std::optiona
 
 std::shared_ptr<const Adapter> pack_adapter(const Executor& executor, const std::string& dtype,
                                             const std::vector<Update>& given, const std::optional<Table>& embed,
-                                            const std::optional<Table>& head) {
+                                            const std::optional<Table>& head, float rope_factor) {
   AdapterContent content;
+  content.rope_factor = rope_factor;
   content.embed = own_matrix(executor, embed);
   content.head = own_matrix(executor, head);
   for (const auto& [name, first, a, b, bias, scale, shift] : given) {
@@ -502,7 +503,8 @@ NB_MODULE(_native, m) {
         const nb::gil_scoped_release release;
         self.copy_states({pairs.data(), pairs.size()});
       }, "pairs"_a)
-      .def("pack_adapter", &pack_adapter, "dtype"_a, "updates"_a, "embed"_a.none() = nb::none(), "head"_a.none() = nb::none())
+      .def("pack_adapter", &pack_adapter, "dtype"_a, "updates"_a, "embed"_a.none() = nb::none(), "head"_a.none() = nb::none(),
+           "rope_factor"_a = 1.0f)
       .def("set_adapter", &Executor::set_adapter, "number"_a, "adapter"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def("pin_caller", &Executor::pin_caller)
       .def("lend_core", &Executor::lend_core)

@@ -92,7 +92,7 @@ def build_app(
     models = ServedModels(
         options.served_model_names or [engine.model_name],
         engine.model_name,
-        engine.max_model_len,
+        engine.context_of,
         encoder_engine.encoders.values(),
         engine.loras,
     )
@@ -100,7 +100,7 @@ def build_app(
     start_logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
     suggested = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
     defaults = {**suggested, **resources.sampling_overrides}
-    encoder = PromptEncoder(tokenizer, engine.max_model_len)
+    encoder = PromptEncoder(tokenizer, engine.context_of(1.0))
     request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
     renderer = PromptRenderer(template, encoder, options.default_chat_template_kwargs, request_templates)
     metrics = ServerMetrics(engine, models.default, options.metrics_prefix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from http import HTTPStatus
 
 from tidewheel.engine.adapters.registry import LoraLease, LoraRegistry, UnknownLoraError
@@ -21,20 +21,22 @@ class ServedModels:
     """The names that the chat model is served under; the first one names it in answers to requests that name none.
 
     `source` is the folder or hub id that the model came from; clients are shown a hub id as the `root`, but no folder.
-    `encoders` and the adapters in `loras` are listed beside it. Raises ModelError if two of them have one name.
+    `context_of` gives a context in tokens, by how many times an adapter makes it longer: see Engine. `encoders` and the
+    adapters in `loras` are listed beside it. Raises ModelError if two of them have one name.
     """
 
     def __init__(
         self,
         names: Sequence[str],
         source: str,
-        max_model_len: int,
+        context_of: Callable[[float], int],
         encoders: Collection[Encoder] = (),
         loras: LoraRegistry | None = None,
     ) -> None:
         self._created = created = int(time.time())
-        self._max_model_len = max_model_len
+        self._context_of = context_of
         self._loras = loras
+        max_model_len = context_of(1.0)
         self.root = _root(source, names[0])
         self._cards = {
             name: ModelCard(id=name, created=created, root=self.root, max_model_len=max_model_len) for name in names
@@ -83,6 +85,16 @@ class ServedModels:
                 HTTPStatus.INTERNAL_SERVER_ERROR, f"the adapter {quoted(name)} cannot be loaded: {error}"
             ) from error
 
+    async def context(self, name: str) -> int:
+        """How many tokens a sequence may have with a name that `resolve` gave. Raises what `lease` raises."""
+        if self._loras is None or not self._loras.has_longer_contexts or name in self._cards:
+            return self._context_of(1.0)
+        factor = self._loras.rope_factor(name)
+        if factor is None and (lease := await self.lease(name)) is not None:
+            factor = lease.lora.rope_factor
+            lease.release()
+        return self._context_of(factor or 1.0)
+
     def check_new(self, name: str) -> None:
         """Raises ModelError if a model that is no adapter has that name."""
         if name in self._cards:
@@ -109,7 +121,7 @@ class ServedModels:
             created=self._created,
             root=name,
             parent=parent or self.default,
-            max_model_len=self._max_model_len,
+            max_model_len=self._context_of((self._loras and self._loras.rope_factor(name)) or 1.0),
         )
 
     def _not_served(self, name: str) -> ApiError:

@@ -14,6 +14,7 @@ from ..declaring.values import at_least, between, count
 from ..weights.dtypes import DType
 
 _MOST_RANK = 512
+_MOST_FACTOR = 1024
 _FIELDS = {"name", "path", "base_model_name"}
 
 
@@ -50,6 +51,18 @@ def _from_json(value: object) -> LoraModule:
     return LoraModule(**value)
 
 
+def _factors(text: str) -> list[float]:
+    """4.0,8.0. Raises ValueError for anything else."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"must be numbers with commas between them, such as 4.0,8.0, got {text!r}") from None
+
+
+def _is_a_factor(value: float) -> str | None:
+    return None if 1 <= value <= _MOST_FACTOR else f"must be between 1 and {_MOST_FACTOR}"
+
+
 @dataclass(frozen=True)
 class LoraOptions(Options):
     """Which adapters are served, how many at once, and how they are stored. Raises OptionError."""
@@ -84,6 +97,13 @@ class LoraOptions(Options):
     )
     lora_extra_vocab_size: int | None = option(
         None, "accepted for compatibility: adapters cannot add tokens", parse=count, metavar="N"
+    )
+    long_lora_scaling_factors: Sequence[float] = option(
+        (),
+        "how many times longer than the model's the contexts of adapters may be, for those with a context_length",
+        parse=_factors,
+        check=_is_a_factor,
+        metavar="FACTOR,...",
     )
     fully_sharded_loras: bool = option(False, "accepted for compatibility: adapters are not sharded")
     allow_runtime_lora_updating: bool = option(
@@ -136,4 +156,5 @@ _OF_ADAPTERS = (
     "lora_dtype",
     "allow_runtime_lora_updating",
     "lora_resolver_cache_dir",
+    "long_lora_scaling_factors",
 )

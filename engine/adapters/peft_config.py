@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import ModelError
 from ..files.folder import read_json
 from ..files.wording import shown
+from ..models.config import MAX_INTEGER
 from .patterns import NamePatterns, compile_patterns, value_for
 
 CONFIG = "adapter_config.json"
@@ -48,6 +49,7 @@ class PeftConfig:
     modules_to_save: tuple[str, ...]
     target_parameters: frozenset[str] = frozenset()
     version: tuple[int, ...] | None = None
+    context_length: int | None = None  # in tokens, of adapters that were trained for longer contexts
 
     def targets(self, parameter: str) -> bool:
         """Whether peft took a parameter of that whole name for a target."""
@@ -97,7 +99,16 @@ def read_peft_config(folder: Path) -> PeftConfig:
         modules_to_save=tuple(_names(path, config, "modules_to_save")),
         target_parameters=frozenset(_names(path, config, "target_parameters")),
         version=tuple(int(part or 0) for part in version.groups()) if version else None,
+        context_length=_length(path, config.get("context_length")),
     )
+
+
+def _length(path: Path, value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_INTEGER:
+        raise ModelError(f"{path}: context_length must be a number of tokens, got {shown(value)}")
+    return value
 
 
 def _names(path: Path, config: Mapping[str, Any], field: str) -> list[str]:

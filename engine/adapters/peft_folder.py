@@ -21,6 +21,7 @@ from ..weights.stored import Checkpoint, StoredTensor
 from ..weights.tensor import DenseTensor, WeightSource, to_float32
 from .biases import BiasDifference, OwnBiases, with_differences
 from .expert_stacks import expert_stacks, orientations, swapped_by_version, unstacked
+from .long_context import LongContexts
 from .modules import adaptable_modules, not_adaptable
 from .own_matrices import equals_base, merged, own_matrix
 from .peft_config import CONFIG, PeftConfig, read_peft_config
@@ -48,13 +49,18 @@ _TENSOR = re.compile(
 
 
 def read_peft_folder(
-    folder: Path, description: ModelDescription, max_rank: int, base: WeightSource | None = None
+    folder: Path,
+    description: ModelDescription,
+    max_rank: int,
+    base: WeightSource | None = None,
+    contexts: LongContexts | None = None,
 ) -> LoraAdapter:
     """The adapter in `folder`. Raises ModelError for one that is broken, not of this model, or of a rank above
     `max_rank`.
 
     Where peft has saved the model's own embedding, head or biases too, they are left out if they equal those of `base`,
-    the model's own weights. A file with biases cannot be read without them.
+    the model's own weights. A file with biases cannot be read without them. An adapter for longer contexts than the
+    model's must be for one of `contexts`.
     """
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
@@ -76,7 +82,8 @@ def read_peft_folder(
     if HEAD in matrices and (added := [update for update in updates if update.name == HEAD]):
         matrices[HEAD] = merged(matrices[HEAD], added)
         updates = [update for update in updates if update.name != HEAD]
-    return LoraAdapter(tuple(updates), matrices)
+    contexts = contexts or LongContexts(description.spec.max_positions)
+    return LoraAdapter(tuple(updates), matrices, contexts.factor(folder / CONFIG, config.context_length))
 
 
 def adapter_file(folder: Path) -> Path:

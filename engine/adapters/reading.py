@@ -14,6 +14,7 @@ from ..weights.gguf.reader import read_gguf_copy
 from ..weights.lora import LoraAdapter
 from ..weights.tensor import WeightSource
 from .gguf_file import read_gguf_adapter
+from .long_context import LongContexts
 from .peft_config import CONFIG
 from .peft_folder import adapter_file, read_peft_folder
 
@@ -29,11 +30,12 @@ def read_adapter(
     *,
     base: WeightSource | None = None,
     base_is_gguf: bool = False,
+    contexts: LongContexts | None = None,
 ) -> LoraAdapter:
     """The adapter in a GGUF file, in a folder with one, or in a folder that peft has saved.
 
     Raises ModelError for one that is broken, not of this model, or of a rank above `max_rank`. `base` are the
-    model's own weights; `base_is_gguf` says that they are in a GGUF file.
+    model's own weights; `base_is_gguf` says that they are in a GGUF file. `contexts` are how long adapters' may be.
     """
     file = _gguf_in(path)
     if description.architecture in _MULTIPLIED and base_is_gguf != (file is not None):
@@ -43,7 +45,7 @@ def read_adapter(
         )
     if file is not None:
         return read_gguf_adapter(file, description, max_rank)
-    return read_peft_folder(path, description, max_rank, base)
+    return read_peft_folder(path, description, max_rank, base, contexts)
 
 
 def packed_bytes(path: Path, itemsize: int) -> int:

@@ -38,6 +38,7 @@ class LoraExistsError(TidewheelError):
 class _Entry:
     module: LoraModule
     lora: Lora | None = None  # None: not in memory
+    rope_factor: float | None = None  # None: it has not been read yet
     users: int = 0
     is_leaving: bool = False  # nobody new may use it: another one needs its room, or it was removed
     unused: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,6 +75,7 @@ class LoraRegistry:
         self._most = options.most_in_memory
         self._modules = options.lora_modules
         self._folder = None if options.lora_resolver_cache_dir is None else Path(options.lora_resolver_cache_dir)
+        self.has_longer_contexts = bool(options.long_lora_scaling_factors)
         self.allows_updates = options.allow_runtime_lora_updating
         self._read = read
         self._executor = executor
@@ -93,6 +95,11 @@ class LoraRegistry:
     def in_memory(self) -> list[str]:
         """The names of the adapters that are in memory."""
         return [name for name, entry in self._entries.items() if entry.lora is not None]
+
+    def rope_factor(self, name: str) -> float | None:
+        """How many times longer its context is than the model's own; None if it was never read."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.rope_factor
 
     def load_modules(self) -> None:
         """Read the adapters that the options name, before anything is served. Raises ModelError for a broken one."""
@@ -185,7 +192,7 @@ class LoraRegistry:
                 first.is_leaving = self._entries.get(first.module.name) is not first
 
     def _enter(self, entry: _Entry, lora: Lora) -> None:
-        entry.lora = lora
+        entry.lora, entry.rope_factor = lora, lora.rope_factor
         self._in_memory.append(entry)
 
     def _evict(self, entry: _Entry) -> None:
@@ -199,7 +206,7 @@ class LoraRegistry:
 
     def _load(self, module: LoraModule) -> Lora:
         adapter = self._read(Path(module.path))
-        lora = Lora(next(self._numbers), adapter.digest)
+        lora = Lora(next(self._numbers), adapter.digest, adapter.rope_factor)
         self._executor.load_lora(lora.number, adapter)
         logger.info("Loaded the adapter %s of rank %d from %s", quoted(module.name), adapter.rank, module.path)
         return lora

@@ -104,6 +104,17 @@ def rope_from_config(config: ConfigReader, head_dim: int, max_model_len: int | N
     return Rope(RopeSpec(inv_freq, attention_factor), longest)
 
 
+def rope_type(config: Mapping[str, Any]) -> str:
+    """What a config calls its scheme; "several" if it has one for each type of layer."""
+    for name in ("rope_scaling", "rope_parameters"):
+        value = config.get(name)
+        if isinstance(value, dict) and value:
+            if any(isinstance(inner, dict) for inner in value.values()):
+                return "several"
+            return str(value.get("rope_type") or value.get("type") or "default")
+    return "default"
+
+
 def _parameters(config: ConfigReader) -> Mapping[str, Any]:
     for name in ("rope_scaling", "rope_parameters"):
         value = config.raw(name)

@@ -45,11 +45,13 @@ class LoraAdapter:
     """All that an adapter changes. Adapters with the same `digest` compute the same.
 
     `matrices` are those that it has instead of the model's: EMBED for looking tokens up and HEAD for logits, whether or
-    not they are tied in the model. Both are `[vocab, embedding size]`, perhaps views of a mapped file.
+    not they are tied in the model. Both are `[vocab, embedding size]`, perhaps views of a mapped file. The angles of
+    the model's rope are divided by `rope_factor`.
     """
 
     updates: tuple[LowRankUpdate, ...]
     matrices: Mapping[str, DenseTensor] = field(default_factory=dict)
+    rope_factor: float = 1.0
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +65,7 @@ class LoraAdapter:
         for name, matrix in sorted(self.matrices.items()):
             content.update(repr((name, matrix.dtype, matrix.data.shape)).encode())
             content.update(np.ascontiguousarray(matrix.data).data)
+        content.update(repr(self.rope_factor).encode())
         object.__setattr__(self, "digest", content.hexdigest())
 
     @property

@@ -170,7 +170,8 @@ void fill_stripe(const Layout& layout, size_t first_column, const LowRankStripe&
 }  // namespace
 
 Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& content, int most_values)
-    : type_(type), parts_(weights.matrices().size()) {
+    : type_(type), rope_factor_(content.rope_factor), parts_(weights.matrices().size()) {
+  require(rope_factor_ >= 1, "a rope's angles must be divided by at least 1");
   const std::map<int, std::vector<Placed>> all = by_matrix(weights, content.updates);
   const size_t element = dtype_bytes(type);
   const std::optional<MatrixPlace> table = weights.place_of("embed.weight");

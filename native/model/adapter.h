@@ -37,6 +37,7 @@ struct AdapterContent {
   std::vector<LowRankUpdate> updates;
   std::optional<LowRankUpdate> embedding;  // added to tokens' rows: its inputs are the vocabulary
   std::optional<OwnMatrix> embed, head;
+  float rope_factor = 1;
 };
 
 class Adapter {
@@ -54,6 +55,8 @@ class Adapter {
   Adapter(const Weights& weights, DType type, const AdapterContent& content, int most_values);
 
   DType type() const { return type_; }
+  // What the angles of the model's rope are divided by, https://arxiv.org/abs/2306.15595.
+  float rope_factor() const { return rope_factor_; }
   size_t bytes() const { return memory_.bytes(); }
   // Null if the matrix is left as it is.
   const Part* part(const Linear& linear) const {
@@ -77,6 +80,7 @@ class Adapter {
 
  private:
   const DType type_;
+  const float rope_factor_;
   std::vector<std::optional<Part>> parts_;  // by Linear::id
   std::vector<int> changed_;                // the ids of those that it has, ascending
   int size_ = 0;  // of the embedding

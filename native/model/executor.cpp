@@ -184,8 +184,9 @@ void Executor::embed(Worker& worker, const Step& step) {
   float* rows = projects() ? workspace_.rows(projected_) : embedded();
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
+      const Adapter* const adapter = adapters_.of_token(t);
       embed_token(worker, step, t, rows + t * embedding.size);
-      attention_.ropes.compute(static_cast<int>(t), step.positions[t]);
+      attention_.ropes.compute(static_cast<int>(t), step.positions[t], adapter ? adapter->rope_factor() : 1);
     }
   });
   const size_t size = plan_.hidden_size;

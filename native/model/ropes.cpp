@@ -19,13 +19,13 @@ void Ropes::allocate(int max_tokens) {
   angles_ = Arena(tables_.size() * max_tokens * stride_ * sizeof(float));
 }
 
-void Ropes::compute(int token, int position) const {
+void Ropes::compute(int token, int position, float factor) const {
   for (size_t i = 0; i < tables_.size(); ++i) {
     const Table& table = tables_[i];
     float* cos = entries(static_cast<int>(i), token);
     float* sin = cos + table.inv_freq.size();
     for (const float frequency : table.inv_freq) {
-      const float angle = static_cast<float>(position) * frequency;  // in float, as the models were trained
+      const float angle = static_cast<float>(position) * (frequency / factor);  // in float, as the models were trained
       *cos++ = std::cos(angle) * table.factor;
       *sin++ = std::sin(angle) * table.factor;
     }

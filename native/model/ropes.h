@@ -16,8 +16,8 @@ class Ropes {
   // Throws std::bad_alloc.
   void allocate(int max_tokens);
 
-  // All tables' entries of a token.
-  void compute(int token, int position) const;
+  // All tables' entries of a token, whose angles are divided by `factor`: see Adapter::rope_factor.
+  void compute(int token, int position, float factor = 1) const;
   // [pairs]
   const float* cosines(int table, int token) const { return entries(table, token); }
   const float* sines(int table, int token) const { return entries(table, token) + tables_[table].inv_freq.size(); }

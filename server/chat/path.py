@@ -83,7 +83,7 @@ class ChatPath:
         tools, parsers = offered_tools(body), self._parsers
         parsers.check_tools(body, tools)
         sampling = self._sampling(body)
-        prompt, token_ids = await self._prompts.encode(body, raw_size)
+        prompt, token_ids = await self._prompts.encode(body, raw_size, await self._models.context(model))
         demanded: StructuredOutput | None = None
         calls: Calls | None = None
         if tools:  # whose schemas may be long
@@ -118,12 +118,13 @@ class ChatPath:
         """The model's name, and a request's prompt as text and as token ids. Raises what `start` raises."""
         model = self._models.resolve(body.model)
         body.check_supported()
-        prompt, token_ids = await self._prompts.encode(body, raw_size)
+        prompt, token_ids = await self._prompts.encode(body, raw_size, await self._models.context(model))
         return model, prompt.text, token_ids
 
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
         """The request's messages. Oldest turns are dropped, as few as possible, until the prompt fits the context."""
-        return await self._prompts.fitting_messages(body, raw_size)
+        context = await self._models.context(self._models.resolve(body.model))
+        return await self._prompts.fitting_messages(body, raw_size, context)
 
     def _sampling(self, body: ChatCompletionRequest) -> SamplingParams:
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)

@@ -20,9 +20,14 @@ class RequestPrompts:
         self._encoder = encoder
         self._renderer = renderer
 
-    async def encode(self, body: ChatCompletionRequest, raw_size: int) -> tuple[RenderedPrompt, list[int]]:
-        """A request's prompt and its token ids. Raises ApiError (400) if the prompt cannot be made."""
-        return await self._renderer.run(raw_size, body.chat_template, lambda: self._encoded(body))
+    async def encode(
+        self, body: ChatCompletionRequest, raw_size: int, context: int
+    ) -> tuple[RenderedPrompt, list[int]]:
+        """A request's prompt and its token ids, within a context of so many tokens. Raises ApiError (400) if the
+        prompt cannot be made.
+        """
+        encoder = self._encoder.within(context)
+        return await self._renderer.run(raw_size, body.chat_template, lambda: self._encoded(encoder, body))
 
     async def count(self, body: ChatCompletionRequest, raw_size: int) -> int:
         """How many tokens a request's prompt has, even if it is too long for the context."""
@@ -33,28 +38,29 @@ class RequestPrompts:
 
         return await self._renderer.run(raw_size, body.chat_template, count)
 
-    async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
+    async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int, context: int) -> list[Message]:
         """The request's messages. Oldest turns are dropped, as few as possible, until the prompt fits the context."""
         check_parts(len(body.messages), "messages")
+        encoder = self._encoder.within(context)
 
         def fits(messages: list[Message]) -> bool:
-            if len(messages) >= self._encoder.max_model_len:  # each has a token at least
+            if len(messages) >= encoder.max_model_len:  # each has a token at least
                 return False
             prompt = self._rendered(structs.replace(body, messages=messages))
-            return self._encoder.fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
+            return encoder.fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
 
         return await self._renderer.run(raw_size, body.chat_template, lambda: drop_oldest_turns(body.messages, fits))
 
-    def _encoded(self, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
+    def _encoded(self, encoder: PromptEncoder, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
         prompt = self._rendered(body)
-        token_ids = self._encoder.encode(
+        token_ids = encoder.encode(
             prompt.text,
             "messages",
             add_special_tokens=bool(body.add_special_tokens),  # the template writes them itself
             truncate_to=body.truncate_prompt_tokens,
             side=body.truncation_side,
         )
-        self._encoder.check_prompt(token_ids, "messages")
+        encoder.check_prompt(token_ids, "messages")
         return prompt, token_ids
 
     def _rendered(self, body: ChatCompletionRequest) -> RenderedPrompt:

@@ -78,7 +78,7 @@ class CompletionPath:
         """
         hole = hole or _hole(body)
         model, sampling = self._checked(body, hole)
-        prompts = await self._encoder.run(raw_size, lambda: self._encode(body, sampling, hole))
+        prompts = await self._prompts(model, body, raw_size, sampling, hole)
         if hole is not None:
             ends = {*sampling.stop_token_ids, *self._filling().ends}
             sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
@@ -104,7 +104,13 @@ class CompletionPath:
         """The model's name and the prompts of a request that nothing is generated for. Raises what `start` raises."""
         hole = _hole(body)
         model, sampling = self._checked(body, hole)
-        return model, await self._encoder.run(raw_size, lambda: self._encode(body, sampling, hole))
+        return model, await self._prompts(model, body, raw_size, sampling, hole)
+
+    async def _prompts(
+        self, model: str, body: CompletionRequest, raw_size: int, sampling: SamplingParams, hole: Hole | None
+    ) -> list[Prompt]:
+        encoder = self._encoder.within(await self._models.context(model))
+        return await encoder.run(raw_size, lambda: self._encode(encoder, body, sampling, hole))
 
     def _checked(self, body: CompletionRequest, hole: Hole | None) -> tuple[str, SamplingParams]:
         model = self._models.resolve(body.model)
@@ -125,7 +131,9 @@ class CompletionPath:
             )
         return self.fill
 
-    def _encode(self, body: CompletionRequest, sampling: SamplingParams, hole: Hole | None) -> list[Prompt]:
+    def _encode(
+        self, encoder: PromptEncoder, body: CompletionRequest, sampling: SamplingParams, hole: Hole | None
+    ) -> list[Prompt]:
         room = 0 if sampling.max_tokens == 0 else 1
         encoded: list[Prompt] = []
         prompts: Sequence[str | list[int]] = body.prompts()
@@ -133,8 +141,8 @@ class CompletionPath:
         room_left = _MOST_PROMPT_TOKENS
         for i, prompt in enumerate(prompts):
             param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
-            kept = self._token_ids(body, prompt, param, room, hole)
-            self._encoder.check_prompt(kept, param, room)
+            kept = self._token_ids(encoder, body, prompt, param, room, hole)
+            encoder.check_prompt(kept, param, room)
             room_left -= len(kept)
             if room_left < 0 and i:
                 raise bad_request(
@@ -147,17 +155,23 @@ class CompletionPath:
         return encoded
 
     def _token_ids(
-        self, body: CompletionRequest, prompt: str | list[int], param: str, room: int, hole: Hole | None
+        self,
+        encoder: PromptEncoder,
+        body: CompletionRequest,
+        prompt: str | list[int],
+        param: str,
+        room: int,
+        hole: Hole | None,
     ) -> list[int]:
         special = body.add_special_tokens is not False
         if hole is not None:
             return self._filling().token_ids(prompt, hole, param, add_special_tokens=special)
         truncate_to, side = body.truncate_prompt_tokens, body.truncation_side
         if isinstance(prompt, str):
-            return self._encoder.encode(
+            return encoder.encode(
                 prompt, param, add_special_tokens=special, truncate_to=truncate_to, side=side, room=room
             )
-        return self._encoder.truncated(prompt, truncate_to, side, room)
+        return encoder.truncated(prompt, truncate_to, side, room)
 
     def _echo(self, body: CompletionRequest, prompt: str | list[int], kept: list[int], param: str) -> str:
         if not body.echo or not self._encoder.tokenizer.has_text:

@@ -256,7 +256,7 @@ class Generations:
         raise, with nothing left running.
         """
         try:
-            sampling, demand = self._admitted(kind, prompts, sampling, shows_prompt=shows_prompt)
+            sampling, demand = self._admitted(kind, prompts, sampling, lora, shows_prompt=shows_prompt)
         except BaseException:
             _release(lora)
             raise
@@ -324,14 +324,20 @@ class Generations:
         return generation
 
     def _admitted(
-        self, kind: str, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, shows_prompt: bool
+        self,
+        kind: str,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        lora: LoraLease | None,
+        *,
+        shows_prompt: bool,
     ) -> tuple[SamplingParams, Demand]:
         sampling = bounded(
             kind,
             [len(prompt) for prompt in prompts],
             sampling,
             shows_prompt=shows_prompt,
-            max_model_len=self._engine.max_model_len,
+            max_model_len=self._engine.context_of(1.0 if lora is None else lora.lora.rope_factor),
             max_bytes=self.admission.limits.max_answer_bytes,
         )
         return sampling, self.admission.admit(prompts, sampling)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -32,6 +33,14 @@ class PromptEncoder:
         self._vocab_size = tokenizer.vocab_size
         # Two threads: one huge prompt does not delay all other long ones. Not more, because the engine needs the cores.
         self._threads = ThreadPoolExecutor(2, "prompt-encoder")
+
+    def within(self, context: int) -> PromptEncoder:
+        """One for prompts of a context of so many tokens, with the same tokenizer and threads."""
+        if context == self.max_model_len:
+            return self
+        other = copy.copy(self)
+        other.max_model_len = context
+        return other
 
     async def run(self, size_bytes: int, work: Callable[[], T]) -> T:
         """The result of `work`, which runs at once if its input is small, and in a thread otherwise."""

@@ -11,7 +11,8 @@ WORKS = {
     "--default-chat-template-kwargs --device --disable-fastapi-docs --disable-log-requests --disable-log-stats "
     "--disable-uvicorn-access-log --download-dir --enable-force-include-usage --enable-lora "
     "--enable-prefix-caching --enable-request-id-headers --enable-tokenizer-info-endpoint --h11-max-header-count "
-    "--h11-max-incomplete-event-size --hf-overrides --host --lora-dtype --lora-modules --max-cpu-loras "
+    "--h11-max-incomplete-event-size --hf-overrides --host --long-lora-scaling-factors "
+    "--lora-dtype --lora-modules --max-cpu-loras "
     "--max-lora-rank --max-loras --max-model-len --max-num-batched-tokens --max-num-seqs --middleware --model "
     "--otlp-traces-endpoint --port --response-role --return-tokens-as-token-ids --revision --root-path "
     "--scheduler-delay-factor --seed --served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs "
@@ -250,7 +251,7 @@ REFUSED = {
 
 NOT_YET = {
     "such adapters are not served; those that peft saves as LoRA are, with --enable-lora": "--default-mm-loras= "
-    "--long-lora-scaling-factors=* --enable-tower-connector-lora --enable-mixed-moe-lora-format "
+    "--enable-tower-connector-lora --enable-mixed-moe-lora-format "
     "--enable-moe-shared-loras --max-lora-cls-labels= --qlora-adapter-name-or-path= --enable-prompt-adapter "
     "--prompt-adapters=* --max-prompt-adapters= --max-prompt-adapter-token=",
     "adapters say themselves which layers they change": "--lora-target-modules=*",

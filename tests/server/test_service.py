@@ -33,7 +33,7 @@ def test_where_a_model_lies_is_not_shown(dummy_server: ServerProcess, demo_serve
 
 
 def test_a_hub_id_is_shown() -> None:
-    assert ServedModels(["short"], "organization/model", 512).root == "organization/model"
+    assert ServedModels(["short"], "organization/model", lambda factor: 512).root == "organization/model"
 
 
 def test_ping(server: RunningServer) -> None:

@@ -45,7 +45,7 @@ class OfflineModel:
             return
         self.engine = engine = load_engine(options.engine)
         self._generator = Generator(engine)
-        self._encoder = PromptEncoder(engine.tokenizer, engine.max_model_len)
+        self._encoder = PromptEncoder(engine.tokenizer, engine.context_of(1.0))
         self._prompts = Prompts(self._encoder, resources.chat_template or engine.tokenizer.chat_template)
         given = resources.sampling_defaults
         self._defaults = engine.generation_defaults if given is None else given

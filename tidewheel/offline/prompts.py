@@ -83,7 +83,7 @@ class Prompts:
             body = self._decode(raw)
             body.check_supported()
             prompts, parsers = self._chat(template)
-            rendered, token_ids = await prompts.encode(body, len(raw))
+            rendered, token_ids = await prompts.encode(body, len(raw), self._encoder.max_model_len)
         return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered))
 
     def _chat_of(self, template: str | None) -> tuple[RequestPrompts, AnswerParsers]:

@@ -117,7 +117,8 @@ class CpuExecutor:
         matrices = {name: (_in_order(matrix.data), matrix.dtype) for name, matrix in adapter.matrices.items()}
         native = self.native
         try:
-            native.set_adapter(number, native.pack_adapter(self._lora_dtype, updates, **matrices))
+            packed = native.pack_adapter(self._lora_dtype, updates, **matrices, rope_factor=adapter.rope_factor)
+            native.set_adapter(number, packed)
         except ValueError as error:
             raise DeviceError(f"the cpu device cannot load this adapter: {error}") from error
         except MemoryError as error:

@@ -70,6 +70,7 @@ class TorchDecoder:
         x = self._embed(ids, places)
         tokens = Tokens(
             places,
+            self.loras.rope_positions(places),
             None if state_slots is None else _indices(state_slots),
             dict(zip(self._windows, tables, strict=True)),
             self._per_layer(ids, x),

@@ -23,6 +23,7 @@ class Loras:
         self._dtype = dtype
         self._updates: dict[int, dict[str, list[LowRankUpdate]]] = {}
         self._matrices: dict[int, Mapping[str, DenseTensor]] = {}
+        self._rope_factors: dict[int, float] = {}
 
     def load(self, number: int, adapter: LoraAdapter) -> None:
         """Keep an adapter."""
@@ -31,11 +32,20 @@ class Loras:
             by_name.setdefault(update.name, []).append(update)
         self._updates[number] = by_name
         self._matrices[number] = adapter.matrices
+        self._rope_factors[number] = adapter.rope_factor
 
     def drop(self, number: int) -> None:
         """Forget an adapter."""
         self._updates.pop(number, None)
         self._matrices.pop(number, None)
+        self._rope_factors.pop(number, None)
+
+    def rope_positions(self, positions: Tensor) -> Tensor:
+        """The positions `[T]` that ropes turn the tokens by, as their adapters stretch them."""
+        stretched = positions.float()
+        for number, rows in self._rows():
+            stretched[rows] /= self._rope_factors[number]
+        return stretched
 
     def add(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`y [T, outputs]` and what the tokens' adapters add to the product of `x [T, inputs]` with that matrix."""

@@ -167,6 +167,9 @@ def test_a_server_that_was_not_told_to_loads_nothing(dummy_server: ServerProcess
         (["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"], "must be at least --max-loras 4"),
         (["--enable-lora", "--max-lora-rank", "513"], "must be between 1 and 512"),
         (["--enable-lora", "--lora-extra-vocab-size", "8"], "adapters that add tokens are refused"),
+        (["--enable-lora", "--long-lora-scaling-factors", "4.0,many"], "must be numbers with commas between them"),
+        (["--enable-lora", "--long-lora-scaling-factors", "0.5"], "must be between 1 and 1024"),
+        (["--enable-lora", "--long-lora-scaling-factors", "nan"], "must be between 1 and 1024"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
@@ -188,6 +191,13 @@ def test_flags_without_effect_are_named() -> None:
     assert said("--max-loras", "4") == ["--max-loras"]
     defaults = ["--max-loras", "1", "--lora-dtype", "auto", "--no-fully-sharded-loras"]
     assert said(*defaults) == ["--fully-sharded-loras", "--max-loras", "--lora-dtype"]
+    assert said("--long-lora-scaling-factors", "4") == ["--long-lora-scaling-factors"]
+
+
+@pytest.mark.parametrize("given", [["4.0,8"], ["4", "8.0"]])
+def test_factors_of_long_contexts_may_be_written_as_in_vllm(given: list[str]) -> None:
+    lora = parse_options(["model", "--enable-lora", "--long-lora-scaling-factors", *given], {}).engine.lora
+    assert lora.long_lora_scaling_factors == (4.0, 8.0)
 
 
 def test_modules_may_be_a_json_list_in_the_environment() -> None:

@@ -37,12 +37,12 @@ class Attention:
         if spec.kv_layer is None:
             k = self._weights.linear(f"{self._layer}.k", x)
             v = k if spec.values_from_keys else self._weights.linear(f"{self._layer}.v", x)
-            k = self._placed("k", k, positions)
+            k = self._placed("k", k, tokens.rope_positions)
             v = self._weights.norm(f"{self._layer}.v_norm", spec.v_norm, v.view(k.shape))
             blocks = tables[torch.arange(T), positions // self._block_size]
             self._keys[blocks, positions % self._block_size] = k.to(self._keys.dtype)
             self._values[blocks, positions % self._block_size] = v.to(self._values.dtype)
-        q = self._placed("q", self._weights.linear(f"{self._layer}.q", x), positions)
+        q = self._placed("q", self._weights.linear(f"{self._layer}.q", x), tokens.rope_positions)
         if spec.query_temperature:
             q = q * _temperature(spec.query_temperature, positions)[:, None, None]
         q = q.to(self._keys.dtype).float()

@@ -18,12 +18,14 @@ from ..weights import Weights
 class Tokens:
     """The tokens of a pass: `positions [T]`, and `block_tables [T, max_blocks]` with each token's own row.
 
+    Ropes turn by `rope_positions [T]`, which are not whole where adapters stretch them.
     There are tables for each cache group, by its window. `state_slots [T]` say where recurrent mixers keep the state of
     each token's sequence; None if the model has none. `per_layer [T, layers, size]` is what each layer is told of a
     token, in models with per-layer embeddings.
     """
 
     positions: Tensor
+    rope_positions: Tensor
     state_slots: Tensor | None
     block_tables: Mapping[int | None, Tensor]
     per_layer: Tensor | None = None
